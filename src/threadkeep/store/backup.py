@@ -26,6 +26,7 @@ _DAMAGED = (11, 26)
 _PAGES = 2048
 _BUSY_SECONDS = 10.0
 _TABLES = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'threadkeep_migrations'"
+_GUARD = 'cat > /dev/null; kill "$1" 2> /dev/null'
 _TOOLS = "install PostgreSQL's client tools in the server's version"
 _NOT_INTACT = "The file is not an intact copy of a Threadkeep database; name a file that `threadkeep backup` wrote."
 _OTHER_KEY = (
@@ -139,7 +140,7 @@ def dump_postgres(environment: Mapping[str, str], target: Path) -> None:
     with locked_part(partial) as descriptor:
         command = ["pg_dump", "--format=custom", "--no-owner", "--no-privileges", f"--file={partial}"]
         try:
-            # If this process is killed, pg_dump continues to write, and its descriptor keeps the file locked.
+            # Until the pg_dump of a killed process ends, its descriptor keeps the file locked.
             _run(command, environment, descriptor)
             partial.replace(target)
         finally:
@@ -178,16 +179,23 @@ def _run(command: Sequence[str], environment: Mapping[str, str] | None = None, *
     if which(command[0]) is None:
         raise StoreUnavailable(f"There is no {command[0]} on this machine; {_TOOLS}.")
     values = {**os.environ, **(environment or {})}
-    done = subprocess.run(  # noqa: S603 - a command of this module, without a shell
-        command, env=values, pass_fds=descriptors, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
+    pipe = subprocess.PIPE
+    with (
+        subprocess.Popen(  # noqa: S603 - a command of this module, without a shell
+            command, env=values, pass_fds=descriptors, stdout=pipe, stderr=pipe, text=True
+        ) as tool,
+        # If this process is killed, its end of the pipe is closed, and the guard ends the tool.
+        subprocess.Popen(["sh", "-c", _GUARD, "guard", str(tool.pid)], stdin=pipe) as guard,  # noqa: S603, S607
+    ):
+        output, errors = tool.communicate()
+        guard.kill()
+    if tool.returncode:
         # The first line of stderr names the problem; later lines may quote rows.
-        reason = done.stderr.strip().partition("\n")[0]
+        reason = errors.strip().partition("\n")[0]
         cure = " Restore into an empty database." if "--clean" in command else ""
         cure = f" Its version is too old; {_TOOLS}." if "version" in reason else cure
         raise StoreUnavailable(f"{command[0]} failed ({reason}); nothing was changed.{cure}")
-    return done.stdout
+    return output
 
 
 def _opened(path: Path, key: str | None, *, immutable: bool = False) -> sqlite3.Connection:
