@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import signal
 import sys
@@ -292,6 +293,22 @@ def test_a_handwritten_file_is_imported(cli: CommandLine) -> None:
     assert cli("sessions", "import", "-", "--json", given=data).json["known"] == 2
     info = cli.info("a")
     assert (info.title, info.message_count) == ("ok", 2)
+
+
+@pytest.mark.parametrize(
+    ("content", "cure"),
+    [
+        (gzip.compress(_lines(2).encode()), "`gzip -d`"),
+        (b"\x28\xb5\x2f\xfd\x24\n\0\n", "`zstd -d`"),
+        (_lines(2).encode("utf-16"), "`iconv -f UTF-16 -t UTF-8`"),
+        (_lines(2).encode("utf-16-le"), "`iconv -f UTF-16 -t UTF-8`"),
+        (b"PGDMP\1\n\0\n", "name a file that `threadkeep sessions export` wrote"),
+    ],
+)
+def test_a_file_without_lines_of_json_is_refused_once(cli: CommandLine, content: bytes, cure: str) -> None:
+    (cli.folder / "file").write_bytes(content)
+    for outcome in (cli("import", "jsonl", str(cli.folder / "file")), cli("import", "jsonl", "-", given=content)):
+        assert (outcome.exit_code, outcome.out, outcome.err.count("\n"), cure in outcome.err) == (2, "", 1, True)
 
 
 def test_nul_characters_are_replaced(cli: CommandLine) -> None:

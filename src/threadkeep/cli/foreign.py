@@ -44,6 +44,21 @@ _HEAD_BYTES = 65_536
 _CHATGPT = re.compile(rb'^\s*\[\s*(\]|\{.*"mapping"\s*:)', re.DOTALL)
 _JSONL = re.compile(rb'^\s*\{[^\n]*"type"\s*:\s*"(session|message|summary)"')
 
+# The beginnings of files that have no lines of JSON in UTF-8, with the error for each; the first match counts.
+_NO_LINES = (
+    (re.compile(rb"\x1f\x8b"), "The file is compressed; decompress it first with `gzip -d`."),
+    (re.compile(rb"\x28\xb5\x2f\xfd"), "The file is compressed; decompress it first with `zstd -d`."),
+    (re.compile(rb"PK\x03\x04"), "The file is a zip archive; unpack it first with `unzip`."),
+    (
+        re.compile(rb"\xff\xfe|\xfe\xff|\{\0|\0\{"),
+        "The file is text in UTF-16; convert it first with `iconv -f UTF-16 -t UTF-8`.",
+    ),
+    (
+        re.compile(rb"(\xef\xbb\xbf)?+\s*[^\s{]"),
+        "The first line is not a JSON object; name a file that `threadkeep sessions export` wrote.",
+    ),
+)
+
 
 @dataclass(frozen=True)
 class Conversation:
@@ -101,6 +116,12 @@ async def check_file(source: str, wanted: Kind) -> None:
             check_kind(source, wanted, _kinds_of_tables(database))
     elif (kinds := kinds_of_file(path)) or wanted != "jsonl":
         check_kind(source, wanted, kinds)
+
+
+def check_lines(first: bytes) -> None:
+    """Reject a file or stdin if its first line shows that it has no lines of JSON in UTF-8."""
+    if sentence := next((sentence for beginning, sentence in _NO_LINES if beginning.match(first)), None):
+        raise WrongUse(sentence)
 
 
 def check_kind(source: str, wanted: Kind, kinds: Collection[Kind]) -> None:

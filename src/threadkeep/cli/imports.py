@@ -205,7 +205,7 @@ async def _store_source[S: Source](
 
 
 async def _import_lines(file: str, refusals: _Refusals, *, strict: bool) -> Imported:
-    from threadkeep.cli.foreign import check_file
+    from threadkeep.cli.foreign import check_file, check_lines
     from threadkeep.history.importing import Importer
 
     if file != "-":
@@ -217,6 +217,8 @@ async def _import_lines(file: str, refusals: _Refusals, *, strict: bool) -> Impo
             importer = Importer(memory, refusals.add, strict=strict)
             with _reporting(importer, size or None) as reach:
                 for number, line in enumerate(stream, start=1):
+                    if number == 1:
+                        check_lines(line)
                     read += len(line)
                     if not await importer.take(number, line):
                         break
