@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from tests.children import run_store_suites
-from tests.databases import driver_of, execute, query
+from tests.databases import driver_of, execute, migrated_driver, query
 from threadkeep import (
     InvalidInput,
     InvalidSettings,
@@ -302,6 +302,36 @@ async def test_abandoning_a_copy_removes_it(postgres_url: str, memory_options: M
         assert [name for name in found if "RI_" not in str(name)] == [name for name in before if "RI_" not in str(name)]
         assert await partition(driver, 8, report=nothing) is True
         assert await abandon(driver) is False
+
+
+async def test_an_abandoned_copy_stops_the_call_that_fills_it(
+    postgres_url: str, memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partitions, "_RANGES", 1)
+    begun = asyncio.Event()
+
+    async def remove() -> bool:
+        await begun.wait()
+        return await abandon(driver)
+
+    async with open_memory(postgres_url, options=memory_options) as memory, driver_of(postgres_url) as driver:
+        for number in range(20):
+            await memory.session(f"room {number}").append([Message("user", "one")])
+        call = partition(driver, 4, report=lambda *_: begun.set())
+        outcome, removed = await asyncio.gather(call, remove(), return_exceptions=True)
+        assert (removed, type(outcome), "has removed the copy" in str(outcome)) == (True, InvalidInput, True)
+        assert not (await partition_state(driver)).is_begun
+
+
+async def test_concurrent_calls_return_which_of_them_replaced_the_tables(
+    postgres_url: str, empty_postgres_url: str
+) -> None:
+    for url, number in ((postgres_url, 4), (empty_postgres_url, 8)):
+        async with migrated_driver(url) as driver, driver_of(url) as other:
+            calls = (partition(driver, 4, report=nothing), partition(other, number, report=nothing))
+            outcomes = await asyncio.gather(*calls, return_exceptions=True)
+            [other_outcome] = [outcome for outcome in outcomes if outcome is not True]
+            assert other_outcome is False if number == 4 else isinstance(other_outcome, InvalidInput)
 
 
 async def test_views_are_refused_and_grants_are_kept(postgres_url: str) -> None:

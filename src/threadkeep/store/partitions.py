@@ -96,12 +96,12 @@ async def partition_state(driver: Driver) -> PartitionState:
 
 
 async def partition(driver: Driver, partitions: int, *, report: Progress) -> bool:
-    """Partition the tables of a database that is in use; return False if they are partitioned already.
+    """Partition the tables of a database that is in use; return False if another call has partitioned them.
 
     After an interruption, the next call continues the work. Concurrent callers share it.
 
     Raises:
-        InvalidInput: the tables cannot get this number of partitions.
+        InvalidInput: the tables cannot get this number of partitions, or another process has removed their copy.
         RowLocked: other transactions kept the tables locked for too long; the next call continues.
     """
     state = await partition_state(driver)
@@ -110,30 +110,30 @@ async def partition(driver: Driver, partitions: int, *, report: Progress) -> boo
     if state.partitions:
         return False
     if not state.copied_into:
-        await with_lock_retries(driver, partial(_run_in_turn, name="begin"))
+        await with_lock_retries(driver, _begin)
         await with_lock_retries(driver, partial(_create, partitions=partitions))
     [(total,)] = await driver.fetch(_SQL["left"], {})
     done = copied = 0
     for is_indexed in (False, True):
         ranges = _RANGES
         while ranges == _RANGES:
-            ranges, messages = await with_lock_retries(driver, _step)
+            ranges, messages = await _step(driver, partitions, _copy) or (0, 0)
             done, copied = done + ranges, copied + messages
             if ranges:
                 report(min(done, total), total, copied)
         if not is_indexed:
-            await with_lock_retries(driver, partial(_run_in_turn, name="index"))
-    await with_lock_retries(driver, _swap)
-    return True
+            await _step(driver, partitions, partial(_run, name="index"))
+    return await _step(driver, partitions, _swap) is not None
 
 
 async def abandon(driver: Driver) -> bool:
     """Remove an unfinished partitioned copy; return False if there is none."""
 
     async def remove(connection: Connection) -> bool:
-        if is_begun := await _lock(connection) and (await _state(connection)).is_begun:
+        state = await _lock(connection)
+        if removes := state.is_begun and not state.partitions:
             await _run(connection, "abandon")
-        return is_begun
+        return removes
 
     return await with_lock_retries(driver, remove)
 
@@ -142,25 +142,37 @@ async def _state(connection: Connection) -> PartitionState:
     return PartitionState(*(await connection.fetch(_SQL["state"], {}))[0])
 
 
-async def _lock(connection: Connection) -> bool:
-    """Take the lock for partitioning; return False if another caller has already replaced the tables."""
+async def _lock(connection: Connection) -> PartitionState:
+    """Take the lock for partitioning until the end of the transaction, and return the state."""
     await connection.fetch(_SQL["lock"], {})
-    return not (await _state(connection)).partitions
+    return await _state(connection)
 
 
-async def _run_in_turn(connection: Connection, *, name: str) -> None:
-    if await _lock(connection):
-        await _run(connection, name)
+async def _begin(connection: Connection) -> None:
+    if not (await _lock(connection)).partitions:
+        await _run(connection, "begin")
 
 
 async def _create(connection: Connection, *, partitions: int) -> None:
-    if await _lock(connection) and not (await _state(connection)).copied_into:
+    state = await _lock(connection)
+    if not state.partitions and not state.copied_into:
         await connection.fetch_each([(_SQL["note_all"], {}), (_SQL["count"], {"count": str(partitions)})])
         await _run(connection, "create")
 
 
-async def _step(connection: Connection) -> tuple[int, int]:
-    return await _copy(connection) if await _lock(connection) else (0, 0)
+async def _step[T](driver: Driver, partitions: int, work: Callable[[Connection], Awaitable[T]]) -> T | None:
+    """Execute one step on the copy; return None if another caller has already replaced the tables."""
+
+    async def step(connection: Connection) -> T | None:
+        state = await _lock(connection)
+        refusal = state.refusal(partitions)
+        if refusal is None and not (state.partitions or state.copied_into):
+            refusal = "Another process has removed the copy; run the command again to begin a new one."
+        if refusal is not None:
+            raise InvalidInput(refusal)
+        return None if state.partitions else await work(connection)
+
+    return await with_lock_retries(driver, step)
 
 
 async def _copy(connection: Connection) -> tuple[int, int]:
@@ -175,14 +187,13 @@ async def _copy(connection: Connection) -> tuple[int, int]:
     return len(taken), await connection.execute(_SQL["copy_messages"], ranges) - dropped
 
 
-async def _swap(connection: Connection) -> None:
+async def _swap(connection: Connection) -> bool:
     """Copy the remaining changes and replace the tables; meanwhile the tables are locked against reads and writes."""
-    if not await _lock(connection):
-        return
     await _run(connection, "hold")
     while (await _copy(connection))[0]:
         pass
     await _run(connection, "swap")
+    return True
 
 
 async def with_lock_retries[T](
