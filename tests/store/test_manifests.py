@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from datetime import timedelta
+from typing import cast
 
 import pytest
 
 from tests.children import run_together
-from tests.databases import migrated_driver, query
+from tests.databases import execute, migrated_driver, query
 from tests.store.running import asked
 from tests.store.summarising import ROOM, note_call, say
+from tests.store.test_compressed_json import FIRST_FORMAT
 from threadkeep import InvalidMessage, Memory, MemoryOptions, Message, StoreUnavailable, open_memory
 from threadkeep.records import Json
 from threadkeep.store.manifests import ManifestRows, NotedManifest
@@ -64,6 +66,33 @@ async def test_a_manifest_is_read_back_unchanged(rows: ManifestRows, clock: Sett
     assert (stored.session_id, stored.run_id, stored.created_at) == (ROOM, "run-1", clock())
     assert stored.manifest == manifest
     assert list(stored.manifest) == list(manifest)
+
+
+@pytest.mark.parametrize("session_id", [ROOM, "another"])
+async def test_fields_that_are_columns_of_the_row_are_read_back_in_order(
+    shared_url: str, rows: ManifestRows, clock: SettableClock, session_id: str
+) -> None:
+    manifest: dict[str, Json] = {"model": "test", "run_id": "run-1", "session_id": session_id}
+    await rows.add([noted(clock, manifest=manifest)])
+    [stored] = await rows.of_run("run-1")
+    assert list(stored.manifest.items()) == list(manifest.items())
+    assert await rows.add([noted(clock, manifest=manifest, again=True)]) == 1
+    assert query(shared_url, "SELECT count(*) FROM chat_manifests") == [(1,)]
+
+
+async def test_a_manifest_from_before_migration_25_is_read(
+    rows: ManifestRows, clock: SettableClock, shared_url: str
+) -> None:
+    await rows.add([noted(clock)])
+    written = FIRST_FORMAT.hex()
+    value = f"'\\x{written}'" if shared_url.startswith("postgres") else f"x'{written}'"
+    execute(shared_url, f"UPDATE chat_manifests SET manifest = {value}")
+    [stored] = await rows.of_run("run-1")
+    assert list(stored.manifest.items())[:2] == [("session_id", ROOM), ("run_id", "run-1")]
+    entries = cast("list[Mapping[str, Json]]", stored.manifest["entries"])
+    ids = query(shared_url, f"SELECT id FROM chat_messages WHERE session_id = '{ROOM}' ORDER BY seq LIMIT 3")
+    assert [(entry["seq"], entry["tokens"]) for entry in entries[:3]] == [(1, 21), (2, 22), (3, 23)]
+    assert [(entry["id"],) for entry in entries[:3]] == ids
 
 
 async def test_a_manifest_that_is_not_json_is_refused(rows: ManifestRows, clock: SettableClock) -> None:

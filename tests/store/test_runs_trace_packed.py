@@ -11,7 +11,7 @@ from tests.databases import query
 from tests.store.running import asked
 from threadkeep import Memory, MemoryOptions, Message, open_memory
 from threadkeep.records.runs import Begun, RunEnd, TokenUsage, TraceEvent
-from threadkeep.store.compact_json import expanded
+from threadkeep.store.compressed_json import decompress
 from threadkeep.store.runs.runs import RunEnding
 from threadkeep.store.runs.trace import MOST_EVENTS, StoredEvent, TraceGroup, packed_events, stored_events
 from threadkeep.testing import SettableClock
@@ -102,5 +102,5 @@ async def test_a_packed_trace_has_no_words_of_the_transcript(shared_url: str, me
         await memory.runs.end("r1", "me", RunEnding("done"), TraceGroup([said], after=0))
         [(stored,)] = query(shared_url, "SELECT events FROM chat_run_traces")
         assert isinstance(stored, bytes)
-        assert "the answer" not in expanded(stored)
+        assert "the answer" not in decompress(stored)
         assert [event.data for event in await memory.runs.trace.events("r1")] == [said.data]

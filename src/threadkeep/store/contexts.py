@@ -13,7 +13,7 @@ from typing import Protocol, Self
 from threadkeep.errors import StoreError
 from threadkeep.records import SessionInfo, Summary
 from threadkeep.store.codec import clean_text, time_text
-from threadkeep.store.compact_json import compact, expanded
+from threadkeep.store.compressed_json import compress, decompress
 from threadkeep.store.driver import Driver, Row, Statement
 from threadkeep.store.manifests import ManifestRows
 from threadkeep.store.statements import ClockedTables, Tables
@@ -80,7 +80,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
         """Return the tool calls of an agent's answers to questions whose `seq` is at least `since`, oldest first."""
         parameters = {"session_id": session_id, "author": author, "since": since}
         rows = await self._driver.fetch(self._sql["steps"], parameters)
-        return [Steps(int(seq), expanded(body)) for seq, body in rows]
+        return [Steps(int(seq), decompress(body)) for seq, body in rows]
 
     async def keep_steps(
         self, session_id: str, steps: Steps, *, question_id: str, author: str, ordinal: int = 1, turns: int = 1
@@ -90,7 +90,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
         row = {**turn, "seq": steps.seq, "ordinal": ordinal, "question_id": question_id}
         async with self._driver.writing() as connection:
             await connection.fetch(self._sql["keep_session"], {"session_id": session_id})
-            await connection.execute(self._sql["keep_steps"], {**row, "body": compact(clean_text(steps.body))})
+            await connection.execute(self._sql["keep_steps"], {**row, "body": compress(clean_text(steps.body))})
             await connection.execute(self._sql["forget_steps"], turn)
 
 

@@ -13,7 +13,7 @@ from itertools import batched
 
 from threadkeep.errors import StoreError
 from threadkeep.store.codec import ERASED, time_text
-from threadkeep.store.compact_json import expanded
+from threadkeep.store.compressed_json import decompress
 from threadkeep.store.driver import Connection, Driver, Row, Statement
 from threadkeep.store.manifests import erase_marker
 from threadkeep.store.outbox import address_of
@@ -183,7 +183,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         """Return the tool calls of a session's turns with results; each has its agent, question `seq` and ordinal."""
         rows = await self._driver.fetch(self._sql["steps_of_session"], {"session_id": session_id})
         return [
-            {"author": author, "seq": seq, "ordinal": ordinal, "steps": json.loads(expanded(body))}
+            {"author": author, "seq": seq, "ordinal": ordinal, "steps": json.loads(decompress(body))}
             for author, seq, ordinal, body in rows
         ]
 

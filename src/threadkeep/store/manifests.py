@@ -12,10 +12,12 @@ from typing import Literal
 
 from threadkeep.records import Json, dump_json
 from threadkeep.store.codec import clean_json, json_text, short_time, time_of, time_text
-from threadkeep.store.compact_json import compact, expanded, packed, seqs_of_ids, unpacked, with_ids, without_ids
+from threadkeep.store.compressed_json import compress, decompress, unpack_manifest
 from threadkeep.store.driver import GROUP_LOCK_SECONDS, Connection, DuplicateRow, Parameters, Row, Statement
 from threadkeep.store.statements import ClockedTables, for_rows, row_parameters
 
+# Stands for a value that is stored in a column of the row, or in the transcript at the `seq` of its entry.
+_ELSEWHERE: Json = True
 type Cursor = tuple[datetime, str, int]
 type _Noted = tuple[NotedManifest, dict[str, Json]]
 
@@ -123,9 +125,9 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         The ids of transcript messages in the manifest are not stored, so they must all match the transcript.
         """
         session_id = str(entry.session_id)
-        short = packed(without_ids(entry.manifest()), _columns(session_id, entry.run_id))
+        short = _without_columns(without_ids(entry.manifest()), _columns(session_id, entry.run_id))
         now, key = self._clock(), {"session_id": session_id, "run_id": entry.run_id}
-        row = {**key, "created_at": short_time(entry.created_at, self.backend), "manifest": compact(json_text(short))}
+        row = {**key, "created_at": short_time(entry.created_at, self.backend), "manifest": compress(json_text(short))}
         used = {"session_id": session_id, "now": time_text(now), "worn": time_text(now - _RENEWAL)}
         return [
             (self._sql["insert_manifest"], row),
@@ -237,8 +239,8 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
                 owner.column: owner.name,
             }
             if not (entry.again and await self._is_there(connection, owner, key, (entry, manifest))):
-                short = packed(without_ids(manifest, ids), _columns(owner.session_id, entry.run_id))
-                parameters.append({**key, "manifest": compact(dump_json(short))})
+                short = _without_columns(without_ids(manifest, ids), _columns(owner.session_id, entry.run_id))
+                parameters.append({**key, "manifest": compress(dump_json(short))})
         if parameters:
             await connection.execute_many(self._sql[owner.statement("insert_manifest")], parameters)
         texts = {digest: text for entry, _ in rows for digest, text in sorted(entry.texts.items())}
@@ -254,13 +256,11 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         return any([await self._was_noted(connection, each, key, noted) for each in owners])
 
     async def _was_noted(self, connection: Connection, owner: _Owner, key: Parameters, noted: _Noted) -> bool:
-        """Return True if this owner has an equal record. Both are compared unpacked: packing needs the transcript."""
+        """Return True if this owner has an equal record. Both are compared with their ids, which are not stored."""
         entry, manifest = noted
         rows = await connection.fetch(self._sql[owner.statement("noted_then")], key)
         found = [_manifest_of((owner.session_id, entry.run_id, 0, entry.created_at, stored)) for (stored,) in rows]
-        columns = _columns(owner.session_id, entry.run_id)
-        wanted = dump_json(unpacked(packed(manifest, columns), columns))
-        return any(dump_json(each.manifest) == wanted for each in await self._whole(connection, found))
+        return any(dump_json(each.manifest) == dump_json(manifest) for each in await self._whole(connection, found))
 
     async def _use_texts(self, connection: Connection, owner: _Owner, texts: Mapping[str, str]) -> None:
         now = self._clock()
@@ -287,11 +287,66 @@ def _digest_parameters(digests: Sequence[str]) -> dict[str, object]:
 
 
 def _columns(session_id: str | None, run_id: str) -> dict[str, str]:
-    """Return the fields of a manifest that are stored as columns of its row, in the order of the unpacked manifest."""
+    """Return the fields of a manifest that are columns of its row."""
     return ({} if session_id is None else {"session_id": session_id}) | {"run_id": run_id}
+
+
+def _without_columns(manifest: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str, Json]:
+    """Return the manifest with `true` in the fields whose values are in the columns of the row."""
+    return {name: value if (name, value) not in columns.items() else _ELSEWHERE for name, value in manifest.items()}
 
 
 def _manifest_of(row: Row) -> StoredManifest:
     session_id, run_id, call, created_at, stored = row
-    manifest = unpacked(json.loads(expanded(stored)), _columns(session_id, run_id))
+    columns = _columns(session_id, run_id)
+    short = unpack_manifest(json.loads(decompress(stored)), columns)
+    manifest = {name: value if value is not _ELSEWHERE else columns.get(name, value) for name, value in short.items()}
     return StoredManifest(session_id, run_id, int(call), time_of(created_at), manifest)
+
+
+def seqs_of_ids(manifest: Mapping[str, Json]) -> set[int]:
+    """Return the `seq` values in a manifest's entries for transcript messages, even if their ids are omitted."""
+    return {seq for entry in _entries(manifest) if (seq := _seq_of(entry)) is not None}
+
+
+def without_ids(manifest: Mapping[str, Json], ids: Mapping[int, str] | None = None) -> dict[str, Json]:
+    """Return a manifest without the ids of transcript messages; with `ids`, keep those that differ from `ids`."""
+
+    def shorter(entry: Json) -> Json:
+        seq = _seq_of(entry)
+        if seq is None or not isinstance(entry, dict) or (ids is not None and ids.get(seq) != entry["id"]):
+            return entry
+        return {**entry, "id": _ELSEWHERE}
+
+    return _each_entry(manifest, shorter)
+
+
+def with_ids(manifest: Mapping[str, Json], ids: Mapping[int, str]) -> dict[str, Json]:
+    """Return the manifest with omitted ids restored from `ids`; ids of messages that no longer exist stay omitted."""
+
+    def whole(entry: Json) -> Json:
+        if not isinstance(entry, Mapping) or entry.get("id") is not _ELSEWHERE:
+            return entry
+        known = ids.get(_seq_of(entry) or 0)
+        return {name: value if name != "id" else known for name, value in entry.items() if name != "id" or known}
+
+    return _each_entry(manifest, whole)
+
+
+def _entries(manifest: Mapping[str, Json]) -> list[Mapping[str, Json]]:
+    entries = manifest.get("entries")
+    return [one for one in entries if isinstance(one, Mapping)] if isinstance(entries, list) else []
+
+
+def _each_entry(manifest: Mapping[str, Json], change: Callable[[Json], Json]) -> dict[str, Json]:
+    entries = manifest.get("entries")
+    if not isinstance(entries, list):
+        return dict(manifest)
+    return {name: value if name != "entries" else [change(one) for one in entries] for name, value in manifest.items()}
+
+
+def _seq_of(entry: Json) -> int | None:
+    if not isinstance(entry, dict) or entry.get("source") != "transcript":
+        return None
+    seq, known = entry.get("seq"), entry.get("id")
+    return seq if type(seq) is int and (type(known) is str or known is _ELSEWHERE) else None

@@ -12,7 +12,7 @@ from typing import Any
 from threadkeep.records import Json
 from threadkeep.records.runs import NO_BUDGET, RUN_ENDS, Run, RunBudget, RunCursor, RunInput, RunQuery
 from threadkeep.store.codec import clean_json, clean_text, json_text, time_of, time_text
-from threadkeep.store.compact_json import compact, expanded
+from threadkeep.store.compressed_json import compress, decompress
 from threadkeep.store.driver import Connection, Parameters, Row, RowLocked, Statement
 from threadkeep.store.statements import Tables, for_rows, load_statements, row_parameters
 
@@ -141,8 +141,8 @@ def run_of(row: Row, *, inputs: tuple[RunInput, ...] | None = None) -> Run:
 
 
 def json_of(text: str | bytes | None) -> Any:
-    """Return the value of a column that has JSON or compact JSON; None for NULL."""
-    return None if text is None else json.loads(expanded(text) if isinstance(text, bytes) else text)
+    """Return the value of a column that has JSON or compressed JSON; None for NULL."""
+    return None if text is None else json.loads(decompress(text) if isinstance(text, bytes) else text)
 
 
 def inputs_of(stored: bytes | None, message_id: str | None = None) -> tuple[RunInput, ...]:
@@ -165,18 +165,18 @@ def short_inputs(inputs: Sequence[RunInput], message_id: str | None) -> dict[str
         return {"input": None, "asked": None, "short_input": None}
     rest = {name: value for name, value in inputs[0].values.items() if name != "text"}
     entry: dict[str, Json] = {"said": True, **({"values": rest} if rest else {})}
-    return {"input": compact_inputs(inputs), "asked": clean_text(text), "short_input": compact(json_text([entry]))}
+    return {"input": compact_inputs(inputs), "asked": clean_text(text), "short_input": compress(json_text([entry]))}
 
 
 def compact_inputs(inputs: Iterable[RunInput]) -> bytes:
-    """Return inputs in the format of their column, which is compact JSON."""
+    """Return inputs in the format of their column, which is compressed JSON."""
     entries: list[Json] = []
     for given in inputs:
         entry: dict[str, Json] = {"values": dict(given.values)}
         if given.message_id is not None:
             entry["message_id"] = given.message_id
         entries.append(entry)
-    return compact(json_text(entries))
+    return compress(json_text(entries))
 
 
 async def fetch_runs(connection: Connection, run_ids: Sequence[str]) -> list[Run]:

@@ -20,7 +20,7 @@ from threadkeep.records.runs import (
     questions_in,
 )
 from threadkeep.store.codec import clean_json, json_text, time_of, time_text
-from threadkeep.store.compact_json import compact
+from threadkeep.store.compressed_json import compress
 from threadkeep.store.driver import Connection, Driver, Joined, Parameters, Row, Statement
 from threadkeep.store.retention import FinishedRuns
 from threadkeep.store.runs.conversations import ActiveSessions, RunLocks, RunPositions
@@ -361,8 +361,8 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
             "run_id": run_id,
             "owner": owner,
             "status": ending.status,
-            "result": None if result is None else compact(json_text(dict(result))),
-            "short_result": None if short is None else compact(json_text(short)),
+            "result": None if result is None else compress(json_text(dict(result))),
+            "short_result": None if short is None else compress(json_text(short)),
             "message_id": message_id,
             "text": clean_json(text),
             **short_inputs(ending.inputs(), ending.asked.message_id if ending.asked else None),

@@ -11,7 +11,7 @@ from typing import Any
 from threadkeep.records import Json, dump_json
 from threadkeep.records.runs import STATUS, TRACE_CUT, RunEvent, TokenUsage, ToolCall, TraceEvent
 from threadkeep.store.codec import json_text, time_microseconds, time_of, time_text
-from threadkeep.store.compact_json import compact, expanded
+from threadkeep.store.compressed_json import compress, decompress
 from threadkeep.store.driver import Connection, Driver, Parameters, Row, Statement
 from threadkeep.store.runs.rows import json_of, lookups, missing_in, restored, shortened, texts_in, texts_of
 from threadkeep.store.statements import load_statements
@@ -49,14 +49,14 @@ def packed_events(events: Iterable[StoredEvent]) -> bytes | None:
         number, moment = event.number, event.moment
     if not 0 < len(parts) <= MOST_EVENTS or sum(map(len, parts)) > _MOST_CHARACTERS:
         return None
-    return compact(f"[{','.join(parts)}]")
+    return compress(f"[{','.join(parts)}]")
 
 
 def stored_events(packed: bytes | None) -> list[StoredEvent]:
     """Return the events of a packed trace; an empty list for None."""
     found: list[StoredEvent] = []
     number = moment = 0
-    for step, later, kind, node, data in json.loads(expanded(packed)) if packed else ():
+    for step, later, kind, node, data in json.loads(decompress(packed)) if packed else ():
         number, moment = number + step, moment + later
         found.append(StoredEvent(number, kind, node, dump_json(data), moment))
     return found

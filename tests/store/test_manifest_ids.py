@@ -1,38 +1,17 @@
-"""Tests of packing manifests: they are stored shorter and read back unchanged."""
+"""Tests of the ids in manifests: those of transcript messages are not stored, and are restored from the transcript."""
 
 from __future__ import annotations
-
-import json
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from threadkeep.records import Json, dump_json
-from threadkeep.store.compact_json import packed, seqs_of_ids, unpacked, with_ids, without_ids
+from threadkeep.store.manifests import seqs_of_ids, with_ids, without_ids
 
 VALUES: st.SearchStrategy[Json] = st.one_of(
     st.none(), st.booleans(), st.integers(0, 2), st.sampled_from(["window", "input"]), st.just([1]), st.just({"a": 1})
 )
 ENTRIES = st.lists(st.dictionaries(st.sampled_from(["section", "tokens", "seq", "each", "id"]), VALUES), max_size=6)
-
-
-@given(entries=ENTRIES, run_id=st.sampled_from(["r1", "another"]))
-def test_a_packed_manifest_is_read_back_unchanged(entries: list[dict[str, Json]], run_id: str) -> None:
-    """Fields of any entries come back with their order."""
-    manifest: dict[str, Json] = {"run_id": run_id, "budget": 4000, "entries": list[Json](entries)}
-    stored = json.loads(dump_json(packed(manifest, {"run_id": "r1"})))
-    found = unpacked(stored, {"run_id": "r1"})
-    assert dump_json(found["entries"]) == dump_json(manifest["entries"])
-    assert found == manifest
-
-
-def test_similar_entries_are_packed_to_half_their_size() -> None:
-    entries: list[Json] = [
-        {"section": "window", "tokens": 40 + number, "source": "transcript", "seq": number, "id": f"m{number}"}
-        for number in range(20)
-    ]
-    manifest: dict[str, Json] = {"run_id": "r1", "entries": entries}
-    assert len(dump_json(packed(manifest, {"run_id": "r1"}))) * 2 < len(dump_json(manifest))
 
 
 @given(entries=ENTRIES, ids=st.dictionaries(st.integers(0, 2), st.sampled_from(["window", "input"])))

@@ -1,0 +1,133 @@
+"""Compression of JSON texts with zstd. A dictionary has their frequent parts, because most texts are short.
+
+Texts that were written before migration 25 have another format, which is still read.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import zlib
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+import zstandard
+
+from threadkeep.errors import StoreError
+from threadkeep.records import Json
+
+# Never change a dictionary, because stored texts need it. `python -m bench.train_dictionary` makes a new one. Add it
+# with a migration (which may be empty): an older Threadkeep then refuses to open a database that it could not read.
+_NEWEST: Final = 40_001
+_DICTIONARIES = Path(__file__).with_name("dictionaries")
+LEVEL: Final = 9
+_PLAIN_JSON = frozenset(b'{["-0123456789tfn')
+
+
+def compress(text: str) -> bytes:
+    """Return a JSON text as a zstd frame, or in UTF-8 if that is shorter."""
+    plain = text.encode()
+    return min(zstandard.ZstdCompressor(dict_data=_dictionary(_NEWEST)).compress(plain), plain, key=len)
+
+
+def decompress(stored: bytes) -> str:
+    """Return the text that was given to `compress`.
+
+    Raises:
+        StoreError: a newer Threadkeep compressed the text with another dictionary.
+    """
+    if stored[0] in _PLAIN_JSON:
+        return stored.decode()
+    if stored[0] == _FIRST_FORMAT:
+        return _decompress_first_format(stored)
+    dictionary = _dictionary(zstandard.get_frame_parameters(stored).dict_id)
+    return zstandard.ZstdDecompressor(dict_data=dictionary).decompress(stored).decode()
+
+
+@cache
+def _dictionary(number: int) -> zstandard.ZstdCompressionDict:
+    try:
+        content = (_DICTIONARIES / f"{number}.zdict").read_bytes()
+    except FileNotFoundError:
+        raise StoreError(
+            f"A newer Threadkeep wrote a record with the zstd dictionary {number}, which this one does not have: "
+            "upgrade Threadkeep on this machine, and start its processes again."
+        ) from None
+    dictionary = zstandard.ZstdCompressionDict(content)
+    dictionary.precompute_compress(level=LEVEL)
+    return dictionary
+
+
+# The format before migration 25: the text is deflated with a vocabulary, ids and hashes are extracted as bytes, and the
+# entries of a manifest are stored by field.
+
+_FIRST_FORMAT = 1
+_RAW_DEFLATE = -15
+# Marks in the place of extracted hashes (two units of 16 bytes) and ids (one unit).
+_HASH, _ID = "\x01", "\x02"
+_UNITS: Mapping[str, int] = {_HASH: 2, _ID: 1}
+_UNIT_BYTES = 16
+_MARKS = re.compile(f"[{_HASH}{_ID}]")
+_VOCABULARY: Final = (
+    b'"summary","summaries":["facts","snippets":["selected","steps","turns":[{"session_id":"system","source":"text",'
+    b'"digest":"source":"summaries","tokens_before":"reported":{"input_tokens":,"output_tokens":,"cached_tokens":0}'
+    b'"over_budget","over_limit","before_anchor","reset","summarised","duplicate","role","orphan_tool","archived",'
+    b'"empty","folded","anchor":"cuts":[{"seq":"excluded":[{"first_seq":1,"last_seq":,"reason":"left_out":[{"id":'
+    b'"last_id":"count":"conversation":{"key":"namespace":["meta_key_suffix":"__meta__","value_field":"content"'
+    b'"version":"attempts":"max_tokens":"profile":"model":"exact","system":"steps":'
+    b'{"error":null,"text":"tool","tool_calls":[{"name":"args":{"id":"tool_call_id":"artifact":null,"content":""'
+    b'"additional_kwargs":{},"response_metadata":{"usage_metadata":"invalid_tool_calls":[],"type":"human","data":{'
+    b'"cost":null}{"status":"failed","cancelled","waiting","interrupted","child_started","child_ended","trace_cut"'
+    b'"budget":{"output":{"text":"confidence":"role","message_id":"escalated":false,"context":{"messages":0,"tokens":0,'
+    b'"dropped":0}}'
+    b'[1,0,"status",null,{"status":"running","try":1}],[1,0,"node_started","answer",{}],[1,0,"model_called",null,'
+    b'{"model":"","input_tokens":0,"output_tokens":0,"cache_read_tokens":0,"cost":null}],[1,0,"agent_messages","answer",'
+    b'{"messages":[{"type":"ai","data":{"type":"ai","id":"lc_run--\x02-0"}}]}],[1,0,"node_finished","answer",{}],'
+    b'[1,0,"message",null,{"message_id":"lc_run--\x02-0"}],[1,0,"status",null,{"status":"done"}]]'
+    b'"section":"input","tokens":10,"source":"transcript","seq":1,"id":true}'
+    b'"section":["window","window","input"],"tokens":[10,26,93],"seq":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,'
+    b'19,20,21]},"all":{"source":"transcript","id":true},"fields":["section","tokens","source","seq","id"],"count":1}]}'
+    b'{"node":"answer","created_at":"2026-11-22T11:40:22.113078Z","counter":"estimate","budget":4000,'
+    b'"max_messages":20,"tokens":2762,"prefix":{"messages":16,"tokens":2746,"digest":"\x01"},"digest":"\x01",'
+    b'"sections":{"window":2746,"input":16},"packed":[{"each":{"section":["window","window","window","window"'
+)
+
+
+def _decompress_first_format(stored: bytes) -> str:
+    begin = 2 + stored[1] * _UNIT_BYTES
+    short = zlib.decompressobj(wbits=_RAW_DEFLATE, zdict=_VOCABULARY).decompress(stored[begin:])
+    names = io.BytesIO(stored[2:begin])
+
+    def put_in(found: re.Match[str]) -> str:
+        mark = found.group()
+        name = names.read(_UNITS[mark] * _UNIT_BYTES)
+        return name.hex() if mark == _HASH else str(UUID(bytes=name))
+
+    return _MARKS.sub(put_in, short.decode())
+
+
+def unpack_manifest(stored: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str, Json]:
+    """Return a manifest from before migration 25 with its entries and `columns`; return a later one unchanged."""
+    parts = stored.get("packed")
+    if "entries" in stored or not isinstance(parts, list):
+        return dict(stored)
+    whole: dict[str, Json] = {**columns, **{name: value for name, value in stored.items() if name != "packed"}}
+    return {**whole, "entries": [entry for part in parts for entry in _entries_of(part)]}
+
+
+def _entries_of(part: Json) -> Iterable[Json]:
+    if not isinstance(part, Mapping) or "each" not in part:
+        yield part
+        return
+    each, alike, fields = part["each"], part["all"], part["fields"]
+    if isinstance(each, Mapping) and isinstance(alike, Mapping) and isinstance(fields, list):
+        for number in range(int(str(part["count"]))):
+            yield {str(name): _value(each, alike, str(name), number) for name in fields}
+
+
+def _value(each: Mapping[str, Json], alike: Mapping[str, Json], name: str, number: int) -> Json:
+    values = each.get(name)
+    return values[number] if isinstance(values, list) else alike[name]

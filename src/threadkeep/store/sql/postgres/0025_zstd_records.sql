@@ -1,0 +1,1 @@
+-- Records are compressed with zstd. Earlier versions cannot read them, so this migration keeps those away.
