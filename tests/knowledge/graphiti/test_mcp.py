@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
+import httpx2
 import pytest
 from mcp.shared.exceptions import MCPError
 
@@ -94,6 +95,10 @@ async def test_each_failure_raises_an_error_without_message_texts(
     assert "secret" not in caplog.text + str(failed.value) + repr(failed.value.__cause__)
 
 
+async def _nothing() -> None:
+    """Do nothing."""
+
+
 class _Tools:
     """The tools of a server in memory, which refuses or fails for messages with a certain text."""
 
@@ -156,6 +161,60 @@ async def test_only_a_refused_message_becomes_a_dead_letter(
         assert server.stored == queued
 
 
+@pytest.mark.parametrize(
+    ("fault", "more"),
+    [("status", {"status": 404}), ("status", {"status": 307}), ("status", {"status": 422}), ("html", {})],
+    ids=["404", "307", "422", "html"],
+)
+async def test_a_wrong_endpoint_delays_messages_as_a_missing_server_does(
+    opening: Opening,
+    clock: SettableClock,
+    graphiti: FakeGraphiti,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Any,
+    more: Any,
+) -> None:
+    """No message becomes a dead letter, and all arrive once the endpoint is repaired."""
+    server = _Tools(failing=None, times=0)
+
+    async def connected(_: McpClient) -> object:
+        return server
+
+    graphiti.fail(fault, "/mcp", **more)
+    async with opening(scopes=("session",), transport="mcp") as memory:
+        await allow(memory)
+        said = [Message(role="user", content="question"), Message(role="assistant", content="answer")]
+        await memory.session("room:1", workspace="shop").append(said)
+        for _ in range(12):
+            await deliver(memory, clock, looks=1)
+            clock.advance(300)
+        assert (await memory.graphiti.status()).dead == {}
+        monkeypatch.setattr(McpClient, "_connected", connected)
+        for _ in range(6):
+            await deliver(memory, clock, looks=1)
+            clock.advance(300)
+        assert [one.status for one in await memory.graphiti.deliveries()] == ["confirmed"] * 2
+        assert len(server.stored) == 2
+
+
+async def test_a_proxy_can_refuse_one_message(
+    answered: Callable[[Answer], McpClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With status 413 or 422 after the connection was opened, the message is at fault; with 404 it is the endpoint."""
+    for status, kind in ((413, "refused"), (422, "refused"), (404, "unreadable"), (400, "unreadable")):
+        connection = SimpleNamespace(failed=None, close=_nothing)
+
+        def refuse(_: str, __: object, status: int = status, connection: Any = connection) -> object:
+            connection.failed = httpx2.Response(status, request=httpx2.Request("POST", "http://graph"))
+            return MCPError(-32603, "Server returned an error response")
+
+        client = answered(refuse)
+        monkeypatch.setattr(client, "_connection", connection)
+        with pytest.raises(GraphitiError) as failed:
+            await client.send("group", [EPISODE])
+        assert (failed.value.kind, failed.value.status, failed.value.uncertain) == (kind, status, False)
+
+
 async def test_no_message_follows_a_withdrawal_of_consent(
     opening: Opening, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,8 +258,9 @@ async def test_an_unreachable_server_raises() -> None:
 
 @pytest.mark.parametrize(
     ("status", "kind", "uncertain"),
-    [(401, "denied", False), (403, "denied", False), (429, "limited", False), (503, "server", True)],
-)
+    [(401, "denied", False), (403, "denied", False), (429, "limited", False), (503, "server", True),
+     (404, "unreadable", False), (405, "unreadable", False), (307, "unreadable", False), (422, "unreadable", False)],
+)  # fmt: skip
 async def test_the_status_of_a_refusing_proxy_and_its_pause_are_kept(
     graphiti: FakeGraphiti, status: int, kind: str, uncertain: bool
 ) -> None:

@@ -23,10 +23,13 @@ from threadkeep.records.graphiti import check_group_id
 
 _TOOLS = ("add_memory", "get_episodes", "search_memory_facts", "clear_graph", "get_status")
 _STOP_SECONDS = 5.0
-# The JSON-RPC codes of an invalid request, an unknown method and invalid parameters.
-_REFUSALS = (-32600, -32601, -32602)
-# The library's code for an HTTP status that the server or a proxy returned instead of a result.
-_HTTP_FAILURE = -32603
+# The JSON-RPC code of a message that the server refuses.
+_INVALID_PARAMETERS = -32602
+# The codes of an unreadable response, an invalid request and an unknown method. The library also uses them for
+# redirects, status 404 and responses without JSON, so they are faults of the endpoint and not of one message.
+_NOT_MCP = (-32700, -32600, -32601, -32602)
+# The statuses with which a proxy refuses one message.
+_REFUSING_STATUSES = (413, 422)
 
 
 class McpClient:
@@ -141,15 +144,17 @@ class McpClient:
 
     async def _request[T](self, send: Callable[[Client], Awaitable[T]], *, seconds: float | None = None) -> T:
         # The library raises errors of its transport, some in exception groups. Each of them ends the connection.
+        is_connected = False
         with ErrorBoundary() as attempt:
             async with asyncio.timeout(self._seconds if seconds is None else seconds):
                 client = await self._connected()
+                is_connected = True
                 if self._connection is not None:
                     self._connection.failed = None  # it belongs to an earlier request
                 return await send(client)
         failed = None if self._connection is None else self._connection.failed
         await self.close()
-        raise _failure_of(attempt.caught, failed)
+        raise _failure_of(attempt.caught, failed, is_connected=is_connected)
 
     async def _connected(self) -> Client:
         if self._connection is None or self._connection.is_over:
@@ -162,7 +167,7 @@ class _Connection:
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         self.failed: httpx2.Response | None = None
-        """The last response with a status that asks to send the request again, or with another key."""
+        """The last response without success."""
         self._stop = asyncio.Event()
         self._opened: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._hold(url, headers), context=Context(), name="threadkeep-graphiti-mcp")
@@ -203,7 +208,8 @@ class _Connection:
             self._fail(GraphitiError("broken"))  # the task was cancelled before it was connected
 
     async def _note(self, response: httpx2.Response) -> None:
-        if response.status_code in (401, 403, 408, 429) or response.status_code >= 500:
+        # A server without a stream of its own events answers GET with 405.
+        if not response.is_success and response.request.method == "POST":
             self.failed = response
 
     def _fail(self, error: Exception) -> None:
@@ -213,23 +219,30 @@ class _Connection:
             self._opened.exception()  # the caller may be gone
 
 
-def _failure_of(error: BaseException, failed: httpx2.Response | None) -> GraphitiError:
-    """Convert an error of the library into a `GraphitiError`; for a group of errors, convert its first error.
-
-    The library's error for the response `failed` does not contain its status.
-    """
+def _failure_of(error: BaseException, failed: httpx2.Response | None, *, is_connected: bool) -> GraphitiError:
+    """Convert an error of the library into a `GraphitiError`; for a group of errors, convert its first error."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, GraphitiError):
         return error
-    if isinstance(error, TimeoutError):
-        return GraphitiError("timeout", uncertain=True)
-    if isinstance(error, MCPError) and error.code == _HTTP_FAILURE and failed is not None:
-        failure = failure_of(failed)
-        failure.uncertain |= failed.status_code >= 500  # the tool may have run
-        return failure
-    if isinstance(error, MCPError) and error.code in _REFUSALS:
-        return GraphitiError("refused")
+    if isinstance(error, MCPError):
+        return _failure_of_answer(error.code, failed, is_connected=is_connected)
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
         return GraphitiError("unreachable")
-    return GraphitiError("broken", uncertain=True)
+    return GraphitiError("timeout" if isinstance(error, TimeoutError) else "broken", uncertain=True)
+
+
+def _failure_of_answer(code: int, failed: httpx2.Response | None, *, is_connected: bool) -> GraphitiError:
+    """Convert the code of a JSON-RPC error, which the library also raises for the HTTP response `failed`.
+
+    A message can be refused only after the client has connected.
+    """
+    if code == _INVALID_PARAMETERS and is_connected:
+        return GraphitiError("refused")
+    if failed is None:
+        return GraphitiError("unreadable" if code in _NOT_MCP else "broken", uncertain=is_connected)
+    failure = failure_of(failed)
+    if failure.is_final and not (is_connected and failed.status_code in _REFUSING_STATUSES):
+        return GraphitiError("unreadable", status=failure.status, retry_after=failure.retry_after)
+    failure.uncertain |= failed.status_code >= 500  # the tool may have run
+    return failure
