@@ -268,6 +268,22 @@ async def test_after_an_outage_each_message_is_read_once(memory: Memory) -> None
     assert await memory.learning.learn(request) == 0
 
 
+async def test_a_learner_makes_at_most_20_proposals_at_once_and_invalid_ones_are_dropped(memory: Memory) -> None:
+    """The limit is the same for every learner; a proposal that cannot be stored does not stop the others."""
+
+    class Eager:
+        kind: LearnerKind = "model"
+        name = "eager"
+
+        async def learn(self, record: Record) -> Sequence[Proposed]:
+            [seq] = record.learnable
+            return [Proposed(ADA, " ", "no key", seq), *(Proposed(ADA, f"key {n}", n, seq) for n in range(50))]
+
+    await memory.session("room:1", user_id="ada").append([Message(role="user", content="Hello")])
+    assert await memory.learning.learn(LearningRequest("room:1", Eager(), {"user": ADA})) == 20
+    assert {one.key for one in await proposals(memory)} == {f"key_{n}" for n in range(20)}
+
+
 async def test_a_secret_is_never_proposed(memory: Memory) -> None:
     model = answering([found(1, "password", "hunter22"), found(1, "note", "the token is ghp_abcdefgh")])
     await talk(memory, FactLearning(memory, model=model), "my password is hunter22")

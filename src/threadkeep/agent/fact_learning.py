@@ -38,7 +38,6 @@ of the given), "key" (a short name such as home_city; one of the known keys if i
 fact in a few words), "kind" (one of the given), and "confidence" from 0 to 1. Answer [] if there is no such fact."""
 
 _MODEL_SECONDS = 60.0
-_MOST_PROPOSALS = 20
 _MOST_ATTEMPTS = 100
 _DECODER = json.JSONDecoder()
 
@@ -125,7 +124,7 @@ class ModelLearner:
         async with asyncio.timeout(_MODEL_SECONDS):
             answer = await self._model.ainvoke(asked, {"run_name": "threadkeep-learning", "tags": ["threadkeep"]})
         found = (_proposed(value, record) for value in _listed(text_of(answer)))
-        return [one for one in found if one is not None][:_MOST_PROPOSALS]
+        return [one for one in found if one is not None]
 
 
 def _listed(text: str) -> list[Any]:

@@ -23,7 +23,7 @@ from threadkeep.knowledge.proposals import LearnerKind, Proposals, Proposed, Rea
 from threadkeep.knowledge.rows import OWNER_SQL, MessagesAt
 from threadkeep.observe import FactsProposed, LearningFailed, LearningSkipped, Observer
 from threadkeep.records import Message
-from threadkeep.records.knowledge import Scope, ScopeKind
+from threadkeep.records.knowledge import NewFact, Scope, ScopeKind
 from threadkeep.store.codec import time_of
 from threadkeep.store.driver import Driver
 from threadkeep.store.statements import Tables
@@ -32,6 +32,8 @@ _MOST_SESSIONS = 1_000
 _REACH = 40
 """The most new messages that one learner call reads. A learner begins an unread session with its last 40 messages."""
 _CONTEXT_MESSAGES = 4
+_MOST_PROPOSED: dict[LearnerKind, int] = {"model": 20, "directives": 100 * _REACH}
+"""The most proposals of one learner call; further ones are dropped. A message has at most 100 directives."""
 _MOST_REFUSALS = 3
 _HARMLESS = Message(role="user", content="I like tea.", seq=1)
 _CLOSING_SECONDS = 5.0
@@ -133,7 +135,7 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         upto_seq = max(message.seq or 0 for message in messages)
         reading = Reading(request.session_id, learner.kind, learner.name, before_seq, upto_seq)
         learned, reading = await self._ask(request, record, reading) if learnable else ((), reading)
-        found = [one for one in learned if _is_sound(one, record)]
+        found = [one for one in learned if _is_sound(one, record)][: _MOST_PROPOSED[learner.kind]]
         proposed = await self._proposals.add(reading, found) or 0
         accepted = await self._accept_confident(request)
         if proposed or accepted:
@@ -250,9 +252,12 @@ class DirectiveLearner:
 
 
 def _is_sound(one: Proposed, record: Record) -> bool:
-    """Return True if a proposal names a learnable message and an owner of the run, and contains no secret."""
-    return (
-        one.seq in record.learnable
-        and one.scope in record.scopes.values()
-        and not looks_like_secret(f"{one.key}: {one.value}")
-    )
+    """Return True if a proposal can be stored, names a learnable message and an owner, and contains no secret."""
+    with contextlib.suppress(InvalidInput):
+        NewFact(one.key, one.value, one.kind, one.confidence)
+        return (
+            one.seq in record.learnable
+            and one.scope in record.scopes.values()
+            and not looks_like_secret(f"{one.key}: {one.value}")
+        )
+    return False
