@@ -26,7 +26,7 @@ from threadkeep import (
     SessionMemory,
     open_memory,
 )
-from threadkeep.knowledge.learning import LearningRequest, Record
+from threadkeep.knowledge.learning import DirectiveLearner, LearningRequest, Record
 from threadkeep.knowledge.proposals import LearnerKind, Proposed
 from threadkeep.observe import FactsProposed, LearningFailed, LearningSkipped
 from threadkeep.records.knowledge import Proposal, ProposalQuery, ProposalStatus
@@ -382,6 +382,31 @@ async def test_a_directive_is_remembered_listed_and_undone(memory: Memory) -> No
     assert listed["decision"].origin == "from message 1 of room:1"
     await memory.proposals.undo(listed["decision"].id, by="ada")
     assert await memory.knowledge.facts(SHOP) == []
+
+
+async def test_a_directive_does_not_wait_for_the_model_of_another_session(
+    memory: Memory, events: RecordedEvents
+) -> None:
+    class Waiting:
+        kind: LearnerKind = "model"
+        name = "waiting"
+        asked, answers = asyncio.Event(), asyncio.Event()
+
+        async def learn(self, _: Record) -> Sequence[Proposed]:
+            self.asked.set()
+            await self.answers.wait()
+            return []
+
+    learner = Waiting()
+    await memory.session("room:2", user_id="bob").append([Message(role="user", content="Hello")])
+    memory.learning.enqueue(LearningRequest("room:2", learner, {"user": ADA}))
+    await learner.asked.wait()
+    await memory.session("room:1", user_id="ada").append([Message(role="user", content="pref: Keep diffs small.")])
+    memory.learning.enqueue(LearningRequest("room:1", DirectiveLearner(), {"user": ADA, "workspace": SHOP}, 1.0))
+    await events.until(lambda: bool(events.of(FactsProposed)))
+    assert [one.value for one in await proposals(memory, "accepted")] == ["Keep diffs small."]
+    learner.answers.set()
+    await memory.learning.idle()
 
 
 async def test_a_directive_with_a_secret_is_refused_with_a_word_to_the_person(memory: Memory) -> None:

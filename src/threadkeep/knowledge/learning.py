@@ -1,8 +1,9 @@
 """Learning: fact proposals from people's messages, created in the background after a turn.
 
-`enqueue` returns at once, and one task reads the queued sessions. The `seq` up to which each session was read is stored
-in the database. So a failure or a killed process only causes a delay: the next turn of the session continues from
-there. Messages are skipped if the model has refused them in three turns but accepts another text.
+`enqueue` returns at once, and one task for each kind of learner reads the queued sessions. The `seq` up to which each
+session was read is stored in the database. So a failure or a killed process only causes a delay: the next turn of the
+session continues from there. Messages are skipped if the model has refused them in three turns but accepts another
+text.
 """
 
 from __future__ import annotations
@@ -94,23 +95,21 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         self._observer = observer
         self._waiting: OrderedDict[tuple[str, str], LearningRequest] = OrderedDict()
         self._refused: dict[tuple[str, str], list[Reading]] = {}
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: dict[LearnerKind, asyncio.Task[None]] = {}
         self._closed = False
 
     def enqueue(self, request: LearningRequest) -> None:
         """Queue a session whose newest turn is stored, and return at once. After `close`, this does nothing."""
         if self._closed:
             return
-        self._waiting[request.session_id, request.learner.kind] = request
+        kind = request.learner.kind
+        self._waiting[request.session_id, kind] = request
         if len(self._waiting) > _MOST_SESSIONS:
             # The oldest waiting session is dropped, and is read after its next turn.
             self._waiting.popitem(last=False)
-        self._idle.clear()
-        if self._task is None or self._task.done():
+        if kind not in self._tasks or self._tasks[kind].done():
             # The task has its own context; otherwise it would stream into the caller's run.
-            self._task = asyncio.create_task(self._work(), context=Context(), name="threadkeep-learning")
+            self._tasks[kind] = asyncio.create_task(self._work(kind), context=Context(), name="threadkeep-learning")
 
     async def learn(self, request: LearningRequest) -> int:
         """Read the new messages of a session, and return the number of new proposals."""
@@ -170,21 +169,22 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
 
     async def idle(self) -> None:
         """Wait until the queue is empty."""
-        await self._idle.wait()
+        while working := [task for task in self._tasks.values() if not task.done()]:
+            await asyncio.wait(working)
 
     async def close(self) -> None:
         """Wait at most 5 seconds until the queue is empty, then stop. Unread sessions are read after a later turn."""
         self._closed = True
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), _CLOSING_SECONDS)
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait_for(self.idle(), _CLOSING_SECONDS)
+        for task in self._tasks.values():
+            task.cancel()
+        await self.idle()
 
-    async def _work(self) -> None:
-        while self._waiting:
-            key, request = self._waiting.popitem(last=False)
+    async def _work(self, kind: LearnerKind) -> None:
+        """Read the queued sessions of one kind of learner, so that directives do not wait for a model."""
+        while key := next((one for one in self._waiting if one[1] == kind), None):
+            request = self._waiting.pop(key)
             # A session that fails or takes long does not stop the other sessions.
             with ErrorBoundary() as attempt:
                 if (await self._learn_some(request))[1]:
@@ -192,7 +192,6 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
             if attempt.error is not None:
                 failed = LearningFailed(error=type(attempt.error).__name__, session_id=request.session_id)
                 self._observer.notify(failed)
-        self._idle.set()
 
     async def _unread(self, request: LearningRequest) -> tuple[list[Message], int]:
         """Return the first unread messages with a few earlier ones, and the `seq` up to which the learner has read."""
