@@ -413,6 +413,8 @@ async def test_an_argument_of_a_wrong_type_raises_invalid_input(sqlite_memory: M
         lambda: memory.knowledge.forget_facts(wrong),
         lambda: memory.knowledge.rank("x", wrong),
         lambda: memory.knowledge.rank(no_number, []),
+        lambda: memory.knowledge.rank("x", [], limit=no_number),
+        lambda: memory.knowledge.rank("x", [], recent=[no_number]),
         lambda: memory.knowledge.restore(wrong),
         lambda: memory.persons.page(wrong),
         lambda: memory.procedures.page(wrong),

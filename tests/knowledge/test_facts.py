@@ -171,6 +171,20 @@ async def test_lists_are_filtered_and_paged(memory: Memory, clock: SettableClock
         assert [fact.key for fact in seen] == [f"key_{number}" for number in reversed(range(7))]
 
 
+async def test_a_text_with_quotes_and_backslashes_is_found(memory: Memory) -> None:
+    """The filter compares the text itself, not the characters of its JSON."""
+    await memory.knowledge.remember(ADA, "path", 'C:\\Users\\ann, called "home"')
+    await memory.knowledge.remember(ADA, "note", "plain\ntext")
+    for text, keys in (
+        ("C:\\users", ["path"]),
+        ('"home"', ["path"]),
+        ('"', ["path"]),
+        ("\ntext", ["note"]),
+    ):
+        assert [fact.key for fact in await memory.knowledge.facts(ADA, text=text)] == keys
+        assert [fact.key for fact in await memory.knowledge.facts(text=text)] == keys
+
+
 async def test_a_key_is_one_fact_in_every_spelling(memory: Memory) -> None:
     """Case, spaces, hyphens and composed letters do not distinguish keys."""
     for key in ("Home City", "home_city", " HOME-city ", "home   City", "homeCity"):

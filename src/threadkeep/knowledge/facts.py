@@ -171,7 +171,8 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
             "kind": query.kind,
             "key": None if query.key is None else canonical_key(clean_text(query.key)),
             "former_key": None if query.key is None else clean_text(query.key),
-            **text_filter(query.text),
+            # Values are stored as JSON, in which quotes and backslashes are escaped.
+            **text_filter(canonical(query.text)[1:-1] if isinstance(query.text, str) else query.text),
             "past": query.past,
             "user_id": query.user_id,
         }
@@ -230,7 +231,9 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
     ) -> list[Fact]:
         """Return the facts that are relevant to a query, as `recall` does; `facts` must be in the order of `valid`."""
         check_argument("query", query, str, required=True)
+        check_argument("limit", limit, int, required=True)
         check_each("facts", facts, Fact)
+        check_each("recent", recent, str)
         similar = await self._vectors.similar(query, facts, embedder) if embedder and facts else {}
         by_scope = [list(group) for _, group in groupby(facts, key=lambda fact: fact.scope.kind)]
         ranks = [partial(self._words_of(group[0].scope).rank, query, group) for group in by_scope]
