@@ -163,6 +163,27 @@ async def test_sessions_of_adks_database_are_imported(memory: Memory, tmp_path: 
         assert texts == ["[image]", "Two:\n[file] [image]", "A cat."]
 
 
+async def test_events_of_a_memory_service_can_be_appended_to_a_session(memory: Memory) -> None:
+    """Their texts are stored once; the session has the whole events in their order, without a deleted one."""
+    service, old, app = SessionService(memory), MemoryService(memory), new_app()
+    events = [said("user", "My cat is Miso.", id="cat"), Event(author="guide", id="state"), said("guide", "Ok.", id="ok")]
+    events[1].actions.state_delta["cat"] = "Miso"
+    await old.add_events_to_memory(app_name=app, user_id="ann", session_id="s", events=events)
+    session = await service.create_session(app_name=app, user_id="ann", session_id="s")
+    for event in events:
+        await service.append_event(session, event)
+    stored = await service.get_session(app_name=app, user_id="ann", session_id="s")
+    assert stored is not None
+    assert (stored.events, stored.state) == (events, {"cat": "Miso"})
+    assert session.events == events
+    window = await memory.session(f"adk:{keys.escape_key(app)}:ann:s", user_id="ann").window()
+    assert [one.content for one in window.messages] == ["My cat is Miso.", "Ok."]
+    await old.delete_memory(app_name=app, user_id="ann", memory_id="cat")
+    stored = await service.get_session(app_name=app, user_id="ann", session_id="s")
+    assert stored is not None
+    assert stored.events == events[1:]
+
+
 async def test_a_deleted_memory_is_not_found_again(memory: Memory) -> None:
     """Memories of other users stay; adding the same events again, or an unknown id, changes nothing."""
     service, app = MemoryService(memory), new_app()

@@ -148,6 +148,11 @@ class SessionService(BaseSessionService):
             return event
         item: dict[str, Json] = {"event": event.model_dump(mode="json", exclude_none=True)}
         message = _message(event)
+        known = None if message is None else await stored.find(str(message.id))
+        if known is not None and stored_item(_NAME, known) is None:
+            # `MemoryService` has stored the text, so store the event in the note.
+            session.events = [one for one in session.events if one.id != event.id]
+            message = None
         messages = [] if message is None else [message.with_fields(original={_NAME: item})]
         note = item_message(
             _NAME,
@@ -199,6 +204,7 @@ class SessionService(BaseSessionService):
     async def _read_stored(self, stored: StoredSession, app_name: str, user_id: str, session_id: str) -> Session | None:
         session = Session(id=session_id, app_name=app_name, user_id=user_id)
         revision: int | None = None
+        events, taken_back = dict[object, Event](), set[str | None]()
         try:
             reset_seq = (await stored.info()).reset_seq
         except SessionNotFound:
@@ -209,17 +215,20 @@ class SessionService(BaseSessionService):
                 revision = int(str(message.id).removeprefix(_REVISION))
                 session.id = str(item.get("session", session.id)) if isinstance(item, Mapping) else session.id
             if message.superseded_at is not None:
+                taken_back.add(message.id)
                 continue
             if isinstance(item, Mapping) and "state" in item:
                 session.state |= cast("dict[str, object]", item["state"])
                 session.last_update_time = cast("float", item["created"])
             event = _event(message)
-            if event is not None:
+            if event is not None and event.id not in taken_back:
                 session.state |= _state_of_session(event.actions.state_delta)
                 session.last_update_time = event.timestamp
-                session.events += [event] if (message.seq or 0) > reset_seq else []
+                events.pop(event.id, None)
+                events |= {message.id or message.seq: event} if (message.seq or 0) > reset_seq else {}
         if revision is None:
             return None
+        session.events = list(events.values())
         session._storage_update_marker = str(revision)  # noqa: SLF001 - ADK's place for it
         return session
 
