@@ -18,6 +18,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, TextContent
 
 from tests.limits import HANG_SECONDS
+from tests.web.services import until
 from threadkeep import Memory, Message, Scope, open_memory
 from threadkeep.adapters.mcp import McpCaller, memory_server
 from threadkeep.settings import load_settings
@@ -218,6 +219,31 @@ async def test_over_http_the_limits_of_the_service_apply(sqlite_memory: Memory) 
             assert [answer.status_code == 429 for answer in answers] == [False, False, True, False, True]
             assert answers[-1].json()["type"] == "urn:threadkeep:too-many-requests"
             assert answers[-1].headers["retry-after"]
+
+
+async def test_over_http_a_user_cannot_hold_all_connections(
+    sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Open streams of one user are limited; the requests of others are answered, and a closed stream frees its room."""
+    monkeypatch.setattr("threadkeep.web.callers._MOST_OPEN", 2)
+    keys = [await sqlite_memory.api_keys.add(user, scope="read", user_id=user) for user in ("ann", "bob")]
+    ann, bob = [{"Authorization": f"Bearer {key.secret}", "Accept": "text/event-stream"} for key in keys]
+    async with (
+        serving(sqlite_memory) as port,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http,
+    ):
+
+        async def status(headers: dict[str, str]) -> int:
+            async with http.stream("GET", "/mcp", headers=headers) as opened:
+                return opened.status_code
+
+        async with http.stream("GET", "/mcp", headers=ann), http.stream("GET", "/mcp", headers=ann):
+            assert (await status(ann), await status(bob)) == (429, 200)
+
+        async def answered() -> bool:
+            return await status(ann) == 200
+
+        await until(answered)
 
 
 async def test_over_http_a_proxy_may_be_in_front(sqlite_memory: Memory) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
+from contextvars import ContextVar
 from http import HTTPStatus
 from socket import socket
 
@@ -24,6 +26,10 @@ from threadkeep.web.problems import ProblemRaised, problem_response
 from threadkeep.web.server import ConnectionLimits, Server
 
 
+_request: ContextVar[ExitStack | None] = ContextVar("request", default=None)
+"""The exit stack of the current request."""
+
+
 class KeyVerifier:
     """A verifier of bearer tokens that accepts the keys of the service, and the signed tokens of its users."""
 
@@ -34,7 +40,7 @@ class KeyVerifier:
         """Return the owner of a key or of a user's token, and count the request; None if it is not valid.
 
         Raises:
-            ProblemRaised: there were too many requests (429), or keys cannot be read (503).
+            ProblemRaised: there were or are too many requests (429), or keys cannot be read (503).
         """
         try:
             caller = await self._credentials.caller(token.encode("utf-8", "surrogateescape"))
@@ -45,6 +51,8 @@ class KeyVerifier:
         if caller is None:
             return None
         caller.count()
+        if caller.user_id is not None and (request := _request.get()) is not None:
+            request.enter_context(caller.limits.opened(caller.user_id))
         scopes: list[str] = [*KEY_SCOPES[: KEY_SCOPES.index(caller.scope) + 1]]
         return AccessToken(token="", client_id=caller.name, scopes=scopes, subject=caller.user_id)
 
@@ -75,7 +83,7 @@ async def serve_keyed(
         # Pages of other sites have no key, so that a request may name any host, such as that of a proxy.
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
     )
-    app.add_middleware(Problems)
+    app.add_middleware(Requests)
     limits = ConnectionLimits(settings.max_connections, settings.header_timeout, settings.body_timeout)
     seconds = settings.shutdown_timeout
     async with app.router.lifespan_context(app):
@@ -83,8 +91,8 @@ async def serve_keyed(
         await service.serve(sockets=[listening])
 
 
-class Problems:
-    """Middleware that turns errors of the verifier into problem documents."""
+class Requests:
+    """Middleware that counts the open requests of users, and turns errors of the verifier into problem documents."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -92,7 +100,9 @@ class Problems:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
         try:
-            await self._app(scope, receive, send)
+            with ExitStack() as request:
+                _request.set(request)
+                await self._app(scope, receive, send)
         except ProblemRaised as error:
             await problem_response(error.problem, error.headers)(scope, receive, send)
 
