@@ -21,6 +21,7 @@ from langchain.agents.middleware import (
     ModelResponse,
     PIIMiddleware,
     SummarizationMiddleware,
+    ToolErrorMiddleware,
     ToolRetryMiddleware,
     dynamic_prompt,
     hook_config,
@@ -135,11 +136,17 @@ async def test_structured_answers_of_other_kinds_are_json_too(small_memory: Memo
     assert json.loads((await kept(small_memory))[1][1]) == {"name": "Rome"}
 
 
-async def test_a_structured_answer_with_text_is_stored_as_its_text(small_memory: Memory) -> None:
-    model = ScriptedModel([calling("City", "Rome, of course.", name="Rome", people=3)])
-    agent = structured(small_memory, model, ToolStrategy(City))
+@pytest.mark.parametrize("keep", [False, True])
+async def test_a_structured_answer_with_text_is_stored_and_sent_as_its_text(small_memory: Memory, keep: bool) -> None:
+    """With `keep_originals`, the original has the call of the structured response, which later calls do not get."""
+    model = ScriptedModel([calling("City", "Rome, of course.", name="Rome", people=3), "yes"])
+    memory = SessionMemory(small_memory, keep_originals=keep)
+    agent: Agent = create_agent(model, middleware=[memory], response_format=ToolStrategy(City))
     await agent.ainvoke(input_of("a city?"), config_of())
     assert await kept(small_memory) == [("user", "a city?"), ("assistant", "Rome, of course.")]
+    await agent.ainvoke(input_of("sure?"), config_of())
+    assert [message.type for message in model.calls[1]] == ["human", "ai", "human"]
+    assert model.calls[1][1].tool_calls == []
 
 
 async def test_a_structured_answer_is_sent_once_with_a_checkpointer(small_memory: Memory) -> None:
@@ -181,6 +188,19 @@ async def test_a_direct_result_of_a_tool_is_stored_as_the_answer(small_memory: M
     await ask(agent, "really?")
     told = [str(message.text) for message in model.calls[1]]
     assert told.count("a tea is 3 euros") == 1
+
+
+@pytest.mark.parametrize("first", [False, True])
+async def test_the_error_of_a_direct_tool_is_stored_as_the_answer(small_memory: Memory, first: bool) -> None:
+    @tool(return_direct=True)
+    def price(thing: str) -> str:
+        """Say what a thing costs."""
+        raise ValueError(thing)
+
+    others = [ToolErrorMiddleware(lambda _, __: "no price"), SessionMemory(small_memory)]
+    agent = make_agent(ScriptedModel([calling("price", thing="tea")]), others[:: 1 if first else -1], [price])
+    assert await ask(agent, "tea?") == "no price"
+    assert await kept(small_memory) == [("user", "tea?"), ("assistant", "no price")]
 
 
 @pytest.mark.parametrize("checkpointed", [True, False])

@@ -244,8 +244,9 @@ def _original(message: Message) -> BaseMessage | None:
         (full,) = messages_from_dict([message.original])
     except (ValueError, TypeError):
         return None  # another version of LangChain wrote it, so the caller uses the stored text
-    if full.additional_kwargs.get("refusal"):
-        return None  # providers do not receive a refusal beside the content
+    # Providers do not receive a refusal beside the content, and the call of a structured response has no result.
+    if full.additional_kwargs.get("refusal") or STRUCTURED in message.metadata:
+        return None
     # The content may lack the marks for images and files (`[image]`): early versions stored only the visible text.
     if message.content not in (transcript_text(full), text_of(full)):
         return None

@@ -133,6 +133,9 @@ class TurnHooks:
             return None
         part.stop_waiting()
         part.root.open_calls += 1
+        if request.tool is not None and request.tool.return_direct:
+            # Other middleware may turn an error of the tool into a result, which also ends the run.
+            part.direct_calls.add(str(request.tool_call["id"]))
         return ToolStep(part, call, request, calling_tool(part.memory, part.session))
 
     async def after_agent(self, call: AgentCall, state: AgentState[Any]) -> dict[str, Any] | None:
@@ -330,9 +333,7 @@ class ToolStep(Step[ToolCallRequest, ToolMessage | Command[Any]]):
             part.turn.read_sources_again()
         if isinstance(result, Command) and result.graph == Command.PARENT:
             part.hand_over()
-        elif tool is not None and tool.return_direct:
-            part.direct_calls.add(str(self.request.tool_call["id"]))
-        elif part.turn is not None:
+        elif part.turn is not None and not (tool is not None and tool.return_direct):
             part.turn.steps.add(self.call.messages, result)
 
     async def fail(self, error: BaseException) -> None:
