@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import aclosing
 
+import anyio
 import pytest
 from langchain.agents.middleware import AgentMiddleware
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
@@ -102,6 +103,33 @@ async def test_a_run_cancelled_during_a_stream_stores_its_partial_answer(memory:
     assert (await kept_with_status(memory))[1:] == [("assistant", "once upon a ", "interrupted")]
     await ask(agent, "go on")
     assert seen(model.calls[1]) == [("human", "a story, please"), ("ai", "once upon a "), ("human", "go on")]
+
+
+async def test_a_run_that_is_cancelled_again_and_again_stores_its_partial_answer(memory: Memory) -> None:
+    """A scope of anyio cancels until its tasks end. LangGraph then gives up waiting for the node, which may go on."""
+    gate = Gate()
+    agent = make_agent(ScriptedModel([["once upon ", "a ", gate, "time"]]), [SessionMemory(memory)])
+    with anyio.CancelScope() as scope:
+        ends = asyncio.create_task(gate.reached())
+        ends.add_done_callback(lambda _: scope.cancel())
+        await stream(agent, "a story, please")
+    gate.open()
+    await memory.settle()
+    assert (await kept_with_status(memory))[1:] == [("assistant", "once upon a ", "interrupted")]
+
+
+async def test_a_stream_that_is_dropped_before_the_memory_closes_is_stored_once(
+    sqlite_url: str, memory_options: MemoryOptions
+) -> None:
+    """The event loop closes the stream, and the memory closes, at the same time."""
+    for number in range(8):
+        async with open_memory(sqlite_url, options=memory_options) as memory:
+            agent = make_agent(ScriptedModel(["one two three"]), [SessionMemory(memory)])
+            async for _ in agent.astream(input_of("count"), config_of(f"room:{number}"), stream_mode="messages"):
+                break
+    async with open_memory(sqlite_url, options=memory_options) as memory:
+        stored = [await kept(memory, f"room:{number}") for number in range(8)]
+    assert stored == [[("user", "count"), ("assistant", "one two three")]] * 8
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])

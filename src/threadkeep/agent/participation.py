@@ -87,8 +87,7 @@ class OpenCalls:
         for call in list(self.calls.values()):
             # If storing an answer fails, the other answers are stored nevertheless.
             with ErrorBoundary(errors.append):
-                begun = "" if call.partial is None else storable(call.partial.text, call.redacted, whole=False)
-                await call.end(call.text or begun, call.status)
+                await call.settle()
         for first in errors:
             raise first
 
@@ -150,6 +149,7 @@ class Participation:
     _question: Sequence[BaseMessage] = ()
     _ordinal: int = 1
     _tried_before: bool = False
+    _has_ended: bool = False
     _runs: list[_Writer] = field(default_factory=list, repr=False)
     _all_runs_known: bool = field(default=True, repr=False)
     _timer: asyncio.TimerHandle | None = field(default=None, repr=False)
@@ -440,10 +440,14 @@ class Participation:
             del self.registry.calls[self.key]
 
     async def end(self, answer: BaseMessage | str, status: Status) -> AIMessage | None:
-        """Store the answer of a call that has ended. Return the answer that was stored in its place, or None."""
+        """Store the answer of a call that has ended. Return the answer that was stored in its place, or None.
+
+        A model or tool call that ends later, because its run was cut off, does not store the text again.
+        """
         self.leave()
-        if self.turn is None:
+        if self.turn is None or (self._has_ended and status != "complete"):
             return None
+        self._has_ended = True
         winner = await self.turn.close(answer, status)
         final = answer if winner is None else winner
         if status == "complete" and isinstance(final, BaseMessage):
@@ -458,8 +462,9 @@ class Participation:
             self.root.release_session()
 
     async def settle(self) -> None:
-        """Store the held answer as the answer of the call."""
-        await self.end(self.text, self.status)
+        """Store the held answer, or the text of an open model call, as the answer of the call."""
+        begun = "" if self.partial is None else storable(self.partial.text, self.redacted, whole=False)
+        await self.end(self.text or begun, self.status)
 
     async def fail(self, error: BaseException) -> None:
         """Settle the call after its run failed, was cancelled, or lost its stream's reader. Then release the session.

@@ -106,6 +106,7 @@ class Memory:
         self.identity = identity_of(parts.address)
         self.work_for_all: list[asyncio.Task[None]] = []
         self._unfinished: set[asyncio.Task[Any]] = set()
+        self._running: set[asyncio.Future[None]] = set()
         self._speakers: WeakSet[LastWords] = WeakSet()
         self._null: Self | None = None
         self._namespaces: dict[tuple[object, GraphLayout], Self] = {}
@@ -279,13 +280,18 @@ class Memory:
     ) -> T:
         """Run work that must be safe to repeat. If the caller is cancelled, the work is run again in the background.
 
-        Closing the memory waits for the background work.
+        Closing the memory waits for the work, also if its caller is a task that nobody awaits.
         """
+        running: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._running.add(running)
         try:
             return await work(*arguments, **named)
         except asyncio.CancelledError:
             _ = self._begin(work(*arguments, **named))
             raise
+        finally:
+            self._running.discard(running)
+            running.set_result(None)
 
     def _begin[T](self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
@@ -310,8 +316,8 @@ class Memory:
     async def settle(self) -> None:
         """Store all remaining data and wait for unfinished work; then raise the first error, if there was any."""
         results = await asyncio.gather(*(one.settle_all() for one in list(self._speakers)), return_exceptions=True)
-        while self._unfinished:
-            await asyncio.wait(self._unfinished)
+        while working := self._unfinished | self._running:
+            await asyncio.wait(working)
         null = [] if self._null is None else [self._null]
         for other in (*null, *self._namespaces.values()):
             await other.pending.close()
