@@ -146,7 +146,9 @@ async def test_a_structured_answer_with_text_is_stored_and_sent_as_its_text(smal
     assert await kept(small_memory) == [("user", "a city?"), ("assistant", "Rome, of course.")]
     await agent.ainvoke(input_of("sure?"), config_of())
     assert [message.type for message in model.calls[1]] == ["human", "ai", "human"]
-    assert model.calls[1][1].tool_calls == []
+    answer = model.calls[1][1]
+    assert isinstance(answer, AIMessage)
+    assert answer.tool_calls == []
 
 
 async def test_a_structured_answer_is_sent_once_with_a_checkpointer(small_memory: Memory) -> None:

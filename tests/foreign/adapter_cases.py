@@ -166,7 +166,11 @@ async def test_sessions_of_adks_database_are_imported(memory: Memory, tmp_path: 
 async def test_events_of_a_memory_service_can_be_appended_to_a_session(memory: Memory) -> None:
     """Their texts are stored once; the session has the whole events in their order, without a deleted one."""
     service, old, app = SessionService(memory), MemoryService(memory), new_app()
-    events = [said("user", "My cat is Miso.", id="cat"), Event(author="guide", id="state"), said("guide", "Ok.", id="ok")]
+    events = [
+        said("user", "My cat is Miso.", id="cat"),
+        Event(author="guide", id="state"),
+        said("guide", "Ok.", id="ok"),
+    ]
     events[1].actions.state_delta["cat"] = "Miso"
     await old.add_events_to_memory(app_name=app, user_id="ann", session_id="s", events=events)
     session = await service.create_session(app_name=app, user_id="ann", session_id="s")

@@ -25,7 +25,6 @@ from threadkeep.web.callers import Credentials
 from threadkeep.web.problems import ProblemRaised, problem_response
 from threadkeep.web.server import ConnectionLimits, Server
 
-
 _request: ContextVar[ExitStack | None] = ContextVar("request", default=None)
 """The exit stack of the current request."""
 
