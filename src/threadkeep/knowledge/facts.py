@@ -51,7 +51,7 @@ MAX_EVIDENCE = 20
 _MOST_REMEMBERED = 5_000
 _MOST_RANKED = 10_000
 """The number of newest facts in a scope that `recall` reads."""
-_MOST_INDEXES, _MOST_INDEXED = 1_000, 4 * _MOST_RANKED
+_MOST_INDEXES, _MOST_INDEXED = 500, 4 * _MOST_RANKED
 _RANKED_AT_ONCE = 2_000
 """More facts than this are ranked in an OS thread, because each new one takes 20 microseconds of CPU."""
 
