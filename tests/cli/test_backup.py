@@ -134,6 +134,16 @@ def test_a_file_that_is_no_backup_is_refused(cli: CommandLine) -> None:
     assert asyncio.run(_contents(cli.url)) == ["hi", "hello"]
 
 
+def test_a_database_without_threadkeeps_tables_is_not_copied(cli: CommandLine, empty_postgres_url: str) -> None:
+    """A restore would reject the copy, when the right database may be gone already."""
+    with closing(sqlite3.connect(cli.folder / "other.db")) as other:
+        other.execute("CREATE TABLE notes (text TEXT)")
+    for database in (str(cli.folder / "other.db"), empty_postgres_url):
+        outcome = cli("backup", str(cli.folder / "copy"), "--database", database)
+        assert (outcome.exit_code, "has no tables of Threadkeep" in outcome.err) == (1, True), outcome.err
+    assert not (cli.folder / "copy").exists()
+
+
 def test_a_database_in_use_is_not_replaced(cli: CommandLine) -> None:
     """A process with the database open would write into a deleted file after the restore."""
     cli.store("room", "hi", "hello")

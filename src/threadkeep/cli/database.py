@@ -194,14 +194,15 @@ def backup_database(
         raise WrongUse(f"{target} exists already; name another file, or add --replace.")
     if address.path is not None and target.resolve() == address.path.resolve():
         raise WrongUse(f"{target} is the database itself; name another file.")
+    if address.dsn is None and (address.path is None or not address.path.exists()):
+        raise NotDone(_IN_MEMORY if address.path is None else f"There is no database at {address.path} to copy.")
+    run(_check_source(settings))
     if address.dsn is not None:
         from threadkeep.store.postgres_connection import environment_of
 
         with terminal.waiting("Copying"):
             dump_postgres(environment_of(address.dsn), target)
-    elif address.path is None or not address.path.exists():
-        raise NotDone(_IN_MEMORY if address.path is None else f"There is no database at {address.path} to copy.")
-    else:
+    elif address.path is not None:
         with _pages("Copying") as report:
             copy_sqlite(address.path, target, report, key=settings.store_options().key)
     left_out = _not_copied(settings)
@@ -258,6 +259,16 @@ def _check_version(source: Path, key: str | None) -> None:
     from threadkeep.store.migrations import check_schema
 
     check_schema("sqlite", backup_version(source, None if is_plain(source) else key))
+
+
+async def _check_source(settings: Settings) -> None:
+    """Reject a database without Threadkeep's tables, because `restore` would reject its copy."""
+    from threadkeep.store.migrations import schema_version
+    from threadkeep.store.opening import open_database
+
+    async with open_database(settings.database, settings.store_options(), read_only=True) as driver:
+        if not await schema_version(driver):
+            raise NotDone(f"{settings.database} has no tables of Threadkeep; name another one with --database.")
 
 
 async def _check_target(settings: Settings, version: int, *, replace: bool) -> None:
