@@ -112,6 +112,7 @@ _TARGET = {"id": "ann", "session_id": "s1", "noted": "erase:ann", "seq": 1, "run
         ("erase.sql", "drop_facts_of_runs", "chat_fact_evidence"),
         ("erase.sql", "retractions", "chat_graph_deliveries"),
         ("outbox.sql", "times", "chat_outbox"),
+        ("outbox.sql", "open_counts", "chat_outbox"),
     ],
 )
 async def test_an_erase_and_the_metrics_find_their_rows_by_index(

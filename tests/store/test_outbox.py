@@ -228,8 +228,10 @@ async def test_a_failed_message_can_be_retried_or_dropped(memory: Memory) -> Non
     assert not await outbox.retry(first.number)
     again = await taken(outbox)
     assert (again.content, again.tries, again.error) == ("hello", 1, None)
+    assert await outbox.counts(open_only=True) == {("support", "ready"): 1, ("support", "failed"): 1}
     assert await outbox.end(again.number, "a", "delivered")
     assert await outbox.drop(second.number)
+    assert await outbox.counts(open_only=True) == {}
     assert not await outbox.drop(first.number)
     assert await statuses(outbox) == {"m1": "delivered", "m2": "dropped"}
     assert await outbox.counts() == {("support", "delivered"): 1, ("support", "dropped"): 1}

@@ -44,7 +44,7 @@ async def list_channels() -> None:
     """List the bots, each with the number of its waiting and failed answers."""
     bots = _bots()
     async with opened_memory() as memory:
-        counts = await memory.channels.outbox.counts()
+        counts = await memory.channels.outbox.counts(open_only=True)
     _list_bots([_row(bot, counts, "receive", "workflow") for bot in bots])
 
 
@@ -56,10 +56,10 @@ async def show_status() -> None:
     """
     bots = _bots()
     async with opened_memory() as memory:
-        counts = await memory.channels.outbox.counts()
+        counts = await memory.channels.outbox.counts(open_only=True)
         times = await memory.channels.outbox.times()
     kinds: dict[str, str | None] = {bot.name: bot.kind for bot in bots}
-    removed = sorted({name for name, status in counts if status in _OPEN} - kinds.keys())
+    removed = sorted({name for name, _ in counts} - kinds.keys())
     rows = []
     for name, kind in (kinds | dict.fromkeys(removed)).items():
         oldest, heard = times.get(name, (None, None))

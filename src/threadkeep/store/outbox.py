@@ -288,9 +288,9 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         parameters = {"status": status, "after": after, "limit": limit}
         return [_outgoing(row) for row in await self._driver.fetch(self._sql["entries"], parameters)]
 
-    async def counts(self) -> dict[tuple[str, OutboxStatus], int]:
-        """Return the number of messages by channel and status."""
-        rows = await self._driver.fetch(self._sql["counts"], {})
+    async def counts(self, *, open_only: bool = False) -> dict[tuple[str, OutboxStatus], int]:
+        """Return the number of messages by channel and status; with `open_only`, without those that have ended."""
+        rows = await self._driver.fetch(self._sql["open_counts" if open_only else "counts"], {})
         return {(channel, status): count for channel, status, count in rows}
 
     async def times(self) -> dict[str, tuple[datetime | None, datetime | None]]:

@@ -201,6 +201,10 @@ LIMIT :limit
 -- name: counts
 SELECT channel, status, count(*) FROM chat_outbox GROUP BY channel, status ORDER BY channel, status
 
+-- name: open_counts
+-- An index has only the open messages; the table may have many that have ended.
+SELECT channel, status, count(*) FROM chat_outbox WHERE status IN ('waiting', 'ready', 'failed') GROUP BY channel, status
+
 -- name: times
 SELECT channel, min(oldest), max(heard) FROM (
     SELECT channel, created_at AS oldest, NULL AS heard FROM chat_outbox WHERE status IN ('waiting', 'ready', 'failed')

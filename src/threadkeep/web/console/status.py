@@ -116,7 +116,7 @@ async def show_channels(request: Request, app: AppInUse) -> Response:
 
 async def _statuses(app: App) -> list[ChannelStatus]:
     outbox = app.memory.channels.outbox
-    counts, times = await outbox.counts(), await outbox.times()
+    counts, times = await outbox.counts(open_only=True), await outbox.times()
     names = sorted({name for name, _ in counts} | times.keys())
     return [
         ChannelStatus(name, {status: counts.get((name, status), 0) for status in _OPEN}, *times.get(name, (None, None)))
