@@ -119,20 +119,28 @@ async def test_long_and_bidirectional_names_do_not_break_the_layout(tmp_path: Pa
     session = "room\u202e1"
     address = f"/console/sessions/{quote(session)}"
     async with (
-        opened_app(ScriptedModel(["Yes.", failure()]), settings_for(tmp_path)) as app,
+        opened_app(ScriptedModel(["Hello.", "Yes.", failure()]), settings_for(tmp_path)) as app,
         listening(app) as client,
         tab(str(client.base_url), viewport={"width": 400, "height": 800}) as page,
     ):
+        await said(client, "s" * 200, "Hi.")
         await said(client, session, "One.")
         sent = {"session_id": session, "user_id": "ana", "message": "Two.", "metadata": {"sender_name": "u" * 200}}
         assert (await client.post("/api/v1/chat", json=sent)).status_code == 502
         changed = {"title": "W" * 200, "tags": ["L" * 60]}
         assert (await client.patch(f"/api/v1/sessions/{quote(session)}", json=changed)).status_code == 200
-        [run, _] = (await client.get("/api/v1/runs")).json()["runs"]
+        [run, *_] = (await client.get("/api/v1/runs")).json()["runs"]
         for shown in ("/", "/console/runs", f"/console/runs/{run['run_id']}", f"{address}/calls", address):
             await page.goto(shown)
             assert await page.evaluate("document.documentElement.scrollWidth") <= 400, shown
+        await page.goto("/")
+        cards, titles = page.locator("main"), page.locator(".row .title")
+        edge = await cards.evaluate("element => element.getBoundingClientRect().right")
+        assert max(await titles.evaluate_all("all => all.map(one => one.getBoundingClientRect().right)")) <= edge
         await page.set_viewport_size({"width": 1240, "height": 800})
+        await page.goto("/console/runs")
+        assert await page.locator(".table").evaluate("element => element.scrollWidth <= element.clientWidth")
+        await page.goto(address)
         meta = page.locator(".heading .meta")
         boxes = [await meta.locator(name).bounding_box() for name in ("code", "a", "time", ".badge")]
         assert [box["x"] for box in boxes] == sorted(box["x"] for box in boxes)
