@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.cli.running import CommandLine
 
 
@@ -39,6 +41,15 @@ def test_a_receipt_that_cannot_be_written_stops_the_erase(cli: CommandLine) -> N
     assert (done.exit_code, done.json["complete"]) == (1, True)
     assert done.json["signature"]
     assert "could not be written" in done.err
+
+
+def test_a_misspelt_variable_is_named(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the command would use the default database without a word."""
+    monkeypatch.setenv("THREADKEEP_DATABSE_URL", "sqlite:////elsewhere.db")
+    done = cli("erase", "session", "a", "--dry-run")
+    assert (
+        "THREADKEEP_DATABSE_URL is not a setting and has no effect; did you mean THREADKEEP_DATABASE_URL?" in done.err
+    )
 
 
 def test_a_session_is_erased(cli: CommandLine) -> None:

@@ -76,12 +76,21 @@ async def test_a_validation_problem_has_pointers_and_sentences(client: httpx2.As
     assert check_problem(response, 422, "invalid-request")["errors"] == [
         {"detail": "Field required", "pointer": "/message"},
         {"detail": "Input should be a valid string", "pointer": "/session_id"},
-        {"detail": "an id has printable characters only", "pointer": "/user_id"},
+        {"detail": "An id has printable characters only; remove the others.", "pointer": "/user_id"},
         {
             "detail": "The request has an unknown field; the known ones are message, session_id, user_id, workflow, "
             "message_id, metadata.",
             "pointer": "",
         },
+    ]
+
+
+async def test_a_limit_of_a_text_is_in_characters(client: httpx2.AsyncClient) -> None:
+    await client.post("/api/v1/chat", json={"message": "hi", "session_id": "s"})
+    response = await client.patch("/api/v1/sessions/s", json={"title": "t" * 201, "tags": [""]})
+    assert check_problem(response, 422, "invalid-request")["errors"] == [
+        {"detail": "String should have at most 200 characters", "pointer": "/title"},
+        {"detail": "String should have at least 1 character", "pointer": "/tags/0"},
     ]
 
 

@@ -38,6 +38,14 @@ def command_settings(**overrides: object) -> Settings:
     return load_settings(**{name: value for name, value in given.items() if value is not None})
 
 
+def note_unknown_variables() -> None:
+    """Name misspelt `THREADKEEP_*` variables on stderr, because the command may use another database than expected."""
+    from threadkeep.settings import unknown_variables
+
+    for sentence in unknown_variables():
+        terminal.note(sentence)
+
+
 def run[T](work: Coroutine[Any, Any, T]) -> T:
     """Run a command's coroutine in a new event loop; raise KeyboardInterrupt if the coroutine was cancelled."""
     import asyncio
@@ -77,6 +85,7 @@ async def opened_memory(*, background: bool = False, creates: bool = False) -> A
     from threadkeep.memory import open_memory
 
     settings = command_settings()
+    note_unknown_variables()
     if not creates:
         check_exists(settings.database)
     url = settings.database_url.get_secret_value()
@@ -145,6 +154,7 @@ async def opened_runs(*, in_background: bool, works: bool = True) -> AsyncIterat
     processes.
     """
     settings = command_settings()
+    note_unknown_variables()
     if in_background:
         check_others_see(settings)
     async with opened_app(settings, works=works and not in_background) as app:

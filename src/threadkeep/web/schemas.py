@@ -26,9 +26,9 @@ def _cleaned(value: object) -> object:
 
 def _printable(value: str) -> str:
     if not value.isprintable():
-        raise ValueError("an id has printable characters only")
+        raise ValueError("An id has printable characters only; remove the others.")
     if value.isspace():
-        raise ValueError("an id is not only spaces")
+        raise ValueError("An id needs a character that is not a space.")
     return value
 
 
@@ -44,10 +44,12 @@ def _storable(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
 
 
 # These are assignments, because pydantic cannot add constraints to `type` aliases.
-CleanText = Annotated[str, BeforeValidator(_cleaned)]
+CLEANED = BeforeValidator(_cleaned)
+CleanText = Annotated[str, CLEANED]
 GivenId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS), AfterValidator(_printable)]
 Metadata = Annotated[dict[str, JsonValue], AfterValidator(_storable)]
-Tag = Annotated[CleanText, Field(min_length=1, max_length=100)]
+# Limits come before `CLEANED`; after it, their errors would count "items" instead of characters.
+Tag = Annotated[str, Field(min_length=1, max_length=100), CLEANED]
 
 
 def _if_any(default: object = None, *, description: str) -> Any:
@@ -207,7 +209,7 @@ class SessionList(BaseModel):
 class SessionPatch(BaseModel, extra="forbid", json_schema_extra=example(title="Refund of order 17", tags=["refund"])):
     """Changes to a session; an absent or null field keeps its value."""
 
-    title: Annotated[CleanText, Field(max_length=MAX_TITLE_CHARACTERS)] | None = None
+    title: Annotated[str, Field(max_length=MAX_TITLE_CHARACTERS), CLEANED] | None = None
     tags: Annotated[list[Tag], Field(max_length=50)] | None = Field(None, description="All tags, not only new ones.")
     metadata: Metadata | None = Field(None, description="All metadata, not only what is new.")
     active: bool | None = None

@@ -41,8 +41,10 @@ class RunRequestBody(
 ):
     """A request for a run of a workflow."""
 
-    message: Annotated[CleanText, Field(max_length=MAX_MESSAGE_CHARACTERS)] = Field(
-        "", description="The message of the user; empty for a run that an event starts."
+    message: CleanText = Field(
+        "",
+        max_length=MAX_MESSAGE_CHARACTERS,
+        description="The message of the user; empty for a run that an event starts.",
     )
     session_id: str | None = Field(
         None, description="The session. By default the user's last one with this workflow, or a new one."

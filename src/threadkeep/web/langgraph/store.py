@@ -17,7 +17,7 @@ from threadkeep.records.json_values import example
 from threadkeep.web.api.parameters import AppInUse
 from threadkeep.web.callers import READS
 from threadkeep.web.problems import ProblemRaised, documented, make_problem
-from threadkeep.web.schemas import CleanText, Metadata
+from threadkeep.web.schemas import CLEANED, CleanText, Metadata
 
 router = APIRouter(prefix="/store", tags=["langgraph"], responses=documented(400, 404, 413, 422, 503))
 
@@ -26,9 +26,9 @@ _MAX_MINUTES = 60 * 24 * 36_500
 _PAGE = 100
 
 type _ReadPage[T] = Callable[[int, int], Awaitable[Sequence[T]]]
-Label = Annotated[CleanText, Field(min_length=1, max_length=256, pattern=r"^[^.]+$")]
+Label = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^.]+$"), CLEANED]
 Namespace = Annotated[list[Label], Field(max_length=20)]
-Key = Annotated[CleanText, Field(min_length=1, max_length=512)]
+Key = Annotated[str, Field(min_length=1, max_length=512), CLEANED]
 
 
 def _readable(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
