@@ -256,7 +256,7 @@ class WindowReader:
         )
 
     async def _forgotten(self, reset_seq: int, known_ids: Collection[str], known: SessionRows | None) -> frozenset[str]:
-        """Return the ids of those known messages that are on the newest page before the last reset."""
+        """Return the ids of the known messages on the newest page before the last reset."""
         if not known_ids:
             return frozenset()
         before = known.forgotten if known is not None else None

@@ -129,7 +129,7 @@ class AnswerDiscarded(StoreEvent):
 
 
 class PendingWrites(Event):
-    """The number of turns in the pending writes of this process may have changed. It is now `count`."""
+    """The number of pending turns of this process, `count`, may have changed."""
 
     backend: Backend
     count: int
