@@ -2,7 +2,7 @@
 
 It writes the file for `threadkeep.store.compressed_json`. The records are those of chats, workflows and agents with
 tools, on an SQLite file. Ids, hashes and times are replaced by random ones, so that the dictionary has only what all
-records have in common. It has no text of a conversation: the records have none, or only that of the tool below.
+records have in common. It has no conversation text: the only text in the records is that of the tool below.
 """
 
 from __future__ import annotations

@@ -311,6 +311,12 @@ def test_a_file_without_lines_of_json_is_refused_once(cli: CommandLine, content:
         assert (outcome.exit_code, outcome.out, outcome.err.count("\n"), cure in outcome.err) == (2, "", 1, True)
 
 
+def test_a_cut_off_first_line_is_reported_and_the_others_are_imported(cli: CommandLine) -> None:
+    (cli.folder / "file").write_text('"content": "cut"}\n' + _lines(2))
+    outcome = cli("import", "jsonl", str(cli.folder / "file"))
+    assert (outcome.exit_code, "Stored 2 messages" in outcome.out, "line 1" in outcome.err.lower()) == (1, True, True)
+
+
 def test_nul_characters_are_replaced(cli: CommandLine) -> None:
     lines = _lines(2).replace("Word 1.", "Nul \\u0000.")
     assert "databases reject: 1." in cli("sessions", "import", "-", given=lines).out

@@ -188,6 +188,19 @@ async def test_events_of_a_memory_service_can_be_appended_to_a_session(memory: M
     assert stored.events == events[1:]
 
 
+async def test_an_event_that_is_appended_after_its_memory_was_deleted_is_in_the_session(memory: Memory) -> None:
+    service, old, app = SessionService(memory), MemoryService(memory), new_app()
+    cat = said("user", "My cat is Miso.", id="cat")
+    await old.add_events_to_memory(app_name=app, user_id="ann", session_id="s", events=[cat])
+    await old.delete_memory(app_name=app, user_id="ann", memory_id="cat")
+    session = await service.create_session(app_name=app, user_id="ann", session_id="s")
+    cat.actions.state_delta["cat"] = "Miso"
+    await service.append_event(session, cat)
+    stored = await service.get_session(app_name=app, user_id="ann", session_id="s")
+    assert stored is not None
+    assert (stored.events, stored.state) == ([cat], {"cat": "Miso"})
+
+
 async def test_a_deleted_memory_is_not_found_again(memory: Memory) -> None:
     """Memories of other users stay; adding the same events again, or an unknown id, changes nothing."""
     service, app = MemoryService(memory), new_app()

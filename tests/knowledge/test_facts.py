@@ -175,10 +175,15 @@ async def test_a_text_with_quotes_and_backslashes_is_found(memory: Memory) -> No
     """The filter compares the text itself, not the characters of its JSON."""
     await memory.knowledge.remember(ADA, "path", 'C:\\Users\\ann, called "home"')
     await memory.knowledge.remember(ADA, "note", "plain\ntext")
+    await memory.knowledge.remember(ADA, "c:\\drive", "full")
+    await memory.knowledge.remember(ADA, "homes", [{"city": "rome"}])
     for text, keys in (
+        ("c:\\d", ["c:\\drive"]),
+        ('[{"city":', ["homes"]),
+        ("Rome", ["homes"]),
         ("C:\\users", ["path"]),
         ('"home"', ["path"]),
-        ('"', ["path"]),
+        ('"', ["homes", "path"]),
         ("\ntext", ["note"]),
     ):
         assert [fact.key for fact in await memory.knowledge.facts(ADA, text=text)] == keys

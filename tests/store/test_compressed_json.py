@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import zstandard
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from threadkeep.errors import StoreError
 from threadkeep.records import Json, dump_json
+from threadkeep.store import compressed_json
 from threadkeep.store.codec import clean_json
 from threadkeep.store.compressed_json import compress, decompress, unpack_manifest
 
@@ -43,7 +45,9 @@ def test_a_record_is_a_zstd_frame_of_a_fifth_of_its_size() -> None:
     text = dump_json({"session_id": True, "run_id": True, "budget": 4000, "digest": HASH, "entries": entries})
     stored = compress(text)
     assert len(stored) * 5 < len(text)
-    assert zstandard.get_frame_parameters(stored).dict_id == 40_001
+    dictionary = Path(compressed_json.__file__).parent / "dictionaries/40001.zdict"
+    plain = zstandard.ZstdDecompressor(dict_data=zstandard.ZstdCompressionDict(dictionary.read_bytes()))
+    assert plain.decompress(stored).decode() == text
 
 
 def test_a_text_that_does_not_get_shorter_is_stored_as_it_is() -> None:
@@ -67,6 +71,12 @@ def test_a_manifest_from_before_migration_25_is_readable() -> None:
     assert dump_json({name: found[name] for name in manifest}) == dump_json(manifest)
     assert found["id"] == ID
     assert unpack_manifest(found, {"run_id": "another"}) == found
+
+
+@pytest.mark.parametrize("stored", [b"", b"\x00", compress(dump_json([HASH] * 9))[:-3]])
+def test_a_damaged_record_raises_an_error_with_the_cure(stored: bytes) -> None:
+    with pytest.raises(StoreError, match="restore a backup"):
+        decompress(stored)
 
 
 def test_data_of_a_newer_version_is_refused_with_the_cure() -> None:

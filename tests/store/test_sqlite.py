@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
+import aiosqlite
 import pytest
 
 from tests.databases import migrated_driver
@@ -24,10 +25,10 @@ from tests.outages import locked_meanwhile
 from threadkeep import MemoryOptions, Message, StoreError, StoreUnavailable, open_memory
 from threadkeep.errors import StoreClosed
 from threadkeep.history.memory import Memory
-from threadkeep.store import private_files
+from threadkeep.store import private_files, sqlite
 from threadkeep.store.address import parse_address
 from threadkeep.store.driver import Connection, StoreOptions
-from threadkeep.store.sqlite import SqliteDriver
+from threadkeep.store.sqlite import SqliteDriver, open_sqlite
 
 _COUNT = """
 WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :rows)
@@ -402,3 +403,29 @@ async def test_further_connections_leave_the_locks_of_the_file_in_place(sqlite_u
         )
         _, error = await tried.communicate()
     assert b"BlockingIOError" in error
+
+
+async def test_a_cancellation_while_a_failed_opening_ends_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a background task would handle the error and go on, and closing the memory would wait for ever."""
+    began, ends, close = asyncio.Event(), asyncio.Event(), sqlite._close_opened  # noqa: SLF001
+
+    async def close_slowly(connection: aiosqlite.Connection, opening: asyncio.Future[aiosqlite.Connection]) -> None:
+        began.set()
+        await ends.wait()
+        await close(connection, opening)
+
+    async def opening() -> None:
+        async with open_sqlite(tmp_path / "garbage.db", StoreOptions()):
+            pass
+
+    (tmp_path / "garbage.db").write_bytes(b"no database" * 400)
+    monkeypatch.setattr(sqlite, "_close_opened", close_slowly)
+    task = asyncio.create_task(opening())
+    await began.wait()
+    task.cancel()
+    await asyncio.sleep(0)
+    ends.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -149,9 +149,8 @@ class SessionService(BaseSessionService):
         item: dict[str, Json] = {"event": event.model_dump(mode="json", exclude_none=True)}
         message = _message(event)
         known = None if message is None else await stored.find(str(message.id))
-        if known is not None and stored_item(_NAME, known) is None:
+        if is_in_memory := known is not None and stored_item(_NAME, known) is None:
             # `MemoryService` has stored the text, so store the event in the note.
-            session.events = [one for one in session.events if one.id != event.id]
             message = None
         messages = [] if message is None else [message.with_fields(original={_NAME: item})]
         note = item_message(
@@ -163,6 +162,8 @@ class SessionService(BaseSessionService):
         )
         if not await self._append(stored, session.app_name, event.actions.state_delta, note, *messages):
             raise StaleSessionError(_STALE)
+        if is_in_memory:
+            session.events = [one for one in session.events if one.id != event.id]
         session.last_update_time = event.timestamp
         session._storage_update_marker = str(revision + 1)  # noqa: SLF001 - ADK's place for it
         return self._commit_event_to_session(session, event)
@@ -204,7 +205,7 @@ class SessionService(BaseSessionService):
     async def _read_stored(self, stored: StoredSession, app_name: str, user_id: str, session_id: str) -> Session | None:
         session = Session(id=session_id, app_name=app_name, user_id=user_id)
         revision: int | None = None
-        events, taken_back = dict[object, Event](), set[str | None]()
+        events, superseded = dict[object, Event](), dict[str | None, datetime]()
         try:
             reset_seq = (await stored.info()).reset_seq
         except SessionNotFound:
@@ -215,13 +216,15 @@ class SessionService(BaseSessionService):
                 revision = int(str(message.id).removeprefix(_REVISION))
                 session.id = str(item.get("session", session.id)) if isinstance(item, Mapping) else session.id
             if message.superseded_at is not None:
-                taken_back.add(message.id)
+                superseded[message.id] = message.superseded_at
                 continue
             if isinstance(item, Mapping) and "state" in item:
                 session.state |= cast("dict[str, object]", item["state"])
                 session.last_update_time = cast("float", item["created"])
             event = _event(message)
-            if event is not None and event.id not in taken_back:
+            # An event that was appended after its text was deleted from the memory counts.
+            gone = None if event is None else superseded.get(event.id)
+            if event is not None and (gone is None or (message.created_at or gone) > gone):
                 session.state |= _state_of_session(event.actions.state_delta)
                 session.last_update_time = event.timestamp
                 events.pop(event.id, None)

@@ -442,12 +442,12 @@ class Participation:
     async def end(self, answer: BaseMessage | str, status: Status) -> AIMessage | None:
         """Store the answer of a call that has ended. Return the answer that was stored in its place, or None.
 
-        A model or tool call that ends later, because its run was cut off, does not store the text again.
+        If the run was cut off and a call of it ends afterwards, the text is not stored again.
         """
         self.leave()
         if self.turn is None or (self._has_ended and status != "complete"):
             return None
-        self._has_ended = True
+        self._has_ended = self._has_ended or bool(answer)
         winner = await self.turn.close(answer, status)
         final = answer if winner is None else winner
         if status == "complete" and isinstance(final, BaseMessage):

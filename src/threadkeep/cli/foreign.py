@@ -54,7 +54,7 @@ _NO_LINES = (
         "The file is text in UTF-16; convert it first with `iconv -f UTF-16 -t UTF-8`.",
     ),
     (
-        re.compile(rb"(\xef\xbb\xbf)?+\s*[^\s{]"),
+        re.compile(rb"(\xef\xbb\xbf)?+\s*\[|[^\n]*[\0-\x08\x0e-\x1f]"),
         "The first line is not a JSON object; name a file that `threadkeep sessions export` wrote.",
     ),
 )

@@ -280,7 +280,7 @@ class Memory:
     ) -> T:
         """Run work that must be safe to repeat. If the caller is cancelled, the work is run again in the background.
 
-        Closing the memory waits for the work, also if its caller is a task that nobody awaits.
+        Closing the memory waits for the work, even if no task awaits its caller.
         """
         running: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._running.add(running)
@@ -316,8 +316,10 @@ class Memory:
     async def settle(self) -> None:
         """Store all remaining data and wait for unfinished work; then raise the first error, if there was any."""
         results = await asyncio.gather(*(one.settle_all() for one in list(self._speakers)), return_exceptions=True)
-        while working := self._unfinished | self._running:
+        running = set(self._running)
+        while working := self._unfinished | running:
             await asyncio.wait(working)
+            running.clear()
         null = [] if self._null is None else [self._null]
         for other in (*null, *self._namespaces.values()):
             await other.pending.close()

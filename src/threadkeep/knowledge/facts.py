@@ -51,7 +51,9 @@ MAX_EVIDENCE = 20
 _MOST_REMEMBERED = 5_000
 _MOST_RANKED = 10_000
 """The number of newest facts in a scope that `recall` reads."""
-_MOST_INDEXES, _MOST_INDEXED = 500, 4 * _MOST_RANKED
+_MOST_INDEXES, _MOST_ENTRIES = 500, 10_000_000
+"""The number of owners whose facts are indexed in this process, and of the entries of all their indexes."""
+_MOST_OLD = 500
 _RANKED_AT_ONCE = 2_000
 """More facts than this are ranked in an OS thread, because each new one takes 20 microseconds of CPU."""
 
@@ -171,8 +173,9 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
             "kind": query.kind,
             "key": None if query.key is None else canonical_key(clean_text(query.key)),
             "former_key": None if query.key is None else clean_text(query.key),
-            # Values are stored as JSON, in which quotes and backslashes are escaped.
-            **text_filter(canonical(query.text)[1:-1] if isinstance(query.text, str) else query.text),
+            **text_filter(query.text),
+            # Texts are stored as JSON, in which quotes and backslashes are escaped.
+            "escaped": None if query.text is None else text_filter(canonical(query.text)[1:-1])["pattern"],
             "past": query.past,
             "user_id": query.user_id,
         }
@@ -236,21 +239,26 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         check_each("recent", recent, str)
         similar = await self._vectors.similar(query, facts, embedder) if embedder and facts else {}
         by_scope = [list(group) for _, group in groupby(facts, key=lambda fact: fact.scope.kind)]
-        ranks = [partial(self._words_of(group[0].scope).rank, query, group) for group in by_scope]
+        ranks = [partial(self._words_of(group).rank, query, group) for group in by_scope]
         if len(facts) > _RANKED_AT_ONCE:
             ranked = await asyncio.to_thread(lambda: [rank(recent=recent, similar=similar) for rank in ranks])
         else:
             ranked = [rank(recent=recent, similar=similar) for rank in ranks]
         return take_of_each(ranked, limit, lambda fact: (fact.id, normalised(fact.text)))
 
-    def _words_of(self, scope: Scope) -> FactWords:
-        """Return the index of a scope's facts; drop the least recently used ones, and one with too many old facts."""
+    def _words_of(self, facts: Sequence[Fact]) -> FactWords:
+        """Return the index of an owner's facts. Replace an index with many facts that are not valid any more.
+
+        Before a new index is added, the least recently used ones are dropped.
+        """
+        scope = facts[0].scope
         index = self._words.pop(scope, None)
-        if index is None or len(index) > 2 * _MOST_RANKED:
+        if index is None or len(index) > 2 * len(facts) + _MOST_OLD:
             index = FactWords()
+            entries = sum(one.entries for one in self._words.values())
+            while self._words and (len(self._words) >= _MOST_INDEXES or entries > _MOST_ENTRIES):
+                entries -= self._words.popitem(last=False)[1].entries
         self._words[scope] = index
-        while len(self._words) > _MOST_INDEXES or sum(map(len, self._words.values())) > _MOST_INDEXED:
-            self._words.popitem(last=False)
         return index
 
     async def valid(self, scopes: Sequence[Scope], *, limit: int = MAX_PAGE, shadowed: bool = False) -> list[Fact]:
@@ -426,7 +434,15 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         """Return the rows of the newest valid facts of each scope, the most specific scope first."""
         ordered = sorted(dict.fromkeys(scopes), key=lambda scope: SCOPE_KINDS.index(scope.kind))
         page = {**page_parameters(limit, None, "fact_id", most), "limit": limit}
-        asked = {**page, "kind": None, "key": None, "former_key": None, "past": False, **text_filter(None)}
+        asked = {
+            **page,
+            "kind": None,
+            "key": None,
+            "former_key": None,
+            "past": False,
+            **text_filter(None),
+            "escaped": None,
+        }
         statements = [(self._sql["facts_of"], {**asked, "scope": one.kind, "owner": one.owner}) for one in ordered]
         return [row for rows in await connection.fetch_each(statements) for row in rows]
 

@@ -255,7 +255,8 @@ def _is_sound(one: Proposed, record: Record) -> bool:
     with contextlib.suppress(InvalidInput):
         NewFact(one.key, one.value, one.kind, one.confidence)
         return (
-            one.seq in record.learnable
+            isinstance(one.seq, int)
+            and one.seq in record.learnable
             and one.scope in record.scopes.values()
             and not looks_like_secret(f"{one.key}: {one.value}")
         )

@@ -70,13 +70,15 @@ _MEMBERS: Final = _groups()
 class FactWords:
     """An index of the terms of some facts, extended as new facts are ranked.
 
-    Several threads may use it, because the number of a fact is returned only after all of its terms are indexed.
+    It is thread-safe: two threads may index the same fact twice, which changes no result.
     """
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[str, str], int] = {}
         self._next = count()
-        # By term, the doubled numbers of the facts that contain it; plus one if the term is in the key.
+        self.entries = 0
+        """The number of pairs of a fact and a term."""
+        # For each term, one entry a fact: twice its number, plus 1 if the term is in the key.
         self._terms: dict[str, array[int]] = {}
         self._beginnings: dict[str, list[str]] = {}
 
@@ -111,7 +113,9 @@ class FactWords:
             return known
         number = next(self._next)
         for in_key, part in ((1, _PARTS_OF_KEY.sub(" ", fact.key)), (0, value)):
-            for term in set(terms_of(words_of(part))):
+            terms = set(terms_of(words_of(part)))
+            self.entries += len(terms)
+            for term in terms:
                 if len(term) >= _BEGINNING and term not in self._terms:
                     self._beginnings.setdefault(term[:_BEGINNING], []).append(term)
                 self._terms.setdefault(term, array("I")).append(2 * number + in_key)
@@ -131,7 +135,7 @@ class FactWords:
         return [scores[number] for number in numbers]
 
     def _worth(self, term: str) -> dict[int, float]:
-        """Return, by the number of a fact, the weight of the best match of a term of the query."""
+        """Return the weight of the best match of a query's term in each fact, by the number of the fact."""
         alike = self._beginnings.get(term[:_BEGINNING], ()) if term.isascii() else ()
         worth: dict[int, float] = {}
         for terms, in_key, in_value in _matches(term, alike):

@@ -161,10 +161,11 @@ def fact_row(fact: Fact) -> dict[str, object]:
 def fact_of(row: Row) -> Fact:
     """Convert a row of a SELECT of facts to a fact, without its evidence.
 
-    Facts are cached, because a chat reads the same facts in each turn. A fact whose value is a list or an object is not
-    cached, because a caller could change the value.
+    Facts are cached, because a chat reads the same facts in each turn. Long values are not cached, nor lists and objects,
+    which a caller could change.
     """
-    return _parsed_fact(row) if row[4].startswith(("[", "{")) else _known_fact(row)
+    value = row[4]
+    return _parsed_fact(row) if len(value) > _LONG_VALUE or value.startswith(("[", "{")) else _known_fact(row)
 
 
 def _parsed_fact(row: Row) -> Fact:
@@ -184,6 +185,7 @@ def _parsed_fact(row: Row) -> Fact:
     )
 
 
+_LONG_VALUE = 2_000
 _known_fact = lru_cache(maxsize=20_000)(_parsed_fact)
 
 

@@ -140,7 +140,7 @@ def dump_postgres(environment: Mapping[str, str], target: Path) -> None:
     with locked_part(partial) as descriptor:
         command = ["pg_dump", "--format=custom", "--no-owner", "--no-privileges", f"--file={partial}"]
         try:
-            # Until the pg_dump of a killed process ends, its descriptor keeps the file locked.
+            # If this process is killed, pg_dump holds the lock until it ends.
             _run(command, environment, descriptor)
             partial.replace(target)
         finally:

@@ -1,4 +1,4 @@
-"""Compression of JSON texts with zstd. A dictionary has their frequent parts, because most texts are short.
+"""Compression of JSON texts with zstd and a trained dictionary, because short texts hardly compress alone.
 
 Texts that were written before migration 25 have another format, which is still read.
 """
@@ -24,7 +24,7 @@ from threadkeep.records import Json
 _NEWEST: Final = 40_001
 _DICTIONARIES = Path(__file__).with_name("dictionaries")
 LEVEL: Final = 9
-_PLAIN_JSON = frozenset(b'{["-0123456789tfn')
+_PLAIN_JSON = frozenset(b'{ [ " - 0 1 2 3 4 5 6 7 8 9 t f n'.split())
 
 
 def compress(text: str) -> bytes:
@@ -37,14 +37,17 @@ def decompress(stored: bytes) -> str:
     """Return the text that was given to `compress`.
 
     Raises:
-        StoreError: a newer Threadkeep compressed the text with another dictionary.
+        StoreError: a newer Threadkeep compressed the text with another dictionary, or the value is damaged.
     """
-    if stored[0] in _PLAIN_JSON:
+    if stored[:1] in _PLAIN_JSON:
         return stored.decode()
-    if stored[0] == _FIRST_FORMAT:
+    if stored[:1] == _FIRST_FORMAT:
         return _decompress_first_format(stored)
-    dictionary = _dictionary(zstandard.get_frame_parameters(stored).dict_id)
-    return zstandard.ZstdDecompressor(dict_data=dictionary).decompress(stored).decode()
+    try:
+        dictionary = _dictionary(zstandard.get_frame_parameters(stored).dict_id)
+        return zstandard.ZstdDecompressor(dict_data=dictionary).decompress(stored).decode()
+    except zstandard.ZstdError:
+        raise StoreError("A compressed record is damaged; restore a backup of the database.") from None
 
 
 @cache
@@ -61,10 +64,10 @@ def _dictionary(number: int) -> zstandard.ZstdCompressionDict:
     return dictionary
 
 
-# The format before migration 25: the text is deflated with a vocabulary, ids and hashes are extracted as bytes, and the
-# entries of a manifest are stored by field.
+# The format before migration 25: the text is deflated with a vocabulary, ids and hashes are stored as bytes before the
+# text, and the entries of a manifest as one list for each field.
 
-_FIRST_FORMAT = 1
+_FIRST_FORMAT = b"\x01"
 _RAW_DEFLATE = -15
 # Marks in the place of extracted hashes (two units of 16 bytes) and ids (one unit).
 _HASH, _ID = "\x01", "\x02"

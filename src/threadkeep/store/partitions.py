@@ -112,7 +112,8 @@ async def partition(driver: Driver, partitions: int, *, report: Progress) -> boo
     if not state.copied_into:
         await with_lock_retries(driver, _begin)
         await with_lock_retries(driver, partial(_create, partitions=partitions))
-    [(total,)] = await driver.fetch(_SQL["left"], {})
+    # None if another call has replaced the tables meanwhile, so that nothing is left.
+    [(total,)] = await _step(driver, partitions, lambda connection: connection.fetch(_SQL["left"], {})) or [(0,)]
     done = copied = 0
     for is_indexed in (False, True):
         ranges = _RANGES

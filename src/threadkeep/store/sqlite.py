@@ -349,11 +349,15 @@ async def _begin(connection: SqliteConnection, *, for_ever: bool) -> None:
 
 
 async def _to_its_end(work: Coroutine[object, object, None]) -> None:
-    """Wait until `work` is done, even if this task is cancelled, because the next caller needs an idle connection."""
-    task = asyncio.ensure_future(work)
+    """Wait until `work` is done, because the next caller needs an idle connection; raise a cancellation after that."""
+    task, cancelled = asyncio.ensure_future(work), None
     while not task.done():
-        with suppress(asyncio.CancelledError):
+        try:
             await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
 
 
 async def _stop(raw: aiosqlite.Connection) -> None:

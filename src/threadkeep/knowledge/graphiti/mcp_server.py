@@ -167,7 +167,7 @@ class _Connection:
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         self.failed: httpx2.Response | None = None
-        """The last response without success."""
+        """The last unsuccessful response to a POST; None if there was none."""
         self._stop = asyncio.Event()
         self._opened: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._hold(url, headers), context=Context(), name="threadkeep-graphiti-mcp")

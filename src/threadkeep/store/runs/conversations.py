@@ -12,7 +12,7 @@ from threadkeep.errors import SessionBusy
 from threadkeep.records.runs import OWN_NAMES, ROLLED_BACK, DoubleTexting, NewRun, RunInput
 from threadkeep.store.codec import time_text
 from threadkeep.store.driver import Backend, Connection, Driver, Statement
-from threadkeep.store.runs.rows import compact_inputs, inputs_of
+from threadkeep.store.runs.rows import compressed_inputs, inputs_of
 from threadkeep.store.runs.trace import RunTrace
 from threadkeep.store.statements import ClockedTables, Tables, load_statements
 
@@ -201,6 +201,6 @@ class Policies:
         if {conversation for (conversation,) in conversations} != set(new.conversations):
             return None
         [(text,)] = await connection.fetch(self._sql["input"], {"run_id": newest.run_id})
-        grown = compact_inputs([*inputs_of(text), RunInput(new.input, new.message_id)])
+        grown = compressed_inputs([*inputs_of(text), RunInput(new.input, new.message_id)])
         await connection.execute(self._sql["set_input"], {"run_id": newest.run_id, "input": grown})
         return newest

@@ -12,7 +12,7 @@ from threadkeep.records.runs import NO_BUDGET, RUN_ENDS, Begun, DoubleTexting, N
 from threadkeep.store.codec import clean_json, json_text, time_text
 from threadkeep.store.driver import Connection, Driver, DuplicateRow, Joined, Row
 from threadkeep.store.runs.conversations import OpenRun, Policies, RunLocks
-from threadkeep.store.runs.rows import compact_inputs, fetch_run, run_of
+from threadkeep.store.runs.rows import compressed_inputs, fetch_run, run_of
 from threadkeep.store.runs.trace import RunTrace
 from threadkeep.store.statements import ClockedTables, for_rows, row_parameters
 
@@ -85,7 +85,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
                 run = await fetch_run(connection, run_id)
                 if run is None or (run.status not in ("done", "cancelled") and not run.set_aside):
                     return False
-                released = {**key, "run_id": run_id, "input": compact_inputs(run.inputs)}
+                released = {**key, "run_id": run_id, "input": compressed_inputs(run.inputs)}
                 await connection.execute(self._sql["release_message"], released)
             for name in ("release_joined", "release_answered"):
                 await connection.execute(self._sql[name], key)
@@ -118,7 +118,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
             left = [one for one in run.inputs if one.message_id != message_id] if run and run.unbegun else []
             if run is None or not left or len(left) == len(run.inputs):
                 return False
-            await connection.execute(self._sql["set_input"], {"run_id": run_id, "input": compact_inputs(left)})
+            await connection.execute(self._sql["set_input"], {"run_id": run_id, "input": compressed_inputs(left)})
         return True
 
     async def is_next(self, run_id: str) -> bool:
@@ -266,7 +266,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
             "root_run_id": position.root_run_id,
             "depth": position.depth,
             "in_order": position.in_order,
-            "input": compact_inputs([RunInput(new.input, new.message_id)]),
+            "input": compressed_inputs([RunInput(new.input, new.message_id)]),
             "budget": None if new.budget == NO_BUDGET else json_text(new.budget.to_dict()),
             "now": now,
             "deadline_at": new.deadline_at and time_text(new.deadline_at),

@@ -165,10 +165,10 @@ def short_inputs(inputs: Sequence[RunInput], message_id: str | None) -> dict[str
         return {"input": None, "asked": None, "short_input": None}
     rest = {name: value for name, value in inputs[0].values.items() if name != "text"}
     entry: dict[str, Json] = {"said": True, **({"values": rest} if rest else {})}
-    return {"input": compact_inputs(inputs), "asked": clean_text(text), "short_input": compress(json_text([entry]))}
+    return {"input": compressed_inputs(inputs), "asked": clean_text(text), "short_input": compress(json_text([entry]))}
 
 
-def compact_inputs(inputs: Iterable[RunInput]) -> bytes:
+def compressed_inputs(inputs: Iterable[RunInput]) -> bytes:
     """Return inputs in the format of their column, which is compressed JSON."""
     entries: list[Json] = []
     for given in inputs:

@@ -93,7 +93,12 @@ WHERE (f.updated_at, f.fact_id) < (:updated_at, :fact_id)
     AND (CAST(:scope AS TEXT) IS NULL OR f.scope = :scope)
     AND (CAST(:kind AS TEXT) IS NULL OR f.kind = :kind)
     AND (CAST(:key AS TEXT) IS NULL OR f.key IN (:key, :former_key))
-    AND (CAST(:pattern AS TEXT) IS NULL OR translate(f.key || ' ' || f.value, :capitals, :letters) LIKE :pattern ESCAPE '\')
+    AND (
+        CAST(:pattern AS TEXT) IS NULL
+        OR translate(f.key, :capitals, :letters) LIKE :pattern ESCAPE '\'
+        OR translate(f.value, :capitals, :letters) LIKE CAST(:escaped AS TEXT) ESCAPE '\'
+        OR (substr(f.value, 1, 1) <> '"' AND translate(f.value, :capitals, :letters) LIKE :pattern ESCAPE '\')
+    )
     AND (
         CAST(:user_id AS TEXT) IS NULL
         OR f.person_id IN (
@@ -119,7 +124,12 @@ WHERE f.scope = :scope
     AND (f.valid_to IS NULL OR CAST(:past AS BOOLEAN))
     AND (CAST(:kind AS TEXT) IS NULL OR f.kind = :kind)
     AND (CAST(:key AS TEXT) IS NULL OR f.key IN (:key, :former_key))
-    AND (CAST(:pattern AS TEXT) IS NULL OR translate(f.key || ' ' || f.value, :capitals, :letters) LIKE :pattern ESCAPE '\')
+    AND (
+        CAST(:pattern AS TEXT) IS NULL
+        OR translate(f.key, :capitals, :letters) LIKE :pattern ESCAPE '\'
+        OR translate(f.value, :capitals, :letters) LIKE CAST(:escaped AS TEXT) ESCAPE '\'
+        OR (substr(f.value, 1, 1) <> '"' AND translate(f.value, :capitals, :letters) LIKE :pattern ESCAPE '\')
+    )
 ORDER BY f.updated_at DESC, f.fact_id DESC
 LIMIT :limit
 

@@ -1,1 +1,1 @@
--- Records are compressed with zstd. Earlier versions cannot read them, so this migration keeps those away.
+-- Records are compressed with zstd. Earlier versions cannot read them; they refuse to open a database of this schema.
