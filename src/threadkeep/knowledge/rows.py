@@ -161,7 +161,7 @@ def fact_row(fact: Fact) -> dict[str, object]:
 def fact_of(row: Row) -> Fact:
     """Convert a row of a SELECT of facts to a fact, without its evidence.
 
-    Facts are cached, because a chat reads the same facts in each turn. Long values are not cached, nor lists and objects,
+    Facts are cached, because a chat reads the same facts in each turn. Long values are not cached, nor lists or objects,
     which a caller could change.
     """
     value = row[4]
