@@ -161,8 +161,8 @@ def fact_row(fact: Fact) -> dict[str, object]:
 def fact_of(row: Row) -> Fact:
     """Convert a row of a SELECT of facts to a fact, without its evidence.
 
-    Facts are cached, because a chat reads the same facts in each turn. Long values are not cached, nor lists or objects,
-    which a caller could change.
+    Facts are cached, because a chat reads the same facts in each turn. Not cached are long values, lists and objects; a
+    caller could change the latter.
     """
     value = row[4]
     return _parsed_fact(row) if len(value) > _LONG_VALUE or value.startswith(("[", "{")) else _known_fact(row)
