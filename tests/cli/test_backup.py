@@ -44,6 +44,7 @@ _ENDED_RESTORE = """#!/bin/sh
 [ "$1" = --data-only ] && exec "$PG_RESTORE" "$@"
 sleep 60 &
 trap 'kill $!; : > "$0.ended"; exit 1' TERM
+sleep 1  # the guard starts after the tool
 kill -KILL $PPID
 wait
 """
