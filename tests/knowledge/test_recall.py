@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from tests.knowledge.test_facts import ADA, BOB, ROOM, SHOP, begin
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory
+from threadkeep.context.recall.words import words_of
+from threadkeep.knowledge import recall
 from threadkeep.knowledge.recall import take_of_each
 from threadkeep.observe import ExtraNotFound
 from threadkeep.testing import SettableClock
@@ -65,6 +67,30 @@ async def test_the_words_of_long_chinese_facts_take_little_memory(memory: Memory
         tracemalloc.stop()
     assert found[0].key == "note_7"
     assert taken < 4_000_000
+
+
+async def test_facts_are_indexed_once_until_many_of_them_are_old(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranking a few of an owner's facts keeps the index of the others; an index of old values is replaced."""
+    first = await memory.knowledge.remember(ADA, "note", "x")
+    facts = [replace(first, id=f"fact {n}", key=f"note_{n}", value=f"word{n}") for n in range(900)]
+    read: list[str] = []
+
+    def noted_words_of(text: str) -> list[str]:
+        read.append(text)
+        return words_of(text)
+
+    monkeypatch.setattr(recall, "words_of", noted_words_of)
+    for some, texts in ((facts, 1_800), (facts[:3], 0), (facts, 0)):
+        read.clear()
+        assert (await memory.knowledge.rank("word2", some))[0].key == "note_2"
+        assert len(read) == texts
+    for number in range(1_500):
+        await memory.knowledge.rank("word2", [replace(first, value=f"old{number}")])
+    read.clear()
+    await memory.knowledge.rank("word2", facts[:3])
+    assert len(read) == 6
 
 
 async def test_facts_are_found_by_other_words_than_their_own(memory: Memory) -> None:

@@ -149,7 +149,7 @@ class Participation:
     _question: Sequence[BaseMessage] = ()
     _ordinal: int = 1
     _tried_before: bool = False
-    _has_ended: bool = False
+    _has_text_stored: bool = False
     _runs: list[_Writer] = field(default_factory=list, repr=False)
     _all_runs_known: bool = field(default=True, repr=False)
     _timer: asyncio.TimerHandle | None = field(default=None, repr=False)
@@ -445,9 +445,9 @@ class Participation:
         If the run was cut off and a call of it ends afterwards, the text is not stored again.
         """
         self.leave()
-        if self.turn is None or (self._has_ended and status != "complete"):
+        if self.turn is None or (self._has_text_stored and status != "complete"):
             return None
-        self._has_ended = self._has_ended or bool(answer)
+        self._has_text_stored = self._has_text_stored or bool(answer)
         winner = await self.turn.close(answer, status)
         final = answer if winner is None else winner
         if status == "complete" and isinstance(final, BaseMessage):

@@ -53,7 +53,6 @@ _MOST_RANKED = 10_000
 """The number of newest facts in a scope that `recall` reads."""
 _MOST_INDEXES, _MOST_ENTRIES = 500, 10_000_000
 """The number of owners whose facts are indexed in this process, and of the entries of all their indexes."""
-_MOST_OLD = 500
 _RANKED_AT_ONCE = 2_000
 """More facts than this are ranked in an OS thread, because each new one takes 20 microseconds of CPU."""
 
@@ -253,7 +252,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         """
         scope = facts[0].scope
         index = self._words.pop(scope, None)
-        if index is None or len(index) > 2 * len(facts) + _MOST_OLD:
+        if index is None or index.is_outdated:
             index = FactWords()
             entries = sum(one.entries for one in self._words.values())
             while self._words and (len(self._words) >= _MOST_INDEXES or entries > _MOST_ENTRIES):
@@ -434,15 +433,8 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         """Return the rows of the newest valid facts of each scope, the most specific scope first."""
         ordered = sorted(dict.fromkeys(scopes), key=lambda scope: SCOPE_KINDS.index(scope.kind))
         page = {**page_parameters(limit, None, "fact_id", most), "limit": limit}
-        asked = {
-            **page,
-            "kind": None,
-            "key": None,
-            "former_key": None,
-            "past": False,
-            **text_filter(None),
-            "escaped": None,
-        }
+        unfiltered = dict.fromkeys(("kind", "key", "former_key", "escaped"))
+        asked = {**page, **unfiltered, **text_filter(None), "past": False}
         statements = [(self._sql["facts_of"], {**asked, "scope": one.kind, "owner": one.owner}) for one in ordered]
         return [row for rows in await connection.fetch_each(statements) for row in rows]
 

@@ -67,6 +67,9 @@ _ASKED: Final = _attributes()
 _MEMBERS: Final = _groups()
 
 
+_MOST_OLD: Final = 500
+
+
 class FactWords:
     """An index of the terms of some facts, extended as new facts are ranked.
 
@@ -76,15 +79,17 @@ class FactWords:
     def __init__(self) -> None:
         self._numbers: dict[tuple[str, str], int] = {}
         self._next = count()
+        self._most = 0
         self.entries = 0
         """The number of pairs of a fact and a term."""
         # For each term, one entry a fact: twice its number, plus 1 if the term is in the key.
         self._terms: dict[str, array[int]] = {}
         self._beginnings: dict[str, list[str]] = {}
 
-    def __len__(self) -> int:
-        """Return the number of indexed facts."""
-        return len(self._numbers)
+    @property
+    def is_outdated(self) -> bool:
+        """True if the index has many more facts than were ever ranked at once, so that most are not valid any more."""
+        return len(self._numbers) > 2 * self._most + _MOST_OLD
 
     def rank(
         self, query: str, facts: Sequence[Fact], *, recent: Sequence[str] = (), similar: Mapping[str, float]
@@ -97,6 +102,7 @@ class FactWords:
             recent: the last messages before the query, oldest first, to resolve words such as "it".
             similar: by fact id, the similarity to the query in standard deviations from the mean, if there is a model.
         """
+        self._most = max(self._most, len(facts))
         scores = self._scores(read(query, Participants({}), recent=recent), [self._number(fact) for fact in facts])
         if similar:
             for index, fact in enumerate(facts):
