@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from threadkeep.errors import StoreError
+from threadkeep.errors import RecordUnreadable
 from threadkeep.records import Json, dump_json
 from threadkeep.store import compressed_json
 from threadkeep.store.codec import clean_json
@@ -73,10 +74,24 @@ def test_a_manifest_from_before_migration_25_is_readable() -> None:
     assert unpack_manifest(found, {"run_id": "another"}) == found
 
 
-@pytest.mark.parametrize("stored", [b"", b"\x00", compress(dump_json([HASH] * 9))[:-3]])
+RECORD = compress(dump_json([HASH] * 9))
+
+
+DAMAGED = [b"", b"\x00", RECORD[:-3], b"\x01", FIRST_FORMAT[:60] + b"\xff" * 9, b'{"a":"\xff"}']
+
+
+@pytest.mark.parametrize("stored", DAMAGED)
 def test_a_damaged_record_raises_an_error_with_the_cure(stored: bytes) -> None:
-    with pytest.raises(StoreError, match="restore a backup"):
+    with pytest.raises(RecordUnreadable, match="restore a backup"):
         decompress(stored)
+
+
+@pytest.mark.parametrize("place", range(len(RECORD)))
+def test_a_record_with_a_changed_byte_is_never_read_as_another_text(place: int) -> None:
+    changed = bytearray(RECORD)
+    changed[place] ^= 0x10
+    with suppress(RecordUnreadable):
+        assert decompress(bytes(changed)) == decompress(RECORD)
 
 
 def test_data_of_a_newer_version_is_refused_with_the_cure() -> None:
@@ -84,5 +99,5 @@ def test_data_of_a_newer_version_is_refused_with_the_cure() -> None:
     samples = [f'{{"number":{number},"text":"{number * 7}"}}'.encode() for number in range(1000)]
     newer = zstandard.train_dictionary(1024, [*samples], dict_id=40_002)
     stored = zstandard.ZstdCompressor(dict_data=newer).compress(samples[0])
-    with pytest.raises(StoreError, match=r"dictionary 40002.*upgrade Threadkeep"):
+    with pytest.raises(RecordUnreadable, match=r"dictionary 40002.*upgrade Threadkeep"):
         decompress(stored)

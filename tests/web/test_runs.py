@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests.databases import execute
 from tests.web.services import check_problem, client_of, opened_app, settings_for, until
 from threadkeep import open_memory, rebuild
 from threadkeep.app import App
@@ -360,6 +361,18 @@ async def test_a_pruned_run(tmp_path: Path) -> None:
         assert (await client.get("/api/v1/runs")).json()["runs"] == []
         problem = check_problem(await client.post(f"{run}/retry", json={}), 422, "invalid-request")
         assert "not stored any more" in problem["detail"]
+
+
+async def test_a_damaged_record_is_no_outage(tmp_path: Path) -> None:
+    """A retry does not help, so the problem says what does. Other runs are answered."""
+    url = f"sqlite:///{tmp_path}/threadkeep.db"
+    async with service(tmp_path, ScriptedModel(["hello"] * 2), database_url=url) as (_, client):
+        run_id = (await client.post(RUNS, json={"message": "hi", "session_id": "s1"})).json()["run_id"]
+        execute(url, "UPDATE chat_runs SET result = x'28b52ffd00'")
+        for path in (f"/api/v1/runs/{run_id}", "/api/v1/runs"):
+            problem = check_problem(await client.get(path), 500, "record-unreadable")
+            assert "restore a backup" in problem["detail"]
+        assert (await client.post(RUNS, json={"message": "hi", "session_id": "s1"})).json()["text"] == "hello"
 
 
 async def test_an_agents_own_conversation_is_read_and_erased_as_a_session(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from uuid import UUID
 
 import zstandard
 
-from threadkeep.errors import StoreError
+from threadkeep.errors import RecordUnreadable
 from threadkeep.records import Json
 
 # Never change a dictionary, because stored texts need it. `python -m bench.train_dictionary` makes a new one. Add it
@@ -30,24 +30,25 @@ _PLAIN_JSON = frozenset(b'{ [ " - 0 1 2 3 4 5 6 7 8 9 t f n'.split())
 def compress(text: str) -> bytes:
     """Return a JSON text as a zstd frame, or in UTF-8 if that is shorter."""
     plain = text.encode()
-    return min(zstandard.ZstdCompressor(dict_data=_dictionary(_NEWEST)).compress(plain), plain, key=len)
+    compressor = zstandard.ZstdCompressor(dict_data=_dictionary(_NEWEST), write_checksum=True)
+    return min(compressor.compress(plain), plain, key=len)
 
 
 def decompress(stored: bytes) -> str:
     """Return the text that was given to `compress`.
 
     Raises:
-        StoreError: a newer Threadkeep compressed the text with another dictionary, or the value is damaged.
+        RecordUnreadable: a newer Threadkeep compressed the text with another dictionary, or the value is damaged.
     """
-    if stored[:1] in _PLAIN_JSON:
-        return stored.decode()
-    if stored[:1] == _FIRST_FORMAT:
-        return _decompress_first_format(stored)
     try:
+        if stored[:1] in _PLAIN_JSON:
+            return stored.decode()
+        if stored[:1] == _FIRST_FORMAT:
+            return _decompress_first_format(stored)
         dictionary = _dictionary(zstandard.get_frame_parameters(stored).dict_id)
         return zstandard.ZstdDecompressor(dict_data=dictionary).decompress(stored).decode()
-    except zstandard.ZstdError:
-        raise StoreError("A compressed record is damaged; restore a backup of the database.") from None
+    except (zstandard.ZstdError, zlib.error, ValueError, IndexError):
+        raise RecordUnreadable("A compressed record is damaged; restore a backup of the database.") from None
 
 
 @cache
@@ -55,7 +56,7 @@ def _dictionary(number: int) -> zstandard.ZstdCompressionDict:
     try:
         content = (_DICTIONARIES / f"{number}.zdict").read_bytes()
     except FileNotFoundError:
-        raise StoreError(
+        raise RecordUnreadable(
             f"A newer Threadkeep wrote a record with the zstd dictionary {number}, which this one does not have: "
             "upgrade Threadkeep on this machine, and start its processes again."
         ) from None

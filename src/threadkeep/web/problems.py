@@ -29,6 +29,7 @@ from threadkeep.errors import (
     MessageNotFound,
     MessageSuperseded,
     ModelCallFailed,
+    RecordUnreadable,
     RunBusy,
     RunFailed,
     RunNotFound,
@@ -106,6 +107,7 @@ _KINDS: Mapping[type[ThreadkeepError], tuple[int, str]] = {
     Interrupted: (503, "interrupted"),
     BudgetTooSmall: (500, "context-too-small"),
     SessionDamaged: (409, "session-damaged"),
+    RecordUnreadable: (500, "record-unreadable"),
     StoreError: (503, "database-unavailable"),
 }
 # The sentences of some kinds. All other kinds show the message of the error.
