@@ -269,12 +269,15 @@ def test_a_schema_that_cannot_be_upgraded_is_refused_with_the_cure(
     ]
 
 
-def test_a_password_is_never_shown(cli: CommandLine) -> None:
-    cli.set(THREADKEEP_DATABASE_URL="postgresql://somebody:secret@127.0.0.1:1/db")
+@pytest.mark.parametrize(
+    ("query", "says"), [("", "PostgreSQL cannot be reached"), ("?sslmod=off", "check the parameters after its ?")]
+)
+def test_a_password_is_never_shown(cli: CommandLine, query: str, says: str) -> None:
+    cli.set(THREADKEEP_DATABASE_URL=f"postgresql://somebody:secret@127.0.0.1:1/db{query}")
     cli.set(THREADKEEP_POSTGRES_POOL_TIMEOUT="0.2")
     outcome = cli("migrate")
     assert outcome.exit_code == 1
-    assert "PostgreSQL cannot be reached" in outcome.err
+    assert says in outcome.err
     assert "secret" not in outcome.err + outcome.out
 
 

@@ -52,6 +52,8 @@ def test_a_postgres_url_becomes_a_dsn(scheme: str) -> None:
         ("mysql://me@db/chat", "starts with mysql://"),
         ("postgresql://me@db:port/chat", "has a port that is not a number"),
         ("postgresql://me@db:99999/chat", "has a port that is not a number"),
+        ("postgresql://me:50%off@db/chat", "write a % as %25"),
+        ("postgresql://me@db/chat?application_name=%", "write a % as %25"),
     ],
 )
 def test_an_invalid_url_is_refused(url: str, says: str) -> None:

@@ -71,8 +71,8 @@ def parse_address(url: str, *, variable: str = "THREADKEEP_DATABASE_URL") -> Dat
     """Return the database address that a URL names.
 
     Raises:
-        InvalidSettings: the URL names neither SQLite nor PostgreSQL, its path is relative or has `~`, or its port is
-            not a number.
+        InvalidSettings: the URL names neither SQLite nor PostgreSQL, its path is relative or has `~`, its port is
+            not a number, or a % has no code after it.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
@@ -84,6 +84,10 @@ def parse_address(url: str, *, variable: str = "THREADKEEP_DATABASE_URL") -> Dat
             raise InvalidSettings(
                 f"{variable} has a port that is not a number (in a password write # / : as %23 %2F %3A). {_FORMS}",
                 variable=variable,
+            )
+        if re.search("%(?![0-9A-Fa-f]{2})", rest):
+            raise InvalidSettings(
+                f"{variable} has a % without a code after it; write a % as %25. {_FORMS}", variable=variable
             )
         return address
     if scheme != "sqlite":

@@ -11,12 +11,13 @@ from typing import Any, Final, Self
 from weakref import WeakKeyDictionary
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import DictRow, dict_row
 from psycopg.types.string import TextLoader
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from threadkeep.boundary import AsyncOnFailure
-from threadkeep.errors import StoreUnavailable
+from threadkeep.errors import StoreError, StoreUnavailable
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.driver import (
     GROUP_LOCK_SECONDS,
@@ -79,7 +80,14 @@ class PostgresDriver(Driver):
 
         Raises:
             StoreUnavailable: the server does not answer in time; the error says why.
+            StoreError: the DSN has an unknown parameter.
         """
+        try:
+            conninfo_to_dict(dsn)
+        except psycopg.ProgrammingError:
+            # The sentence of psycopg may quote a part of the password.
+            address = DatabaseAddress("postgres", dsn=dsn)
+            raise StoreError(f"psycopg cannot read the URL {address}; check the parameters after its ?.") from None
         driver = cls(dsn, options, read_only=read_only)
         async with AsyncOnFailure(driver.close):
             with translated():
