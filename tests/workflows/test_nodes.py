@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.retrievers import BaseRetriever
+from langgraph.errors import GraphRecursionError
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command
 
@@ -22,7 +24,7 @@ from threadkeep.workflows.building import add_node
 from threadkeep.workflows.definition import python_workflow
 from threadkeep.workflows.nodes import AgentNode
 from threadkeep.workflows.resources import RunContext
-from threadkeep.workflows.state import WorkflowState, initial_state
+from threadkeep.workflows.state import WorkflowState, answer_of, initial_state
 
 AGENT = "schema: 1\nname: one\nnodes:\n  answer: {kind: agent, tools: ['tests.workflows.tools:both'], next: end}"
 CALL = AIMessage("", tool_calls=[{"name": "find_order", "args": {"number": "7"}, "id": "c1"}])
@@ -64,6 +66,17 @@ async def test_every_call_of_the_loop_goes_through_the_context_engine(desk: Desk
     assert [manifest.call for manifest in manifests] == [1, 2]
     assert spoken(desk.model.calls[2])[0] == ("human", "Where is 7?")
     assert [message.run_id for message in await desk.memory.session("room:1").tail(2)] == [context.run_id] * 2
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+async def test_an_agent_makes_at_most_max_steps_model_calls(desk: Desk, steps: int) -> None:
+    desk.use(AGENT.replace("next: end", f"max_steps: {steps}, next: end"))
+    desk.model = ScriptedModel([*[CALL] * (steps - 1), "It is on its way."])
+    assert answer_of(await desk.run("one", "Where is my order?")).text == "It is on its way."
+    desk.model = ScriptedModel(repeat(CALL))
+    with pytest.raises(GraphRecursionError):
+        await desk.run("one", "Where is my order?")
+    assert len(desk.model.calls) == steps
 
 
 async def test_a_run_without_a_session_stores_nothing(desk: Desk) -> None:

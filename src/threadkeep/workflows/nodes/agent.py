@@ -15,6 +15,7 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage, message
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
 from langgraph.config import get_stream_writer
+from langgraph.errors import GraphRecursionError
 from pydantic import Field, PrivateAttr
 from pydantic.json_schema import SkipJsonSchema
 
@@ -49,7 +50,6 @@ RESET_ANSWER = "The conversation begins anew."
 """The answer to a reset command; the command and this answer are not stored."""
 
 _MOST_AGENTS = 8
-_STEPS_A_CALL = 4
 
 
 class AgentNode(SpeakingNode, HistoryFields):
@@ -108,7 +108,8 @@ class AgentNode(SpeakingNode, HistoryFields):
         system = self.system_message(state)
         given = [*([system] if system else []), *messages]
         context = _of_step(step.context, conversation, passages_in(state) if self.snippets else ())
-        limit: RunnableConfig = {"recursion_limit": self.max_steps * _STEPS_A_CALL + 2}
+        # LangGraph's steps are the model calls, the rounds of tools between them, and the begin and end of the turn.
+        limit: RunnableConfig = {"recursion_limit": self.max_steps * 2 + 2}
         result = await self._agent(step, conversation).ainvoke({"messages": given}, limit, context=context)
         loop = result["messages"][len(given) :]
         get_stream_writer()({"kind": "agent_messages", "node": step.name, "data": {"messages": messages_to_dict(loop)}})
@@ -168,7 +169,7 @@ class AgentNode(SpeakingNode, HistoryFields):
         return create_agent(
             model,
             [*self.tool_objects(), *lookups, *self._memory_tools(resources)],
-            middleware=[memory, *resources.middleware, ModelDeadline(self.timeout_seconds)],
+            middleware=[memory, *resources.middleware, ModelLimits(self.timeout_seconds, self.max_steps)],
             context_schema=RunContext,
         )
 
@@ -194,17 +195,21 @@ class AgentNode(SpeakingNode, HistoryFields):
         return replace(named, plan=replace(options.plan, window="sliding"), compression=None, learning=None)
 
 
-class ModelDeadline(AgentMiddleware[AgentState[Any], Any, Any]):
-    """A time limit for each model call of an agent. A call that takes longer raises `TimeoutError`."""
+class ModelLimits(AgentMiddleware[AgentState[Any], Any, Any]):
+    """A time limit for each model call of an agent (`TimeoutError`), and a maximum of calls (`GraphRecursionError`)."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, most_calls: int) -> None:
         super().__init__()
         self._seconds = seconds
+        self._most_calls = most_calls
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> ModelResponse[Any]:
-        """Call the model within the time limit."""
+        """Call the model within the limits."""
+        calls = [one for one in request.state["messages"] if isinstance(one, AIMessage) and one.tool_calls]
+        if len(calls) >= self._most_calls:
+            raise GraphRecursionError(f"The agent has made all of its {self._most_calls} model calls; raise max_steps.")
         async with asyncio.timeout(self._seconds):
             return await handler(request)
 
