@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -51,7 +51,6 @@ from threadkeep.agent.participation import OpenCalls, Participation
 from threadkeep.agent.root_runs import calling_tool, own_session, root_run, tool_of_sessions
 from threadkeep.agent.turn_options import TurnOptions, site_in
 from threadkeep.agent.turns import OpenTurn
-from threadkeep.errors import StoreClosed
 from threadkeep.history.keys import channel_of
 from threadkeep.history.memory import Memory
 from threadkeep.observe import AgentOutsideTurn, ModelFailed, TurnBegunInTool
@@ -176,12 +175,7 @@ class TurnHooks:
             if part.handed_over:
                 part.leave()
             return None
-        return self._settle_from_any_loop(part, error)
-
-    async def _settle_from_any_loop(self, part: Participation, error: BaseException) -> None:
-        # A closed memory has already settled its runs.
-        with suppress(StoreClosed):
-            await self.memory.loop.run_from_any_loop(part.fail(error))
+        return part.fail_from_any_loop(error)
 
     def _part(self, call: AgentCall) -> Participation:
         """Return the part of an agent in the turn.
