@@ -132,9 +132,8 @@ async def test_a_stream_that_is_dropped_before_the_memory_closes_is_stored_once(
     assert stored == [[("user", "count"), ("assistant", "one two three")]] * 8
 
 
-@pytest.mark.parametrize("checkpointed", [False, True])
-async def test_a_run_cancelled_in_tools_stores_its_text_once(memory: Memory, checkpointed: bool) -> None:
-    gate = Gate()
+def waiting_for_two(memory: Memory, gate: Gate, saver: InMemorySaver | None = None) -> tuple[Agent, ScriptedModel]:
+    """Return an agent that writes a text and calls a tool twice; the tool waits at the gate."""
 
     @tool
     async def wait_for(name: str) -> str:
@@ -144,8 +143,26 @@ async def test_a_run_cancelled_in_tools_stores_its_text_once(memory: Memory, che
 
     calls = [{"name": "wait_for", "args": {"name": name}, "id": f"call-{name}"} for name in ("ann", "bob")]
     model = ScriptedModel([AIMessage("Wait a moment.", tool_calls=calls), "fine", "yes"])
-    saver = InMemorySaver() if checkpointed else None
-    agent = make_agent(model, [SessionMemory(memory)], [wait_for], checkpointer=saver)
+    return make_agent(model, [SessionMemory(memory)], [wait_for], checkpointer=saver), model
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_run_cancelled_again_and_again_in_tools_stores_its_text(memory: Memory, streamed: bool) -> None:
+    gate = Gate()
+    agent, _ = waiting_for_two(memory, gate)
+    with anyio.CancelScope() as scope:
+        ends = asyncio.create_task(gate.reached())
+        ends.add_done_callback(lambda _: scope.cancel())
+        await (stream(agent, "are they here?") if streamed else ask(agent, "are they here?"))
+    gate.open()
+    await memory.settle()
+    assert (await kept_with_status(memory))[1:] == [("assistant", "Wait a moment.", "interrupted")]
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+async def test_a_run_cancelled_in_tools_stores_its_text_once(memory: Memory, checkpointed: bool) -> None:
+    gate = Gate()
+    agent, model = waiting_for_two(memory, gate, InMemorySaver() if checkpointed else None)
     task = asyncio.create_task(agent.ainvoke(input_of("are they here?"), config_of()))
     await gate.reached()
     task.cancel()

@@ -126,7 +126,10 @@ class TurnHooks:
         return ModelStep(part, call, changed, listening, turn=turn, others=self._others, partial=partial, sent=whole)
 
     async def begin_tool_call(self, call: AgentCall, request: ToolCallRequest) -> ToolStep | None:
-        """Count a tool call as open and return it; return None if the agent does not take part in the turn."""
+        """Count a tool call as open and return it; return None if the agent does not take part in the turn.
+
+        The text beside the call is stored if the run is cut off during the call.
+        """
         part = self._part(call)
         if part.silent:
             return None
@@ -135,6 +138,8 @@ class TurnHooks:
         if request.tool is not None and request.tool.return_direct:
             # Other middleware may turn an error of the tool into a result, which also ends the run.
             part.direct_calls.add(str(request.tool_call["id"]))
+        newest = next((message for message in reversed(call.messages) if isinstance(message, AIMessage)), None)
+        part.text = AIMessage(text_of(newest), id=newest.id) if newest else ""
         return ToolStep(part, call, request, calling_tool(part.memory, part.session))
 
     async def after_agent(self, call: AgentCall, state: AgentState[Any]) -> dict[str, Any] | None:
@@ -332,16 +337,16 @@ class ToolStep(Step[ToolCallRequest, ToolMessage | Command[Any]]):
 
     async def fail(self, error: BaseException) -> None:
         """End a call that handed over, was interrupted or failed. If it was cancelled, store the newest text."""
-        part, messages = self.part, self.call.messages
+        part = self.part
         part.root.call_ends()
         if isinstance(error, ParentCommand):
             part.hand_over()
         elif isinstance(error, Exception):
+            part.discard()
             # An interrupt or a failure may end the run, so release the session. A retry does not acquire it again.
             if not isinstance(error, GraphBubbleUp):
                 part.root.release(part.author, part.key)
             part.root.release_session()
         else:
-            newest = next((message for message in reversed(messages) if isinstance(message, AIMessage)), None)
-            await part.begin(messages)
-            await part.interrupt(AIMessage(text_of(newest), id=newest.id) if newest else "")
+            await part.begin(self.call.messages)
+            await part.interrupt(part.text)

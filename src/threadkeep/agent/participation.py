@@ -379,6 +379,7 @@ class Participation:
 
     def hand_over(self) -> None:
         """Release the number of the answer, because a tool hands over to another agent; `after_agent` is not called."""
+        self.discard()
         self.handed_over = True
         self.root.release(self.author, self.key)
 
@@ -462,9 +463,9 @@ class Participation:
             self.root.release_session()
 
     async def settle(self) -> None:
-        """Store the held answer, or the text of an open model call, as the answer of the call."""
+        """Store the text of an open model call, or the held answer, as the answer of the call."""
         begun = "" if self.partial is None else storable(self.partial.text, self.redacted, whole=False)
-        await self.end(self.text or begun, self.status)
+        await self.end(begun or self.text, self.status)
 
     async def fail_from_any_loop(self, error: BaseException) -> None:
         """Do the same as `fail`; the caller may run on any event loop."""
