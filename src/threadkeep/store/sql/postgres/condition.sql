@@ -19,6 +19,14 @@ WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start < 
 ORDER BY xact_start
 LIMIT 20
 
+-- name: connections
+-- The other connections to this database. A restored database must have none, because DROP TABLE waits for their locks.
+SELECT pid, coalesce(nullif(application_name, ''), usename, '')
+FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+ORDER BY pid
+LIMIT 20
+
 -- name: missing_rights
 -- The rights on :tables, their view and their sequence that this role lacks.
 SELECT c.relname, string_agg(r.name, ', ' ORDER BY r.name), quote_ident(current_schema())
