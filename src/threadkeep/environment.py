@@ -12,8 +12,8 @@ from threadkeep.store.address import DatabaseAddress, parse_address
 PREFIX = "THREADKEEP_"
 
 _URL = f"{PREFIX}DATABASE_URL"
-# Prefixes of settings (after `THREADKEEP_`) that change which sessions are read, or how they are read.
-_OTHERS = ("DATABASE_KEY", "SQLITE_", "LOCK_TIMEOUT", "POSTGRES_", "GRAPH_STORE_", "TRANSCRIPTS")
+# Prefixes of settings (after `THREADKEEP_`) that change which sessions are read, or how. "DATA" includes misspellings.
+_OTHERS = ("DATA", "SQLITE_", "LOCK_TIMEOUT", "POSTGRES_", "GRAPH_STORE_", "TRANSCRIPTS")
 
 
 def default_database() -> Path:
@@ -29,6 +29,6 @@ def plain_database(url: str | None = None) -> DatabaseAddress | None:
     """
     given = {name.upper(): value for name, value in os.environ.items() if name.upper().startswith(PREFIX)}
     others = tuple(PREFIX + name for name in _OTHERS)
-    if any(name.startswith(others) for name in given) or Path(".env").exists():
+    if any(name.startswith(others) and name != _URL for name in given) or Path(".env").exists():
         return None
     return parse_address(url or given.get(_URL) or f"sqlite:///{default_database()}")

@@ -268,7 +268,9 @@ async def test_after_an_outage_each_message_is_read_once(memory: Memory) -> None
     assert await memory.learning.learn(request) == 0
 
 
-async def test_a_learner_makes_at_most_20_proposals_at_once_and_invalid_ones_are_dropped(memory: Memory) -> None:
+async def test_a_learner_makes_at_most_20_proposals_at_once_and_invalid_ones_are_dropped(
+    memory: Memory, events: RecordedEvents
+) -> None:
     """The limit is the same for every learner; a proposal that cannot be stored does not stop the others."""
 
     class Eager:
@@ -282,6 +284,7 @@ async def test_a_learner_makes_at_most_20_proposals_at_once_and_invalid_ones_are
     await memory.session("room:1", user_id="ada").append([Message(role="user", content="Hello")])
     assert await memory.learning.learn(LearningRequest("room:1", Eager(), {"user": ADA})) == 20
     assert {one.key for one in await proposals(memory)} == {f"key_{n}" for n in range(20)}
+    assert [(event.proposed, event.dropped) for event in events.of(FactsProposed)] == [(20, 30)]
 
 
 async def test_a_secret_is_never_proposed(memory: Memory) -> None:

@@ -44,6 +44,19 @@ def test_every_verb_takes_json(cli: CommandLine, command: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        ("workflows validate", "[PATH]..."),
+        ("sessions export", "[SESSION]..."),
+        ("sessions prune", "[SESSION]..."),
+        ("knowledge deliveries", "[list|retry|drop] [NUMBER]"),
+    ],
+)
+def test_the_usage_has_each_argument_once_in_brackets(cli: CommandLine, words: str, usage: str) -> None:
+    assert f"threadkeep {words} [OPTIONS] {usage}\n" in cli(*words.split(), "--help").out
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         [],

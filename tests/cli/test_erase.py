@@ -43,13 +43,15 @@ def test_a_receipt_that_cannot_be_written_stops_the_erase(cli: CommandLine) -> N
     assert "could not be written" in done.err
 
 
-def test_a_misspelt_variable_is_named(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "words", ["erase session a --dry-run", "erase session a --dry-run --json", "sessions list", "sessions list --json"]
+)
+def test_a_misspelt_variable_is_named(cli: CommandLine, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
     """Otherwise the command would use the default database without a word."""
+    cli.store("room", "hi", "hello")
     monkeypatch.setenv("THREADKEEP_DATABSE_URL", "sqlite:////elsewhere.db")
-    done = cli("erase", "session", "a", "--dry-run")
-    assert (
-        "THREADKEEP_DATABSE_URL is not a setting and has no effect; did you mean THREADKEEP_DATABASE_URL?" in done.err
-    )
+    named = "THREADKEEP_DATABSE_URL is not a setting and has no effect; did you mean THREADKEEP_DATABASE_URL?"
+    assert cli(*words.split()).err.count(named) == 1
 
 
 def test_a_session_is_erased(cli: CommandLine) -> None:

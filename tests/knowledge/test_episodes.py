@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import cast
 
 import pytest
 from langchain.agents import create_agent
@@ -124,3 +125,5 @@ async def test_a_workspace_has_no_episodes_and_a_page_has_bounds(memory: Memory)
         await memory.episodes.latest(Scope("workspace", "shop"))
     with pytest.raises(InvalidInput, match="limit"):
         await memory.episodes.latest(ADA, limit=0)
+    with pytest.raises(InvalidInput, match="limit"):
+        await memory.episodes.recall("the depot", [ADA], limit=cast("int", "5"))

@@ -43,7 +43,7 @@ async def test_without_a_key_everything_but_health_and_docs_is_a_401(
 ) -> None:
     """Unknown paths return 401 too, so that a stranger does not learn which exist."""
     response = await guarded.request(method, path)
-    check_problem(response, 401, "api-key-needed")
+    assert check_problem(response, 401, "api-key-needed")["title"] == "API key needed"
     assert response.headers["www-authenticate"] == "Bearer"
 
 

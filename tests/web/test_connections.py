@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import resource
 import socket
 import time
@@ -179,3 +180,11 @@ async def test_many_incomplete_requests_do_not_block_others(tmp_path: Path) -> N
         assert all(answer == b"" or b"408" in answer for answer in got)
         for _, writer in opened:
             writer.close()
+
+
+async def test_an_unknown_method_gets_a_problem_document(tmp_path: Path) -> None:
+    async with limited(tmp_path, ConnectionLimits()) as (_, port):
+        head, _, body = (await answer(port, b"FOO /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"content-type: application/problem+json" in head
+    assert json.loads(body)["type"] == "urn:threadkeep:bad-request"

@@ -22,6 +22,12 @@ async def test_a_body_that_is_nested_too_deeply_is_refused_as_such(client: httpx
     assert "nested too deeply" in problem["detail"]
 
 
+async def test_an_integer_of_too_many_digits_is_refused_as_such(client: httpx2.AsyncClient) -> None:
+    content = b'{"message": "hi", "metadata": {"number": %s}}' % (b"7" * 5_000)
+    problem = check_problem(await client.post("/api/v1/chat", content=content, headers=JSON), 400, "unreadable-body")
+    assert "integer" in problem["detail"]
+
+
 @pytest.mark.parametrize("path", ["/nope", "/api/v1", "/api/v1/chat/", "/docs/", "/api/v1/sessions/s1/nope"])
 async def test_an_unknown_path_is_a_404(client: httpx2.AsyncClient, path: str) -> None:
     check_problem(await client.get(path), 404, "not-found")

@@ -149,7 +149,7 @@ async def add_fact(
 
 @commands.command("forget")
 async def forget_facts(
-    keys: Annotated[list[str] | None, typer.Argument(metavar="[KEY…]", help="The keys of the facts.")] = None,
+    keys: Annotated[list[str] | None, typer.Argument(metavar="KEY", help="The keys of the facts.")] = None,
     *,
     everything: Annotated[bool, typer.Option("--all", help="All facts of the scope.")] = False,
     session: OfSession = None,

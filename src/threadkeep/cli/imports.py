@@ -293,7 +293,7 @@ def _say_counts(*counts: tuple[str, int]) -> None:
 async def export_sessions(
     sessions: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[SESSION…]", help="The ids of the sessions.", autocompletion=session_ids),
+        typer.Argument(metavar="SESSION", help="The ids of the sessions.", autocompletion=session_ids),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All sessions.")] = False,
     output: Output = None,

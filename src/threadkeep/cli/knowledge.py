@@ -80,7 +80,7 @@ async def decide_consent(
 @commands.command("trust")
 async def trust_workspace(
     workspace: Annotated[
-        str | None, typer.Argument(metavar="[WORKSPACE]", help="Its name; by default the one of the settings.")
+        str | None, typer.Argument(metavar="WORKSPACE", help="Its name; by default the one of the settings.")
     ] = None,
     *,
     withdraw: Annotated[bool, typer.Option("--withdraw", help="Withdraw the trust.")] = False,
@@ -193,10 +193,10 @@ async def backfill_turns(
 @commands.command("deliveries")
 async def list_deliveries(
     action: Annotated[
-        str, typer.Argument(metavar="[list|retry|drop]", help="List messages, retry dead ones, or drop some.")
+        str, typer.Argument(metavar="list|retry|drop", help="List messages, retry dead ones, or drop some.")
     ] = "list",
     number: Annotated[
-        int | None, typer.Argument(metavar="[NUMBER]", help="The number of the message in the list.")
+        int | None, typer.Argument(metavar="NUMBER", help="The number of the message in the list.")
     ] = None,
     *,
     status: Annotated[str | None, typer.Option(help=f"Only {', '.join(DELIVERY_STATUSES)}.")] = None,

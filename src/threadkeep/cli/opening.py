@@ -43,7 +43,7 @@ def note_unknown_variables() -> None:
     from threadkeep.settings import unknown_variables
 
     for sentence in unknown_variables():
-        terminal.note(sentence)
+        terminal.error(sentence)  # a note is not shown with `--json`
 
 
 def run[T](work: Coroutine[Any, Any, T]) -> T:
@@ -123,14 +123,17 @@ async def opened_tables() -> AsyncIterator[TableSessions | None]:
     from threadkeep.store.transcripts import TableSessions
 
     options, transcripts = StoreOptions(), "tables"
-    if (address := plain_database(chosen_database.get())) is None:
+    if is_set := (address := plain_database(chosen_database.get())) is None:
         settings = command_settings()
         address, options, transcripts = settings.database, settings.store_options(), settings.transcripts
     check_exists(address)
     async with open_database(address, options) as driver:
         sessions = TableSessions(driver)
         current = await schema_version(driver) == known_migrations(driver.backend)[-1][0]
-        yield sessions if current and transcripts == "tables" and await sessions.are_all() else None
+        usable = current and transcripts == "tables" and await sessions.are_all()
+        if usable and is_set:
+            note_unknown_variables()
+        yield sessions if usable else None
 
 
 @asynccontextmanager

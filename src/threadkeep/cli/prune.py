@@ -45,7 +45,7 @@ _CHECKPOINTS_AT_ONCE = 50
 
 async def prune_sessions(
     sessions: Annotated[
-        list[str] | None, typer.Argument(metavar="[SESSION…]", help="Only these sessions.", autocompletion=session_ids)
+        list[str] | None, typer.Argument(metavar="SESSION", help="Only these sessions.", autocompletion=session_ids)
     ] = None,
     *,
     delete: Annotated[

@@ -158,7 +158,7 @@ async def cancel_run(run_id: RunIdArgument, user: RunUser = None) -> None:
 
 async def run_workflow(
     name: Annotated[str, typer.Argument(metavar="WORKFLOW", help="The workflow's name.")],
-    message: Annotated[str, typer.Argument(metavar="[MESSAGE]", help="The message of the user.")] = "",
+    message: Annotated[str, typer.Argument(metavar="MESSAGE", help="The message of the user.")] = "",
     *,
     session: Annotated[
         str | None, typer.Option(metavar="ID", help="The session; by default the user's last one, or a new one.")

@@ -159,7 +159,7 @@ async def reset_session(session: SessionIdArgument, user: UserId = None) -> None
 @commands.command("delete")
 async def delete_sessions(
     sessions: Annotated[
-        list[str], typer.Argument(metavar="SESSION…", help="The ids of the sessions.", autocompletion=session_ids)
+        list[str], typer.Argument(metavar="SESSION", help="The ids of the sessions.", autocompletion=session_ids)
     ],
     user: UserId = None,
     confirmed: Confirmed = False,

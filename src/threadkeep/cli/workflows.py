@@ -66,9 +66,7 @@ def show_workflow(name: WorkflowName) -> None:
 
 @commands.command("validate")
 def validate_workflows(
-    paths: Annotated[
-        list[Path] | None, typer.Argument(metavar="[PATH]...", help="YAML files, or folders of them.")
-    ] = None,
+    paths: Annotated[list[Path] | None, typer.Argument(metavar="PATH", help="YAML files, or folders of them.")] = None,
     imports: Annotated[
         bool, typer.Option("--imports/--no-imports", help="Import tools and retrievers, or do not.")
     ] = True,

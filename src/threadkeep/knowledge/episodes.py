@@ -81,6 +81,7 @@ class Episodes(ClockedTables, sql=("episodes.sql",)):
             StoreUnavailable: the database does not answer.
         """
         check_argument("query", query, str, required=True)
+        check_argument("limit", limit, int, required=True)
         check_each("scopes", scopes, Scope)
         known: dict[str, Episode] = {}
         for scope in scopes:

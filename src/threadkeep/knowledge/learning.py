@@ -134,11 +134,13 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         upto_seq = max(message.seq or 0 for message in messages)
         reading = Reading(request.session_id, learner.kind, learner.name, before_seq, upto_seq)
         learned, reading = await self._ask(request, record, reading) if learnable else ((), reading)
-        found = [one for one in learned if _is_sound(one, record)][: _MOST_PROPOSED[learner.kind]]
-        proposed = await self._proposals.add(reading, found) or 0
-        accepted = await self._accept_confident(request)
-        if proposed or accepted:
-            self._observer.notify(FactsProposed(proposed=proposed, accepted=accepted, session_id=request.session_id))
+        sound, most = [one for one in learned if _is_sound(one, record)], _MOST_PROPOSED[learner.kind]
+        proposed = await self._proposals.add(reading, sound[:most]) or 0
+        accepted, dropped = await self._accept_confident(request), len(sound[most:])
+        if proposed or accepted or dropped:
+            self._observer.notify(
+                FactsProposed(proposed=proposed, accepted=accepted, dropped=dropped, session_id=request.session_id)
+            )
         return proposed, is_more or reading.upto_seq < upto_seq
 
     async def _ask(

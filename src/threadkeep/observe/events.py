@@ -207,10 +207,14 @@ class SummaryFailed(SessionEvent):
 
 
 class FactsProposed(SessionEvent):
-    """Facts were proposed from people's messages in a session, or proposed facts were accepted automatically."""
+    """Facts were proposed from people's messages in a session, or proposed facts were accepted automatically.
+
+    `dropped` is the number of proposals above the limit of one call.
+    """
 
     proposed: int
     accepted: int
+    dropped: int = 0
 
 
 class LearningFailed(SessionEvent):

@@ -181,7 +181,7 @@ class ProblemRaised(Exception):
 
 def make_problem(status: int, kind: str, detail: str) -> Problem:
     """Return a problem of a kind such as `session-not-found`."""
-    title = kind.replace("-", " ").capitalize()
+    title = kind.replace("-", " ").capitalize().replace("Api ", "API ")
     return Problem(type=f"urn:threadkeep:{kind}", title=title, status=status, detail=detail)
 
 
@@ -282,6 +282,8 @@ def _members(error: ThreadkeepError) -> dict[str, object]:
 def _http_problem(error: HTTPException) -> Problem:
     if isinstance(error.__cause__, RecursionError):
         return make_problem(400, "unreadable-body", f"The body is nested too deeply; send {_FLAT}.")
+    if type(error.__cause__) is ValueError:  # the limit of Python
+        return make_problem(400, "unreadable-body", "The body has an integer of over 4,300 digits; send smaller ones.")
     phrase = HTTPStatus(error.status_code).phrase
     kind, sentence = _STATUSES.get(error.status_code, (phrase.lower().replace(" ", "-"), f"{phrase}."))
     return make_problem(error.status_code, kind, sentence or error.detail)

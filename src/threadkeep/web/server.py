@@ -18,12 +18,16 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from threadkeep.app import stop_signals
 from threadkeep.errors import InvalidSettings
+from threadkeep.web.problems import make_problem, problem_response
 
 _TOO_LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-
-
+_BAD_REQUEST = (
+    b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-type: application/problem+json\r\n"
+    b"content-length: %d\r\n\r\n%s"
+)
+_NOT_HTTP = "The request is not valid HTTP, or its method is unknown; see /docs for the methods of each address."
 _LATE_SECONDS = 0.2
 
 
@@ -101,6 +105,11 @@ class LimitedProtocol(HttpToolsProtocol):
         """Stop the timeout, because the whole request has arrived."""
         super().on_message_complete()
         self._expect(None)
+
+    def send_400_response(self, msg: str) -> None:
+        """Reject a request that is not valid HTTP, or that has an unknown method, with a problem document."""
+        body = problem_response(make_problem(400, "bad-request", _NOT_HTTP)).body
+        self._close(_BAD_REQUEST % (len(body), bytes(body)))
 
     def _expect(self, seconds: float | None) -> None:
         if self._deadline is not None:
