@@ -106,12 +106,13 @@ async def test_openais_client_without_a_session_begins_one_with_its_history(tmp_
 
 @pytest.mark.parametrize("arguments", ["", "not json", "[1]", '{"a": 1}'])
 async def test_openais_client_may_send_tool_calls_of_its_history(tmp_path: Path, arguments: str) -> None:
-    """Their arguments are the model's text and need not be JSON. A message with calls may have no content."""
+    """Their arguments are the model's text and need not be JSON. A message with calls or a refusal may have no content."""
     call = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": arguments}}
     messages: list[Any] = [
         {"role": "user", "content": "Find it."},
         {"role": "assistant", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "nothing"},
+        {"role": "assistant", "refusal": "No."},
         {"role": "assistant", "content": "I found nothing.", "tool_calls": [call]},
         {"role": "user", "content": "Again."},
     ]
@@ -119,7 +120,7 @@ async def test_openais_client_may_send_tool_calls_of_its_history(tmp_path: Path,
         response = await client.post("/v1/chat/completions", json={"model": "chat", "messages": messages})
         assert response.status_code == 200, response.text
         stored = await history(client, response.headers["x-session-id"])
-    assert [text for _, text, _ in said(stored)] == ["Find it.", "I found nothing.", "Again.", "one"]
+    assert [text for _, text, _ in said(stored)] == ["Find it.", "No.", "I found nothing.", "Again.", "one"]
 
 
 @pytest.mark.parametrize("session_id", ["Zürich", "room 😀"])
@@ -161,6 +162,19 @@ async def test_openais_client_shows_the_problem(tmp_path: Path) -> None:
         (
             "/threads/s/runs/wait",
             {"assistant_id": "chat", "input": {"messages": [{"role": "user", "content": "a" * 100_001}]}},
+        ),
+        (
+            "/chatkit",
+            {
+                "type": "threads.create",
+                "params": {
+                    "input": {
+                        "content": [{"type": "input_text", "text": "a" * 100_001}],
+                        "attachments": [],
+                        "inference_options": {},
+                    }
+                },
+            },
         ),
     ],
 )

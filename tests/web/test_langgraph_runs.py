@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +16,7 @@ from langgraph_sdk.errors import ConflictError, NotFoundError, UnprocessableEnti
 from langgraph_sdk.schema import MultitaskStrategy, StreamMode, StreamPart
 
 from tests.limits import HANG_SECONDS
-from tests.web.services import history, listening, opened_app, said, served, settings_for
+from tests.web.services import history, listening, opened_app, said, served, settings_for, until
 from tests.web.test_langgraph_protocol import ASKING, asks, sdk, texts
 from threadkeep.testing import Gate, ScriptedModel
 
@@ -400,6 +401,26 @@ async def test_a_run_is_cancelled_by_request_and_by_disconnect(tmp_path: Path) -
         await langgraph.runs.join("t2", run_id)
         gone = await langgraph.runs.get("t2", run_id)
     assert (cancelled["status"], gone["status"]) == ("interrupted", "interrupted")
+
+
+async def test_a_run_that_ends_during_a_shutdown_streams_its_values(tmp_path: Path) -> None:
+    gate = Gate()
+    async with (
+        opened_app(ScriptedModel([["It is ", gate, "teal."]]), settings_for(tmp_path)) as app,
+        served(app, shutdown_seconds=HANG_SECONDS) as (client, server),
+        get_client(url=str(client.base_url), timeout=HANG_SECONDS) as langgraph,
+        asyncio.timeout(HANG_SECONDS),
+    ):
+        parts = []
+        async for part in langgraph.runs.stream("t1", "chat", input=asks("Which?"), stream_mode=["values", "messages"]):
+            parts.append(part)
+            if part.event == "messages/partial" and not server.should_exit:
+                server.handle_exit(signal.SIGTERM, None)
+                await until(lambda: not server.servers[0].is_serving())
+                gate.open()
+    assert "error" not in [part.event for part in parts]
+    values = [part.data for part in parts if part.event == "values"]
+    assert texts(values[-1]) == [("human", "Which?"), ("ai", "It is teal.")]
 
 
 async def test_a_failed_run_is_reported(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ from threadkeep.history.session import Session
 from threadkeep.runs.chat import RegenerationRequest
 from threadkeep.runs.chat_turns import ChatAnswer, ChatRequest, ChatToken, ChatTurn
 from threadkeep.web.problems import ProblemRaised, make_problem
-from threadkeep.web.schemas import MAX_TITLE_CHARACTERS
+from threadkeep.web.schemas import MAX_MESSAGE_CHARACTERS, MAX_TITLE_CHARACTERS
 from threadkeep.web.streams import EventStream, begin_with
 from threadkeep.workflows.built_in import CHAT
 
@@ -104,15 +104,16 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
 
         Raises:
             NotFoundError: an attachment or the item does not exist; nothing was stored.
-            ProblemRaised: a title is too long.
+            ProblemRaised: a message or a title is too long.
         """
         match _REQUEST.validate_json(request):
             case ThreadsCreateReq() | ThreadsAddUserMessageReq() as message:
+                text = "\n".join(part.text for part in message.params.input.content)
+                _check_length("message", text, MAX_MESSAGE_CHARACTERS)
                 for attachment_id in message.params.input.attachments:
                     await self._store.load_attachment(attachment_id, context)
-            case ThreadsUpdateReq(params=named) if len(named.title) > MAX_TITLE_CHARACTERS:
-                sentence = f"A title has at most {MAX_TITLE_CHARACTERS} characters; send a shorter one."
-                raise ProblemRaised(make_problem(422, "invalid-request", sentence))
+            case ThreadsUpdateReq(params=named):
+                _check_length("title", named.title, MAX_TITLE_CHARACTERS)
             case ThreadsRetryAfterItemReq(params=after):
                 await self._store.load_item(after.thread_id, after.item_id, context)
                 context = replace(context, asks_again=True)
@@ -163,6 +164,12 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
                 workflow=workflow,
             )
         return app.chat.begin(replace(request, quoted_text=message.quoted_text or ""))
+
+
+def _check_length(kind: str, text: str, most: int) -> None:
+    if len(text) > most:
+        sentence = f"A {kind} has at most {most:,} characters; send a shorter one."
+        raise ProblemRaised(make_problem(422, "invalid-request", sentence))
 
 
 async def _events(turn: ChatTurn, thread_id: str, session: Session) -> AsyncIterator[ThreadStreamEvent]:

@@ -229,8 +229,11 @@ async def complete(
 
 
 def _without_calls(message: JsonValue) -> JsonValue:
-    """Return a message without tool calls: transcripts have none, and the arguments of a call may not be JSON."""
-    if not isinstance(message, dict) or "tool_calls" not in message:
+    """Return a message without tool calls: transcripts have none, and the arguments of a call may not be JSON.
+
+    A message of the assistant may lack its content, as that of a refusal or of audio.
+    """
+    if not isinstance(message, dict):
         return message
     return {"content": None, **{name: value for name, value in message.items() if name != "tool_calls"}}
 

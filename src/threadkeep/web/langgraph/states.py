@@ -143,21 +143,23 @@ class Thread:
         return "error" if self.newest is not None and self.newest.status == "failed" else "idle"
 
 
-async def find_thread(app: App, thread_id: str, *, user_id: str | None = None) -> Thread:
-    """Return a thread.
+async def find_thread(
+    app: App, thread_id: str, *, user_id: str | None = None, runs: RunService | None = None
+) -> Thread:
+    """Return a thread. Pass `runs` to read it while the application is being closed.
 
     Raises:
         SessionNotFound: this user has no such session, and no run in it.
         InvalidKey: the id is not valid for a session.
     """
-    runs = await newest_runs(await app.runs.service(), thread_id, user_id=user_id)
+    newest = await newest_runs(runs or await app.runs.service(), thread_id, user_id=user_id)
     try:
         session, info = await AllSessions(app.memory).find(thread_id, user_id=user_id)
     except SessionNotFound:
-        if not runs:
+        if not newest:
             raise
-        return Thread(thread_id, app.memory.session(thread_id, user_id=user_id), None, runs)
-    return Thread(thread_id, session, info, runs)
+        return Thread(thread_id, app.memory.session(thread_id, user_id=user_id), None, newest)
+    return Thread(thread_id, session, info, newest)
 
 
 async def newest_runs(runs: RunService, thread_id: str, *, user_id: str | None = None) -> list[Run]:

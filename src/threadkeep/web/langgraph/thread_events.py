@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 from fastapi import FastAPI
@@ -66,7 +67,7 @@ class ThreadEvents:
         """Return the events of a run. The first call starts a task that collects them, even if nobody reads them."""
         found = self._runs.get(run.run_id)
         if found is None or found.failed:
-            found = self._runs[run.run_id] = RunEvents(runs, run, self._state)
+            found = self._runs[run.run_id] = RunEvents(runs, run, partial(self._state, runs))
             self._forget_ended()
         elif found.was_resumed(run):
             found.go_on()
@@ -141,11 +142,11 @@ class ThreadEvents:
         found = self._runs.get(run_id)
         return found is not None and not found.failed
 
-    async def _state(self, run: Run) -> ThreadStateBody | None:
+    async def _state(self, runs: RunService, run: Run) -> ThreadStateBody | None:
         if run.session_id is None:
             return state_of_stateless(run)
         with suppress(SessionNotFound):
-            return await state_of(await find_thread(self._app, run.session_id, user_id=run.user_id))
+            return await state_of(await find_thread(self._app, run.session_id, user_id=run.user_id, runs=runs))
         return None
 
     def _forget_ended(self) -> None:
