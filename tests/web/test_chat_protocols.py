@@ -106,7 +106,7 @@ async def test_openais_client_without_a_session_begins_one_with_its_history(tmp_
 
 @pytest.mark.parametrize("arguments", ["", "not json", "[1]", '{"a": 1}'])
 async def test_openais_client_may_send_tool_calls_of_its_history(tmp_path: Path, arguments: str) -> None:
-    """Their arguments are the model's text and need not be JSON. A message with calls or a refusal may have no content."""
+    """Their arguments are the model's text and need not be JSON. A call or a refusal needs no content."""
     call = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": arguments}}
     messages: list[Any] = [
         {"role": "user", "content": "Find it."},
