@@ -223,6 +223,25 @@ async def test_a_child_that_is_cancelled_before_its_parent_waits(every_desk: Run
         assert (await service.run(top)).error == "ChildFailed"
 
 
+async def test_a_waiting_child_ends_with_its_parent(every_desk: RunDesk) -> None:
+    """Its parent fails in another branch, so no answer can reach the child; a retry of the parent asks again."""
+    gate = Gate()
+    every_desk.model = ScriptedModel([["draft", gate, ValueError()], "well"])
+    async with every_desk.open(asking_twice(), BESIDE) as service:
+        top, child = await begin_beside_a_child(service, gate)
+        gate.open()
+        assert (await service.result(top)).run.error == "ValueError"
+        assert await statuses(every_desk.memory, top) == ["failed", "cancelled"]
+        with pytest.raises(InvalidInput, match="does not wait for an answer: it is cancelled"):
+            await service.resume(child.run_id, "Ann")
+        await service.retry(top)
+        for value in ("Ann", 30):
+            assert (await service.result(top)).status == "waiting"
+            await service.resume(child.run_id, value)
+        assert (await service.result(top)).status == "done"
+        assert await statuses(every_desk.memory, top) == ["done", "done"]
+
+
 async def test_a_waiting_tree_that_is_cancelled_and_retried(every_desk: RunDesk) -> None:
     """The tree asks its open question again, once, and each trace ends with the cancellation."""
     every_desk.model = ScriptedModel(["draft"])

@@ -60,6 +60,20 @@ async def test_a_run_ends_with_the_version_that_it_began_with(desk: RunDesk, sou
         assert (result.status, result.run.error) == ("interrupted", "WorkflowVersionGone")
 
 
+async def test_a_waiting_child_whose_workflow_was_removed_ends_with_its_stored_version(desk: RunDesk) -> None:
+    text = "schema: 1\nname: %s\nnodes:\n  ask: {kind: agent, tools: ['tests.workflows.tools:ask_person'], next: end}"
+    parent = "schema: 1\nname: parent\nnodes:\n  help: {kind: subworkflow, workflow: form, next: end}"
+    call = AIMessage("", tool_calls=[{"name": "ask_person", "args": {"question": "sure?"}, "id": "c1"}])
+    desk.model = ScriptedModel([call, "thanks"])
+    async with desk.open(text % "form", text % "other", parent) as service:
+        asked = await carried_out(service, RunRequest(workflow="parent", text="go", session_id="room"))
+        assert asked.status == "waiting"
+    async with desk.open(text % "other", parent) as service:
+        await service.resume(asked.run.run_id, "yes")
+        result = await service.result(asked.run.run_id)
+    assert (result.run.error, result.text) == (None, "thanks")
+
+
 async def test_a_queued_run_is_executed_by_new_code(every_desk: RunDesk) -> None:
     """A queued run begins with the new code. A run that had begun with the old code is interrupted."""
     gate = Gate()

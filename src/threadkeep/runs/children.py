@@ -42,7 +42,6 @@ class RunChildren:
             ChildFailed: this process does not execute the parent, or the child was deleted.
             BudgetSpent: the child has used the rest of its parent's budget.
         """
-        workflow = await self._worker.workflows.newest(request.workflow)
         parent = self._worker.active.get(request.parent_run_id)
         if parent is None:
             raise ChildFailed(
@@ -52,8 +51,7 @@ class RunChildren:
             )
         if parent.ledger is not None:
             parent.ledger.has_children = True
-        run, begins = await self._there(request, workflow, parent)
-        beginning = Beginning(run, workflow) if begins else None
+        run, beginning = await self._there(request, parent)
         while not run.over:
             run, beginning = await self._go_on(run, beginning), None
         ended: dict[str, Json] = {"run_id": run.run_id, "status": run.status, "error": run.error}
@@ -63,20 +61,23 @@ class RunChildren:
             await parent.ledger.check()
         return _result_of(run)
 
-    async def _there(self, request: ChildRequest, workflow: Workflow, parent: ActiveRun) -> tuple[Run, bool]:
-        """Return the child run, created or retried if necessary, and whether it is new and may begin at once."""
+    async def _there(self, request: ChildRequest, parent: ActiveRun) -> tuple[Run, Beginning | None]:
+        """Return the child run, created or retried if necessary; also its beginning, if it is new and may begin now."""
         run_id = _child_id(request)
         run = await self._runs.run(run_id)
         if run is None:
+            workflow = await self._worker.workflows.newest(request.workflow)
             run = (await self._runs.order.add(self._new(run_id, request, workflow, parent), owner=parent.owner)).run
             data: dict[str, Json] = {"run_id": run_id, "workflow": workflow.name}
             parent.tracer.note("child_started", request.node_id, data)
-            return run, run.status == "running"
+            return run, Beginning(run, workflow) if run.status == "running" else None
         # A child that was cancelled alone while its parent waited is not retried until the parent is.
         is_final = run.status == "done" or (run.status == "cancelled" and parent.run.resumed)
-        if run.over and not is_final and await self._runs.retry(run_id, budget=workflow.options.budget):
-            run = await self._seen(run)
-        return run, False
+        if run.over and not is_final:
+            workflow = await self._worker.workflows.newest(request.workflow)
+            if await self._runs.retry(run_id, budget=workflow.options.budget):
+                run = await self._seen(run)
+        return run, None
 
     async def _go_on(self, run: Run, beginning: Beginning | None) -> Run:
         """Continue a child and return its new state.

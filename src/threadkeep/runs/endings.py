@@ -75,10 +75,11 @@ _AT_ONCE = 200
 
 
 async def end_orphans(runs: Runs, parent_run_id: str) -> None:
-    """Cancel up to 200 children of an ended run that are still marked as running, and the runs below each of them."""
-    children, _ = await runs.records.runs(RunQuery(parent_run_id=parent_run_id, status="running", limit=_AT_ONCE))
+    """Cancel those of the newest 200 children of an ended run that have not ended, and the runs below each of them."""
+    children, _ = await runs.records.runs(RunQuery(parent_run_id=parent_run_id, limit=_AT_ONCE))
     for child in children:
-        await end_orphan(runs, child)
+        if not child.over:
+            await end_orphan(runs, child)
 
 
 async def end_orphan(runs: Runs, child: Run) -> None:

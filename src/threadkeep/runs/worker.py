@@ -193,6 +193,10 @@ class Worker:
         started, outcome, unstored = time.perf_counter(), None, False
         try:
             outcome = await self._execute(active)
+            has_children = active.ledger is not None and active.ledger.has_children
+            if outcome is not None and outcome.status != "waiting" and (has_children or not active.begins):
+                # End orphans before a caller hears of the end, because a retry by the caller continues the children.
+                await self._end_orphans(run)
         finally:
             # A second cancellation must not skip the clean-up.
             unstored = await shielded(self._leave(active))
@@ -202,8 +206,7 @@ class Worker:
             if not self.dependencies.in_flight.has_answered(run):
                 usages = active.ledger.usages if active.ledger is not None else ()
                 report_turn(self._memory.observers, run, outcome, usages, milliseconds=milliseconds)
-            begins, has_following = active.begins, active.has_following
-            await self._clear_up(run, outcome, begins=begins, unstored=unstored, has_following=has_following)
+            await self._clear_up(run, outcome, unstored=unstored, has_following=active.has_following)
         return outcome
 
     async def start_following(self, run: Run) -> None:
@@ -359,20 +362,24 @@ class Worker:
         outcome = await self._endings.set_aside(run, self.engine.name)
         report_run(self._memory.observers, run, outcome, milliseconds=0.0)
         report_turn(self._memory.observers, run, outcome, (), milliseconds=0.0)
+        await self._end_orphans(run)
         await self._clear_up(run, outcome)
 
+    async def _end_orphans(self, run: Run) -> None:
+        """Cancel the children of an ended run that have not ended: dead ones, and those that wait for a person."""
+        with ErrorBoundary(lambda error: self.report(type(error).__name__, "clearing_up")):
+            await end_orphans(self._runs, run.run_id)
+
     async def _clear_up(
-        self, run: Run, outcome: Outcome, *, begins: bool = False, unstored: bool = False, has_following: bool = True
+        self, run: Run, outcome: Outcome, *, unstored: bool = False, has_following: bool = True
     ) -> None:
-        """Start the following runs, end orphaned children, and remove the stored checkpoints of a run that is done."""
+        """Start the following runs, and remove the stored checkpoints of a run that is done."""
         # The run is over or waits, so a failure here must not cause a retry. Maintenance does the missing work later.
         with ErrorBoundary(lambda error: self.report(type(error).__name__, "clearing_up")):
             if has_following:
                 await self.start_following(run)
             else:
                 self._runs.positions.notify_freed()
-            if not begins and outcome.status != "waiting":
-                await end_orphans(self._runs, run.run_id)
             if outcome.status == "done" and not unstored:
                 await self._checkpoints.remove([run.run_id])
 
