@@ -141,7 +141,7 @@ class _Checks:
         return f"{option} names {name!r}, which is not a node: correct the name{self._near(name)}, or add the node."
 
     def _near(self, name: str) -> str:
-        return suggestion(name, [*self.document.nodes, END_NAME])
+        return suggestion(name, [one for one in (*self.document.nodes, END_NAME) if one != name])
 
 
 def _import_errors(entry: Entry) -> Iterator[tuple[ValuePath, InvalidInput]]:

@@ -91,7 +91,7 @@ def _no_yaml(error: yaml.MarkedYAMLError) -> str:
     elif "another document" in what:
         cure = "a file has one workflow, so move the rest to another file"
     else:
-        cure = "correct it here, or above at its beginning"
+        cure = "correct it here, or above at its beginning; put text with braces or colons in quotes"
     return f"This is not YAML: {what}; {cure}."
 
 
@@ -147,7 +147,8 @@ class _Reader:
         found: dict[str, Json] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
-                raise _broken("A name must be plain text; write name: value.", self._file, key.start_mark)
+                sentence = "A name must be plain text; write name: value, and put text with {{…}} in quotes."
+                raise _broken(sentence, self._file, key.start_mark)
             # Read the key as text, because `on`, `no` and `1` are valid names.
             name = self._text(key)
             if name in found:
