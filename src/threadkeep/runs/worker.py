@@ -196,7 +196,8 @@ class Worker:
             has_children = active.ledger is not None and active.ledger.has_children
             if outcome is not None and outcome.status != "waiting" and (has_children or not active.begins):
                 # End orphans before a caller hears of the end, because a retry by the caller continues the children.
-                await self._end_orphans(run)
+                with suppress(StoreError):  # the run has its end anyway
+                    await end_orphans(self._runs, run.run_id)
         finally:
             # A second cancellation must not skip the clean-up.
             unstored = await shielded(self._leave(active))
@@ -362,13 +363,9 @@ class Worker:
         outcome = await self._endings.set_aside(run, self.engine.name)
         report_run(self._memory.observers, run, outcome, milliseconds=0.0)
         report_turn(self._memory.observers, run, outcome, (), milliseconds=0.0)
-        await self._end_orphans(run)
-        await self._clear_up(run, outcome)
-
-    async def _end_orphans(self, run: Run) -> None:
-        """Cancel the children of an ended run that have not ended: dead ones, and those that wait for a person."""
-        with ErrorBoundary(lambda error: self.report(type(error).__name__, "clearing_up")):
+        with suppress(StoreError):
             await end_orphans(self._runs, run.run_id)
+        await self._clear_up(run, outcome)
 
     async def _clear_up(
         self, run: Run, outcome: Outcome, *, unstored: bool = False, has_following: bool = True
