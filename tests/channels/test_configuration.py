@@ -62,6 +62,7 @@ def test_optional_fields_are_read(tmp_path: Path) -> None:
         (BOT + "    tokn: x", "channel 1, tokn: is not a field of this kind; remove it"),
         (BOT + "    receive: mail", "channel 1, receive: input should be 'polling' or 'webhook'"),
         (BOT + "    receive: webhook", "channel 'support': A bot that receives by webhook needs a secret"),
+        (BOT + "    secret: 2026-02-30", "a value looks like a date, but is none; put the value in quotes"),
         (BOT + "    secret: a b", "channel 'support': A webhook's secret is 1 to 256"),
         (BOT + "    texts: {hello: x}", "channel 'support': There is no text 'hello'"),
         (BOT.replace("${BOT_TOKEN}", "canary"), "channel 'support': A Telegram token consists of digits"),
@@ -70,6 +71,10 @@ def test_optional_fields_are_read(tmp_path: Path) -> None:
         (
             BOT + BOT.partition("channels:")[2].replace("support", "sales"),
             "channels 'support' and 'sales' are the same bot; remove one",
+        ),
+        (
+            "channels: [&a {kind: wecom_aibot, name: a, receive: connection, bot_id: x, secret: s}, {<<: *a, name: b}]",
+            "channels 'a' and 'b' are the same bot; remove one",
         ),
         (BOT + "delivery: {poll_seconds: 0}", "delivery"),
         (BOT + "delivery: {claim_seconds: 3601}", "claim_seconds"),

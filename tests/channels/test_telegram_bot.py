@@ -891,6 +891,24 @@ async def test_a_lost_turn_is_completed_after_a_long_stop(
         assert telegram.texts() == ["ok"]
 
 
+async def test_a_busy_bot_takes_the_messages_of_a_dead_process(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """Answers to other people wake the delivery more often than it polls."""
+    options = DeliveryOptions(poll_seconds=1, take_again_seconds=0.001)
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["ok"]), options=options) as desk:
+        await desk.memory.channels.outbox.add(
+            "one", SESSION, "telegram:4242:999", address=ADDRESS, message=_stored("lost", 999)
+        )
+        number = 0
+
+        async def taken() -> bool:
+            nonlocal number
+            number += 1
+            await desk.say("/help", number, chat={"id": 1000 + number, "type": "private"})
+            return ("user", "lost") in await desk.transcript()
+
+        await until(taken)
+
+
 async def test_an_unreadable_row_does_not_block_other_rows(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram
 ) -> None:

@@ -199,6 +199,8 @@ def read_channels(path: Path, environment: Mapping[str, str]) -> ChannelsFile:
         raise InvalidInput(f"{path}: {_sentence(error)}") from None
     except InvalidInput as error:
         raise InvalidInput(f"{path}: {error}") from None
+    except ValueError:
+        raise InvalidInput(f"{path}: a value looks like a date, but is none; put the value in quotes.") from None
     _check(path, file.channels)
     return file
 
@@ -214,8 +216,9 @@ def _check(path: Path, bots: Sequence[AnyBot]) -> None:
             bot.all_texts()
         except InvalidInput as error:
             raise InvalidInput(f"{path}: channel {bot.name!r}: {error}") from None
-        # Two channels must not have the same Telegram bot, because only one of them would receive each message.
-        if bot.kind == "telegram" and (other := accounts.setdefault(channel.scope, bot.name)) != bot.name:
+        # Two channels must not poll for or connect the same bot, because only one of them would receive each message.
+        fetches = bot.kind == "telegram" or bot.receive == "connection"
+        if fetches and (other := accounts.setdefault(channel.scope, bot.name)) != bot.name:
             raise InvalidInput(f"{path}: channels {other!r} and {bot.name!r} are the same bot; remove one.")
     for one, two in combinations([bot for bot in bots if bot.kind == "wecom_cs"], 2):
         # Either bot could fetch the messages of a common desk, and after a crash both could answer one.

@@ -74,18 +74,22 @@ class Delivery:
         self._woken.set()
 
     async def keep_delivering(self, take_orphaned: Callable[[timedelta], Awaitable[None]]) -> None:
-        """Deliver answers until cancelled. After `poll_seconds` without `wake`, also take or expire left messages.
+        """Deliver answers until cancelled. Every `poll_seconds`, also take or expire left messages.
 
         `take_orphaned` takes messages of processes that have died; its argument is the minimum age of a message.
         """
+        loop = asyncio.get_running_loop()
+        poll_at = loop.time() + self._options.poll_seconds
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), self._options.poll_seconds)
-            timed_out = not self._woken.is_set()
+                async with asyncio.timeout_at(poll_at):
+                    await self._woken.wait()
             self._woken.clear()
+            if polls := loop.time() >= poll_at:
+                poll_at = loop.time() + self._options.poll_seconds
             with ErrorBoundary(self._notify_trouble):
-                await self.deliver_due(of_all=timed_out)
-                if timed_out:
+                await self.deliver_due(of_all=polls)
+                if polls:
                     await take_orphaned(timedelta(seconds=self._options.take_again_seconds))
                     # Only after `take_orphaned`: after a long stop, all messages that were left are this old.
                     await self._outbox.end_without_run(older_than=timedelta(seconds=self._options.unasked_seconds))

@@ -320,7 +320,7 @@ def _fields(given: Sequence[str] | None) -> dict[str, Json]:
             raise WrongUse("Write --set FIELD=VALUE.")
         try:
             parsed = yaml.safe_load(value)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError):  # for example, 2026-02-30 is no date
             parsed = value
         # Ids and secrets stay strings even if they consist of digits.
         known = isinstance(parsed, list | dict | bool) or (isinstance(parsed, int) and field in _NUMBERS)
