@@ -261,6 +261,8 @@ async def test_unsupported_thread_options_are_refused_with_the_cure(tmp_path: Pa
             await langgraph.threads.create(supersteps=[{"updates": []}])
         with pytest.raises(UnprocessableEntityError, match="retention"):
             await langgraph.threads.create(ttl=5)
+        with pytest.raises(UnprocessableEntityError, match="retention"):
+            await langgraph.threads.update("t1", metadata={}, ttl=5)
         with pytest.raises(UnprocessableEntityError, match="checkpoint"):
             await langgraph.threads.update_state("t1", {"messages": asks("y")["messages"]}, checkpoint_id="1")
         call = {"role": "assistant", "content": "", "tool_calls": [{"id": "c1", "name": "look", "args": {}}]}

@@ -84,6 +84,16 @@ class ThreadBody(BaseModel, json_schema_serialization_defaults_required=True):
     config: dict[str, Any] = {}
 
 
+def refuse_ttl(ttl: JsonValue) -> None:
+    """Reject a time to live of a thread.
+
+    Raises:
+        InvalidInput: a time is given.
+    """
+    if ttl is not None:
+        raise InvalidInput("`ttl` is not supported; the retention of the service deletes old messages.")
+
+
 class ThreadCreateBody(BaseModel, json_schema_extra=example(thread_id="session-123")):
     """A request to create a thread."""
 
@@ -109,14 +119,14 @@ class ThreadCreateBody(BaseModel, json_schema_extra=example(thread_id="session-1
             )
         if self.supersteps:
             raise InvalidInput("`supersteps` is not supported; add messages by POST /threads/{thread_id}/state.")
-        if self.ttl is not None:
-            raise InvalidInput("`ttl` is not supported; the retention of the service deletes old messages.")
+        refuse_ttl(self.ttl)
 
 
 class ThreadPatchBody(BaseModel, json_schema_extra=example(metadata={"title": "Order 4711"})):
     """Changes to a thread."""
 
     metadata: Metadata | None = Field(None, description="Added to the session's metadata.")
+    ttl: JsonValue = Field(None, description="Not supported.")
 
 
 class ThreadSearchBody(BaseModel, json_schema_extra=example(limit=20)):

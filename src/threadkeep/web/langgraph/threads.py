@@ -32,6 +32,7 @@ from threadkeep.web.langgraph.schemas import (
     ThreadPatchBody,
     ThreadSearchBody,
     ThreadStateBody,
+    refuse_ttl,
 )
 from threadkeep.web.langgraph.states import (
     CREATION,
@@ -208,6 +209,7 @@ async def change_thread(
     thread_id: ThreadId, body: ThreadPatchBody, app: AppInUse, user_id: UserId = None
 ) -> ThreadBody:
     """Add fields to the metadata of a thread, or replace fields of the same names."""
+    refuse_ttl(body.ttl)
     everything = AllSessions(app.memory)
     try:
         session, info = await everything.find(thread_id, user_id=user_id)
