@@ -92,11 +92,8 @@ class TurnContext:
         self._hold = run_hold.get()
         self._begun: BegunTurn | None = None
         self._later_ids: set[str | None] = set()
-
-    @property
-    def mark(self) -> Mapping[str, str | None]:
-        """Metadata for the model's replies; empty unless later turns follow the (repeated) question in the state."""
-        return {ANSWERS: self.question[-1].id} if self._later_ids else {}
+        # Metadata for the model's replies; empty unless later turns follow the (repeated) question in the state.
+        self.mark: Mapping[str, str | None] = {}
 
     @property
     def manifest(self) -> ContextManifest | None:
@@ -116,6 +113,7 @@ class TurnContext:
         use = use or ModelUse()
         if self._assembler is None:
             self._later_ids = await self._of_later_turns(messages)
+            self.mark = {ANSWERS: self.question[-1].id} if self._later_ids else {}
         messages = [message for message in messages if message.id not in self._later_ids]
         measure = await self._measuring.of(use)
         self._use, self._budget = use, self._budget or measure.budget
