@@ -330,6 +330,25 @@ async def test_an_edited_message_of_the_ai_sdk_gets_an_answer_of_its_own(tmp_pat
     assert gone.status_code == 409
 
 
+async def test_a_message_with_unstorable_characters_is_edited_and_repeated(tmp_path: Path) -> None:
+    """NUL and half of a surrogate pair are replaced before texts are compared, so a repeated text is not an edit."""
+    path = "/api/v1/ai-sdk/chat"
+
+    async def send(client: httpx2.AsyncClient, text: str, message_id: str | None) -> int:
+        body = {"id": "room", "messages": [ui_message(text)], "messageId": message_id}
+        headers = {"Content-Type": "application/json"}
+        return (await client.post(path, content=json.dumps(body), headers=headers)).status_code
+
+    async with service(tmp_path, ScriptedModel(["one", "two"])) as client:
+        statuses = [await send(client, "a\0", None), await send(client, "a\0", "m1")]
+        repeated = said(await history(client, "room"))
+        statuses += [await send(client, "b\ud83d", "m1"), await send(client, "b\ud83d", "m1")]
+        edited = said(await history(client, "room"))
+    assert statuses == [200] * 4
+    assert [text for _, text, _ in repeated] == ["a\ufffd", "one"]
+    assert [text for _, text, _ in edited] == ["b\ufffd", "two"]
+
+
 async def test_a_reloaded_page_gets_the_running_answer(tmp_path: Path) -> None:
     gate = Gate()
     async with service(tmp_path, ScriptedModel([["It is ", gate, "teal."]])) as client, asyncio.timeout(HANG_SECONDS):

@@ -492,6 +492,8 @@ async def test_unsupported_options_are_refused(tmp_path: Path) -> None:
                 await langgraph.runs.create("t1", "chat", input=asks("one"), **extra)
         with pytest.raises(UnprocessableEntityError):
             await langgraph.runs.create("t1", "chat", command={"goto": "a"})
+        with pytest.raises(UnprocessableEntityError, match="metadata"):
+            await langgraph.threads.get_history("t1", metadata={"source": "loop"})
         with pytest.raises(NotFoundError):
             await langgraph.runs.get("t1", "nobody")
 

@@ -22,6 +22,7 @@ from threadkeep.records.json_values import example
 from threadkeep.records.runs import RunQuery
 from threadkeep.runs.chat import RegenerationRequest
 from threadkeep.runs.chat_turns import ChatAnswer, ChatRequest, ChatStarted, ChatTurn
+from threadkeep.store.codec import clean_text
 from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute, UserId
 from threadkeep.web.callers import CallerInUse
 from threadkeep.web.chat_protocols.sent import Sent
@@ -56,7 +57,7 @@ class UIMessage(BaseModel):
         """Return the text of the message, with marks for images and files (`[image]`)."""
         texts = [part.get("text") for part in self.parts if part.get("type") == "text"]
         files = [{"type": media_type(part.get("mediaType"))} for part in self.parts if part.get("type") == "file"]
-        return "\n".join(text for text in (*texts, media_mark(files)) if isinstance(text, str) and text)
+        return clean_text("\n".join(text for text in (*texts, media_mark(files)) if isinstance(text, str) and text))
 
     @classmethod
     def of(cls, message: Message) -> UIMessage:

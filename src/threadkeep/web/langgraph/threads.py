@@ -303,6 +303,7 @@ async def get_history(
 ) -> list[ThreadStateBody]:
     """Return up to `limit` states at the ends of turns, newest first; an empty list if the thread is not stored yet."""
     asked = body or HistoryBody()
+    asked.check()
     try:
         thread = await find_thread(app, thread_id, user_id=user_id)
     except SessionNotFound:
