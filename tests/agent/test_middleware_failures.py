@@ -10,7 +10,7 @@ from contextlib import aclosing
 
 import anyio
 import pytest
-from langchain.agents.middleware import AgentMiddleware
+from langchain.agents.middleware import AgentMiddleware, ToolRetryMiddleware
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tools import tool
@@ -156,6 +156,28 @@ async def test_a_run_cancelled_again_and_again_in_tools_stores_its_text(memory: 
         await (stream(agent, "are they here?") if streamed else ask(agent, "are they here?"))
     gate.open()
     await memory.settle()
+    assert (await kept_with_status(memory))[1:] == [("assistant", "Wait a moment.", "interrupted")]
+
+
+async def test_a_run_cancelled_after_one_of_two_tools_failed_stores_its_text(memory: Memory) -> None:
+    gate = Gate()
+
+    @tool
+    async def work(name: str) -> str:
+        """Work for somebody."""
+        if name == "ann":
+            raise ValueError("ann is away")
+        await gate.pass_through()
+        return "done"
+
+    calls = [{"name": "work", "args": {"name": name}, "id": f"call-{name}"} for name in ("ann", "bob")]
+    model = ScriptedModel([AIMessage("Wait a moment.", tool_calls=calls)])
+    agent = make_agent(model, [ToolRetryMiddleware(max_retries=0), SessionMemory(memory)], [work])
+    task = asyncio.create_task(agent.ainvoke(input_of("are they here?"), config_of()))
+    await gate.reached()
+    await asyncio.sleep(0.1)  # until the failure of the other tool is handled
+    task.cancel()
+    await asyncio.wait([task])
     assert (await kept_with_status(memory))[1:] == [("assistant", "Wait a moment.", "interrupted")]
 
 

@@ -10,24 +10,12 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
-from langchain.agents.middleware import PIIMiddleware
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 
-from tests.agent.talking import (
-    ROOM,
-    add,
-    adding,
-    config_of,
-    input_of,
-    kept,
-    kept_with_status,
-    numbered,
-    seen,
-    stream,
-)
+from tests.agent.talking import ROOM, add, adding, config_of, input_of, kept, numbered, seen
 from tests.limits import HANG_SECONDS
 from tests.outages import locked
 from threadkeep import Memory, MemoryOptions, Message, SessionMemory, TurnOptions, open_memory, recorded
@@ -220,72 +208,3 @@ async def test_a_graph_called_during_another_stream_has_its_own_turn(memory: Mem
     async with asyncio.timeout(HANG_SECONDS):
         await call
     assert await kept(memory) == [("user", "hi"), ("assistant", "hello")]
-
-
-@pytest.mark.parametrize("remembers", [False, True], ids=["without", "with-memory"])
-async def test_a_cancelled_stream_stores_its_partial_answer(memory: Memory, remembers: bool) -> None:
-    gate = Gate()
-    model = ScriptedModel([["once upon ", "a ", gate, "time"], "fine"])
-    middleware: Any = [SessionMemory(memory)] if remembers else []
-    graph: Any = recorded(create_agent(model, [], middleware=middleware), memory)
-    task = asyncio.create_task(stream(graph, "a story"))
-    await gate.reached()
-    task.cancel()
-    await asyncio.wait([task])
-    assert (await kept_with_status(memory))[1:] == [("assistant", "once upon a ", "interrupted")]
-    assert await stream(graph, "go on") == "fine"
-    assert seen(model.calls[1]) == [("human", "a story"), ("ai", "once upon a "), ("human", "go on")]
-    assert [status for _, _, status in await kept_with_status(memory)] == [
-        "complete", "interrupted", "complete", "complete"
-    ]  # fmt: skip
-
-
-async def test_a_failed_stream_stores_its_partial_answer(memory: Memory) -> None:
-    graph, _ = graph_of(memory, ["Let me ", ConnectionError("down")], "hello")
-    with pytest.raises(ConnectionError):
-        await stream(graph, "hi", message_id="m-1")
-    assert (await kept_with_status(memory))[1:] == [("assistant", "Let me ", "failed")]
-    assert await stream(graph, "hi", message_id="m-1") == "hello"
-
-
-async def test_a_stream_that_its_reader_closes_stores_its_partial_answer(memory: Memory) -> None:
-    gate = Gate()
-    graph, _ = graph_of(memory, ["once upon ", "a ", gate, "time"])
-    parts = graph.astream(input_of("a story"), config_of(), stream_mode="messages")
-    await anext(parts)
-    await gate.reached()
-    await parts.aclose()
-    assert (await kept_with_status(memory))[1:] == [("assistant", "once upon a ", "interrupted")]
-
-
-async def test_the_text_of_a_model_in_a_tool_is_no_partial_answer(sqlite_memory: Memory) -> None:
-    gate = Gate()
-
-    @tool
-    async def research(topic: str) -> str:
-        """Ask another model."""
-        return str((await ScriptedModel([["notes ", gate, "end"]]).ainvoke(topic)).text)
-
-    call = {"name": "research", "args": {"topic": "tea"}, "id": "call-1"}
-    model = ScriptedModel([AIMessage("Let me look.", tool_calls=[call])])
-    graph: Any = recorded(create_agent(model, [research]), sqlite_memory)
-    task = asyncio.create_task(stream(graph, "tea?"))
-    await gate.reached()
-    task.cancel()
-    await asyncio.wait([task])
-    assert (await kept_with_status(sqlite_memory))[1:] == [("assistant", "Let me look.", "interrupted")]
-
-
-@pytest.mark.filterwarnings("ignore::threadkeep.errors.MiddlewareWarning")
-@pytest.mark.parametrize(("own", "begins"), [(False, ["Write to [REDACTED_EMAIL]"]), (True, [])])
-async def test_a_partial_answer_is_redacted(sqlite_memory: Memory, own: bool, begins: list[str]) -> None:
-    gate = Gate()
-    pii = PIIMiddleware("badge", detector=r"B-\d+") if own else PIIMiddleware("email", apply_to_output=True)
-    model = ScriptedModel([["Write to c@d.co ", "with B-12 " * 20, gate, "today"]])
-    graph: Any = recorded(create_agent(model, [], middleware=[pii]), sqlite_memory)
-    task = asyncio.create_task(stream(graph, "where?"))
-    await gate.reached()
-    task.cancel()
-    await asyncio.wait([task])
-    texts = [text for role, text in await kept(sqlite_memory) if role == "assistant"]
-    assert [text[:25] for text in texts] == begins

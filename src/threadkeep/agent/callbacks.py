@@ -200,9 +200,8 @@ class Ending(GraphCallbackHandler):
 
     run_inline = True
 
-    def __init__(self, on_error: Callable[[BaseException], Awaitable[None]]) -> None:
+    def __init__(self) -> None:
         self.output: object = None
-        self._on_error = on_error
         self._interrupted = False
         self._run_id: UUID | None = None
 
@@ -221,18 +220,13 @@ class Ending(GraphCallbackHandler):
         if run_id == self._run_id and not self._interrupted:
             self.output = outputs
 
-    async def on_chain_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
-        """Call `on_error` if the graph failed or was cut off, before its caller gets the error."""
-        if run_id == self._run_id:
-            await self._on_error(error)
-
 
 class PartialAnswer(BaseCallbackHandler):
     """A handler that collects the text of a streaming model, to store it if the run is cancelled.
 
     `text` belongs to the newest model call that streamed text, which may be a retry. `failed` is True if the model call
     that ended last failed. `asked` contains the messages of each call, `models` the names of the models. Calls of other
-    middleware, such as those that select tools, and calls inside tools are ignored.
+    middleware, such as those that select tools, are ignored.
     """
 
     run_inline = True  # asynchronous runs call the handler without another OS thread
@@ -244,22 +238,11 @@ class PartialAnswer(BaseCallbackHandler):
         self.models: set[object] = set()
         self._run_id: UUID | None = None
         self._foreign: set[UUID] = set()
-        self._open_tools: set[UUID] = set()
-
-    def added_to(self, config: RunnableConfig) -> RunnableConfig:
-        """Return a config with this handler. It replaces the handler of an outer call, which drops its text."""
-        config = with_callback(config, self, inherit=True)
-        manager = config["callbacks"]
-        if isinstance(manager, BaseCallbackManager):
-            for outer in [one for one in manager.handlers if isinstance(one, PartialAnswer) and one is not self]:
-                manager.remove_handler(outer)
-                outer.text = ""
-        return config
 
     @contextmanager
     def listening(self, config: RunnableConfig) -> Iterator[None]:
         """Collect the text of the model calls that are made in the block; `config` is the config of the run."""
-        token = var_child_runnable_config.set(self.added_to(config))
+        token = var_child_runnable_config.set(with_callback(config, self, inherit=True))
         try:
             yield
         finally:
@@ -274,8 +257,8 @@ class PartialAnswer(BaseCallbackHandler):
         metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Store the messages and the model name of a call, unless other middleware or a tool makes the call."""
-        if self._open_tools or (metadata and metadata.get("lc_source")):
+        """Store the messages and the model name of a call, unless other middleware makes the call."""
+        if metadata and metadata.get("lc_source"):
             self._foreign.add(run_id)
         else:
             self.asked += messages
@@ -308,18 +291,6 @@ class PartialAnswer(BaseCallbackHandler):
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """Note that a call failed."""
         self.failed |= run_id not in self._foreign
-
-    def on_tool_start(self, serialized: dict[str, Any], input_str: str, *, run_id: UUID, **kwargs: Any) -> None:
-        """Note that a tool runs."""
-        self._open_tools.add(run_id)
-
-    def on_tool_end(self, output: object, *, run_id: UUID, **kwargs: Any) -> None:
-        """Note that a tool has ended."""
-        self._open_tools.discard(run_id)
-
-    def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Note that a tool has failed."""
-        self._open_tools.discard(run_id)
 
 
 def with_callback(config: RunnableConfig, handler: BaseCallbackHandler, *, inherit: bool) -> RunnableConfig:

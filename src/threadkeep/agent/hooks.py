@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -51,6 +51,7 @@ from threadkeep.agent.participation import OpenCalls, Participation
 from threadkeep.agent.root_runs import calling_tool, own_session, root_run, tool_of_sessions
 from threadkeep.agent.turn_options import TurnOptions, site_in
 from threadkeep.agent.turns import OpenTurn
+from threadkeep.errors import StoreClosed
 from threadkeep.history.keys import channel_of
 from threadkeep.history.memory import Memory
 from threadkeep.observe import AgentOutsideTurn, ModelFailed, TurnBegunInTool
@@ -128,7 +129,7 @@ class TurnHooks:
     async def begin_tool_call(self, call: AgentCall, request: ToolCallRequest) -> ToolStep | None:
         """Count a tool call as open and return it; return None if the agent does not take part in the turn.
 
-        The text beside the call is stored if the run is cut off during the call.
+        If the run is cut off during the call, the text of the message that made the call is stored.
         """
         part = self._part(call)
         if part.silent:
@@ -140,7 +141,7 @@ class TurnHooks:
             part.direct_calls.add(str(request.tool_call["id"]))
         newest = next((message for message in reversed(call.messages) if isinstance(message, AIMessage)), None)
         part.text = AIMessage(text_of(newest), id=newest.id) if newest else ""
-        return ToolStep(part, call, request, calling_tool(part.memory, part.session))
+        return ToolStep(part, call, request, calling_tool(part.memory, part.session), text=part.text)
 
     async def after_agent(self, call: AgentCall, state: AgentState[Any]) -> dict[str, Any] | None:
         """Store the final answer. Return an update of the state if a stored answer replaces it, otherwise None."""
@@ -180,7 +181,12 @@ class TurnHooks:
             if part.handed_over:
                 part.leave()
             return None
-        return part.fail_from_any_loop(error)
+        return self._settle_from_any_loop(part, error)
+
+    async def _settle_from_any_loop(self, part: Participation, error: BaseException) -> None:
+        # A closed memory has already settled its runs.
+        with suppress(StoreClosed):
+            await self.memory.loop.run_from_any_loop(part.fail(error))
 
     def _part(self, call: AgentCall) -> Participation:
         """Return the part of an agent in the turn.
@@ -322,7 +328,9 @@ class ModelStep(Step[ModelRequest[Any], ModelResponse[Any]]):
 
 @dataclass(eq=False)
 class ToolStep(Step[ToolCallRequest, ToolMessage | Command[Any]]):
-    """A tool call of an agent."""
+    """A tool call of an agent. `text` is the text of the message that made the call."""
+
+    text: BaseMessage | str = ""
 
     async def end(self, result: ToolMessage | Command[Any]) -> None:
         """Count the call as ended; add it to the steps of the turn, unless its result is the answer."""
@@ -336,7 +344,7 @@ class ToolStep(Step[ToolCallRequest, ToolMessage | Command[Any]]):
             part.turn.steps.add(self.call.messages, result)
 
     async def fail(self, error: BaseException) -> None:
-        """End a call that handed over, was interrupted or failed. If it was cancelled, store the newest text."""
+        """End a call that handed over, was interrupted or failed. If it was cancelled, store the text beside it."""
         part = self.part
         part.root.call_ends()
         if isinstance(error, ParentCommand):
@@ -349,4 +357,4 @@ class ToolStep(Step[ToolCallRequest, ToolMessage | Command[Any]]):
             part.root.release_session()
         else:
             await part.begin(self.call.messages)
-            await part.interrupt(part.text)
+            await part.interrupt(self.text)

@@ -36,7 +36,7 @@ from threadkeep.agent.root_runs import RootRun
 from threadkeep.agent.turn_options import CallSite, TurnOptions
 from threadkeep.agent.turns import OpenTurn
 from threadkeep.boundary import ErrorBoundary
-from threadkeep.errors import StoreClosed, StoreError, ThreadkeepError
+from threadkeep.errors import StoreError, ThreadkeepError
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
 from threadkeep.records import Json, Status
@@ -466,12 +466,6 @@ class Participation:
         """Store the text of an open model call, or the held answer, as the answer of the call."""
         begun = "" if self.partial is None else storable(self.partial.text, self.redacted, whole=False)
         await self.end(begun or self.text, self.status)
-
-    async def fail_from_any_loop(self, error: BaseException) -> None:
-        """Do the same as `fail`; the caller may run on any event loop."""
-        # A closed memory has already settled its runs.
-        with contextlib.suppress(StoreClosed):
-            await self.memory.loop.run_from_any_loop(self.fail(error))
 
     async def fail(self, error: BaseException) -> None:
         """Settle the call after its run failed, was cancelled, or lost its stream's reader. Then release the session.

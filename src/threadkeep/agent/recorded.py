@@ -38,9 +38,8 @@ def recorded(
     The question is stored before the graph runs, and the final answer when the graph ends. The answer's author is the
     name of its message. Agents with `SessionMemory` inside the graph take part in the turn. A graph without a
     checkpointer gets the earlier turns before its input; its result and streams do not contain them. For a repeated
-    message of a finished turn, the stored answers are returned, and the graph does not run. If a stream is cut off or
-    fails, the newest text of its models is stored as `interrupted` or `failed`. The wrapper has the methods of the
-    graph: `invoke`, `stream` and `batch`, or `ainvoke`, `astream`, `astream_events` and `abatch`.
+    message of a finished turn, the stored answers are returned, and the graph does not run. The wrapper has the methods
+    of the graph: `invoke`, `stream` and `batch`, or `ainvoke`, `astream`, `astream_events` and `abatch`.
 
     The question is stored without the data that `PIIMiddleware` in the graph detects. A kind with a custom detector
     cannot be detected before the graph runs; a `MiddlewareWarning` names it.
@@ -253,7 +252,7 @@ async def _events_without_history(events: AsyncIterator[Any], turns: Sequence[Gr
 
 
 def _redacted_kinds(graph: Runnable[Any, Any]) -> frozenset[str]:
-    """Return the kinds of data that `PIIMiddleware` in a graph detects. Warn about custom detectors."""
+    """Return the kinds of data that `PIIMiddleware` in a graph detects. Warn about custom detectors, and omit them."""
     found = kinds_among([name for name, _ in _nodes(graph)])
     own = frozenset(kind for kind in found if not has_detector(kind))
     if own:
@@ -263,7 +262,7 @@ def _redacted_kinds(graph: Runnable[Any, Any]) -> frozenset[str]:
             MiddlewareWarning,
             stacklevel=4,
         )
-    return found
+    return found - own
 
 
 def _direct_tools(graph: Runnable[Any, Any]) -> frozenset[str]:

@@ -18,19 +18,17 @@ from langchain_core.messages import (
     convert_to_messages,
 )
 from langchain_core.runnables import RunnableConfig
-from langgraph.errors import GraphBubbleUp
 from langgraph.runtime import RunControl, Runtime
 from langgraph.types import Command, GraphOutput
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from threadkeep.agent.answers import final_answer, has_detector, storable
-from threadkeep.agent.callbacks import Ending, PartialAnswer, RootCall, with_callback
+from threadkeep.agent.answers import final_answer, storable
+from threadkeep.agent.callbacks import Ending, RootCall, with_callback
 from threadkeep.agent.conversion import ENDS, id_of, identify, text_of, to_langchain, transcript_text
 from threadkeep.agent.extras import section_message
-from threadkeep.agent.holding import run_hold
 from threadkeep.agent.invocation import control_of, metadata_of, run_id_of, session_for
-from threadkeep.agent.participation import OpenCalls, Participation
+from threadkeep.agent.participation import Participation
 from threadkeep.agent.provider_messages import NO_ANSWER, OPENING, first_since, superseded_indexes
 from threadkeep.agent.questions import question_before
 from threadkeep.agent.root_runs import begun_turn, root_run, tool_of_sessions
@@ -67,8 +65,6 @@ class GraphTurns:
         self._options = options
         self._name = name
         self._redacted = redacted
-        self._open = OpenCalls()
-        memory.before_closing(self._open)
 
     async def begin(
         self, given: GraphInput, config: RunnableConfig, context: object = None, *, has_saver: bool
@@ -83,9 +79,7 @@ class GraphTurns:
         outer = begun_turn(memory, control_of(), session.session_id)
         root = outer or root_run(memory, RunControl(), session.session_id)
         key, run_id, metadata = (id(root.control), "", id(given)), run_id_of(config), metadata_of(config)
-        part = Participation(
-            memory, session, options, root, None, key, run_id, metadata, registry=self._open, redacted=self._redacted
-        )
+        part = Participation(memory, session, options, root, None, key, run_id, metadata)
         messages = _messages_in(given)
         part.resumed = not messages
         turn = GraphTurn(self, part, f"threadkeep:graph:{self._name}", given, messages, config)
@@ -107,15 +101,13 @@ class GraphTurns:
                 await turn.find_end()
                 if turn.ended is None and turn.role == "owner" and not has_saver:
                     await turn.add_history()
-                turn.collect_text()
         return turn
 
     def _without_redacted(self, message: BaseMessage) -> BaseMessage:
         """Return a person's message as the graph's agents will redact it, if its content is a text; else unchanged."""
         if not isinstance(message, HumanMessage) or not isinstance(message.content, str):
             return message
-        # The kinds with a custom detector cannot be detected here.
-        storing = storable(message.content, list(filter(has_detector, self._redacted)), whole=True)
+        storing = storable(message.content, self._redacted, whole=True)
         return message if storing == message.content else message.model_copy(update={"content": storing})
 
 
@@ -140,7 +132,7 @@ class GraphTurn:
         self.role: Literal["owner", "guest", "silent"] = "silent"
         self._author = author
         self._messages = messages
-        self.ending = Ending(self._fail)
+        self.ending = Ending()
         self.given = _with_messages(given, messages) if messages else given
         self.config = with_callback(config, self.ending, inherit=False)
         self._history: set[str | None] = set()
@@ -154,20 +146,6 @@ class GraphTurn:
         if self.role == "owner":
             root.recorded = False
             root.release_session()
-
-    def collect_text(self) -> None:
-        """Collect the text that the graph's models stream, to store it if the graph fails or is cut off."""
-        self.part.partial = PartialAnswer()
-        self.part.registry.add(self.part)
-        self.config = self.part.partial.added_to(self.config)
-
-    async def _fail(self, error: BaseException) -> None:
-        # The worker that executes a run settles its cancelled turns, because the run may continue in another process.
-        if isinstance(error, GraphBubbleUp):
-            self.part.leave()
-        elif run_hold.get() is None or isinstance(error, Exception):
-            self.part.status = "failed" if isinstance(error, Exception) else "interrupted"
-            await self.part.fail_from_any_loop(error)
 
     async def add_history(self) -> None:
         """Insert the summaries and the earlier turns of the session before the messages of the input."""
@@ -235,7 +213,6 @@ class GraphTurn:
 
     async def end(self, state: object) -> AIMessage | None:
         """Store the final answer if no agent did, and the turn's end. Return the answer stored instead, or None."""
-        self.part.leave()
         if self.ended is not None or self.part.silent:
             return None
         if not isinstance(state, Mapping) or not state.get("messages"):
