@@ -12,7 +12,8 @@ from threadkeep.store.address import DatabaseAddress, parse_address
 PREFIX = "THREADKEEP_"
 
 _URL = f"{PREFIX}DATABASE_URL"
-# Prefixes of settings (after `THREADKEEP_`) that change which sessions are read, or how. "DATA" includes misspellings.
+# Prefixes of settings (after `THREADKEEP_`) that change which sessions are read, or how. `DATA` also matches misspelt
+# names of `DATABASE_URL`.
 _OTHERS = ("DATA", "SQLITE_", "LOCK_TIMEOUT", "POSTGRES_", "GRAPH_STORE_", "TRANSCRIPTS")
 
 

@@ -62,7 +62,7 @@ def test_optional_fields_are_read(tmp_path: Path) -> None:
         (BOT + "    tokn: x", "channel 1, tokn: is not a field of this kind; remove it"),
         (BOT + "    receive: mail", "channel 1, receive: input should be 'polling' or 'webhook'"),
         (BOT + "    receive: webhook", "channel 'support': A bot that receives by webhook needs a secret"),
-        (BOT + "    secret: 2026-02-30", "a value looks like a date, but is none; put the value in quotes"),
+        (BOT + "    secret: 2026-02-30", "a value looks like a date that does not exist; put the value in quotes"),
         (BOT + "    secret: a b", "channel 'support': A webhook's secret is 1 to 256"),
         (BOT + "    texts: {hello: x}", "channel 'support': There is no text 'hello'"),
         (BOT.replace("${BOT_TOKEN}", "canary"), "channel 'support': A Telegram token consists of digits"),

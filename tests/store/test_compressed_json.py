@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,7 @@ def test_a_manifest_from_before_migration_25_is_readable() -> None:
 RECORD = compress(dump_json([HASH] * 9))
 
 
-DAMAGED = [b"", b"\x00", RECORD[:-3], b"\x01", FIRST_FORMAT[:60] + b"\xff" * 9, b'{"a":"\xff"}']
+DAMAGED = [b"", b"\x00", RECORD[:-3], b"\x01", FIRST_FORMAT[:-9], FIRST_FORMAT[:60] + b"\xff" * 9, b'{"a":"\xff"}']
 
 
 @pytest.mark.parametrize("stored", DAMAGED)
@@ -86,12 +87,14 @@ def test_a_damaged_record_raises_an_error_with_the_cure(stored: bytes) -> None:
         decompress(stored)
 
 
-@pytest.mark.parametrize("place", range(len(RECORD)))
-def test_a_record_with_a_changed_byte_is_never_read_as_another_text(place: int) -> None:
-    changed = bytearray(RECORD)
-    changed[place] ^= 0x10
-    with suppress(RecordUnreadable):
-        assert decompress(bytes(changed)) == decompress(RECORD)
+def test_a_record_with_a_changed_byte_is_never_read_as_another_text() -> None:
+    texts = set()
+    for place, mask in product(range(len(RECORD)), range(1, 256)):
+        changed = bytearray(RECORD)
+        changed[place] ^= mask
+        with suppress(RecordUnreadable):
+            texts.add(decompress(bytes(changed)))
+    assert texts <= {decompress(RECORD)}
 
 
 def test_data_of_a_newer_version_is_refused_with_the_cure() -> None:

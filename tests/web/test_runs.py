@@ -364,7 +364,7 @@ async def test_a_pruned_run(tmp_path: Path) -> None:
 
 
 async def test_a_damaged_record_is_no_outage(tmp_path: Path) -> None:
-    """A retry does not help, so the problem says what does. Other runs are answered."""
+    """A retry does not help, so the problem says what does. The session accepts messages."""
     url = f"sqlite:///{tmp_path}/threadkeep.db"
     async with service(tmp_path, ScriptedModel(["hello"] * 2), database_url=url) as (_, client):
         run_id = (await client.post(RUNS, json={"message": "hi", "session_id": "s1"})).json()["run_id"]

@@ -200,7 +200,7 @@ def read_channels(path: Path, environment: Mapping[str, str]) -> ChannelsFile:
     except InvalidInput as error:
         raise InvalidInput(f"{path}: {error}") from None
     except ValueError:
-        raise InvalidInput(f"{path}: a value looks like a date, but is none; put the value in quotes.") from None
+        raise InvalidInput(f"{path}: a value looks like a date that does not exist; put the value in quotes.") from None
     _check(path, file.channels)
     return file
 
@@ -216,7 +216,7 @@ def _check(path: Path, bots: Sequence[AnyBot]) -> None:
             bot.all_texts()
         except InvalidInput as error:
             raise InvalidInput(f"{path}: channel {bot.name!r}: {error}") from None
-        # Two channels must not poll for or connect the same bot, because only one of them would receive each message.
+        # Two channels must not fetch the messages of one bot, because only one of them would get each message.
         fetches = bot.kind == "telegram" or bot.receive == "connection"
         if fetches and (other := accounts.setdefault(channel.scope, bot.name)) != bot.name:
             raise InvalidInput(f"{path}: channels {other!r} and {bot.name!r} are the same bot; remove one.")

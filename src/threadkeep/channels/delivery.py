@@ -74,7 +74,7 @@ class Delivery:
         self._woken.set()
 
     async def keep_delivering(self, take_orphaned: Callable[[timedelta], Awaitable[None]]) -> None:
-        """Deliver answers until cancelled. Every `poll_seconds`, also take or expire left messages.
+        """Deliver answers until cancelled. Every `poll_seconds`, also take or expire messages of dead processes.
 
         `take_orphaned` takes messages of processes that have died; its argument is the minimum age of a message.
         """

@@ -279,7 +279,8 @@ async def _check_target(settings: Settings, version: int, *, replace: bool) -> N
     from threadkeep.store.opening import open_database
     from threadkeep.store.partitions import partition_state
 
-    async with open_database(settings.database, replace_fields(settings.store_options(), pool_max_size=1)) as driver:
+    options = replace_fields(settings.store_options(), pool_min_size=1, pool_max_size=1)
+    async with open_database(settings.database, options) as driver:
         if (await partition_state(driver)).partitions:
             raise WrongUse(f"pg_restore cannot replace {settings.database}, which has partitions; name an empty one.")
         check_schema("postgres", version)

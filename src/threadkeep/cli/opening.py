@@ -123,7 +123,7 @@ async def opened_tables() -> AsyncIterator[TableSessions | None]:
     from threadkeep.store.transcripts import TableSessions
 
     options, transcripts = StoreOptions(), "tables"
-    if is_set := (address := plain_database(chosen_database.get())) is None:
+    if settings_read := (address := plain_database(chosen_database.get())) is None:
         settings = command_settings()
         address, options, transcripts = settings.database, settings.store_options(), settings.transcripts
     check_exists(address)
@@ -131,7 +131,7 @@ async def opened_tables() -> AsyncIterator[TableSessions | None]:
         sessions = TableSessions(driver)
         current = await schema_version(driver) == known_migrations(driver.backend)[-1][0]
         usable = current and transcripts == "tables" and await sessions.are_all()
-        if usable and is_set:
+        if usable and settings_read:
             note_unknown_variables()
         yield sessions if usable else None
 

@@ -62,7 +62,7 @@ class RunChildren:
         return _result_of(run)
 
     async def _there(self, request: ChildRequest, parent: ActiveRun) -> tuple[Run, Beginning | None]:
-        """Return the child run, created or retried if necessary; also its beginning, if it is new and may begin now."""
+        """Return the child run, created or retried if necessary, and its beginning if it is new and need not wait."""
         run_id = _child_id(request)
         run = await self._runs.run(run_id)
         if run is None:

@@ -18,7 +18,7 @@ from threadkeep.errors import StoreClosed, StoreError, StoreUnavailable, Threadk
 from threadkeep.history.keys import channel_of
 from threadkeep.history.memory import Memory
 from threadkeep.observe import Observer, RunFinished, RunTrouble, TurnFinished, TurnStatus
-from threadkeep.records.runs import NO_USAGE, OWN_NAMES, ROLLED_BACK, STATUS, Run, RunQuery, TokenUsage
+from threadkeep.records.runs import NO_USAGE, OWN_NAMES, ROLLED_BACK, STATUS, Run, RunQuery, RunStatus, TokenUsage
 from threadkeep.runs.engine.engine import Stop
 from threadkeep.runs.execution import Dependencies
 from threadkeep.runs.progress import RunProgress
@@ -75,10 +75,11 @@ _AT_ONCE = 200
 
 
 async def end_orphans(runs: Runs, parent_run_id: str) -> None:
-    """Cancel those of the newest 200 children of an ended run that have not ended, and the runs below each of them."""
-    children, _ = await runs.records.runs(RunQuery(parent_run_id=parent_run_id, limit=_AT_ONCE))
-    for child in children:
-        if not child.over:
+    """Cancel up to 200 children of each status that have not ended, and the runs below each of them."""
+    statuses: tuple[RunStatus, ...] = ("queued", "running", "waiting")
+    for status in statuses:
+        children, _ = await runs.records.runs(RunQuery(parent_run_id=parent_run_id, status=status, limit=_AT_ONCE))
+        for child in children:
             await end_orphan(runs, child)
 
 

@@ -193,14 +193,9 @@ class Worker:
         started, outcome, unstored = time.perf_counter(), None, False
         try:
             outcome = await self._execute(active)
-            has_children = active.ledger is not None and active.ledger.has_children
-            if outcome is not None and outcome.status != "waiting" and (has_children or not active.begins):
-                # End orphans before a caller hears of the end, because a retry by the caller continues the children.
-                with suppress(StoreError):  # the run has its end anyway
-                    await end_orphans(self._runs, run.run_id)
         finally:
             # A second cancellation must not skip the clean-up.
-            unstored = await shielded(self._leave(active))
+            unstored = await shielded(self._leave(active, outcome))
         if outcome is not None:
             milliseconds = (time.perf_counter() - started) * 1000
             report_run(self._memory.observers, run, outcome, milliseconds=milliseconds)
@@ -249,8 +244,12 @@ class Worker:
         stream.begin()
         return active
 
-    async def _leave(self, active: ActiveRun) -> bool:
+    async def _leave(self, active: ActiveRun, outcome: Outcome | None) -> bool:
         """Remove a run from the active ones, and end its trace and its stream; return True if it has no checkpoints."""
+        has_children = active.ledger is not None and active.ledger.has_children
+        if outcome is not None and outcome.status != "waiting" and (has_children or not active.begins):
+            # Before a caller learns of the end: an immediate retry would continue children that are then cancelled.
+            await self._end_orphans(active.run)
         del self.active[active.run.run_id]
         if (saver := self.dependencies.saver) is not None:
             del saver.active[active.run.run_id]
@@ -363,16 +362,23 @@ class Worker:
         outcome = await self._endings.set_aside(run, self.engine.name)
         report_run(self._memory.observers, run, outcome, milliseconds=0.0)
         report_turn(self._memory.observers, run, outcome, (), milliseconds=0.0)
-        with suppress(StoreError):
-            await end_orphans(self._runs, run.run_id)
+        await self._end_orphans(run)
         await self._clear_up(run, outcome)
+
+    def _clearing_up(self) -> ErrorBoundary:
+        """Report a failure. The run is over or waits, so nothing is retried; maintenance does the work later."""
+        return ErrorBoundary(lambda error: self.report(type(error).__name__, "clearing_up"))
+
+    async def _end_orphans(self, run: Run) -> None:
+        """Cancel the children of a run that is over."""
+        with self._clearing_up():
+            await end_orphans(self._runs, run.run_id)
 
     async def _clear_up(
         self, run: Run, outcome: Outcome, *, unstored: bool = False, has_following: bool = True
     ) -> None:
         """Start the following runs, and remove the stored checkpoints of a run that is done."""
-        # The run is over or waits, so a failure here must not cause a retry. Maintenance does the missing work later.
-        with ErrorBoundary(lambda error: self.report(type(error).__name__, "clearing_up")):
+        with self._clearing_up():
             if has_following:
                 await self.start_following(run)
             else:

@@ -47,7 +47,7 @@ def decompress(stored: bytes) -> str:
             return _decompress_first_format(stored)
         dictionary = _dictionary(zstandard.get_frame_parameters(stored).dict_id)
         return zstandard.ZstdDecompressor(dict_data=dictionary).decompress(stored).decode()
-    except (zstandard.ZstdError, zlib.error, ValueError, IndexError):
+    except (zstandard.ZstdError, zlib.error, ValueError, IndexError, MemoryError):
         raise RecordUnreadable("A compressed record is damaged; restore a backup of the database.") from None
 
 
@@ -58,7 +58,8 @@ def _dictionary(number: int) -> zstandard.ZstdCompressionDict:
     except FileNotFoundError:
         raise RecordUnreadable(
             f"A newer Threadkeep wrote a record with the zstd dictionary {number}, which this one does not have: "
-            "upgrade Threadkeep on this machine, and start its processes again."
+            "upgrade Threadkeep on this machine, and start its processes again. If it is the newest one, the record is "
+            "damaged; restore a backup of the database."
         ) from None
     dictionary = zstandard.ZstdCompressionDict(content)
     dictionary.precompute_compress(level=LEVEL)
@@ -102,7 +103,10 @@ _VOCABULARY: Final = (
 
 def _decompress_first_format(stored: bytes) -> str:
     begin = 2 + stored[1] * _UNIT_BYTES
-    short = zlib.decompressobj(wbits=_RAW_DEFLATE, zdict=_VOCABULARY).decompress(stored[begin:])
+    inflater = zlib.decompressobj(wbits=_RAW_DEFLATE, zdict=_VOCABULARY)
+    short = inflater.decompress(stored[begin:])
+    if not inflater.eof:
+        raise ValueError
     names = io.BytesIO(stored[2:begin])
 
     def put_in(found: re.Match[str]) -> str:

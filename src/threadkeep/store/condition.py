@@ -98,7 +98,7 @@ async def check_unused(driver: Driver) -> None:
     """Check that a PostgreSQL database has no other connections; the driver must have only one.
 
     Raises:
-        StoreUnavailable: it has; the error lists them.
+        StoreUnavailable: other connections exist; the error lists them.
     """
     rows = await driver.fetch(load_statements("postgres/condition.sql")["connections"], {})
     if rows:

@@ -229,11 +229,12 @@ async def complete(
 
 
 def _without_calls(message: JsonValue) -> JsonValue:
-    """Return a message without tool calls: transcripts have none, and the arguments of a call may not be JSON.
+    """Return an assistant's message without tool calls; return any other message unchanged.
 
-    A message of the assistant may lack its content, as that of a refusal or of audio.
+    Transcripts have no tool calls, and the arguments of a call may not be JSON. If the message has no content, as a
+    refusal, its content becomes None.
     """
-    if not isinstance(message, dict):
+    if not isinstance(message, dict) or message.get("role") != "assistant":
         return message
     return {"content": None, **{name: value for name, value in message.items() if name != "tool_calls"}}
 

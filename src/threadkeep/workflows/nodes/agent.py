@@ -50,6 +50,7 @@ RESET_ANSWER = "The conversation begins anew."
 """The answer to a reset command; the command and this answer are not stored."""
 
 _MOST_AGENTS = 8
+_STEPS_A_CALL = 4
 
 
 class AgentNode(SpeakingNode, HistoryFields):
@@ -108,8 +109,8 @@ class AgentNode(SpeakingNode, HistoryFields):
         system = self.system_message(state)
         given = [*([system] if system else []), *messages]
         context = _of_step(step.context, conversation, passages_in(state) if self.snippets else ())
-        # LangGraph's steps are the model calls, the rounds of tools between them, and the begin and end of the turn.
-        limit: RunnableConfig = {"recursion_limit": self.max_steps * 2 + 2}
+        # `ModelLimits` limits the calls; LangGraph's limit must also have room for tools and hooks of other middleware.
+        limit: RunnableConfig = {"recursion_limit": self.max_steps * _STEPS_A_CALL + 2}
         result = await self._agent(step, conversation).ainvoke({"messages": given}, limit, context=context)
         loop = result["messages"][len(given) :]
         get_stream_writer()({"kind": "agent_messages", "node": step.name, "data": {"messages": messages_to_dict(loop)}})
@@ -196,7 +197,7 @@ class AgentNode(SpeakingNode, HistoryFields):
 
 
 class ModelLimits(AgentMiddleware[AgentState[Any], Any, Any]):
-    """A time limit for each model call of an agent (`TimeoutError`), and a maximum of calls (`GraphRecursionError`)."""
+    """Limits of an agent: seconds of each model call (`TimeoutError`), and number of calls (`GraphRecursionError`)."""
 
     def __init__(self, seconds: float, most_calls: int) -> None:
         super().__init__()

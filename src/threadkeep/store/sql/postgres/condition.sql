@@ -20,10 +20,11 @@ ORDER BY xact_start
 LIMIT 20
 
 -- name: connections
--- The other connections to this database. A restored database must have none, because DROP TABLE waits for their locks.
+-- The other connections to this database. A restore needs a database without them, because DROP TABLE waits for their
+-- locks. The type of a connection is NULL if this role may not see it.
 SELECT pid, coalesce(nullif(application_name, ''), usename, '')
 FROM pg_stat_activity
-WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND coalesce(backend_type, 'client backend') = 'client backend'
 ORDER BY pid
 LIMIT 20
 
