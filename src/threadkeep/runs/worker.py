@@ -365,20 +365,19 @@ class Worker:
         await self._end_orphans(run)
         await self._clear_up(run, outcome)
 
-    def _clearing_up(self) -> ErrorBoundary:
-        """Report a failure. The run is over or waits, so nothing is retried; maintenance does the work later."""
-        return ErrorBoundary(lambda error: self.report(type(error).__name__, "clearing_up"))
-
     async def _end_orphans(self, run: Run) -> None:
-        """Cancel the children of a run that is over."""
-        with self._clearing_up():
+        """Cancel the children of a run that is over. A failure is reported; maintenance ends running children later."""
+        try:
             await end_orphans(self._runs, run.run_id)
+        except (StoreError, TimeoutError) as error:
+            self.report(type(error).__name__, "clearing_up")
 
     async def _clear_up(
         self, run: Run, outcome: Outcome, *, unstored: bool = False, has_following: bool = True
     ) -> None:
         """Start the following runs, and remove the stored checkpoints of a run that is done."""
-        with self._clearing_up():
+        # The run is over or waits, so a failure here must not cause a retry. Maintenance does the missing work later.
+        with ErrorBoundary(lambda error: self.report(type(error).__name__, "clearing_up")):
             if has_following:
                 await self.start_following(run)
             else:
