@@ -893,7 +893,7 @@ async def test_a_lost_turn_is_completed_after_a_long_stop(
 
 async def test_a_busy_bot_takes_the_messages_of_a_dead_process(tmp_path: Path, telegram: FakeTelegram) -> None:
     """Answers to other people wake the delivery more often than it polls."""
-    options = DeliveryOptions(poll_seconds=1, take_again_seconds=0.001)
+    options = DeliveryOptions(poll_seconds=3, take_again_seconds=0.001)
     async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["ok"]), options=options) as desk:
         await desk.memory.channels.outbox.add(
             "one", SESSION, "telegram:4242:999", address=ADDRESS, message=_stored("lost", 999)

@@ -135,8 +135,9 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         reading = Reading(request.session_id, learner.kind, learner.name, before_seq, upto_seq)
         learned, reading = await self._ask(request, record, reading) if learnable else ((), reading)
         sound, most = [one for one in learned if _is_sound(one, record)], _MOST_PROPOSED[learner.kind]
-        proposed = await self._proposals.add(reading, sound[:most]) or 0
-        accepted, dropped = await self._accept_confident(request), len(sound[most:])
+        added = await self._proposals.add(reading, sound[:most])  # None if another process has read the messages
+        proposed, dropped = added or 0, 0 if added is None else len(sound[most:])
+        accepted = await self._accept_confident(request)
         if proposed or accepted or dropped:
             self._observer.notify(
                 FactsProposed(proposed=proposed, accepted=accepted, dropped=dropped, session_id=request.session_id)

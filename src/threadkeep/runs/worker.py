@@ -245,8 +245,12 @@ class Worker:
         return active
 
     async def _leave(self, active: ActiveRun, outcome: Outcome | None) -> bool:
-        """Remove a run from the active ones, and end its trace and its stream; return True if it has no checkpoints."""
-        has_children = active.ledger is not None and active.ledger.has_children
+        """Remove a run from the active ones, and end its trace and its stream; return True if it has no checkpoints.
+
+        If the run is over, first cancel its children.
+        """
+        ledger = active.ledger
+        has_children = ledger is not None and ledger.has_children
         if outcome is not None and outcome.status != "waiting" and (has_children or not active.begins):
             # Before a caller learns of the end: an immediate retry would continue children that are then cancelled.
             await self._end_orphans(active.run)
@@ -257,8 +261,7 @@ class Worker:
         for entry in active.hold.manifests:
             # The manifest may be stored already, if the transaction succeeded but the database's reply to it was lost.
             self._memory.manifests.queue(replace(entry, again=True))
-        ledger = active.ledger
-        if active.begins and ledger is not None and not ledger.has_children:
+        if active.begins and ledger is not None and not has_children:
             active.stream.usage = ledger.usages
         active.stream.end(active.over)
         return await active.progress.leave()

@@ -168,15 +168,6 @@ class HistoryBody(BaseModel, json_schema_extra=example(limit=10)):
     before: dict[str, JsonValue] | str | None = Field(None, description="Only checkpoints before this one.")
     metadata: JsonValue = Field(None, description="Not supported.")
 
-    def check(self) -> None:
-        """Reject options that are not supported.
-
-        Raises:
-            InvalidInput: the message names the field.
-        """
-        if self.metadata:
-            raise InvalidInput("States cannot be filtered by `metadata`; leave it out, and filter the returned states.")
-
 
 class CheckpointQueryBody(BaseModel, json_schema_extra=example(checkpoint={"checkpoint_id": "2"})):
     """The choice of a checkpoint."""

@@ -303,7 +303,8 @@ async def get_history(
 ) -> list[ThreadStateBody]:
     """Return up to `limit` states at the ends of turns, newest first; an empty list if the thread is not stored yet."""
     asked = body or HistoryBody()
-    asked.check()
+    if asked.metadata:
+        raise InvalidInput("States cannot be filtered by `metadata`; leave it out, and filter the returned states.")
     try:
         thread = await find_thread(app, thread_id, user_id=user_id)
     except SessionNotFound:
