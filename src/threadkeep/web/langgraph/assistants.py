@@ -131,6 +131,7 @@ async def get_schemas(assistant_id: AssistantId, app: AppInUse) -> SchemasBody:
     "/assistants/{assistant_id}/graph",
     summary="See the graph of an assistant",
     responses=documented(404, 422),
+    openapi_extra=PUBLIC,
 )
 async def get_graph(assistant_id: AssistantId, app: AppInUse) -> dict[str, Any]:
     """Return the nodes and edges of a workflow."""
