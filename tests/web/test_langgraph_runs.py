@@ -494,6 +494,11 @@ async def test_unsupported_options_are_refused(tmp_path: Path) -> None:
             await langgraph.runs.create("t1", "chat", command={"goto": "a"})
         with pytest.raises(UnprocessableEntityError, match="metadata"):
             await langgraph.threads.get_history("t1", metadata={"source": "loop"})
+        unknown: Any = ["values", "no-such-mode"]
+        with pytest.raises(UnprocessableEntityError):
+            await langgraph.runs.create("t1", "chat", input=asks("one"), stream_mode=unknown)
+        with pytest.raises(UnprocessableEntityError):
+            _ = [part async for part in langgraph.runs.join_stream("t1", "nobody", stream_mode=unknown)]
         with pytest.raises(NotFoundError):
             await langgraph.runs.get("t1", "nobody")
 
@@ -511,6 +516,8 @@ async def test_a_thread_is_edited_and_copied_and_its_earlier_states_are_read(tmp
         for _ in range(2):
             await langgraph.threads.update_state("t1", added)
         before = await langgraph.threads.get_state("t1", checkpoint_id="2")
+        chosen: Any = {"thread_id": "t1", "checkpoint_ns": "", "checkpoint_id": "2"}
+        of_checkpoint = await langgraph.threads.get_history("t1", checkpoint=chosen)
         now = await langgraph.threads.get_state("t1")
         copied = (await client.post("/threads/t1/copy")).json()
         await langgraph.runs.wait(copied["thread_id"], "chat", input=asks("second"))
@@ -518,6 +525,7 @@ async def test_a_thread_is_edited_and_copied_and_its_earlier_states_are_read(tmp
         with pytest.raises(UnprocessableEntityError):
             await langgraph.threads.update_state("t1", {"files": {"a.txt": "b"}})
     assert texts(before["values"]) == [("human", "first"), ("ai", "one")]
+    assert of_checkpoint == [before]
     assert texts(now["values"])[2:] == [("human", "By the way."), ("ai", "Noted.")]
     assert after["values"] == now["values"]
 
@@ -601,10 +609,13 @@ async def test_another_users_runs_are_not_found(tmp_path: Path) -> None:
         seen = [(await client.get(f"{run}{end}", headers=key(other))).status_code for end in ("", "/join", "/stream")]
         started = await client.post("/threads/t1/runs/wait", json=body, headers=key(other))
         store = await client.post("/store/items/search", json={}, headers=key(other))
+        async with get_client(url=str(client.base_url), api_key=other.secret) as langgraph:
+            drawn = await RemoteGraph("chat", client=langgraph).aget_graph()
     assert begun.status_code == 200
     assert seen == [404, 404, 404]
     assert started.status_code == 404
     assert store.status_code == 403
+    assert "__start__" in drawn.nodes
 
 
 async def closed(stream: AsyncIterator[Any]) -> None:

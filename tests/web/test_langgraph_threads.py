@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from langgraph_sdk.errors import ConflictError, NotFoundError, UnprocessableEntityError
+from langgraph_sdk.errors import ConflictError, InternalServerError, NotFoundError, UnprocessableEntityError
 
 from tests.recorded_events import RecordedEvents
 from tests.runs.desk import RunDesk, carried_out
@@ -17,6 +18,7 @@ from tests.web.test_langgraph_protocol import asks, sdk, texts
 from tests.workflows.test_agent_history import BOT
 from tests.workflows.test_own_conversations import asked, numbered
 from threadkeep import MemoryOptions, Message, open_memory
+from threadkeep.errors import StoreUnavailable
 from threadkeep.testing import ScriptedModel
 
 ANN = {"user_id": "ann"}
@@ -105,6 +107,40 @@ async def test_of_two_creations_at_once_one_creates_the_thread(tmp_path: Path, u
             refused = [one for one in told if isinstance(one, ConflictError)]
             assert len(refused) == (3 if if_exists is None else 0)
             assert all(one["metadata"].items() >= given.items() for one in told if one not in refused)
+
+
+async def test_a_thread_of_a_user_is_never_stored_without_its_metadata(
+    tmp_path: Path, shared_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second write of the service fails, as in a crash after the first one. A repeated creation changes nothing."""
+    async with sdk(tmp_path, ScriptedModel([]), database_url=shared_url) as (langgraph, _):
+        with monkeypatch.context() as patched:
+            patched.setattr("threadkeep.history.session.Session.update", failing)
+            with contextlib.suppress(InternalServerError):
+                await langgraph.threads.create(thread_id="t1", metadata={"page": "/cart"}, params=ANN)
+        again: Any = await langgraph.threads.create(thread_id="t1", metadata={}, params=ANN, if_exists="do_nothing")
+        found: Any = await langgraph.threads.get("t1", params=ANN)
+    assert [one["metadata"].get("page") for one in (again, found)] == ["/cart", "/cart"]
+
+
+async def failing(*_: object, **__: object) -> None:
+    """Fail as a database that does not answer."""
+    raise StoreUnavailable("The database does not answer.")
+
+
+async def test_a_created_thread_has_no_runs_and_is_copied(tmp_path: Path) -> None:
+    """A thread without a user exists before its first run, also for a run that requires an existing thread."""
+    async with sdk(tmp_path, ScriptedModel(["a"])) as (langgraph, client):
+        await langgraph.threads.create(thread_id="t1", metadata={"page": "/cart"})
+        assert await langgraph.runs.list("t1") == []
+        copied: Any = (await client.post("/threads/t1/copy")).json()
+        assert await langgraph.threads.get(copied["thread_id"]) == copied
+        await langgraph.runs.wait("t1", "chat", input=asks("first"), if_not_exists="reject", params=ANN)
+        for refused in (langgraph.runs.list("t2"), langgraph.threads.copy("t2")):
+            with pytest.raises(NotFoundError):
+                await refused
+    assert copied["metadata"] == {"page": "/cart"}
+    assert copied["thread_id"] != "t1"
 
 
 async def test_a_created_thread_becomes_its_session(tmp_path: Path) -> None:

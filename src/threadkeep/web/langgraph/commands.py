@@ -102,7 +102,7 @@ async def start_run(app: App, thread_id: str | None, start: Start, *, mode: Mode
     request = None
     if thread_id is not None:
         session = app.memory.session(thread_id, user_id=start.user_id)
-        await CreatedThread(app.memory, session).begin()
+        await CreatedThread(app.memory, thread_id, start.user_id).begin()
         request = None if start.fork is None else await _forked(app, session, start, start.fork)
     return await runs.submit(request or _request(start, thread_id), mode=mode)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 from urllib.parse import quote
 
 from anyio import CancelScope
@@ -22,10 +22,10 @@ from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute, RunId, Use
 from threadkeep.web.callers import Caller, CallerInUse
 from threadkeep.web.langgraph.commands import Start, start_run, user_of
 from threadkeep.web.langgraph.run_events import INTERRUPTS, RunEvents, encoded_parts, last_seq
-from threadkeep.web.langgraph.schemas import RunCreateBody, ThreadRunBody, ThreadRunStatus, status_of
+from threadkeep.web.langgraph.schemas import RunCreateBody, StreamMode, ThreadRunBody, ThreadRunStatus, status_of
 from threadkeep.web.langgraph.states import find_thread, questions, values_of_run
 from threadkeep.web.langgraph.thread_events import thread_events_of
-from threadkeep.web.langgraph.threads import ThreadId
+from threadkeep.web.langgraph.threads import CreatedThread, ThreadId
 from threadkeep.web.problems import ProblemRaised, documented, make_problem
 from threadkeep.web.streams import HEARTBEAT, EventStream, streamed, with_keepalives
 
@@ -42,7 +42,10 @@ _USUAL_MODES = ["values"]
 _MOST = 200
 
 type LastEventId = Annotated[str | None, Header(max_length=32, description="The id of the newest known event.")]
-type StreamModes = Annotated[list[str] | None, Query(description="What to stream; by default `values`.")]
+# LangGraph's Python SDK sends an empty mode if its caller chose none.
+type StreamModes = Annotated[
+    list[StreamMode | Literal[""]] | None, Query(description="What to stream; by default `values`.")
+]
 
 
 class ThreadRuns:
@@ -90,6 +93,8 @@ class ThreadRuns:
         try:
             await find_thread(self._app, str(self.thread_id), user_id=user_id)
         except SessionNotFound:
+            if await CreatedThread(self._app.memory, str(self.thread_id)).thread() is not None:
+                return  # the user of its first run owns the thread
             sentence = "This thread does not exist; to create it with its first run, send if_not_exists: create."
             raise ProblemRaised(make_problem(404, "session-not-found", sentence)) from None
 
@@ -252,7 +257,11 @@ async def list_thread_runs(
     status: Annotated[ThreadRunStatus | None, Query(description="Only runs with this status.")] = None,
 ) -> list[ThreadRunBody]:
     """List the runs of a thread, newest first, among its newest 400 runs (child runs count, but are not listed)."""
-    await find_thread(app, thread_id, user_id=user_id)
+    try:
+        await find_thread(app, thread_id, user_id=user_id)
+    except SessionNotFound:
+        if await CreatedThread(app.memory, thread_id, user_id).thread() is None:
+            raise
     runs = await app.runs.service()
     found, _ = await runs.list(RunQuery(session_id=thread_id, user_id=user_id, limit=2 * _MOST))
     shown = [ThreadRunBody.of(run) for run in found if run.parent_run_id is None]
@@ -322,7 +331,7 @@ async def cancel_thread_run(
 
 
 async def _joined(
-    asked: ThreadRuns, run: Run, modes: list[str] | None, last_event_id: str | None, *, cancels: bool
+    asked: ThreadRuns, run: Run, modes: Sequence[str] | None, last_event_id: str | None, *, cancels: bool
 ) -> EventStream:
     known_id = last_event_id or ""
     after = int(known_id) if known_id.isascii() and known_id.isdigit() else 0
@@ -332,7 +341,6 @@ async def _joined(
     elsewhere = bool(after) and not known
     if elsewhere:
         events.number_after(after)
-    # LangGraph's Python SDK sends an empty mode if its caller chose none.
     chosen = list(filter(None, modes or ())) or _USUAL_MODES
     parts = encoded_parts(events, chosen, after=after, whole=elsewhere)
     return EventStream(_with_heartbeats(asked, run, parts, cancels=cancels))

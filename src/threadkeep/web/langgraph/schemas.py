@@ -28,6 +28,19 @@ type ThreadField = Literal[
     "values",
     "interrupts",
 ]
+type StreamMode = Literal[
+    "values",
+    "messages",
+    "updates",
+    "events",
+    "tasks",
+    "checkpoints",
+    "debug",
+    "custom",
+    "messages-tuple",
+    "tools",
+    "lifecycle",
+]
 type ThreadStatus = Literal["idle", "busy", "interrupted", "error"]
 
 
@@ -166,6 +179,7 @@ class HistoryBody(BaseModel, json_schema_extra=example(limit=10)):
 
     limit: int = Field(10, ge=1, le=1000, description="The maximum number of checkpoints, newest first.")
     before: dict[str, JsonValue] | str | None = Field(None, description="Only checkpoints before this one.")
+    checkpoint: dict[str, JsonValue] | None = Field(None, description="Only this checkpoint.")
     metadata: JsonValue = Field(None, description="Not supported.")
 
 
@@ -250,7 +264,7 @@ class RunCreateBody(
     command: dict[str, JsonValue] | None = Field(
         None, description="`resume`: the answer to a waiting run. `goto` `__end__`: cancel the waiting run."
     )
-    stream_mode: Annotated[list[str], Field(max_length=20)] | str | None = Field(
+    stream_mode: Annotated[list[StreamMode], Field(max_length=20)] | StreamMode | None = Field(
         None,
         description="`values` (default), `updates`, `messages`, `messages-tuple`, `custom`, `checkpoints`.",
     )
@@ -275,9 +289,9 @@ class RunCreateBody(
     after_seconds: JsonValue = Field(None, description="Not supported.")
     feedback_keys: JsonValue = Field(None, description="Not supported.")
 
-    def modes(self) -> list[str]:
+    def modes(self) -> list[StreamMode]:
         """Return the stream modes."""
-        modes = [self.stream_mode] if isinstance(self.stream_mode, str) else self.stream_mode
+        modes: list[StreamMode] | None = [self.stream_mode] if isinstance(self.stream_mode, str) else self.stream_mode
         return modes or ["values"]
 
     def check(self) -> None:

@@ -11,14 +11,16 @@ from fastapi import APIRouter, Path, Response
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.utils.uuid import uuid7
 
-from threadkeep.adapters.items import item_message
+from threadkeep.adapters.items import append_once, item_message
 from threadkeep.agent.conversion import from_langchain
 from threadkeep.app import App
 from threadkeep.errors import InvalidInput, InvalidKey, SessionDamaged, SessionNotFound
 from threadkeep.history.all_sessions import AllSessions
 from threadkeep.history.memory import Memory
-from threadkeep.history.session import Session
 from threadkeep.records import Json, Message
+from threadkeep.store.codec import json_text
+from threadkeep.store.driver import Joined
+from threadkeep.store.statements import load_statements
 from threadkeep.store.transcripts import SessionQuery
 from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute, UserId
 from threadkeep.web.callers import READS
@@ -68,19 +70,19 @@ _CREATION_ID = "langgraph:thread"
 class CreatedThread:
     """A thread that was created without a user and has no run yet. A request with a user does not find it."""
 
-    def __init__(self, memory: Memory, session: Session) -> None:
+    def __init__(self, memory: Memory, thread_id: str, user_id: str | None = None) -> None:
+        self._memory = memory
         self._state = memory.channels.state
-        self._clock = memory.clock
-        self._session = session
+        self._session = memory.session(thread_id, user_id=user_id)  # validates the id
 
     async def thread(self) -> ThreadBody | None:
         """Return the created thread; None if it does not exist or the request names a user."""
-        kept = None if self._session.user_id is not None else await self._kept()
+        kept = await self._kept()
         return None if kept is None else ThreadBody.model_validate_json(kept)
 
     async def keep(self, metadata: Mapping[str, Json]) -> tuple[ThreadBody, bool]:
         """Store the thread for its first run, for at most 30 days. Return the thread, and whether it existed before."""
-        now = self._clock()
+        now = self._memory.clock()
         thread = ThreadBody(
             thread_id=self._session.session_id,
             created_at=now,
@@ -95,10 +97,10 @@ class CreatedThread:
 
     async def change(self, metadata: Mapping[str, Json]) -> ThreadBody | None:
         """Add fields to the metadata; return None if no thread was created, or it was changed or removed meanwhile."""
-        kept = None if self._session.user_id is not None else await self._kept()
+        kept = await self._kept()
         if kept is None:
             return None
-        thread, now = ThreadBody.model_validate_json(kept), self._clock()
+        thread, now = ThreadBody.model_validate_json(kept), self._memory.clock()
         thread.metadata, thread.updated_at = {**thread.metadata, **metadata}, now
         name, value = self._session.session_id, thread.model_dump_json()
         changed = await self._state.replace(_CREATED, name, kept, value, expires_at=now + _KEPT_FOR)
@@ -112,26 +114,39 @@ class CreatedThread:
         Raises:
             WrongUser: the session belongs to another user.
         """
-        kept, stored = await self._kept(), False
+        kept, stored = await self._state.value(_CREATED, self._session.session_id), False
         metadata = {} if kept is None else ThreadBody.model_validate_json(kept).metadata
         if metadata or new is not None:
-            creation = item_message(CREATION, {}, role=None, text="[thread]", message_id=_CREATION_ID)
-            stored = not (await self._session.append([creation])).duplicates
-            if added := {**((new or {}) if stored else {}), **metadata}:
-                info = await self._session.info()
-                await self._session.update(metadata={**added, **info.metadata})
+            stored = await self._store({**(new or {}), **metadata})
         if kept is not None:
             await self._state.forget(_CREATED, self._session.session_id, kept)
         return stored
 
+    async def _store(self, metadata: Mapping[str, Json]) -> bool:
+        """Store the thread and its metadata, in SQL tables in one transaction; return False if it is already stored."""
+        session, known = self._session, dict[str, Json]()
+        creation = item_message(CREATION, str(uuid7()), role=None, text="[thread]", message_id=_CREATION_ID)
+        if self._memory.in_graph_store:  # a repeated call finds the metadata of `keep` again
+            stored = not (await session.append([creation])).duplicates
+            if metadata:
+                await session.update(metadata={**metadata, **(await session.info()).metadata})
+            return stored
+        with suppress(SessionNotFound):
+            known = dict((await session.info()).metadata)
+        value = {"session_id": session.session_id, "value": json_text({**metadata, **known})}
+        set_metadata = load_statements("transcripts.sql")["set_metadata"], value
+        return await append_once(session, [creation], Joined(after=[set_metadata]))
+
     async def forget(self) -> bool:
         """Delete the created thread; return False if it does not exist or the request names a user."""
-        kept = None if self._session.user_id is not None else await self._kept()
+        kept = await self._kept()
         if kept is not None:
             await self._state.forget(_CREATED, self._session.session_id, kept)
         return kept is not None
 
     async def _kept(self) -> str | None:
+        if self._session.user_id is not None:
+            return None
         return await self._state.value(_CREATED, self._session.session_id)
 
 
@@ -146,8 +161,7 @@ async def create_thread(
     """
     body.check(in_graph_store=app.memory.in_graph_store)
     thread_id = body.thread_id or str(uuid7())
-    session = app.memory.session(thread_id, user_id=user_id)  # validates the id
-    created = CreatedThread(app.memory, session)
+    created = CreatedThread(app.memory, thread_id, user_id)
     try:
         found, existed = thread_body(await find_thread(app, thread_id, user_id=user_id)), True
     except SessionNotFound:
@@ -197,7 +211,7 @@ async def get_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = None)
     try:
         thread = await find_thread(app, thread_id, user_id=user_id)
     except SessionNotFound:
-        created = await CreatedThread(app.memory, app.memory.session(thread_id, user_id=user_id)).thread()
+        created = await CreatedThread(app.memory, thread_id, user_id).thread()
         if created is None:
             raise
         return created
@@ -214,7 +228,7 @@ async def change_thread(
     try:
         session, info = await everything.find(thread_id, user_id=user_id)
     except SessionNotFound:
-        created = CreatedThread(app.memory, app.memory.session(thread_id, user_id=user_id))
+        created = CreatedThread(app.memory, thread_id, user_id)
         if changed := await created.change(body.metadata or {}):
             return changed
         session, info = await everything.find(thread_id, user_id=user_id)  # the first run may have stored it meanwhile
@@ -227,7 +241,7 @@ async def change_thread(
 async def delete_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = None) -> None:
     """Delete a session with all its messages, permanently."""
     everything = AllSessions(app.memory)
-    created = CreatedThread(app.memory, app.memory.session(thread_id, user_id=user_id))
+    created = CreatedThread(app.memory, thread_id, user_id)
     try:
         layout = await everything.where(thread_id, user_id=user_id)
     except SessionNotFound:
@@ -237,7 +251,7 @@ async def delete_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = No
     if layout is None:
         await app.chat.delete(thread_id)
     await everything.erase_conversations(thread_id, user_id=user_id)
-    await CreatedThread(app.memory, app.memory.session(thread_id)).forget()  # the owner was checked above
+    await CreatedThread(app.memory, thread_id).forget()  # the owner was checked above
 
 
 @router.get("/{thread_id}/state", summary="See the state of a thread")
@@ -283,7 +297,7 @@ async def update_state(
     if at is not None and str(at) != (await get_state(thread_id, app, user_id)).checkpoint.checkpoint_id:
         raise InvalidInput("Add messages after the newest checkpoint only; to branch, start a run with `checkpoint`.")
     if values:
-        await CreatedThread(app.memory, session).begin()
+        await CreatedThread(app.memory, thread_id, user_id).begin()
         await session.append(values)
     state = await state_of(await find_thread(app, thread_id, user_id=user_id))
     return StateUpdatedBody(checkpoint=state.checkpoint)
@@ -292,7 +306,13 @@ async def update_state(
 @router.post("/{thread_id}/copy", summary="Copy a thread")
 async def copy_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = None) -> ThreadBody:
     """Create a thread with copies of the messages of this thread. Both threads continue independently."""
-    session, _ = await AllSessions(app.memory).find(thread_id, user_id=user_id)
+    try:
+        session, _ = await AllSessions(app.memory).find(thread_id, user_id=user_id)
+    except SessionNotFound:
+        created = await CreatedThread(app.memory, thread_id, user_id).thread()
+        if created is None:
+            raise
+        return (await CreatedThread(app.memory, str(uuid7())).keep(created.metadata))[0]
     branched = await session.branch()
     return thread_body(await find_thread(app, branched.session_id, user_id=user_id))
 
@@ -301,7 +321,10 @@ async def copy_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = None
 async def get_history(
     thread_id: ThreadId, app: AppInUse, body: HistoryBody | None = None, user_id: UserId = None
 ) -> list[ThreadStateBody]:
-    """Return up to `limit` states at the ends of turns, newest first; an empty list if the thread is not stored yet."""
+    """Return up to `limit` states at the ends of turns, newest first; an empty list if the thread is not stored yet.
+
+    With a checkpoint, return only the state at the checkpoint.
+    """
     asked = body or HistoryBody()
     if asked.metadata:
         raise InvalidInput("States cannot be filtered by `metadata`; leave it out, and filter the returned states.")
@@ -309,6 +332,8 @@ async def get_history(
         thread = await find_thread(app, thread_id, user_id=user_id)
     except SessionNotFound:
         return []
+    if (at := seq_of(asked.checkpoint)) is not None:
+        return [await state_of(thread, at=at)]
     return await history_of(thread, limit=asked.limit, before=seq_of(asked.before))
 
 
