@@ -22,6 +22,7 @@ from tests.agent.talking import ROOM, config_of, input_of
 from tests.outages import Outage
 from tests.web.services import opened_app, settings_for
 from threadkeep import Memory, MemoryOptions, SessionMemory, memory_node, open_memory, recorded, session_turn
+from threadkeep.records import Receipt, Turn
 from threadkeep.runs.chat_turns import ChatRequest
 from threadkeep.testing import ScriptedModel
 
@@ -155,3 +156,31 @@ async def test_an_answer_of_a_failed_run_that_is_continued_is_stored_once(
         assert (answer.content, answer.status, answer.id) == ("one", "complete", state["messages"][-1].id)
         await agent.ainvoke(input_of("q2", "m2"), CONFIG)
         assert [message.text for message in model.calls[-1]] == ["q", "one", "q2"]
+
+
+@pytest.mark.parametrize("transcripts", ["tables", "graph_store"])
+async def test_no_reader_sees_the_incomplete_answer_beside_the_complete_one(
+    database_url: str, memory_options: MemoryOptions, transcripts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each write of the continued run, the session has one answer, so a crash in between leaves one too."""
+    seen: list[list[str]] = []
+    async with open_memory(database_url, options=replace(memory_options, transcripts=transcripts)) as memory:
+        middleware: Any = [SessionMemory(memory), FailsOnce()]
+        agent: Any = create_agent(ScriptedModel(["one"]), [], middleware=middleware, checkpointer=InMemorySaver())
+        with pytest.raises(RuntimeError, match="not now"):
+            await agent.ainvoke(input_of("q", "m1"), CONFIG)
+        session = memory.session(ROOM)
+        writing = type(session._transcripts)
+        append = writing.append
+
+        async def append_and_read(store: Any, turn: Turn) -> Receipt:
+            receipt = await append(store, turn)
+            seen.append([message.content for message in await session.tail(9)])
+            return receipt
+
+        monkeypatch.setattr(writing, "append", append_and_read)
+        await agent.ainvoke(None, CONFIG)
+        assert seen
+        assert all(contents == ["q", "one"] for contents in seen)
+        [_, incomplete, answer] = await session.tail(9, view="history")
+        assert (incomplete.status, incomplete.superseded_by) == ("interrupted", answer.id)

@@ -148,14 +148,14 @@ class ConversationSuperseding:
         ]
         return appended.conversation, message_in(value, self._layout.value_field)
 
-    async def replace_answer(
-        self, writing: Writing, conversation: Conversation, prepared: Prepared, loser: Value, now: datetime
+    async def replace_answers(
+        self, writing: Writing, conversation: Conversation, prepared: Prepared, losers: Sequence[Value], now: datetime
     ) -> Receipt:
-        """Store a delivered answer in place of an undelivered one, which becomes superseded; return its receipt."""
+        """Store an answer in place of others, which become superseded; return its receipt."""
         message = prepared.messages[0]
-        superseding = Superseding(conversation.session_id, message_id=loser["id"], scope="message", by=message)
-        span = (int(loser["seq"]),) * 2
-        await self._write(HeldChunks(writing, self._layout, conversation), superseding, (span,), prepared, now)
+        superseding = Superseding(conversation.session_id, message_id=losers[-1]["id"], scope="message", by=message)
+        ranges = ranges_of(int(loser["seq"]) for loser in losers)
+        await self._write(HeldChunks(writing, self._layout, conversation), superseding, ranges, prepared, now)
         seq = conversation.last_seq + 1
         return Receipt(first_seq=seq, last_seq=seq, cleaned=prepared.cleaned, ids=(str(message.id),))
 

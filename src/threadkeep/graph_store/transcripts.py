@@ -83,7 +83,7 @@ class GraphTranscripts:
         """Store a turn; return its receipt, and what the write changed."""
         now = self._clock()
         prepared = prepare_turn(turn, count=self._count, now=time_text(now))
-        return await self.writer.append(turn, prepared, now, self._superseding.replace_answer)
+        return await self.writer.append(turn, prepared, now, self._superseding.replace_answers)
 
     async def newest(
         self,

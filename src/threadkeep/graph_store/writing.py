@@ -45,8 +45,8 @@ class Beginning:
         return idle and conversation.deleted_seq == self.after_seq
 
 
-type ReplaceAnswer = Callable[[Writing, Conversation, Prepared, Value, datetime], Awaitable[Receipt]]
-"""A function that stores an answer and supersedes the stored answer that is passed to it."""
+type ReplaceAnswers = Callable[[Writing, Conversation, Prepared, Sequence[Value], datetime], Awaitable[Receipt]]
+"""A function that stores an answer and supersedes the stored answers that are passed to it."""
 
 
 class ConversationWriter:
@@ -72,12 +72,12 @@ class ConversationWriter:
         self.beside: Beside | None = None
         """A function whose statements are executed with an appended turn; they are omitted if they may have failed."""
 
-    async def append(self, turn: Turn, prepared: Prepared, now: datetime, replace_answer: ReplaceAnswer) -> Written:
+    async def append(self, turn: Turn, prepared: Prepared, now: datetime, replace_answers: ReplaceAnswers) -> Written:
         """Append a turn to a conversation; create it if it does not exist.
 
         If the turn's answer was delivered while the store was down, but another answer to the question is stored, the
-        turn's answer replaces it with `replace_answer`. If the stored answer was delivered too, the turn's answer is
-        stored as superseded.
+        turn's answer replaces it with `replace_answers`. If the stored answer was delivered too, the turn's answer is
+        stored as superseded. The answer of a turn with `completes` replaces that message.
 
         Raises:
             WrongUser: the conversation belongs to another user.
@@ -97,10 +97,15 @@ class ConversationWriter:
                 ready = _marked(prepared, {"superseded_at": time_text(now)})
             there = await self.seqs_of(writing, former, [str(message.id) for message in ready.messages])
             fresh, adopted = await self._without_answered(writing, former, ready, there)
+            replaces = adopted is None and turn.completes is not None
             if adopted is not None and turn.told_at is not None:
-                if not adopted.get("told_at") and len(ready.messages) == 1:
-                    return Written(await replace_answer(writing, former, ready, adopted, now))
+                replaces = not adopted.get("told_at") and len(ready.messages) == 1
                 fresh = _marked(ready, {"superseded_at": time_text(now), "superseded_by": adopted.get("id")})
+            losers = await self._losers(writing, former, turn, adopted) if replaces and not there else []
+            if losers:
+                after = _with_reset(former, replace(former, last_seq=former.last_seq + 1), question_seq)
+                held = replace(former, reset_seq=after.reset_seq)
+                return Written(await replace_answers(writing, held, ready, losers, now))
             if adopted is not None and not fresh.messages and not there:
                 return Written(receipt_of(prepared, adopted))
             appended = await self.appended(writing, former, fresh, there, now)
@@ -118,6 +123,15 @@ class ConversationWriter:
             return written if adopted is None else Written(replace(written.receipt, adopted=str(adopted.get("id"))))
 
         return await self._locked_with_rows(turn.session_id, work, self._named(turn, prepared))
+
+    async def _losers(
+        self, writing: Writing, conversation: Conversation, turn: Turn, adopted: Value | None
+    ) -> list[Value]:
+        """Return the stored answers that the turn's answer replaces: `adopted`, and the message that it completes."""
+        names = [] if turn.completes is None else [id_note(turn.completes)]
+        found = await self._noted(writing, conversation, names, lambda message: id_note(message.get("id") or ""))
+        active = [one for one in found.values() if not one.get("superseded_at")]
+        return active if adopted is None else [*active, adopted]
 
     def _new(self, turn: Turn, now: datetime) -> Conversation:
         parent_session_id, agent = turn.parent or (None, None)

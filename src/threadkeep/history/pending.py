@@ -25,7 +25,6 @@ from platformdirs import user_data_path
 from threadkeep.boundary import ErrorBoundary, retrieve_exception
 from threadkeep.errors import (
     InvalidMessage,
-    MessageSuperseded,
     QuestionGone,
     StoreClosed,
     StoreError,
@@ -42,7 +41,7 @@ from threadkeep.store.codec import identified
 from threadkeep.store.driver import Joined, Row, RowLocked, TurnRefused
 from threadkeep.store.spool import DamagedTurn, PendingTurn
 from threadkeep.store.tables import TableTranscripts
-from threadkeep.store.transcripts import Superseding, Transcripts
+from threadkeep.store.transcripts import Transcripts
 
 type Join = Callable[[Sequence[Message]], Joined | None]
 """A function that returns the statements to execute with the messages of a turn; None if they are too large."""
@@ -377,21 +376,9 @@ class PendingTurns:
         because its run failed or was cut off, and the run has continued, that message is superseded.
         """
         receipt = await self._transcripts.append(turn)
-        answer = turn.messages[-1]
         while (renamed := await self._renamed(turn, receipt, is_new=is_new)) is not None:
             turn, receipt = renamed, await self._transcripts.append(renamed)
-        if turn.messages[-1].id != answer.id and answer.status == "complete" and receipt.adopted is None:
-            await self._supersede_incomplete(turn, answer)
         return receipt
-
-    async def _supersede_incomplete(self, turn: Turn, answer: Message) -> None:
-        stored = await self._transcripts.find(turn.session_id, str(answer.id))
-        if stored is None or stored.status == "complete":
-            return
-        if (stored.answers, stored.author, stored.content) == (answer.answers, answer.author, answer.content):
-            one = Superseding(turn.session_id, message_id=stored.id, scope="message", user_id=turn.user_id)
-            with contextlib.suppress(MessageSuperseded):
-                await self._transcripts.supersede(one)
 
     async def _renamed(self, turn: Turn, receipt: Receipt, *, is_new: bool) -> Turn | None:
         """Return the turn with a new, reproducible id for its answer; None if the answer can keep its id."""
@@ -404,7 +391,8 @@ class PendingTurns:
         if stored is not None and stored.superseded_at is None and _is_same(answer, stored):
             return None
         free = str(uuid5(_IDS, dump_json([answer.id, answer.answers, answer.author, answer.ordinal, answer.status])))
-        return replace(turn, messages=(replace(answer, id=free),))
+        completes = stored is not None and _completes(answer, stored)
+        return replace(turn, messages=(replace(answer, id=free),), completes=answer.id if completes else turn.completes)
 
     async def close(self) -> None:
         """Finish recording and deleting, and try the pending turns once more; those that are left stay on disk."""
@@ -513,6 +501,12 @@ def _check_turn(turn: Turn) -> None:
         raise InvalidMessage("A turn has at least one message.")
     for message in turn.messages:
         message.to_json()
+
+
+def _completes(answer: Message, stored: Message) -> bool:
+    """Return True if an answer is complete and a stored message is the same answer, but incomplete."""
+    same = (answer.answers, answer.author, answer.content) == (stored.answers, stored.author, stored.content)
+    return same and answer.status == "complete" != stored.status
 
 
 def _is_same(answer: Message, stored: Message) -> bool:

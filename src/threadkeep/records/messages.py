@@ -167,6 +167,7 @@ class Turn:
     caller gets the answer as soon as it is stored. `told_at` is the time at which a caller got the answer although the
     database was down. `workspace` is the workspace of the run; None if the run has none. `parent` is a session and an
     agent: a session that the turn creates is the agent's own conversation below that session, and is deleted with it.
+    `completes` is the id of a message that was stored as incomplete; the turn's answer supersedes that message.
     """
 
     session_id: str
@@ -177,6 +178,7 @@ class Turn:
     told_at: datetime | None = None
     workspace: str | None = None
     parent: tuple[str, str] | None = None
+    completes: str | None = None
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,7 @@ class TurnWriter:
             return
         superseded_at = prepared.now if found.question and found.question.superseded_at else None
         mark: dict[str, object] = {"superseded_at": superseded_at, "superseded_by": None}
+        replaced = [] if prepared.turn.completes is None else [prepared.turn.completes]
         if (winner := await self._winner(connection, prepared.turn, columns)) is not None:
             if prepared.turn.told_at is None:
                 found.winner = winner
@@ -118,12 +119,11 @@ class TurnWriter:
             if winner.told:
                 found.winner = winner
                 mark = {"superseded_at": prepared.now, "superseded_by": winner.id}
-            else:
-                found.losers.append(winner.seq)
-                loser = self._key(prepared.turn, winner.id)
-                await connection.execute(
-                    self._sql["supersede"], {**loser, "now": prepared.now, "superseded_by": message_id}
-                )
+            replaced = [] if winner.told else [*replaced, winner.id]
+        for loser in replaced:
+            by = {"now": prepared.now, "superseded_by": message_id}
+            rows = await connection.fetch(self._sql["supersede"], {**self._key(prepared.turn, loser), **by})
+            found.losers += [seq for (seq,) in rows]
         found.messages.append(message)
         found.fresh.append({**columns, **mark})
 

@@ -87,7 +87,11 @@ class TableTranscripts:
 
     async def append(self, turn: Turn) -> Receipt:
         """Store a turn."""
-        return await self._commits.append(self._prepare(turn))
+        prepared = self._prepare(turn)
+        if turn.completes is None:
+            return await self._commits.append(prepared)
+        async with self._driver.writing() as connection:
+            return await self._turns.store(connection, prepared)
 
     async def append_joined(
         self, turn: Turn, join: Callable[[Sequence[Message]], Joined | None]

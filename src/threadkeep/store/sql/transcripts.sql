@@ -54,7 +54,9 @@ UPDATE chat_messages SET told_at = coalesce(told_at, :now)
 WHERE session_id = :session_id AND id = :id AND superseded_at IS NULL
 
 -- name: supersede
-UPDATE chat_messages SET superseded_at = :now, superseded_by = :superseded_by WHERE session_id = :session_id AND id = :id
+UPDATE chat_messages SET superseded_at = :now, superseded_by = :superseded_by
+WHERE session_id = :session_id AND id = :id AND superseded_at IS NULL
+RETURNING seq
 
 -- name: seq_of
 -- The seq of the message with an id, also of a deleted one.
