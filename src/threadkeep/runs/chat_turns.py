@@ -31,7 +31,7 @@ from threadkeep.records.runs import NO_USAGE, ROLLED_BACK, Run, RunTrigger, Toke
 from threadkeep.runs.requests import RunRequest, Submitted
 from threadkeep.runs.retries import RUN_ERRORS
 from threadkeep.runs.service import RunService
-from threadkeep.runs.session_answers import newest_answer, with_own_answer
+from threadkeep.runs.session_answers import newest_answer, result_of_answer, with_own_answer
 from threadkeep.runs.streams import Outcome, RunPiece, RunStream
 from threadkeep.workflows.definition import Workflow
 from threadkeep.workflows.registry import Workflows
@@ -337,8 +337,7 @@ class ChatAnswers:
         async with self._optional(turn):
             found = await self._memory.session(turn.session_id).tell(str(found.id)) or found
         turn.run_id = found.run_id or turn.run_id
-        result = {"text": found.content, "message_id": found.id, "confidence": found.confidence}
-        return self.of(turn, Outcome("done", result={**result, "escalated": found.escalated}), ())
+        return self.of(turn, Outcome("done", result=result_of_answer(found)), ())
 
     async def of_unrecorded(self, turn: ChatTurn, outcome: Outcome, usage: Sequence[TokenUsage]) -> ChatAnswer:
         """Return the answer from the outcome of an unrecorded run, or another answer if that was stored before.

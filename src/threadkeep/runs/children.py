@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Final
 from uuid import NAMESPACE_OID, uuid5
 
 from langgraph.config import get_config
-from langgraph.types import interrupt
 
 from threadkeep.errors import ChildFailed
 from threadkeep.history.memory import Memory
@@ -15,11 +13,10 @@ from threadkeep.records import Json
 from threadkeep.records.runs import NewRun, Run, RunResult
 from threadkeep.runs.endings import ActiveRun
 from threadkeep.runs.requests import least, map_of
+from threadkeep.runs.tool_idempotency import last_answer
 from threadkeep.runs.worker import Beginning, Worker
 from threadkeep.workflows.definition import Workflow
 from threadkeep.workflows.resources import ChildRequest, ChildResult, ChildStatus
-
-_DEADLINE: Final = "DeadlinePassed"
 
 
 class RunChildren:
@@ -70,7 +67,7 @@ class RunChildren:
             run = (await self._runs.order.add(self._new(run_id, request, workflow, parent), owner=parent.owner)).run
             data: dict[str, Json] = {"run_id": run_id, "workflow": workflow.name}
             parent.tracer.note("child_started", request.node_id, data)
-            return run, Beginning(run, workflow) if run.status == "running" else None
+            return run, Beginning(run, workflow=workflow) if run.status == "running" else None
         # A child that was cancelled alone while its parent waited is not retried until the parent is.
         is_final = run.status == "done" or (run.status == "cancelled" and parent.run.resumed)
         if run.over and not is_final:
@@ -87,10 +84,8 @@ class RunChildren:
         if run.status == "waiting":
             await self._runs.resume(run.run_id, _answer_to(run))
             return await self._seen(run)
-        if beginning is not None:
-            await self._worker.execute_owned(run, beginning)
-        elif (begun := await self._worker.acquire(run.run_id)) is not None:
-            await self._worker.execute_owned(begun.run, new=begun.new)
+        if begun := beginning or await self._worker.acquire(run.run_id):
+            await self._worker.execute_owned(begun)
         return await self._seen(run)
 
     async def _seen(self, run: Run) -> Run:
@@ -135,20 +130,14 @@ def _child_id(request: ChildRequest) -> str:
 
 
 def _answer_to(run: Run) -> Json:
-    """Return a person's answer to a waiting child. If there is none yet, interrupt the parent, which then waits too.
-
-    When LangGraph repeats a node, `interrupt` returns all answers in order; only the last one answers this question.
-    """
+    """Return a person's answer to a waiting child. If there is none yet, interrupt the parent, which then waits too."""
     number = run.interrupt.get("number") if isinstance(run.interrupt, dict) else None
     asked: dict[str, Json] = {
         "run_id": run.run_id,
         "workflow": run.workflow,
         "interrupts": [dict(one) for one in RunResult.of(run).interrupts],
     }
-    answer: Json = None
-    for _ in range(number if isinstance(number, int) else 1):
-        answer = interrupt(asked)
-    return answer
+    return last_answer(asked, number if isinstance(number, int) else 1)
 
 
 def _result_of(run: Run) -> ChildResult:
@@ -157,7 +146,7 @@ def _result_of(run: Run) -> ChildResult:
     match run.status:
         case "done" | "cancelled" | "interrupted" as ended:
             status = ended
-        case _ if run.error == _DEADLINE:
+        case _ if run.error == "DeadlinePassed":
             status = "deadline"
     if status == "done":
         return ChildResult(run.run_id, result.output, result.text, "done")

@@ -27,7 +27,7 @@ from threadkeep.runs.retries import retry_until_available
 from threadkeep.runs.run_workflows import RunWorkflows, VersionGone, sessions_known, sessions_reached
 from threadkeep.runs.streams import Outcome, RunStream
 from threadkeep.runs.tracing import RunTracer
-from threadkeep.runs.usage import RunLedger
+from threadkeep.runs.usage import Ledger
 from threadkeep.store.runs import Runs
 from threadkeep.store.runs.runs import RunEnding
 from threadkeep.workflows.definition import Workflow
@@ -57,7 +57,7 @@ class ActiveRun:
     workflow: Workflow | None = None
     task: asyncio.Task[Outcome] | None = None
     stop: RunStop | None = None
-    ledger: RunLedger | None = None
+    ledger: Ledger | None = None
     over: Run | None = None
     has_following: bool = True
     hold: RunHold = field(default_factory=RunHold)
@@ -176,7 +176,7 @@ class RunEndings:
         if noted:
             active.tracer.note(STATUS, data=noted)
         if outcome.status != "done":
-            await self._keep_progress(active, self._options.keep_progress_seconds)
+            await self._keep_progress(active)
         ended = await retry_until_available(lambda: self._record(active, outcome))
         if (
             ended is None
@@ -343,16 +343,17 @@ class RunEndings:
         active.over = await active.tracer.flush_with(lambda group: self._runs.end(run_id, owner, ending, group))
         return outcome if active.over is not None else None
 
-    async def _keep_progress(self, active: ActiveRun, seconds: float) -> None:
+    async def _keep_progress(self, active: ActiveRun) -> None:
         """Store the progress of a run, so that a retry continues from there.
 
-        The checkpointer may use another database than the run tables. If only the checkpointer is unavailable, wait at
-        most `seconds` for it, then report the failure. Earlier checkpoints stay until maintenance removes them.
+        The checkpointer may use another database than the run tables. If only the checkpointer is unavailable, wait for
+        it at most `keep_progress_seconds`, then report the failure. Earlier checkpoints stay until maintenance removes
+        them.
         """
         run_id, now, until = active.run.run_id, asyncio.get_running_loop().time, None
         while not await self._is_kept(active):
             await retry_until_available(lambda: self._runs.run(run_id))
-            until = now() + seconds if until is None else until
+            until = until or now() + self._options.keep_progress_seconds
             if now() >= until:
                 self._notify_unstored(StoreUnavailable.__name__)
                 return

@@ -30,7 +30,7 @@ from threadkeep.records.runs import REPLY, Run, interrupts_of
 from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.progress import ProgressSaver, thread_of
 from threadkeep.runs.requests import begin_state, context_of, metadata_of
-from threadkeep.runs.retries import kind_of, pause_before, retry_until_available
+from threadkeep.runs.retries import pause_before, retry_until_available
 from threadkeep.runs.run_workflows import RunPlan
 from threadkeep.runs.session_answers import answered_without, with_unanswered
 from threadkeep.runs.streams import InFlightMessages, Outcome, RunPiece, RunStream
@@ -135,14 +135,17 @@ class RunExecution:
                 return await self._execute_once(again=again)
             error = attempt.caught
             if self._ledger.spent is not None or not is_transient(error):
-                return Outcome("failed", error=kind_of(self._ledger.spent or error))
+                # The error is only a class name, because its message may quote people.
+                return Outcome("failed", error=type(self._ledger.spent or error).__name__)
             if not await self._wait_for_recovery(error):
                 if tries >= self._workflow.options.max_tries:
                     # Set the run aside only if it was tried more than once.
-                    return Outcome("failed", error=kind_of(error), set_aside=tries > 1)
+                    return Outcome("failed", error=type(error).__name__, set_aside=tries > 1)
                 tries += 1
-            self._report_retry(kind_of(error), tries)
-            await self._pause(tries)
+            self._report_retry(type(error).__name__, tries)
+            options = self._dependencies.options
+            first, longest = options.pause_seconds, options.longest_pause_seconds
+            await asyncio.sleep(pause_before(tries, first_seconds=first, longest_seconds=longest))
             self._stream.begin()
             self._begins, again = False, True
 
@@ -185,18 +188,13 @@ class RunExecution:
             await query()
         except StoreUnavailable as away:
             # This outcome is not final. It lets a caller stop waiting for the recorded run.
-            self._stream.set_outcome(Outcome("failed", error=kind_of(away)))
+            self._stream.set_outcome(Outcome("failed", error=type(away).__name__))
             await retry_until_available(query)
             return True
         # One connection pool may recover a moment later than another, so up to three of these attempts do not count.
         late = isinstance(error, StoreUnavailable) and self._late < _MOST_LATE
         self._late += late
         return late
-
-    async def _pause(self, tries: int) -> None:
-        options = self._dependencies.options
-        first, longest = options.pause_seconds, options.longest_pause_seconds
-        await asyncio.sleep(pause_before(tries, first_seconds=first, longest_seconds=longest))
 
     async def _report_crossing(self) -> None:
         """Report that the last model call exceeded a budget, if it did, because no later call raises that error."""
@@ -261,7 +259,7 @@ class RunExecution:
         finally:
             var_child_runnable_config.reset(token)
         if call.error is not None:
-            self._notes.note("node_finished", name, {"error": kind_of(call.error)})
+            self._notes.note("node_finished", name, {"error": type(call.error).__name__})
             raise call.error
         self._notes.note("agent_messages", name, {"messages": [_without_empty(jsonable(reply))]})
         self._notes.note("node_finished", name)
@@ -304,7 +302,7 @@ class RunExecution:
             return
         noted: dict[str, Json] = {}
         if (error := task["error"]) is not None:
-            noted["error"] = kind_of(error) if isinstance(error, BaseException) else "Exception"
+            noted["error"] = type(error).__name__ if isinstance(error, BaseException) else "Exception"
         if task["interrupts"]:
             noted["waits"] = True
         self._notes.note("node_finished", task["name"], noted)
@@ -365,7 +363,7 @@ class RunExecution:
         number = (before if isinstance(before, int) else 0) + (not asks_again)
         return {"number": number, "interrupts": asked, **({} if reply is None else {REPLY: reply})}
 
-    async def _given(self, *, again: bool = False) -> object:
+    async def _given(self, *, again: bool) -> object:
         """Return the graph's input: the initial state, a person's answer, or None to resume without an answer.
 
         An answer is passed only once, because after a crash the graph may have used it already, and would take it for

@@ -63,8 +63,7 @@ class RunIntake:
             raise InvalidInput("The chat needs a message; pass it in `message`.")
         await self._worker.engine.ready()
         # If a caller waits, limit the time to wait for the database, because an unrecorded run can answer instead.
-        here = mode == "wait"
-        until = time.monotonic() + self._memory.pending.wait_seconds if here else None
+        until = time.monotonic() + self._memory.pending.wait_seconds if mode == "wait" else None
         with waiting_until(until):
             new = await self._new(request, workflow)
         stream = self._worker.streams.of(new.run_id)
@@ -79,7 +78,7 @@ class RunIntake:
         if added.outcome == "known":
             if not self._worker.has(run.run_id):
                 stream.renew()
-            over = not await self._try_again(run, request, here=here) and over
+            over = not await self._try_again(run, request, mode) and over
         return Submitted(run.run_id, run.session_id, added.outcome, stream, over=over)
 
     async def resume(
@@ -170,7 +169,7 @@ class RunIntake:
                     f"The message_id {message_id!r} is known, or the question has changed; use a new id."
                 )
             raise InvalidInput(f"Run {run.run_id!r} does not wait for an answer: it is {now.status}.")
-        await self._go_on(run.run_id, here=mode == "wait")
+        await self._go_on(run.run_id, mode)
 
     async def retry(
         self, run_id: str, *, user_id: str | None = None, mode: Mode = "wait", budget: RunBudget = NO_BUDGET
@@ -194,7 +193,7 @@ class RunIntake:
                 raise InvalidInput(f"The input of run {run_id!r} is not stored any more; start a new run.")
             now = await self.run(run_id, user_id=user_id)  # another call may have retried it first
             raise InvalidInput(f"Run {run_id!r} is {now.status}: only failed or stopped runs can be retried.")
-        await self._go_on(run_id, here=mode == "wait")
+        await self._go_on(run_id, mode)
 
     async def run(self, run_id: str, *, user_id: str | None = None) -> Run:
         """Return a run. If its result was deleted or replaced, the run contains the answer from its session instead.
@@ -216,9 +215,9 @@ class RunIntake:
         if asked.max_cost is not None and not self._worker.dependencies.options.prices:
             raise InvalidInput("max_cost has no effect without prices; set THREADKEEP_PRICES, or leave max_cost out.")
 
-    async def _go_on(self, run_id: str, *, here: bool) -> None:
-        """Start a queued run in this process if `here` is true; otherwise enqueue it for any worker."""
-        if here:
+    async def _go_on(self, run_id: str, mode: Mode) -> None:
+        """Start a queued run in this process if its caller waits; otherwise enqueue it for any worker."""
+        if mode == "wait":
             await self._worker.start(run_id)
         else:
             await self._worker.engine.enqueue(run_id)
@@ -266,7 +265,7 @@ class RunIntake:
             added = await self._runs.order.add(new, policy=policy, owner=owner)
         if added.run.run_id == new.run_id and added.run.status == "running":
             # The run is new, or the transaction above stored it although the reply was lost.
-            await self._worker.start(added.run.run_id, Beginning(added.run, workflow))
+            await self._worker.start(added.run.run_id, Beginning(added.run, workflow=workflow))
         elif added.outcome != "joined" and added.run.status == "queued" and mode == "background":
             # The process that stored a known run may have died before it enqueued it.
             await self._worker.engine.enqueue(added.run.run_id)
@@ -288,16 +287,16 @@ class RunIntake:
         if begun is None:
             return None
         run = self._runs.order.begun(new, joined, begun.rows)
-        await self._worker.start(run.run_id, Beginning(run, workflow, begun))
+        await self._worker.start(run.run_id, Beginning(run, workflow=workflow, turn=begun))
         return run
 
-    async def _try_again(self, run: Run, request: RunRequest, *, here: bool) -> bool:
+    async def _try_again(self, run: Run, request: RunRequest, mode: Mode) -> bool:
         """Retry a failed or interrupted run because its message was sent again; return False if nothing was retried."""
         if request.user_id is not None and run.user_id != request.user_id and run.session_id is not None:
             raise WrongUser(run.session_id)
         if run.status not in ("failed", "interrupted") or run.set_aside or not await self._runs.retry(run.run_id):
             return False
-        await self._go_on(run.run_id, here=here)
+        await self._go_on(run.run_id, mode)
         return True
 
     async def _top_of_waiting(self, run: Run) -> Run:

@@ -130,7 +130,7 @@ class RunMaintenance:
         self, work: Callable[[], Awaitable[None]], seconds: float, name: RunWork, sooner: asyncio.Event | None = None
     ) -> None:
         sooner = sooner or asyncio.Event()
-        await self._worker.opened()
+        await self._worker.opened.wait()
         while True:
             await changed(sooner, seconds)
             sooner.clear()

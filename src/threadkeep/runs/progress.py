@@ -80,15 +80,6 @@ class PendingCheckpoint:
         """True if it has the whole state and can replace earlier checkpoints; with delta channels it may be partial."""
         return not self.metadata.get("counters_since_delta_snapshot")
 
-    @property
-    def is_of_step(self) -> bool:
-        """True if the checkpoint was made after a step; false if it was made for the input of the graph."""
-        return self.metadata.get("source") != "input"
-
-    def instead_of(self, before: PendingCheckpoint) -> PendingCheckpoint:
-        """Return a copy of this checkpoint with the parent and the versions of an earlier one, which it replaces."""
-        return replace(self, config=before.config, new_versions={**before.new_versions, **self.new_versions})
-
 
 @dataclass(frozen=True, eq=False)
 class PendingWrites:
@@ -176,13 +167,14 @@ class RunProgress:
             for older in self._pending_of(namespace):
                 del self._pending[older]
                 if isinstance(older, PendingCheckpoint):
-                    new = new.instead_of(older)
+                    versions = {**older.new_versions, **new.new_versions}
+                    new = replace(new, config=older.config, new_versions=versions)
         self._pending[new] = None
         if self.starts_again:
             return
         if self.in_background(namespace):
             self._storing.within(self._seconds)
-        elif isinstance(new, PendingCheckpoint) and new.is_of_step:
+        elif isinstance(new, PendingCheckpoint) and new.metadata.get("source") != "input":
             await self._keep(namespace)
         else:
             self._storing.within(_SOON_SECONDS)

@@ -26,11 +26,6 @@ RUN_ERRORS: Final[Mapping[str, str]] = {
 """The causes and cures of some error kinds. Any other kind is the name of an error class, or `Cancelled`."""
 
 
-def kind_of(error: BaseException) -> str:
-    """Return the kind of an error for a run's record: only the class name, because the message may quote people."""
-    return type(error).__name__
-
-
 def pause_before(try_number: int, *, first_seconds: float, longest_seconds: float) -> float:
     """Return the pause before attempt `try_number` in seconds. It doubles each time up to the longest, with jitter."""
     full = min(first_seconds * 2.0 ** (try_number - 2), longest_seconds)

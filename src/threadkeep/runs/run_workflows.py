@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
-from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
 from threadkeep.agent.turn_options import TurnOptions
@@ -18,7 +17,6 @@ from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.history.graph_conversations import of_order_name
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
-from threadkeep.records import Json
 from threadkeep.records.runs import Run, RunTrigger
 from threadkeep.runs.requests import RunRequest, begin_state, metadata_of
 from threadkeep.store.runs.runs import WorkflowVersions
@@ -94,22 +92,6 @@ class RunWorkflows:
             self._restored[key] = workflow
         return self._restored[key]
 
-    async def to_go_on_with(self, run: Run, is_untouched: Callable[[], Awaitable[bool]]) -> Workflow:
-        """Return the workflow of a run. If its version is gone and the run did nothing yet, return the newest version.
-
-        A run that waits in the queue while changed code is deployed can thus still answer its message.
-
-        Raises:
-            VersionGone: the run's version is gone, and the run has already done something, or the workflow is not
-                registered.
-        """
-        try:
-            return await self.of(run)
-        except VersionGone as gone:
-            if gone.kind == "WorkflowGone" or not await is_untouched():
-                raise
-        return await self.newest(run.workflow)
-
     async def _restore(self, name: str, version: str) -> Workflow | None:
         """Return a stored version; None if it is gone, code or invalid, or imports what no registered workflow imports.
 
@@ -155,15 +137,6 @@ class RunPlan:
         )
 
 
-class _Caller(NamedTuple):
-    """The trigger of a run, and the values for key templates that are not in its state."""
-
-    session_id: str | None
-    user_id: str | None
-    metadata: Mapping[str, Json]
-    trigger: RunTrigger
-
-
 def order_keys(
     workflow: Workflow, request: RunRequest, session_id: str | None, memory: Memory, store: BaseStore | None
 ) -> tuple[str, ...]:
@@ -176,8 +149,9 @@ def order_keys(
     given = initial_state(
         request.text, inputs=request.inputs, results=request.results, user_context=request.user_context
     )
-    caller = _Caller(session_id, request.user_id, request.metadata, request.trigger)
-    keys = [order_of(memory, store, layout, key) for layout, key in _keys(keeping, given, caller)]
+    values = {"session_id": session_id, "user_id": request.user_id, "message_metadata": request.metadata}
+    found = _keys(keeping, given, values, request.trigger)
+    keys = [order_of(memory, store, layout, key) for layout, key in found]
     return tuple(dict.fromkeys(name for name in keys if name != session_id))
 
 
@@ -186,9 +160,9 @@ async def sessions_known(workflow: Workflow, run: Run, memory: Memory, store: Ba
     keeping = [node for node in workflow.known_conversations if isinstance(node, AgentNode)]
     if store is None or not keeping:
         return []
-    caller = _Caller(run.session_id, run.user_id, metadata_of(run), run.trigger)
+    values = {"session_id": run.session_id, "user_id": run.user_id, "message_metadata": metadata_of(run)}
     found = []
-    for layout, key in _keys(keeping, begin_state(run), caller):
+    for layout, key in _keys(keeping, begin_state(run), values, run.trigger):
         other = memory if memory.has_namespace(store, layout) else await memory.namespace(layout, store)
         found.append(other.session(key, user_id=run.user_id))
     return found
@@ -208,11 +182,12 @@ async def sessions_reached(run: Run, memory: Memory, store: BaseStore | None) ->
 
 
 def _keys(
-    keeping: Iterable[ConversationFields], state: WorkflowState, caller: _Caller
+    keeping: Iterable[ConversationFields], state: WorkflowState, values: Mapping[str, Any], trigger: RunTrigger
 ) -> list[tuple[GraphLayout, str]]:
-    """Return the layout and the conversation key of each node, without duplicates; skip nodes that have no key."""
-    values = {"session_id": caller.session_id, "user_id": caller.user_id, "message_metadata": caller.metadata}
-    config: RunnableConfig = {"configurable": values}
-    scope = key_scope(state, caller.session_id, config)
-    found = [(node.layout, node.resolve(scope, by_hand=caller.trigger in BY_HAND).key) for node in keeping]
+    """Return the layout and the conversation key of each node, without duplicates; skip nodes that have no key.
+
+    `values` are the configurable values of the run.
+    """
+    scope = key_scope(state, values["session_id"], {"configurable": dict(values)})
+    found = [(node.layout, node.resolve(scope, by_hand=trigger in BY_HAND).key) for node in keeping]
     return list(dict.fromkeys((layout, key) for layout, key in found if key is not None))

@@ -70,7 +70,7 @@ class RunService(RunIntake):
                     run = await self.run(run_id, user_id=user_id)
                     if _has_stopped(run):
                         return run
-                    await self._start_if_ready(run, stream)
+                    await self._start_if_ready(run)
                 if await changed(end, pause) and (ended := end.run) is not None:
                     if user_id is not None and ended.user_id != user_id:
                         raise RunNotFound(run_id)
@@ -124,12 +124,12 @@ class RunService(RunIntake):
             if _has_stopped(run) and published == len(stream.pieces):
                 yield run
                 return
-            await self._start_if_ready(run, stream)
+            await self._start_if_ready(run)
             pause = _FIRST_POLL_SECONDS if after > before else min(pause * 2, _LONGEST_POLL_SECONDS)
             await changed(change, pause)
 
-    async def _start_if_ready(self, run: Run, stream: RunStream) -> None:
-        if run.status != "queued" or stream.started or run.parent_run_id is not None:
+    async def _start_if_ready(self, run: Run) -> None:
+        if run.status != "queued" or self._worker.is_started(run.run_id) or run.parent_run_id is not None:
             return
         if await self._runs.order.is_next(run.run_id):
             await self._worker.start(run.run_id)

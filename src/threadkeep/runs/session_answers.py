@@ -23,7 +23,7 @@ async def with_answer(memory: Memory, run: Run) -> Run:
     if run.result is not None:
         return await _with_answer_that_stands(memory, run, run.result)
     answer = await _answer_of_turn(memory, run, run.message_id)
-    return run if answer is None else replace(run, result=_result_of(answer))
+    return run if answer is None else replace(run, result=result_of_answer(answer))
 
 
 async def _with_answer_that_stands(memory: Memory, run: Run, result: Mapping[str, Json]) -> Run:
@@ -46,7 +46,7 @@ async def _with_answer_that_stands(memory: Memory, run: Run, result: Mapping[str
     if answer is None or answer is own or (own is not None and answer.answers != own.answers):
         return run
     output = {"text": answer.content} if result.get("output") == {"text": result.get("text")} else result.get("output")
-    return replace(run, result={**result, "output": output, **_result_of(answer)})
+    return replace(run, result={**result, "output": output, **result_of_answer(answer)})
 
 
 async def with_own_answer(memory: Memory, run: Run, message_id: str) -> Run:
@@ -55,7 +55,7 @@ async def with_own_answer(memory: Memory, run: Run, message_id: str) -> Run:
     The answer is another run's if that run has answered this message, or has answered the newest message again.
     """
     answer = await _answer_of_turn(memory, run, message_id)
-    return replace(run, result=_result_of(answer)) if _is_of_other(answer, run) else run
+    return replace(run, result=result_of_answer(answer)) if _is_of_other(answer, run) else run
 
 
 async def with_unanswered(memory: Memory, run: Run) -> Run:
@@ -72,7 +72,7 @@ async def answered_without(memory: Memory, run: Run) -> Mapping[str, Json] | Non
     """Return the stored answer to a run's newest message, as the run's result; None if no complete answer is stored."""
     message_id = run.inputs[-1].message_id if run.inputs else None
     answer = None if message_id is None else await _answer(memory, run, message_id)
-    return None if answer is None or answer.status != "complete" else _result_of(answer)
+    return None if answer is None or answer.status != "complete" else result_of_answer(answer)
 
 
 def _is_of_other(answer: Message | None, run: Run) -> TypeGuard[Message]:
@@ -105,7 +105,8 @@ async def newest_answer(session: Session, message_id: str) -> Message | None:
     return answers[-1] if answers else None
 
 
-def _result_of(answer: Message) -> dict[str, Json]:
+def result_of_answer(answer: Message) -> dict[str, Json]:
+    """Return a stored answer in the form of a run's result."""
     result: dict[str, Json] = {
         "text": answer.content,
         "message_id": answer.id,

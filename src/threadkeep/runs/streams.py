@@ -59,7 +59,6 @@ class RunStream:
     hold: RunHold | None = None
     pieces: list[RunPiece] = field(default_factory=list)
     wants_pieces: bool = False
-    started: bool = False
     begun: bool = False
     outcome: Outcome | None = None
     usage: Sequence[TokenUsage] | None = None

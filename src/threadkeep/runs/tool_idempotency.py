@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from langchain.agents.middleware import AgentMiddleware, AgentState
 from langchain.agents.middleware.types import ToolCallRequest
@@ -34,20 +33,12 @@ _UNKNOWN = "This tool call finished before, but its result was not stored."
 _NOT_NOW = "This tool cannot be used at the moment: it must not run twice, and its call cannot be recorded."
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(NamedTuple):
     """A part of a tool call; each question to a person ends one. `asked` is the number of questions before it began."""
 
     id: str
     call: ToolCall
     asked: int
-
-    def answer_to(self, question: dict[str, Json]) -> Json:
-        """Return a person's answer. In a repeated step, `interrupt` returns all answers in order; use the last one."""
-        answer: Json = None
-        for _ in range(self.asked + 1):
-            answer = interrupt(question)
-        return answer
 
 
 class RecordedTools(AgentMiddleware[AgentState[Any], Any, Any]):
@@ -77,7 +68,7 @@ class RecordedTools(AgentMiddleware[AgentState[Any], Any, Any]):
             return _again(part.call.result, request)
         if part.call.status == "begun_before":
             asked = {"kind": "tool_begun_before", "tool": _name(request), "args": jsonable(request.tool_call["args"])}
-            answer = part.answer_to({**asked, "answers": [AGAIN, SKIP, "what it gave"]})
+            answer = last_answer({**asked, "answers": [AGAIN, SKIP, "what it gave"]}, part.asked + 1)
             if answer != AGAIN:
                 given = _message(_SKIPPED if answer == SKIP else answer, request)
                 await self._trace.finish_tool(context.run_id, part.id, jsonable(given))
@@ -122,6 +113,14 @@ class IdempotentToolsOnly(AgentMiddleware[AgentState[Any], Any, Any]):
             return await handler(request)
         call_id = str(request.tool_call["id"])
         return ToolMessage(_NOT_NOW, name=_name(request), tool_call_id=call_id, status="error")
+
+
+def last_answer(question: dict[str, Json], number: int) -> Json:
+    """Ask a person and return the answer. LangGraph repeats the step with all `number` answers; return the last one."""
+    answer: Json = None
+    for _ in range(number):
+        answer = interrupt(question)
+    return answer
 
 
 def _name(request: ToolCallRequest) -> str:

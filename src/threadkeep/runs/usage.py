@@ -18,7 +18,6 @@ from threadkeep.observe import ContextBuilt, Event, Observers
 from threadkeep.records.runs import NO_USAGE, Run, TokenUsage
 from threadkeep.runs.options import Prices
 from threadkeep.runs.tracing import RunTracer
-from threadkeep.store.runs.trace import RunTrace
 
 
 @dataclass(eq=False)
@@ -27,10 +26,18 @@ class Ledger:
 
     A `Meter` adds the usage of each model call. Concurrent calls may exceed a budget, because a call is counted when it
     ends. A model without a price costs nothing. `usages` contains the usage of the run's own model calls, but not of
-    its children's. `spent` is the error that stopped a model call; None if none was stopped.
+    its children's. `spent` is the error that stopped a model call; None if none was stopped. `has_children` is true if
+    the run has child runs.
+
+    A recorded run stores its usage in groups with its trace, so a killed process loses only the usage of the last model
+    calls. `stored` stores the usage of the run's whole tree before it returns the usage of a run and the runs below it.
+    It is called before each model call if the run or one of its ancestors has a budget.
     """
 
     limited: Sequence[Run]
+    tracer: RunTracer | None = None
+    stored: Callable[[str], Awaitable[Sequence[TokenUsage]]] | None = None
+    has_children: bool = False
     spent: BudgetSpent | None = None
     usages: list[TokenUsage] = field(default_factory=list)
 
@@ -52,32 +59,11 @@ class Ledger:
                 return crossed
         return None
 
-    async def add(self, usage: TokenUsage, message_id: str | None = None) -> None:
+    def add(self, usage: TokenUsage, message_id: str | None) -> None:
         """Add the usage of a model call; `message_id` is the id of the message that the model returned."""
         self.usages.append(usage)
-
-    async def _used(self, run: Run) -> Sequence[TokenUsage]:
-        return self.usages
-
-
-@dataclass(eq=False, kw_only=True)
-class RunLedger(Ledger):
-    """The ledger of a recorded run. `flush_tree` stores the usage of all runs in the tree of the run.
-
-    `has_children` is true if the run has child runs.
-
-    Usage is stored in groups with the trace, so a killed process loses only the usage of the last model calls. If the
-    run or one of its ancestors has a budget, usage is stored before each model call.
-    """
-
-    trace: RunTrace
-    tracer: RunTracer
-    flush_tree: Callable[[], Awaitable[None]]
-    has_children: bool = False
-
-    async def add(self, usage: TokenUsage, message_id: str | None = None) -> None:
-        """Add the usage of a model call, and note it in the trace."""
-        self.usages.append(usage)
+        if self.tracer is None:
+            return
         self.tracer.note(
             "model_called",
             data={
@@ -94,8 +80,7 @@ class RunLedger(Ledger):
         )
 
     async def _used(self, run: Run) -> Sequence[TokenUsage]:
-        await self.flush_tree()
-        return await self.trace.usage(run.run_id)
+        return self.usages if self.stored is None else await self.stored(run.run_id)
 
 
 def spent_budget(run: Run, usages: Sequence[TokenUsage], *, crossed: bool = False) -> BudgetSpent | None:
@@ -146,7 +131,7 @@ class Meter(AsyncCallbackHandler):
         name, asked = self._asked.pop(run_id, (UNNAMED, []))
         for generation in response.generations[0][:1] if response.generations else ():
             if isinstance(generation, ChatGeneration) and isinstance(answer := generation.message, AIMessage):
-                await self._ledger.add(self.usage(name, asked, answer), answer.id)
+                self._ledger.add(self.usage(name, asked, answer), answer.id)
 
     async def on_llm_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
         """Forget a failed call, because its usage is neither known nor estimated."""

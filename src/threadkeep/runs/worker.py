@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,7 @@ from threadkeep.errors import StoreError
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import BegunTurn
 from threadkeep.observe import RunTakenOver, RunTrouble, RunWork, work_for
-from threadkeep.records.runs import NO_BUDGET, STATUS, Begun, Over, Run
+from threadkeep.records.runs import NO_BUDGET, STATUS, Begun, Over, Run, TokenUsage
 from threadkeep.runs.endings import ActiveRun, RunEndings, RunStop, end_orphans, report_run, report_turn
 from threadkeep.runs.engine.engine import Engine
 from threadkeep.runs.execution import Dependencies, RunExecution
@@ -25,17 +26,21 @@ from threadkeep.runs.retries import retry_until_available, shielded
 from threadkeep.runs.run_workflows import RunWorkflows, VersionGone
 from threadkeep.runs.streams import Outcome, RunStream, RunStreams
 from threadkeep.runs.tracing import RunTracer
-from threadkeep.runs.usage import RunLedger
+from threadkeep.runs.usage import Ledger
 from threadkeep.workflows.definition import Workflow
 
 _TAKEOVERS = 3
 
 
 class Beginning(NamedTuple):
-    """A new run that this process owns, with its workflow; `turn` is set if the question is stored already."""
+    """A run that this process owns; a `new` run was never executed before.
+
+    `workflow` is set if the run was created by this process, `turn` if the run's question is stored already.
+    """
 
     run: Run
-    workflow: Workflow
+    new: bool = True
+    workflow: Workflow | None = None
     turn: BegunTurn | None = None
 
 
@@ -47,7 +52,7 @@ class Worker:
     run that was acquired too often is set aside for a person.
 
     `open` sets the `engine`, whose name is the owner of this process's runs, and the `dependencies`, which all runs
-    share.
+    share; then it sets the event `opened`.
     """
 
     engine: Engine
@@ -62,20 +67,20 @@ class Worker:
         self._checkpoints = checkpoints
         self._progress = ProgressWriter(memory.observers)
         self._begun: dict[str, Beginning] = {}
-        # It keeps the weakly referenced streams of started runs, so that other callers see that a run was started.
+        # The streams of the runs that `start` has started; otherwise they are only weakly referenced.
         self._started: dict[str, RunStream] = {}
-        self._opened = asyncio.Event()
+        self.opened = asyncio.Event()
         self._context = contextvars.copy_context()
 
     def open(self, engine: Engine, dependencies: Dependencies) -> None:
         """Set the engine and the dependencies. `execute` waits for this, because the engine may call it before."""
         self.engine, self.dependencies = engine, dependencies
         self._endings = RunEndings(self._memory, self.workflows, dependencies)
-        self._opened.set()
+        self.opened.set()
 
-    async def opened(self) -> None:
-        """Wait until `open` was called."""
-        await self._opened.wait()
+    def is_started(self, run_id: str) -> bool:
+        """Return whether `start` has started a run that has not ended yet."""
+        return run_id in self._started
 
     def has(self, run_id: str) -> bool:
         """Return whether this process executes a run or is about to execute it."""
@@ -92,10 +97,12 @@ class Worker:
             with suppress(StoreError):
                 await active.tracer.flush()
 
-    async def _flush_tree(self, root_run_id: str) -> None:
+    async def _usage_in_tree(self, root_run_id: str, run_id: str) -> Sequence[TokenUsage]:
+        """Store the usage of the active runs of a tree; return the usage of one of its runs and of all runs below."""
         for each in list(self.active.values()):
             if each.run.root_run_id == root_run_id:
                 await each.tracer.flush()
+        return await self._runs.trace.usage(run_id)
 
     async def start(self, run_id: str, beginning: Beginning | None = None) -> None:
         """Start executing a run in this process, unless it was started already; do not wait for its end.
@@ -107,9 +114,8 @@ class Worker:
         """
         stream = self.streams.of(run_id)
         # If the database's reply to the insert was late, maintenance may have found and executed the new run meanwhile.
-        if stream.started or (beginning is not None and stream.outcome is not None):
+        if run_id in self._started or (beginning is not None and stream.outcome is not None):
             return
-        stream.started = True
         self._started[run_id] = stream
         if beginning is not None:
             self._begun[run_id] = beginning
@@ -119,7 +125,6 @@ class Worker:
             is_accepted = True
         finally:
             if not is_accepted:
-                stream.started = False
                 self._started.pop(run_id, None)
                 begun = self._begun.pop(run_id, None) if beginning is not None else None
                 if begun is not None and begun.run.owner is not None:
@@ -130,26 +135,24 @@ class Worker:
 
         An unexpected error is reported, and the run is retried after a pause. After `max_attempts` it is set aside.
         """
-        await self._opened.wait()
+        await self.opened.wait()
         stream, options = self.streams.of(run_id), self.dependencies.options
         try:
             for failures in range(1, options.max_attempts + 1):
                 # Catch all errors, because while this process owns the run, nothing else would retry it.
                 with ErrorBoundary(lambda error: self.report(type(error).__name__)):
-                    if (beginning := self._begun.pop(run_id, None)) is not None:
-                        await self.execute_owned(beginning.run, beginning)
-                    elif (begun := await retry_until_available(lambda: self.acquire(run_id))) is None:
+                    begun = self._begun.pop(run_id, None) or await retry_until_available(lambda: self.acquire(run_id))
+                    if begun is None:
                         return
-                    elif begun.run.attempts > options.max_attempts:
+                    if begun.run.attempts > options.max_attempts:
                         await self._set_aside(begun.run)
                     else:
-                        await self.execute_owned(begun.run, new=begun.new)
+                        await self.execute_owned(begun)
                     return
                 await asyncio.sleep(options.pause_seconds * 2 ** (failures - 1))
             if (begun := await retry_until_available(lambda: self.acquire(run_id))) is not None:
                 await self._set_aside(begun.run)
         finally:
-            stream.started = False
             self._started.pop(run_id, None)
             stream.end()
 
@@ -157,9 +160,9 @@ class Worker:
         """End a run that was cancelled before it began. If earlier turns are active, the run ends after them."""
         await self.engine.ready()
         if not self.has(run_id) and (begun := await self.acquire(run_id)) is not None:
-            await self.execute_owned(begun.run, new=begun.new)
+            await self.execute_owned(begun)
 
-    async def acquire(self, run_id: str) -> Begun | None:
+    async def acquire(self, run_id: str) -> Beginning | None:
         """Make this process the owner of a run, which it begins or takes over from a dead process.
 
         Return None if the run is over, must wait, belongs to a live process, or is being executed in this process.
@@ -168,7 +171,7 @@ class Worker:
             found = await self._runs.order.begin(run_id, self.engine.name)
             if isinstance(found, Begun):
                 # An owner may begin its run again, but another task of this process may have begun it just now.
-                return None if run_id in self.active else found
+                return None if run_id in self.active else Beginning(found.run, found.new)
             if isinstance(found, Over) or found.behind != run_id or found.run.owner is None:
                 return None
             if not await self.engine.dead({found.run.owner}):
@@ -180,12 +183,9 @@ class Worker:
         """Report the class name of an error that interrupts the work of this process."""
         self._memory.observers.notify(RunTrouble(error=error, work=work))
 
-    async def execute_owned(self, run: Run, beginning: Beginning | None = None, *, new: bool = False) -> Outcome | None:
-        """Execute a run that this process owns; return its outcome, or None if this process has lost the run.
-
-        A run with a `beginning`, and a `new` one, has never been executed before.
-        """
-        active = self._enter(run, beginning, new=new or beginning is not None)
+    async def execute_owned(self, beginning: Beginning) -> None:
+        """Execute a run that this process owns, and record and report its end."""
+        run, active = beginning.run, self._enter(beginning)
         if run.attempts > 1:
             self._memory.observers.notify(
                 RunTakenOver(workflow=run.workflow, attempt=run.attempts, run_id=run.run_id, session_id=run.session_id)
@@ -203,7 +203,6 @@ class Worker:
                 usages = active.ledger.usages if active.ledger is not None else ()
                 report_turn(self._memory.observers, run, outcome, usages, milliseconds=milliseconds)
             await self._clear_up(run, outcome, unstored=unstored, has_following=active.has_following)
-        return outcome
 
     async def start_following(self, run: Run) -> None:
         """Start the runs that waited for `run`, because it is over or waits for a person."""
@@ -214,7 +213,8 @@ class Worker:
             else:
                 await self.engine.enqueue(following)
 
-    def _enter(self, run: Run, beginning: Beginning | None, *, new: bool) -> ActiveRun:
+    def _enter(self, beginning: Beginning) -> ActiveRun:
+        run, new = beginning.run, beginning.new
         stream, owner = self.streams.of(run.run_id), run.owner or self.engine.name
         options = self.dependencies.options
         tracer = RunTracer(
@@ -232,11 +232,10 @@ class Worker:
             fresh=new,
             seconds=options.progress_seconds,
         )
-        active = ActiveRun(run, owner, stream, tracer, progress, new)
-        if beginning is not None:
-            active.workflow, active.hold.begun = beginning.workflow, beginning.turn
+        active = ActiveRun(run, owner, stream, tracer, progress, new, beginning.workflow)
+        active.hold.begun = beginning.turn
         # The caller of a run that begins here waits for its answer; that of a run that was queued does not.
-        active.hold.told = beginning is not None
+        active.hold.told = beginning.workflow is not None
         stream.hold = active.hold
         self.active[run.run_id] = active
         if (saver := self.dependencies.saver) is not None:
@@ -313,12 +312,7 @@ class Worker:
         limited = [run] if run.budget != NO_BUDGET else []
         if run.parent_run_id is not None:
             limited += await retry_until_available(lambda: self._limited_above(run))
-        active.ledger = RunLedger(
-            limited,
-            trace=self._runs.trace,
-            tracer=active.tracer,
-            flush_tree=lambda: self._flush_tree(run.root_run_id),
-        )
+        active.ledger = Ledger(limited, active.tracer, partial(self._usage_in_tree, run.root_run_id))
         execution = RunExecution(
             active.run,
             workflow,
@@ -331,12 +325,18 @@ class Worker:
         return await execution.run_to_end()
 
     async def _workflow_of(self, active: ActiveRun) -> Workflow:
+        """Return the workflow of a run. If its version is gone and the run did nothing yet, return the newest version.
+
+        A run that waits in the queue while changed code is deployed can thus still answer its message.
+        """
         run, saver = active.run, self.dependencies.saver
-
-        async def is_untouched() -> bool:
-            return active.begins or saver is None or await saver.aget_tuple(thread_of(run.run_id)) is None
-
-        workflow = await self.workflows.to_go_on_with(run, is_untouched)
+        try:
+            workflow = await self.workflows.of(run)
+        except VersionGone as gone:
+            begins = active.begins or saver is None or await saver.aget_tuple(thread_of(run.run_id)) is None
+            if gone.kind == "WorkflowGone" or not begins:
+                raise
+            workflow = await self.workflows.newest(run.workflow)
         if workflow.version != run.version:
             await self._runs.begin_with(run.run_id, active.owner, workflow.version)
             active.run = replace(run, version=workflow.version)

@@ -47,7 +47,6 @@ _ALONE = "threadkeep-alone"
 _THREADS = 16
 # dbos needs a second connection only while it migrates its tables.
 _POOL = 2
-_STOP_SECONDS = 5.0
 _PAGE = 500
 # dbos receives connections, but also requires a database address, which it never uses.
 _UNUSED_ADDRESS = {"sqlite": "sqlite:///unused", "postgresql": "postgresql://unused@unused/unused"}
@@ -161,7 +160,7 @@ class RunQueue:
             self._dbos = None
         if self._loop is not None and self._thread is not None:
             with contextlib.suppress(TimeoutError):
-                asyncio.run_coroutine_threadsafe(_end_tasks(), self._loop).result(_STOP_SECONDS)
+                asyncio.run_coroutine_threadsafe(_end_tasks(), self._loop).result(STOP_SECONDS)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
