@@ -37,7 +37,7 @@ from threadkeep.workflows.turn_ends import (
     Graph,
     copied_graph,
     nodes_in,
-    question_recorder,
+    reset_commands,
     sees_question,
     stores_question,
     with_turn_ends,
@@ -78,7 +78,11 @@ class Workflow:
     @cached_property
     def recorder(self) -> RecordQuestionNode | None:
         """A node that stores a question as this workflow does; None if no node of the workflow stores a question."""
-        return question_recorder(self.nodes.values())
+        nodes = tuple(self.nodes.values())
+        if not any(map(stores_question, nodes)):
+            return None
+        waits = any(isinstance(node, RecordQuestionNode) and node.waits for node in nodes)
+        return RecordQuestionNode(reset_commands=reset_commands(nodes), waits=waits)
 
     @property
     def children(self) -> tuple[str, ...]:

@@ -29,30 +29,10 @@ from threadkeep.workflows.yaml_source import MOST_CHARACTERS, YamlSource, read_y
 from threadkeep.workflows.yaml_source import Path as ValuePath
 
 
-def check_document(document: WorkflowDocument, source: YamlSource, *, imports: bool = True) -> None:
-    """Check the names, edges, templates, child workflows and imports of a document.
-
-    Args:
-        document: the parsed file.
-        source: the positions of the document's parts in the file.
-        imports: True to import tools and retrievers, to check that they exist.
-
-    Raises:
-        InvalidWorkflow: the document has problems; the error lists all of them, each with its line.
-    """
-    checks = _Checks(document, source, Paths.of(document))
-    problems = [*checks.names(), *checks.edges()]
-    if not problems:
-        # These checks work only if all edges lead to existing nodes.
-        problems = [*checks.ways(), *checks.templates(), *checks.children()]
-    if imports:
-        problems += checks.imports()
-    if problems:
-        raise InvalidWorkflow(in_order(problems))
-
-
 @dataclass(frozen=True)
 class _Checks:
+    """The checks of a document. Each yields problems with their positions in the file."""
+
     document: WorkflowDocument
     source: YamlSource
     paths: Paths
@@ -229,7 +209,15 @@ def load_python(name: str, reference: str) -> Workflow:
 
 def _workflow_of(source: YamlSource, *, imports: bool) -> Workflow:
     document = document_of(source)
-    check_document(document, source, imports=imports)
+    checks = _Checks(document, source, Paths.of(document))
+    problems = [*checks.names(), *checks.edges()]
+    if not problems:
+        # These checks work only if all edges lead to existing nodes.
+        problems = [*checks.ways(), *checks.templates(), *checks.children()]
+    if imports:
+        problems += checks.imports()
+    if problems:
+        raise InvalidWorkflow(in_order(problems))
     return Workflow(
         document.name,
         build_graph(document),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
+from langchain_core.tools import BaseTool
 from pydantic import BaseModel, ConfigDict, Field
 
 from threadkeep.agent.turn_options import TurnOptions
@@ -17,10 +18,6 @@ from threadkeep.records.runs import DoubleTexting, RunBudget, RunTrigger
 if TYPE_CHECKING:
     from langchain.agents.middleware import AgentMiddleware
     from langchain_core.language_models import BaseChatModel
-
-from typing import Final
-
-from langchain_core.tools import BaseTool
 
 MAX_DEPTH = 3
 """The default maximum number of levels of nested workflows below a run."""

@@ -76,13 +76,12 @@ class LateQuestion(BaseCallbackHandler):
         if self._stored or not sent:
             return
         self._stored = True
-        asked = [message.model_copy(update=self._origin(message)) for message in sent]
+        asked: list[BaseMessage] = []
+        for message in sent:
+            one = self._seen[str(message.id)]
+            # The response metadata has the time at which the platform received the question.
+            asked.append(message.model_copy(update={"id": one.id, "response_metadata": one.response_metadata}))
         await self._loop.run_from_any_loop(self._keep(asked))
-
-    def _origin(self, message: BaseMessage) -> dict[str, object]:
-        """Return the id and response metadata (with the sending time) of the question that a message stands for."""
-        one = self._seen[str(message.id)]
-        return {"id": one.id, "response_metadata": one.response_metadata}
 
 
 def _is_hook(name: str) -> bool:
@@ -182,15 +181,6 @@ def reset_commands(nodes: Iterable[Node]) -> tuple[str, ...]:
         elif isinstance(node, AgentNode) and node.reset_command is not None:
             commands[node.reset_command] = None
     return tuple(commands)
-
-
-def question_recorder(nodes: Iterable[Node]) -> RecordQuestionNode | None:
-    """Return a node that stores a question as these nodes do; None if none of the nodes stores a question."""
-    known = tuple(nodes)
-    if not any(map(stores_question, known)):
-        return None
-    waits = any(isinstance(node, RecordQuestionNode) and node.waits for node in known)
-    return RecordQuestionNode(reset_commands=reset_commands(known), waits=waits)
 
 
 def only_wraps_tools(middleware: AgentMiddleware[Any, Any, Any]) -> bool:

@@ -108,7 +108,9 @@ class AgentNode(SpeakingNode, HistoryFields):
             return reply_update(step, AIMessage(RESET_ANSWER, id=step.message_id))
         system = self.system_message(state)
         given = [*([system] if system else []), *messages]
-        context = _of_step(step.context, conversation, passages_in(state) if self.snippets else ())
+        run = {one.name: getattr(step.context, one.name) for one in fields(RunContext)}
+        passages = passages_in(state) if self.snippets else ()
+        context = StepContext(**run, conversation=conversation, passages=passages)
         # `ModelLimits` limits the calls; LangGraph's limit must also have room for tools and hooks of other middleware.
         limit: RunnableConfig = {"recursion_limit": self.max_steps * _STEPS_A_CALL + 2}
         result = await self._agent(step, conversation).ainvoke({"messages": given}, limit, context=context)
@@ -223,13 +225,6 @@ def check_tools(reference: str | BaseTool) -> None:
     """
     for _ in _tools_of(reference):
         pass
-
-
-def _of_step(
-    context: RunContext, conversation: Conversation, passages: tuple[tuple[str | None, str], ...]
-) -> StepContext:
-    run = {one.name: getattr(context, one.name) for one in fields(RunContext)}
-    return StepContext(**run, conversation=conversation, passages=passages)
 
 
 def _session_of(_: RunnableConfig) -> str | None:

@@ -164,7 +164,9 @@ class Rule(BaseModel):
             return (value is not None) is self.exists
         if self.matches is not None:
             text = value if isinstance(value, str) else "" if value is None else str(value)
-            return _found_in(self.matches, text[:_MOST_CHARACTERS])
+            # RE2 needs valid UTF-8, so replace lone surrogates.
+            valid = text[:_MOST_CHARACTERS].encode("utf-8", "replace").decode()
+            return _compiled(self.matches).search(valid) is not None
         if isinstance(value, bool) or isinstance(self.equals, bool):
             return value is self.equals
         return value == self.equals
@@ -205,11 +207,6 @@ def _compiled(pattern: str) -> re2.Pattern:
     options.case_sensitive = False
     options.log_errors = False
     return re2.compile(pattern, options)
-
-
-def _found_in(pattern: str, text: str) -> bool:
-    # RE2 needs valid UTF-8, so replace lone surrogates.
-    return _compiled(pattern).search(text.encode("utf-8", "replace").decode()) is not None
 
 
 def _label(rule: Rule) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, ClassVar, Final
 
@@ -58,20 +58,14 @@ class FoundPassages:
 
 def passages_in(state: WorkflowState) -> tuple[Passage, ...]:
     """Return the passages that the run's `retrieve` nodes have found so far, each passage once."""
-    return tuple(dict.fromkeys(_passages_in(state)))
-
-
-def _passages_in(state: WorkflowState) -> Iterator[Passage]:
+    found: dict[Passage, None] = {}
     for result in (state.get("results") or {}).values():
-        for passage in _listed(result):
+        listed = result.get("passages") if isinstance(result, Mapping) else None
+        for passage in listed if isinstance(listed, Sequence) and not isinstance(listed, str) else ():
             if isinstance(passage, Mapping) and isinstance(text := passage.get("text"), str):
                 name = passage.get("id")
-                yield name if isinstance(name, str) else None, text
-
-
-def _listed(result: Json) -> Sequence[Json]:
-    passages = result.get("passages") if isinstance(result, Mapping) else None
-    return passages if isinstance(passages, Sequence) and not isinstance(passages, str) else ()
+                found[name if isinstance(name, str) else None, text] = None
+    return tuple(found)
 
 
 _MOST_CHARACTERS = 20_000

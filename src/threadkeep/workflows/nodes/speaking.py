@@ -83,13 +83,26 @@ class AskingNode(Node):
         return given.context_window
 
 
-class ContextNode(AskingNode):
-    """A node that calls a model with the memory of the run's session."""
+class SpeakingNode(AskingNode):
+    """A node that calls a model and adds its final message to the state.
+
+    The model gets the earlier turns of the session, messages of other nodes in this run, and the run's newest question.
+    With an `input`, it gets only this text. The default of `model` is the model of the service. If `answers` is true,
+    the final message is stored as the turn's answer. Messages of intermediate steps are not stored.
+    """
+
+    speaks: ClassVar[bool] = True
 
     max_output_tokens: int | None = Field(None, ge=1, description="Tokens that are reserved for the reply.")
     compression: NodeCompression | Literal[False] | None = Field(
         None, description="Options for summaries of older messages; false for none; by default the service's options."
     )
+    system_prompt: str = Field("", description="Instructions for the model; a template.")
+    input: str | None = Field(None, description="The input, instead of the run's question; a template.")
+    max_messages: int = Field(30, ge=0, description="The maximum number of earlier messages in a call; 0 means none.")
+    max_tokens: int | None = Field(None, ge=0, description="The most tokens in a call; by default the service's limit.")
+    snippets: bool = Field(True, description="True to add the passages that earlier retrieve nodes found.")
+    answers: bool = Field(True, description="True to store its message as the answer to the question.")
 
     @model_validator(mode="after")
     def _check_room(self) -> Self:
@@ -116,24 +129,6 @@ class ContextNode(AskingNode):
         if self.compression.model is not None:
             summarizer = ModelSummarizer(step.model(self.compression.model), timeout_seconds=self.timeout_seconds)
         return self.compression.options(summarizer)
-
-
-class SpeakingNode(ContextNode):
-    """A node that calls a model and adds its final message to the state.
-
-    The model gets the earlier turns of the session, messages of other nodes in this run, and the run's newest question.
-    With an `input`, it gets only this text. The default of `model` is the model of the service. If `answers` is true,
-    the final message is stored as the turn's answer. Messages of intermediate steps are not stored.
-    """
-
-    speaks: ClassVar[bool] = True
-
-    system_prompt: str = Field("", description="Instructions for the model; a template.")
-    input: str | None = Field(None, description="The input, instead of the run's question; a template.")
-    max_messages: int = Field(30, ge=0, description="The maximum number of earlier messages in a call; 0 means none.")
-    max_tokens: int | None = Field(None, ge=0, description="The most tokens in a call; by default the service's limit.")
-    snippets: bool = Field(True, description="True to add the passages that earlier retrieve nodes found.")
-    answers: bool = Field(True, description="True to store its message as the answer to the question.")
 
     def templates(self) -> Iterable[tuple[str, str]]:
         """Yield the options `system_prompt` and, if it is set, `input`. Both are templates."""
