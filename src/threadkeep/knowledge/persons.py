@@ -46,7 +46,11 @@ class Persons(ClockedTables, sql=OWNER_SQL):
         now = self._clock()
         async with self._driver.reading() as connection:
             known = await self._find(connection, alias)
-        if known is not None and (called is None or called in known.names[:1]) and _is_seen(known, now):
+        if (
+            known is not None
+            and (called is None or called in known.names[:1])
+            and now - known.last_seen_at < SEEN_INTERVAL
+        ):
             return known
         parameters = {"person_id": alias, "now": time_text(now)}
         async with self._driver.writing() as connection:
@@ -187,7 +191,3 @@ def _name(name: str) -> str:
     kept = " ".join(CONTROLS.sub(" ", name).split())[:MAX_KEY_CHARACTERS]
     check_name("person's name", kept, MAX_KEY_CHARACTERS)
     return kept
-
-
-def _is_seen(person: Person, now: datetime) -> bool:
-    return now - person.last_seen_at < SEEN_INTERVAL

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 from threadkeep.errors import InvalidInput
-from threadkeep.records.knowledge import FactKind, NewFact, ScopeKind
+from threadkeep.records.knowledge import SCOPE_KINDS, FactKind, NewFact, ScopeKind
 
 # Each repetition has a limit, so that external text is matched in linear time.
 _PHRASE = r"(?:pass(?:word|wd|phrase|code)|\bpwd|\bpw\b|密码|口令)\w{0,2}[\"'`]?"
@@ -155,18 +155,6 @@ def accepted_directives(text: str) -> tuple[list[Promotion], int]:
     return found, refused
 
 
-def kind_of(name: str) -> PromotedKind:
-    """Return the kind with a name.
-
-    Raises:
-        InvalidInput: the kind is unknown.
-    """
-    for kind in PROMOTED_KINDS:
-        if kind == name:
-            return kind
-    raise InvalidInput(f"A promoted fact's kind is one of {', '.join(PROMOTED_KINDS)}.")
-
-
 def _directives(text: str) -> Iterator[tuple[PromotedKind, str | None, str]]:
     """Yield the kind, the scope (None if not given) and the text of each directive."""
     lines = text.split("\n")
@@ -182,9 +170,8 @@ def _directives(text: str) -> Iterator[tuple[PromotedKind, str | None, str]]:
 
 
 def _scope(named: str | None, kind: PromotedKind, words: str) -> ScopeKind:
-    scopes: Sequence[ScopeKind] = get_args(ScopeKind.__value__)
     if named is not None:
-        return next(scope for scope in scopes if scope == named.lower())
+        return next(scope for scope in SCOPE_KINDS if scope == named.lower())
     if kind in ("decision", "procedure", "task_update"):
         return "workspace"
     return "user" if _FIRST_PERSON.search(words) else "workspace"

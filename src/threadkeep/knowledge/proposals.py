@@ -6,14 +6,14 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Literal, cast
 
 from langchain_core.utils.uuid import uuid7
 
 from threadkeep.errors import InvalidInput
 from threadkeep.knowledge.facts import Knowledge
 from threadkeep.knowledge.graphiti.service import Graphiti
-from threadkeep.knowledge.promotion import Promotion, kind_of
+from threadkeep.knowledge.promotion import PromotedKind, Promotion
 from threadkeep.knowledge.rows import OWNER_SQL, canonical, known_owner, owner_columns, page_parameters, seen_row
 from threadkeep.records.json_values import Json
 from threadkeep.records.knowledge import (
@@ -160,8 +160,8 @@ class Proposals(ClockedTables, sql=(*OWNER_SQL, "learning.sql")):
             fact = await self._knowledge.remember_in(connection, proposal.scope, known)
             accepted = await self._decide(connection, accepted, "accepted", by, fact.id)
             if sends and proposal.directive is not None:
-                kind, text = kind_of(proposal.directive), str(proposal.value)
-                promotion = Promotion(kind, text, proposal.scope.kind, proposal.key)
+                kind = cast("PromotedKind", proposal.directive)  # `Promotion` rejects an unknown kind
+                promotion = Promotion(kind, str(proposal.value), proposal.scope.kind, proposal.key)
                 queued = await self._graphiti.queue_fact(connection, fact, promotion)
         self._graphiti.notify_queued(queued)
         return accepted
