@@ -8,11 +8,14 @@ deletion that deletes nothing (`test_upkeep`).
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
 from tests.knowledge.graphiti.conftest import Opening, allow, deliver
 from threadkeep import Memory, Message
-from threadkeep.errors import GraphitiError
+from threadkeep.errors import GraphitiError, StoreUnavailable
+from threadkeep.knowledge.graphiti.deliveries import Deliveries
 from threadkeep.knowledge.graphiti.maintenance import all_ok
 from threadkeep.knowledge.graphiti.recall import RecallQuestion
 from threadkeep.knowledge.graphiti.turns import group_id_of
@@ -67,6 +70,41 @@ async def test_mode_7_a_healthy_server_without_its_database_is_detected(
         clock.advance(60)
         await deliver(memory, clock, looks=20)
         assert (await memory.graphiti.status()).counts == {"confirmed": 4, "turns": 0}
+
+
+@pytest.mark.parametrize(
+    ("step", "fails"),
+    [("due_groups", True), ("claim", True), ("claim", False)],
+    ids=["no group is read", "no group is claimed", "another process has the group"],
+)
+async def test_delivery_continues_after_an_attempt_that_did_not_reach_the_server(
+    opening: Opening,
+    graphiti: FakeGraphiti,
+    clock: SettableClock,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    fails: bool,
+) -> None:
+    """After repeated failures of the server, one attempt at a time is made, whatever happens to an earlier attempt."""
+
+    async def interrupted(*_: object, **__: object) -> None:
+        if fails:
+            raise StoreUnavailable("The database is away.")
+
+    async with opening(scopes=("session",)) as memory:
+        await allow(memory)
+        graphiti.fail("status", "/messages", status=500)
+        await talk(memory)
+        await deliver(memory, clock, looks=20)
+        assert set((await memory.graphiti.status()).troubles) == {"server"}
+        graphiti.mend()
+        clock.advance(3600)
+        with monkeypatch.context() as interrupting, suppress(StoreUnavailable):
+            interrupting.setattr(Deliveries, step, interrupted)
+            await memory.graphiti.deliver()
+        clock.advance(3600)
+        await deliver(memory, clock, looks=20)
+        assert (await memory.graphiti.status()).counts == {"confirmed": 2, "turns": 0}
 
 
 @pytest.mark.parametrize("killed", [True, False])

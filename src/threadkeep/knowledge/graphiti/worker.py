@@ -110,21 +110,18 @@ class DeliveryWorker:
         """
         while await self._turns.make_deliveries():
             pass
-        if self._breaker.is_open and not self._breaker.allows():
-            return
         free = 1 if self._breaker.is_open else _GROUPS_AT_ONCE - len(self._serving)
-        for group_id in await self._deliveries.due_groups(max(free, 0)):
-            if group_id not in self._serving:
-                task = asyncio.create_task(self._serve(group_id), name="threadkeep-graphiti")
-                self._serving[group_id] = task
-                task.add_done_callback(partial(self._served, group_id))
-        if not self._serving:
-            self._breaker.give_back()
+        due = [one for one in await self._deliveries.due_groups(max(free, 0)) if one not in self._serving]
+        for group_id in due if due and self._breaker.allows() else ():
+            task = asyncio.create_task(self._serve(group_id), name="threadkeep-graphiti")
+            self._serving[group_id] = task
+            task.add_done_callback(partial(self._served, group_id))
         if wait and self._serving:
             await asyncio.wait(list(self._serving.values()))
 
     def _served(self, group_id: str, _: asyncio.Task[None]) -> None:
         self._serving.pop(group_id, None)
+        self._breaker.give_back()  # it may have failed before a request to the server
 
     async def _serve(self, group_id: str) -> None:
         try:
