@@ -8,23 +8,38 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+import psycopg
 import pytest
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import empty_checkpoint
 
+from tests.databases import execute, query
 from tests.runs.desk import QUICK, RunDesk, carried_out, eventually, living_process
+from threadkeep import MemoryOptions, open_memory
 from threadkeep.errors import StoreUnavailable
 from threadkeep.observe import RunTakenOver, RunTrouble
 from threadkeep.records.runs import NewRun
 from threadkeep.runs.engine.engine import Engine, EngineOptions
 from threadkeep.runs.engine.opening import open_engine
+from threadkeep.runs.maintenance import RunMaintenance
 from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.streams import changed
+from threadkeep.store.address import parse_address
 from threadkeep.testing import ScriptedModel, SettableClock
 
 AGENT = "schema: 1\nname: desk\nnodes:\n  answer: {kind: agent, next: end}"
 BUSY = replace(QUICK, reap_seconds=0.02, upkeep_seconds=0.02, forgotten_seconds=0.0)
+
+
+async def left_checkpoint(desk: RunDesk) -> RunnableConfig:
+    """Store a checkpoint of a done run whose process has died; return its config."""
+    await desk.memory.runs.order.add(NewRun(run_id="run", workflow="desk", input={}), owner="dead")
+    thread: RunnableConfig = {"configurable": {"thread_id": "run", "checkpoint_ns": ""}}
+    await desk.memory.runs.records.checkpoints_expected("run")
+    await desk.saver.aput(thread, empty_checkpoint(), {}, {})
+    assert await desk.memory.runs.finish("run", "dead", "done")
+    return thread
 
 
 async def test_runs_without_a_living_process_are_executed(every_desk: RunDesk) -> None:
@@ -108,11 +123,7 @@ async def test_checkpoints_of_finished_runs_are_deleted(desk: RunDesk, clock: Se
 
 async def test_a_process_that_dies_when_its_run_is_done_leaves_no_checkpoints(desk: RunDesk) -> None:
     """Maintenance deletes the checkpoints of a done run whose process died, without the delay for failed runs."""
-    await desk.memory.runs.order.add(NewRun(run_id="run", workflow="desk", input={}), owner="dead")
-    thread: RunnableConfig = {"configurable": {"thread_id": "run", "checkpoint_ns": ""}}
-    await desk.memory.runs.records.checkpoints_expected("run")
-    await desk.saver.aput(thread, empty_checkpoint(), {}, {})
-    assert await desk.memory.runs.finish("run", "dead", "done")
+    thread = await left_checkpoint(desk)
     async with desk.open(AGENT, options=BUSY):
 
         async def none() -> bool:
@@ -147,6 +158,47 @@ async def test_a_round_that_fails_is_reported(desk: RunDesk) -> None:
         order.ready = down  # type: ignore[method-assign]
         await desk.events.until(lambda: len(desk.events.of(RunTrouble)) >= 2)
     assert {(event.work, event.error) for event in desk.events.of(RunTrouble)} == {("upkeep", "StoreUnavailable")}
+
+
+async def test_maintenance_continues_after_the_process_was_declared_dead(
+    postgres_url: str, memory_options: MemoryOptions, desk: RunDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a process cannot register again, its maintenance fails; after that, it removes checkpoints as before."""
+    looks: list[None] = []
+    recover = RunMaintenance.recover
+
+    async def counted(maintenance: RunMaintenance) -> None:
+        looks.append(None)
+        await recover(maintenance)
+
+    monkeypatch.setattr(RunMaintenance, "recover", counted)
+    options = replace(BUSY, engine=EngineOptions(works=False, dead_seconds=2.0))
+    async with open_memory(postgres_url, options=memory_options) as desk.memory:
+        desk.engine = parse_address(postgres_url)
+        async with desk.open(AGENT, options=options) as service:
+            await service.ready()
+            with psycopg.connect(postgres_url) as blocking:
+                # Another process declares this one dead, and holds the lock that this one needs to register.
+                blocking.execute("SELECT pg_advisory_xact_lock(7310865114)")
+                execute(postgres_url, "DELETE FROM threadkeep_engine.processes")
+
+                async def registers() -> bool:
+                    waits = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+                    return bool(query(postgres_url, waits))
+
+                await eventually(registers)
+                before = len(looks)
+
+                async def looked_again() -> bool:
+                    return len(looks) > before + 1
+
+                await eventually(looked_again)
+            thread = await left_checkpoint(desk)
+
+            async def none() -> bool:
+                return await desk.saver.aget_tuple(thread) is None
+
+            await eventually(none)
 
 
 @pytest.mark.parametrize("dead", [8.0, 2.0])

@@ -137,7 +137,6 @@ class RunMaintenance:
             # Failed work is retried as long as the process lives.
             with ErrorBoundary() as attempt:
                 await work()
-            if isinstance(attempt.error, StoreClosed):
-                return
-            if attempt.error is not None:
+            # The engine is closed until a process that was declared dead has registered again, and at the end.
+            if attempt.error is not None and not isinstance(attempt.error, StoreClosed):
                 self._worker.report(type(attempt.error).__name__, name)
