@@ -18,10 +18,9 @@ from threadkeep import (
     Settings,
     load_settings,
 )
-from threadkeep.environment import default_database, plain_database
+from threadkeep.environment import default_database, plain_database, unknown_variables
 from threadkeep.runs.engine.engine import EngineOptions
 from threadkeep.runs.options import RunServiceOptions
-from threadkeep.settings import unknown_variables
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.runs.trace import TraceLimits
 
@@ -397,7 +396,9 @@ def test_workflows_are_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_unknown_variables_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Unknown variables of the environment and of `.env` are named with a suggestion, and without their values."""
     assert unknown_variables() == []
-    monkeypatch.setenv("THREADKEEP_MODEL", "demo")
+    for name in Settings.model_fields:
+        monkeypatch.setenv(f"THREADKEEP_{name.upper()}", "demo")
+    assert unknown_variables() == []
     monkeypatch.setenv("THREADKEEP_SYSTEM_PROMT", SECRET)
     monkeypatch.setenv("threadkeep_foo", SECRET)
     (tmp_path / ".env").write_text(f"THREADKEEP_API_KEY={SECRET}\nTHREADKEEP_PORT=8701\nOTHER=1\n")

@@ -52,6 +52,9 @@ def test_a_misspelt_variable_is_named(cli: CommandLine, monkeypatch: pytest.Monk
     monkeypatch.setenv("THREADKEEP_DATABSE_URL", "sqlite:////elsewhere.db")
     named = "THREADKEEP_DATABSE_URL is not a setting and has no effect; did you mean THREADKEEP_DATABASE_URL?"
     assert cli(*words.split()).err.count(named) == 1
+    monkeypatch.delenv("THREADKEEP_DATABSE_URL")
+    monkeypatch.setenv("THREADKEEP_MODLE", "demo")
+    assert cli(*words.split()).err.count("did you mean THREADKEEP_MODEL?") == 1
 
 
 def test_a_session_is_erased(cli: CommandLine) -> None:

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -130,20 +131,77 @@ async def test_the_error_of_a_full_pool_names_the_setting(postgres_url: str) -> 
         await driver.close()
 
 
+@pytest.mark.parametrize("background", [True, False])
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (("host=", "host=/nowhere"), "No such file or directory"),
         (("/test_", "/nothing_"), 'database "nothing_.*" does not exist'),
+        (("postgres:", "nobody:secret"), 'role "nobody" does not exist'),
     ],
 )
-async def test_opening_a_missing_database_fails_with_the_reason(
-    postgres_url: str, change: tuple[str, str], reason: str
+async def test_a_mistake_in_the_url_is_reported_without_a_retry(
+    postgres_url: str,
+    memory_options: MemoryOptions,
+    *,
+    change: tuple[str, str],
+    reason: str,
+    background: bool,
 ) -> None:
     nowhere = postgres_url.replace(*change)
+    options = replace(memory_options, background=background, store=StoreOptions(pool_timeout_seconds=2 * HANG_SECONDS))
     with pytest.raises(StoreUnavailable, match=f"{reason}.*Check the URL postgresql://") as raised:
-        await PostgresDriver.open(nowhere, StoreOptions(pool_timeout_seconds=0.2))
+        async with asyncio.timeout(HANG_SECONDS), open_memory(nowhere, options=options):
+            pass
     assert "\n" not in str(raised.value)
+    assert "secret" not in str(raised.value)
+
+
+async def test_a_wrong_password_is_reported_without_a_retry() -> None:
+    words = b'SFATAL\0C28P01\0Mpassword authentication failed for user "ada"\0\0'
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1024)
+        writer.write(b"E" + (4 + len(words)).to_bytes(4) + words)
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server, asyncio.timeout(HANG_SECONDS):
+        port = server.sockets[0].getsockname()[1]
+        url = f"postgresql://ada:secret@127.0.0.1:{port}/db?sslmode=disable&gssencmode=disable"
+        with pytest.raises(StoreUnavailable, match='password authentication failed for user "ada"') as raised:
+            await PostgresDriver.open(url, StoreOptions(pool_timeout_seconds=2 * HANG_SECONDS), waits=True)
+        with pytest.raises(StoreUnavailable, match='password authentication failed for user "ada"'):
+            async with open_dict_pool(url, StoreOptions(pool_timeout_seconds=2 * HANG_SECONDS)):
+                pass
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("host", "reason"), [("/nowhere", "No such file or directory"), ("nowhere.invalid", "failed to resolve host")]
+)
+async def test_a_short_command_does_not_wait_for_a_server(host: str, reason: str) -> None:
+    options = MemoryOptions(background=False, store=StoreOptions(pool_timeout_seconds=2 * HANG_SECONDS))
+    with pytest.raises(StoreUnavailable, match=f"{reason}.*Check the URL postgresql://"):
+        async with asyncio.timeout(HANG_SECONDS), open_memory(f"postgresql:///db?host={host}", options=options):
+            pass
+
+
+async def test_a_memory_waits_for_a_server_that_starts_and_says_so_once(
+    postgres_url: str, memory_options: MemoryOptions, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = psycopg.conninfo.conninfo_to_dict(postgres_url)["host"]
+    later = postgres_url.replace(f"host={folder}", f"host={tmp_path / 'run'}")
+
+    async def start() -> None:
+        while not caplog.messages:  # noqa: ASYNC110 - the log has no event
+            await asyncio.sleep(0.01)
+        (tmp_path / "run").symlink_to(str(folder))
+
+    starting = asyncio.create_task(start())
+    async with asyncio.timeout(HANG_SECONDS), open_memory(later, options=memory_options) as memory:
+        assert await memory.session("s").count() == 0
+    await starting
+    (said,) = caplog.messages
+    assert "seconds for PostgreSQL (" in said
 
 
 async def test_a_duplicate_row_raises_its_own_error(driver: PostgresDriver) -> None:

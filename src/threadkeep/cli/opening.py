@@ -40,7 +40,7 @@ def command_settings(**overrides: object) -> Settings:
 
 def note_unknown_variables() -> None:
     """Name misspelt `THREADKEEP_*` variables on stderr, because the command may use another database than expected."""
-    from threadkeep.settings import unknown_variables
+    from threadkeep.environment import unknown_variables
 
     for sentence in unknown_variables():
         terminal.error(sentence)  # a note is not shown with `--json`
@@ -123,7 +123,7 @@ async def opened_tables() -> AsyncIterator[TableSessions | None]:
     from threadkeep.store.transcripts import TableSessions
 
     options, transcripts = StoreOptions(), "tables"
-    if settings_read := (address := plain_database(chosen_database.get())) is None:
+    if (address := plain_database(chosen_database.get())) is None:
         settings = command_settings()
         address, options, transcripts = settings.database, settings.store_options(), settings.transcripts
     check_exists(address)
@@ -131,16 +131,27 @@ async def opened_tables() -> AsyncIterator[TableSessions | None]:
         sessions = TableSessions(driver)
         current = await schema_version(driver) == known_migrations(driver.backend)[-1][0]
         usable = current and transcripts == "tables" and await sessions.are_all()
-        if usable and settings_read:
+        if usable:
             note_unknown_variables()
         yield sessions if usable else None
 
 
 @asynccontextmanager
-async def opened_app(settings: Settings, *, works: bool, observers: Sequence[Observer] = ()) -> AsyncIterator[App]:
-    """Open the configured app. With `works`, this process executes queued runs."""
+async def opened_app(
+    settings: Settings, *, works: bool, waits: bool = False, observers: Sequence[Observer] = ()
+) -> AsyncIterator[App]:
+    """Open the configured app.
+
+    With `works`, this process executes queued runs. With `waits`, a PostgreSQL server may still be starting.
+    """
+    from threadkeep.store.opening import open_database
+
     async with AsyncExitStack() as stack:
         with terminal.waiting("Opening"):
+            if settings.database.dsn is not None and not waits:
+                # The app would wait for a server that does not answer.
+                async with open_database(settings.database, settings.store_options()):
+                    pass
             # This imports LangChain and LangGraph, which takes some seconds on a slow machine.
             from threadkeep.app import open_app
 

@@ -61,14 +61,14 @@ async def work() -> None:
     settings = command_settings(log_json=True if terminal.as_json else None)
     check_others_see(settings)
 
+    from threadkeep.environment import unknown_variables
     from threadkeep.observe.log import LogObserver, configure_logging
-    from threadkeep.settings import unknown_variables
 
     configure_logging(settings.log_level, json=settings.log_json)
     for sentence in unknown_variables():
         logging.getLogger("threadkeep.worker").warning(sentence)
     with _stop_signals() as stop:
-        async with opened_app(settings, works=True, observers=[LogObserver()]) as app:
+        async with opened_app(settings, works=True, waits=True, observers=[LogObserver()]) as app:
             await app.runs.service()
             started = f"Threadkeep {__version__} executes the runs of {settings.database} (Ctrl+C stops it)"
             terminal.result({"announcement": [started]}, started)

@@ -55,7 +55,9 @@ async def open_sessions[M: Memory](
         address = replace(address, memory_name=f"threadkeep-{uuid4().hex}")
     everyone, counts = Observers(*observers), RememberedCounts()
     async with AsyncExitStack() as stack:
-        driver = await stack.enter_async_context(open_database(address, options.store))
+        # A short-lived command has no background work, and does not wait for a server that starts.
+        opening = open_database(address, options.store, waits=options.background)
+        driver = await stack.enter_async_context(opening)
         # These resources are on a separate stack, because they must stay open until all remaining data are stored.
         late = await stack.enter_async_context(AsyncExitStack())
         await migrate(driver, options.clock(), partitions=options.store.partitions)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -14,7 +16,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import DictRow, dict_row
 from psycopg.types.string import TextLoader
-from psycopg_pool import AsyncConnectionPool, PoolTimeout
+from psycopg_pool import AsyncConnectionPool
 
 from threadkeep.boundary import AsyncOnFailure
 from threadkeep.errors import StoreError, StoreUnavailable
@@ -39,6 +41,10 @@ type DictConnection = psycopg.AsyncConnection[DictRow]
 TRUSTED_SECONDS = 3.0
 _CONNECT_SECONDS = 10
 _LEAST_SECONDS = 0.01
+_RETRY_SECONDS = 0.5
+# The server's answers that waiting does not change. psycopg has no SQLSTATE for a refused connection; a server may
+# answer in another language, and then it is waited for.
+_FINAL = re.compile("authentication failed|no password supplied|does not exist|no pg_hba.conf entry|permission denied")
 # The pool tries to connect for this time, with pauses that double; after that, the next caller makes it try again. So a
 # server that has been down for long is found within seconds after its return.
 _RECONNECT_SECONDS = 5
@@ -46,6 +52,8 @@ _RECONNECT_SECONDS = 5
 # statement with parameters keeps its snapshot until the next one, and CREATE INDEX CONCURRENTLY waits for old
 # snapshots.
 _TRY_SETUP_LOCK = "SELECT pg_try_advisory_xact_lock(7310865113)"
+
+_log = logging.getLogger("threadkeep.store")
 
 
 class PostgresDriver(Driver):
@@ -75,11 +83,11 @@ class PostgresDriver(Driver):
         )
 
     @classmethod
-    async def open(cls, dsn: str, options: StoreOptions, *, read_only: bool = False) -> Self:
-        """Return a driver whose pool has its first connections.
+    async def open(cls, dsn: str, options: StoreOptions, *, read_only: bool = False, waits: bool = False) -> Self:
+        """Return a driver whose pool has its first connections. With `waits`, the server may still be starting.
 
         Raises:
-            StoreUnavailable: the server does not answer in time; the error says why.
+            StoreUnavailable: the server refuses a connection or does not answer in time; the error says why.
             StoreError: the DSN has an unknown parameter.
         """
         try:
@@ -91,11 +99,8 @@ class PostgresDriver(Driver):
         driver = cls(dsn, options, read_only=read_only)
         async with AsyncOnFailure(driver.close):
             with translated():
-                try:
-                    await driver._pool.open(wait=True, timeout=options.pool_timeout_seconds)
-                except PoolTimeout:
-                    await _raise_refusal(dsn)
-                    raise
+                await _reach(dsn, options.pool_timeout_seconds if waits else 0.0)
+                await driver._pool.open(wait=True, timeout=options.pool_timeout_seconds)
         return driver
 
     @asynccontextmanager
@@ -247,19 +252,30 @@ class _Loan:
             await self._pool.putconn(raw)
 
 
-async def _raise_refusal(dsn: str) -> None:
+async def _reach(dsn: str, seconds: float) -> None:
     """Connect once without the pool, because the pool does not tell why it gets no connection.
+
+    A server that cannot be reached is tried again for `seconds`, because it may still be starting.
 
     Raises:
         StoreUnavailable: it failed; the error has the sentence of the server or the network, which names no password.
     """
-    try:
-        await (await psycopg.AsyncConnection.connect(dsn, connect_timeout=_CONNECT_SECONDS)).close()
-    except psycopg.OperationalError as error:
-        sentence = " ".join(str(error).split()).rstrip(".")
-        address = DatabaseAddress("postgres", dsn=dsn)  # shown without its password
-        cure = f"Check the URL {address}, and that the server runs and lets this machine connect."
-        raise StoreUnavailable(f"PostgreSQL cannot be reached ({sentence}). {cure}") from error
+    deadline, told = time.monotonic() + seconds, False
+    while True:
+        try:
+            await (await psycopg.AsyncConnection.connect(dsn, connect_timeout=_CONNECT_SECONDS)).close()
+        except psycopg.OperationalError as error:
+            sentence = str(error).partition("\n")[0].rstrip(".")
+            if time.monotonic() >= deadline or _FINAL.search(str(error)):
+                address = DatabaseAddress("postgres", dsn=dsn)  # shown without its password
+                cure = f"Check the URL {address}, and that the server runs and lets this machine connect."
+                raise StoreUnavailable(f"PostgreSQL cannot be reached ({sentence}). {cure}") from error
+            if not told:
+                _log.warning("waiting up to %g seconds for PostgreSQL (%s)", seconds, sentence)
+                told = True
+        else:
+            return
+        await asyncio.sleep(_RETRY_SECONDS)
 
 
 @asynccontextmanager
@@ -285,6 +301,7 @@ async def open_dict_pool(dsn: str, options: StoreOptions) -> AsyncIterator[Async
     )
     try:
         with translated():
+            await _reach(dsn, options.pool_timeout_seconds)
             await pool.open(wait=True, timeout=options.pool_timeout_seconds)
         yield pool
     finally:
