@@ -187,14 +187,11 @@ class ThreadkeepStore[TContext](Store[TContext]):
         except SessionNotFound:
             raise NotFoundError(f"Thread {session.session_id} not found") from None
 
-    async def _messages(self, session: Session) -> list[Message]:
-        await self._info(session)
-        return await messages_after(session, 0)
-
     async def _items(self, thread_id: str, context: TContext) -> dict[str, ThreadItem]:
         """Return the items by id, oldest first; a newer version of an item takes the position of its first version."""
-        items: dict[str, ThreadItem] = {}
-        for message in await self._messages(self.session(thread_id, context)):
+        session, items = self.session(thread_id, context), dict[str, ThreadItem]()
+        await self._info(session)
+        for message in await messages_after(session, 0):
             stored = stored_item(_NAME, message)
             if not isinstance(stored, Mapping):
                 if (item := _utterance(message, thread_id)) is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Annotated, Literal
@@ -100,12 +101,10 @@ class _Tools:
 
     async def search_messages(self, query: str, session_id: SessionId | None = None, limit: Limit = 10) -> str:
         """Find messages that contain all words of a query, best first, in all sessions or in one."""
-        try:
+        with _tool_errors():
             result = await self._memory.search_result(
                 query, user_id=self._caller().user_id, session_id=session_id, limit=limit
             )
-        except ThreadkeepError as error:
-            raise _failure(error) from None
         lines = [f"{quoted_text('session', hit.session_id)}\n{quoted_message(hit.message)}" for hit in result.hits]
         partly = ["Not all messages could be searched yet; search again later."] if result.unindexed else []
         return _quoted([*partly, *_cut(lines)])
@@ -116,11 +115,9 @@ class _Tools:
         max_tokens: Annotated[int, Field(ge=1, le=100_000, description="The maximum number of tokens.")] = 4_000,
     ) -> str:
         """Return the newest messages of a session that fit into `max_tokens`, oldest first."""
-        try:
+        with _tool_errors():
             await self._session(session_id).info()
             window = await self._session(session_id).window(max_messages=None, max_tokens=max_tokens)
-        except ThreadkeepError as error:
-            raise _failure(error) from None
         return _quoted([quoted_message(message) for message in window.messages])
 
     async def read_messages(
@@ -131,46 +128,36 @@ class _Tools:
     ) -> str:
         """Return messages of a session word for word, by their numbers (from 1), without those that were superseded."""
         last = min(to_seq, from_seq + 49)
-        try:
+        with _tool_errors():
             await self._session(session_id).info()
             found = await self._session(session_id).at(range(from_seq, last + 1))
-        except ThreadkeepError as error:
-            raise _failure(error) from None
         return _quoted(_cut([quoted_message(message) for message in found if message.superseded_at is None]))
 
     async def list_sessions(self, query: str | None = None, limit: Limit = 20) -> str:
         """List sessions, newest activity first; a query searches title, last message and id."""
-        try:
+        with _tool_errors():
             found, _ = await self._memory.sessions_page(SessionQuery(self._caller().user_id, query, limit=limit))
-        except ThreadkeepError as error:
-            raise _failure(error) from None
         return _quoted([_described(info) for info in found])
 
     async def facts(self, query: str | None = None, limit: Limit = 20) -> str:
         """List known facts, last changed first; a query searches keys and values."""
-        try:
+        with _tool_errors():
             wanted = FactQuery(text=query, user_id=self._caller().user_id, limit=limit)
             found, _ = await self._memory.knowledge.facts_page(wanted)
-        except ThreadkeepError as error:
-            raise _failure(error) from None
         return _quoted([quoted_text(f"{fact.scope.kind} {fact.scope.owner}", fact.text) for fact in found])
 
     async def add_messages(self, session_id: SessionId, messages: list[NewMessage]) -> str:
         """Append messages to a session as one turn; a new id creates a session."""
         self._check_writes()
-        try:
+        with _tool_errors():
             receipt = await self._session(session_id).append([Message(one.role, one.content) for one in messages])
-        except ThreadkeepError as error:
-            raise _failure(error) from None
         return f"Stored as messages {receipt.first_seq} to {receipt.last_seq}."
 
     async def delete_session(self, session_id: SessionId) -> str:
         """Delete a session with all its messages, permanently."""
         self._check_writes()
-        try:
+        with _tool_errors():
             deleted = await self._session(session_id).delete()
-        except ThreadkeepError as error:
-            raise _failure(error) from None
         return "The session is deleted." if deleted else "There is no such session."
 
     def _session(self, session_id: str) -> Session:
@@ -198,8 +185,14 @@ def _described(info: SessionInfo) -> str:
     return quoted_text("session", text)
 
 
-def _failure(error: ThreadkeepError) -> ToolError:
-    if isinstance(error, SessionNotFound | WrongUser):  # their own sentences name a command, or reveal the session
+@contextmanager
+def _tool_errors() -> Iterator[None]:
+    """Raise errors of the block as errors of a tool, which the model reads."""
+    try:
+        yield
+    except (SessionNotFound, WrongUser) as error:  # their own sentences name a command, or reveal the session
         session = f"The session {error.session_id!r}"
-        return ToolError(f"{session} does not exist, or it belongs to another user; list_sessions lists sessions.")
-    return ToolError(str(error))
+        sentence = f"{session} does not exist, or it belongs to another user; list_sessions lists sessions."
+        raise ToolError(sentence) from None
+    except ThreadkeepError as error:
+        raise ToolError(str(error)) from None

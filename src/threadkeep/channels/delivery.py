@@ -135,7 +135,7 @@ class Delivery:
         parts = bot.channel.split(text)
         if not parts:
             await self._outbox.end(message.number, self._owner, "nothing")
-            _notify(self._memory, bot, message, "nothing")
+            notify_sent(self._memory, bot, message, "nothing")
             return
         address, index, claim_seconds = message.address, message.parts_sent, self._options.claim_seconds
         while index < len(parts):
@@ -160,10 +160,10 @@ class Delivery:
                     return
                 case Refused(error):
                     await self._outbox.fail(message.number, self._owner, error)
-                    _notify(self._memory, bot, message, "failed", error=error)
+                    notify_sent(self._memory, bot, message, "failed", error=error)
                     return
         await self._outbox.end(message.number, self._owner, "delivered")
-        _notify(self._memory, bot, message, "delivered", parts=index)
+        notify_sent(self._memory, bot, message, "delivered", parts=index)
 
     async def _send_part(self, bot: Bot, address: Address, part: Part) -> Outcome:
         """Send a part; stop before the claim expires, because another process could then send it too."""
@@ -180,12 +180,12 @@ class Delivery:
         tried = sum(max(self._pause(tries), later.seconds or 0) for tries in range(1, message.tries))
         if min((now - message.created_at).total_seconds(), tried) > options.give_up_seconds:
             await self._outbox.fail(message.number, self._owner, later.error)
-            _notify(self._memory, bot, message, "failed", error=later.error)
+            notify_sent(self._memory, bot, message, "failed", error=later.error)
             return
         pause = self._pause(message.tries) * random.uniform(0.8, 1.2) if later.seconds is None else later.seconds
         until = now + timedelta(seconds=pause)
         await self._outbox.postpone(message.number, self._owner, until, later.error, uncertain=later.uncertain)
-        _notify(self._memory, bot, message, "postponed", error=later.error)
+        notify_sent(self._memory, bot, message, "postponed", error=later.error)
         if pause < options.poll_seconds:
             asyncio.get_running_loop().call_later(pause, self.wake)
 
@@ -211,7 +211,7 @@ async def note_failure(memory: Memory, bot: Bot, failed: AnswerFailed) -> None:
         if failed.sent_id in ids:
             parts = ids.index(failed.sent_id)
             if await outbox.fail_sent(message.number, failed.error, parts=parts, address=failed.address):
-                _notify(memory, bot, message, "failed", error=failed.error)
+                notify_sent(memory, bot, message, "failed", error=failed.error)
             return
 
 
@@ -230,7 +230,7 @@ def _key(message: Outgoing, index: int) -> str:
     return f"{message.session_id}\n{message.message_id}\n{message.created_at.isoformat()}\n{index}"
 
 
-def _notify(
+def notify_sent(
     memory: Memory,
     bot: Bot,
     message: Outgoing,
@@ -239,6 +239,7 @@ def _notify(
     parts: int = 0,
     error: str | None = None,
 ) -> None:
+    """Report the outcome of an attempt to deliver an answer."""
     event = AnswerSent(
         channel=bot.channel.kind,
         bot=bot.name,

@@ -210,7 +210,7 @@ class TelegramPolling:
         answer = await self._client.updates(offset, self._channel.options.allowed_updates, seconds=_WAIT_SECONDS)
         if not answer.ok:
             return answer.problem
-        for update in updates_in(answer):
+        for update in map(object_in, list_in({"result": answer.result}, "result")):
             await self._intake.take(self._bot, self._channel.read_update(update))
             # The new offset can be lower: after a week without updates, Telegram numbers updates from a random number.
             offset = (number_in(update, "update_id") or 0) + 1
@@ -224,11 +224,6 @@ class TelegramPolling:
     async def _release(self) -> None:
         with contextlib.suppress(StoreError):  # the claim expires
             await self._duties.release(self._duty, self._owner)
-
-
-def updates_in(answer: TelegramAnswer) -> list[Mapping[str, Json]]:
-    """Return the updates in a response to `getUpdates`."""
-    return [object_in(update) for update in list_in({"result": answer.result}, "result")]
 
 
 def _outcome(answer: TelegramAnswer, address: Address) -> Outcome:

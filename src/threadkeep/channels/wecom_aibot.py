@@ -34,13 +34,12 @@ from threadkeep.channels.contract import (
     text_in,
     time_in,
 )
-from threadkeep.channels.delivery import answer_text
+from threadkeep.channels.delivery import answer_text, notify_sent
 from threadkeep.channels.formatting import split_markdown, utf8_length
 from threadkeep.channels.wecom import WeComCrypto
 from threadkeep.errors import RunNotFound, StoreError
 from threadkeep.history.keys import KEY_CANDIDATES, resolve_key
 from threadkeep.history.memory import Memory
-from threadkeep.observe import AnswerSent
 from threadkeep.records import Json
 from threadkeep.runs.service import Followed
 from threadkeep.runs.streams import RunPiece
@@ -214,10 +213,7 @@ class AnswerStreams:
                 # If the stream is unknown, end it; otherwise WeCom would request it again for minutes.
                 found = await self._outbox.entry(bot.name, number)
                 return await self._stream(bot, channel, found) if found else self._sealed(channel, stream_id, NOTHING)
-            case IncomingMessage() as message:
-                found = await self._outbox.find(bot.name, message.session_id or "", message.message_id)
-                return await self._stream(bot, channel, found) if found else None
-            case Ignored(_, IncomingMessage() as message):
+            case (IncomingMessage() as message) | Ignored(_, IncomingMessage() as message):
                 found = await self._outbox.find(bot.name, message.session_id or "", message.message_id)
                 return await self._stream(bot, channel, found) if found else None
         return None
@@ -266,7 +262,7 @@ class AnswerStreams:
         first = parts[0] if parts else NOTHING
         if outgoing.status == "ready":
             if await self._outbox.note_fetched(outgoing.number, is_all=len(parts) < 2):
-                self._notify(bot, outgoing, len(parts[:1]))
+                notify_sent(self._memory, bot, outgoing, "delivered", parts=len(parts[:1]))
                 return self._sealed(channel, stream_id, first)
             outgoing = await self._outbox.entry(bot.name, outgoing.number) or outgoing
         # Do not stream an answer that was sent to the message's address. That address accepts only one message. So if
@@ -282,18 +278,6 @@ class AnswerStreams:
 
     def _seal(self) -> tuple[str, str]:
         return str(int(self._memory.clock().timestamp())), secrets.token_hex(8)
-
-    def _notify(self, bot: Bot, outgoing: Outgoing, parts: int) -> None:
-        waited = self._memory.clock() - outgoing.created_at
-        event = AnswerSent(
-            channel=bot.channel.kind,
-            bot=bot.name,
-            outcome="delivered",
-            parts=parts,
-            milliseconds=waited.total_seconds() * 1000,
-            session_id=outgoing.session_id,
-        )
-        self._memory.observers.notify(event)
 
 
 def is_response_url(url: str, own_api: str = "") -> bool:
