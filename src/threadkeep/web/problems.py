@@ -231,6 +231,10 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"description": _DOCUMENTED[status], "content": content} for status in statuses}
 
 
+TURN_FAILURES = documented(400, 404, 409, 413, 422, 502, 503)
+"""The OpenAPI description of the errors of a request that starts a turn."""
+
+
 def answer_errors_with_problems(service: FastAPI) -> None:
     """Respond to every error of the service with its problem document."""
     for kind in (ProblemRaised, RequestValidationError, HTTPException, ClientDisconnect, ThreadkeepError, Exception):

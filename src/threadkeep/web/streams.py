@@ -34,6 +34,8 @@ EXAMPLE = (
 )
 
 HEARTBEAT = format_sse_event(comment="still here")
+DONE = format_sse_event(data_str="[DONE]")
+"""The last event of the streams of OpenAI and of the AI SDK."""
 
 
 _ITEM: dict[str, object] = {

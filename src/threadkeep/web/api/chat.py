@@ -27,14 +27,13 @@ from threadkeep.history.all_sessions import AllSessions
 from threadkeep.runs.chat_turns import ChatRequest, ChatTurn
 from threadkeep.web.api.parameters import DEFAULT_LIMIT, AppInUse, EncodedPathRoute, Limit, SessionId, UserId
 from threadkeep.web.callers import Caller, CallerInUse
-from threadkeep.web.problems import ProblemRaised, documented, make_problem
+from threadkeep.web.problems import TURN_FAILURES, ProblemRaised, documented, make_problem
 from threadkeep.web.schemas import ChatRequestBody, ChatResponseBody, History, HistoryMessage
 from threadkeep.web.streams import EXAMPLE, EventStream, TurnParts, open_stream, problem_of_turn
 from threadkeep.workflows.built_in import CHAT
 
 router = APIRouter(prefix="/api/v1/chat", tags=["chat"], route_class=EncodedPathRoute)
 
-_FAILURES = documented(400, 404, 409, 413, 422, 502, 503)
 _EVENT = {
     "type": "object",
     "required": ["event", "data"],
@@ -49,7 +48,7 @@ STREAM: dict[str, object] = {
 }
 
 
-@router.post("", summary="Send a message", responses=_FAILURES)
+@router.post("", summary="Send a message", responses=TURN_FAILURES)
 async def chat(body: ChatRequestBody, app: AppInUse, caller: CallerInUse) -> ChatResponseBody:
     """Answer a message with the memory of its session.
 
@@ -74,7 +73,7 @@ async def answer_of(turn: ChatTurn) -> ChatResponseBody:
     "/stream",
     summary="Send a message and stream the answer",
     response_class=Response,  # no media type here, because `responses` describes the stream
-    responses={200: STREAM, **_FAILURES},
+    responses={200: STREAM, **TURN_FAILURES},
 )
 async def stream(body: ChatRequestBody, app: AppInUse, caller: CallerInUse, request: Request) -> EventStream:
     """Answer a message as server-sent events.

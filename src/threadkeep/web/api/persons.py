@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -29,6 +28,7 @@ from threadkeep.web.api.parameters import (
 from threadkeep.web.callers import ADMINISTERS, CallerInUse
 from threadkeep.web.problems import documented
 from threadkeep.web.schemas import GivenId
+from threadkeep.web.streams import begin_with
 
 router = APIRouter(prefix="/api/v1/persons", tags=["knowledge"], route_class=EncodedPathRoute)
 
@@ -165,20 +165,14 @@ async def export_user(
     Each line is a JSON object with a `type`. After a broken connection, resume from the last line of type `position`.
     The last line has the type `end`. In an archive, `person.jsonl` has the lines, and `person.html` is a readable page.
     """
-    lines = app.memory.export(user_id=caller.user(user_id) or user_id, after=after)
+    lines = (line async for line in app.memory.export(user_id=caller.user(user_id) or user_id, after=after))
     first = await anext(lines)  # an error before the first line becomes an HTTP error response
     if form == "zip":
         if after is not None:
             raise InvalidInput("`after` needs format=jsonl: an archive cannot be resumed.")
-        return StreamingResponse(archive(_chained(first, lines), app.memory.clock()), media_type="application/zip")
-    encoded = (line.encode("utf-8", "replace") async for line in _chained(first, lines))
+        return StreamingResponse(archive(begin_with(first, lines), app.memory.clock()), media_type="application/zip")
+    encoded = (line.encode("utf-8", "replace") async for line in begin_with(first, lines))
     return StreamingResponse(encoded, media_type="application/jsonl")
-
-
-async def _chained(first: str, rest: AsyncIterator[str]) -> AsyncIterator[str]:
-    yield first
-    async for line in rest:
-        yield line
 
 
 @users_router.delete(

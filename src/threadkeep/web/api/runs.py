@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, Field, JsonValue
 
 from threadkeep.records.json_values import example
 from threadkeep.records.runs import DoubleTexting, Run, RunEvent, RunQuery, RunStatus
-from threadkeep.runs.requests import RunRequest, Submitted
+from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import Followed, RunService
 from threadkeep.runs.streams import RunPiece
 from threadkeep.runs.views import BudgetBody, RunBody, RunEventBody, RunSummary
@@ -147,14 +147,6 @@ EXAMPLE = (
 )
 
 
-async def _with_start(
-    runs: RunService, submitted: Submitted, body: RunRequestBody
-) -> AsyncIterator[Followed | RunStartBody]:
-    yield RunStartBody(session_id=submitted.session_id, run_id=submitted.run_id, message_id=body.message_id)
-    async for event in runs.follow(submitted.run_id, user_id=body.user_id):
-        yield event
-
-
 def _stream(runs: RunService, events: AsyncGenerator[Followed | RunStartBody | None]) -> EventStream:
     async def encode(event: Followed | RunStartBody | None) -> AsyncIterator[bytes]:
         match event:
@@ -217,8 +209,10 @@ async def start_run(
     if body.mode == "stream":
         if submitted.outcome != "new":
             await runs.run(submitted.run_id, user_id=body.user_id)  # checks that the run belongs to this user
-        events = _with_start(runs, submitted, body)
-        return _stream(runs, with_keepalives(events, request.app.state.heartbeat_seconds))
+        start = RunStartBody(session_id=submitted.session_id, run_id=submitted.run_id, message_id=body.message_id)
+        followed = runs.follow(submitted.run_id, user_id=body.user_id)
+        events = with_keepalives(followed, request.app.state.heartbeat_seconds)
+        return _stream(runs, begin_with(start, events))
     return await _told(runs, submitted.run_id, body.user_id, response, mode=body.mode)
 
 

@@ -34,7 +34,7 @@ from threadkeep.web.api.parameters import (
     read_cursor,
     write_cursor,
 )
-from threadkeep.web.problems import ProblemRaised, documented, make_problem
+from threadkeep.web.problems import TURN_FAILURES, ProblemRaised, documented, make_problem
 from threadkeep.web.schemas import (
     BranchBody,
     ChatResponseBody,
@@ -143,7 +143,6 @@ async def search(
 
 
 _CHANGES = documented(400, 404, 413, 422, 503)
-_CHAT_FAILURES = documented(400, 404, 409, 413, 422, 502, 503)
 
 
 @router.post("/{session_id}/take-back", summary="Take the newest messages back", responses=_CHANGES)
@@ -179,7 +178,7 @@ async def branch(
     return SessionBody.model_validate(replace(await branched.info(), namespace=found.namespace))
 
 
-@router.post("/{session_id}/regenerate", summary="Regenerate an answer", responses=_CHAT_FAILURES)
+@router.post("/{session_id}/regenerate", summary="Regenerate an answer", responses=TURN_FAILURES)
 async def regenerate(
     session_id: SessionId, app: AppInUse, body: RegenerateBody | None = None, user_id: UserId = None
 ) -> ChatResponseBody:
@@ -195,7 +194,7 @@ async def regenerate(
     "/{session_id}/regenerate/stream",
     summary="Regenerate an answer and stream it",
     response_class=Response,
-    responses={200: STREAM, **_CHAT_FAILURES},
+    responses={200: STREAM, **TURN_FAILURES},
 )
 async def stream_regenerated(
     session_id: SessionId,

@@ -18,7 +18,7 @@ from threadkeep.web.api.parameters import AppInUse
 from threadkeep.web.callers import CallerInUse
 from threadkeep.web.chat_protocols.sent import Sent
 from threadkeep.web.langgraph.states import messages_of
-from threadkeep.web.problems import Problem, documented
+from threadkeep.web.problems import TURN_FAILURES, Problem
 from threadkeep.web.streams import EventStream, StreamParts, json_event, open_stream, streamed
 from threadkeep.workflows.built_in import CHAT
 
@@ -103,10 +103,7 @@ class _Events(StreamParts):
     "",
     summary="Answer an AG-UI thread",
     response_class=Response,
-    responses={
-        200: streamed(_EXAMPLE, "The events of the run."),
-        **documented(400, 404, 409, 413, 422, 502, 503),
-    },
+    responses={200: streamed(_EXAMPLE, "The events of the run."), **TURN_FAILURES},
 )
 async def run_agent(body: RunAgentBody, app: AppInUse, caller: CallerInUse, request: Request) -> EventStream:
     """Answer the new messages of a thread. A message is not stored again if its id is stored already."""

@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 from uuid import NAMESPACE_OID, uuid5
 
 from fastapi import APIRouter, Path, Request, Response
-from fastapi.sse import format_sse_event
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from pydantic import BaseModel, Field, JsonValue
 
@@ -26,17 +25,15 @@ from threadkeep.store.codec import clean_text
 from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute, UserId
 from threadkeep.web.callers import CallerInUse
 from threadkeep.web.chat_protocols.sent import Sent
-from threadkeep.web.problems import Problem, documented
+from threadkeep.web.problems import TURN_FAILURES, Problem, documented
 from threadkeep.web.schemas import GivenId
-from threadkeep.web.streams import EventStream, StreamParts, json_event, open_stream, streamed
+from threadkeep.web.streams import DONE, EventStream, StreamParts, json_event, open_stream, streamed
 from threadkeep.workflows.built_in import CHAT
 
 router = APIRouter(prefix="/api/v1/ai-sdk/chat", tags=["ai-sdk"], route_class=EncodedPathRoute)
 
 PROTOCOL_HEADER = "x-vercel-ai-ui-message-stream"
-_DONE = format_sse_event(data_str="[DONE]")
 _MOST = 200
-_FAILURES = documented(400, 404, 409, 413, 422, 502, 503)
 _EXAMPLE = (
     'data: {"type": "start", "messageId": "0199…"}\n\ndata: {"type": "text-start", "id": "0199…"}\n\n'
     'data: {"type": "text-delta", "id": "0199…", "delta": "Hello"}\n\ndata: [DONE]\n\n'
@@ -119,11 +116,11 @@ class _Parts(StreamParts):
         metadata = {"answer_id": answer.answer_id, "usage": answer.usage.to_dict()}
         yield json_event({"type": "finish-step"})
         yield json_event({"type": "finish", "messageMetadata": metadata})
-        yield _DONE
+        yield DONE
 
     def failed(self, problem: Problem) -> Iterator[bytes]:
         yield json_event({"type": "error", "errorText": problem.detail})
-        yield _DONE
+        yield DONE
 
     def _message(self, message_id: str) -> Iterator[bytes]:
         if not self._has_message:
@@ -137,7 +134,7 @@ class _Parts(StreamParts):
     summary="Answer an AI SDK chat",
     operation_id="ai_sdk_chat",
     response_class=Response,
-    responses={200: _STREAM, **_FAILURES},
+    responses={200: _STREAM, **TURN_FAILURES},
 )
 async def chat(body: ChatBody, app: AppInUse, caller: CallerInUse, request: Request) -> EventStream:
     """Stream the answer to a chat's new messages or to an edited message, or a new answer to the last question.

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Request, Response
-from fastapi.sse import format_sse_event
 from langchain_core.utils.uuid import uuid7
 from pydantic import BaseModel, Field, JsonValue
 
@@ -20,15 +19,14 @@ from threadkeep.web.api.parameters import AppInUse
 from threadkeep.web.callers import PUBLIC, CallerInUse
 from threadkeep.web.chat_protocols.sent import Sent
 from threadkeep.web.langgraph.states import messages_of
-from threadkeep.web.problems import Problem, documented
+from threadkeep.web.problems import TURN_FAILURES, Problem, documented
 from threadkeep.web.schemas import GivenId, Usage
-from threadkeep.web.streams import EventStream, StreamParts, json_event, open_stream, streamed
+from threadkeep.web.streams import DONE, EventStream, StreamParts, json_event, open_stream, streamed
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
 SESSION_HEADER = "X-Session-Id"
 _UNSUPPORTED = ("tools", "functions", "audio", "modalities", "response_format", "logprobs")
-_DONE = format_sse_event(data_str="[DONE]")
 _EXAMPLE = (
     'data: {"id": "0199…", "object": "chat.completion.chunk", '
     '"choices": [{"index": 0, "delta": {"content": "Hello"}}]}\n\n'
@@ -146,7 +144,7 @@ class _Chunks(StreamParts):
         yield self._chunk({}, finish_reason="stop", **replaced)
         if self._include_usage:
             yield self._event(choices=[], usage=_usage(answer.usage).model_dump())
-        yield _DONE
+        yield DONE
 
     def failed(self, problem: Problem) -> Iterator[bytes]:
         yield json_event({"error": {"message": problem.detail, "type": problem.type, "code": problem.status}})
@@ -177,10 +175,7 @@ async def get_model(model: Annotated[str, Path(max_length=200, description="A wo
     "/chat/completions",
     summary="Answer a conversation",
     response_model=Completion,
-    responses={
-        200: streamed(_EXAMPLE, "Successful Response"),
-        **documented(400, 404, 409, 413, 422, 502, 503),
-    },
+    responses={200: streamed(_EXAMPLE, "Successful Response"), **TURN_FAILURES},
 )
 async def complete(
     body: CompletionBody,

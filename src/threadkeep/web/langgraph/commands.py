@@ -20,7 +20,7 @@ from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute, UserId
 from threadkeep.web.callers import READS, Caller, CallerInUse
 from threadkeep.web.langgraph.run_events import ProtocolEvent
 from threadkeep.web.langgraph.schemas import CommandBody, CommandResponseBody, EventStreamBody
-from threadkeep.web.langgraph.states import Question, find_thread, history_of, question_of, questions, seq_of, state_of
+from threadkeep.web.langgraph.states import find_thread, history_of, question_of, questions, seq_of, state_of
 from threadkeep.web.langgraph.thread_events import EventChoice, ThreadEvents, thread_events_of
 from threadkeep.web.langgraph.threads import CreatedThread, ThreadId
 from threadkeep.web.problems import documented, problem_of
@@ -39,7 +39,9 @@ class Start:
     """
 
     assistant_id: str
-    question: Question
+    text: str
+    message_id: str | None
+    inputs: Mapping[str, Json]
     user_id: str | None = None
     metadata: Mapping[str, Json] = field(default_factory=dict)
     user_context: Mapping[str, Json] = field(default_factory=dict)
@@ -67,7 +69,7 @@ class Start:
         checkpoints = (given.get("checkpoint"), given.get("checkpoint_id"), configurable.get("checkpoint_id"))
         return cls(
             assistant,
-            question_of(given.get("input")),
+            *question_of(given.get("input")),
             user_id=user,
             metadata=_map(given.get("metadata")),
             user_context=_map(given.get("context")),
@@ -117,13 +119,13 @@ async def _forked(app: App, session: Session, start: Start, fork: int) -> RunReq
     asked = next((one for one in later if one.role == "user" and one.id), None)
     if asked is None or asked.id is None:
         return None
-    question_id, text = asked.id, start.question.text
-    is_edit = bool(text) and (start.question.message_id, text) != (asked.id, asked.content)
+    question_id, text = asked.id, start.text
+    is_edit = bool(text) and (start.message_id, text) != (asked.id, asked.content)
     policy = start.policy or app.workflows.get(start.assistant_id).options.double_texting
     if is_edit:
         if policy == "reject":
             await app.chat.check_free(session, None)
-        new_id = start.question.message_id
+        new_id = start.message_id
         question_id = str((await session.edit(asked.id, text, new_id=new_id if new_id != asked.id else None)).id)
     again = RegenerationRequest(message_id=question_id, workflow=start.assistant_id, double_texting=policy)
     chat = await app.chat.release(session, again)
@@ -133,7 +135,7 @@ async def _forked(app: App, session: Session, start: Start, fork: int) -> RunReq
         session_id=chat.session_id,
         user_id=chat.user_id,
         message_id=chat.message_id,
-        inputs=start.question.inputs,
+        inputs=start.inputs,
         user_context=start.user_context,
         metadata={**chat.metadata, **start.metadata},
         stream=True,
@@ -144,11 +146,11 @@ async def _forked(app: App, session: Session, start: Start, fork: int) -> RunReq
 def _request(start: Start, thread_id: str | None) -> RunRequest:
     return RunRequest(
         workflow=start.assistant_id,
-        text=start.question.text,
+        text=start.text,
         session_id=thread_id,
         user_id=start.user_id,
-        message_id=None if thread_id is None else start.question.message_id,
-        inputs=start.question.inputs,
+        message_id=None if thread_id is None else start.message_id,
+        inputs=start.inputs,
         user_context=start.user_context,
         metadata=start.metadata,
         sessionless=thread_id is None,
@@ -275,7 +277,9 @@ async def stream_events(
     A client that reconnects continues after the `seq` in `since`. If the thread does not exist yet, the status is 404.
     """
     await find_thread(app, thread_id, user_id=user_id)
-    events = thread_events_of(request.app).of_thread(thread_id, EventChoice.of(body), user_id=user_id)
+    at_root = not body.namespaces or [] in body.namespaces
+    choice = EventChoice(frozenset(body.channels), body.since, at_root)
+    events = thread_events_of(request.app).of_thread(thread_id, choice, user_id=user_id)
     # The heartbeat is sent at once, so that the client knows that its request was accepted.
     heartbeats = begin_with(None, with_keepalives(events, request.app.state.heartbeat_seconds))
     return EventStream(encoded(heartbeats, _encoded, _failed))

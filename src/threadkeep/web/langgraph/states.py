@@ -31,15 +31,6 @@ from threadkeep.web.schemas import MAX_MESSAGE_CHARACTERS
 MESSAGES = "messages"
 
 
-@dataclass(frozen=True)
-class Question:
-    """The new message of a client, and the other inputs of its run."""
-
-    text: str
-    message_id: str | None
-    inputs: Mapping[str, Json]
-
-
 def message_json(message: Message) -> dict[str, Json]:
     """Return a stored message as LangGraph's server sends it."""
     found = to_langchain(message)
@@ -49,20 +40,21 @@ def message_json(message: Message) -> dict[str, Json]:
     return {"type": found.type, **data} if isinstance(data, dict) else {}
 
 
-def question_of(given: object) -> Question:
-    """Return the question in the input of a run. It consists of the human messages at the end of the input.
+def question_of(given: object) -> tuple[str, str | None, Mapping[str, Json]]:
+    """Return the question in the input of a run with the id of its message, and the other inputs.
+
+    The question consists of the human messages at the end of the input.
 
     Raises:
         InvalidInput: the input is not an object, or its messages cannot be read.
     """
     if given is None:
-        return Question("", None, {})
+        return "", None, {}
     if not isinstance(given, Mapping):
         raise InvalidInput('The input must be an object, such as {"messages": [{"role": "user", "content": "Hello"}]}.')
     asked = new_messages(messages_of(given.get(MESSAGES)))
-    text = asked_text(asked)
     inputs = {str(name): value for name, value in given.items() if name != MESSAGES}
-    return Question(text, id_of(asked[-1]) if asked else None, inputs)
+    return asked_text(asked), id_of(asked[-1]) if asked else None, inputs
 
 
 def asked_text(asked: Sequence[BaseMessage]) -> str:

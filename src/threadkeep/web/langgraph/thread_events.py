@@ -19,7 +19,7 @@ from threadkeep.records.runs import Run
 from threadkeep.runs.service import RunService
 from threadkeep.runs.streams import changed
 from threadkeep.web.langgraph.run_events import ProtocolEvent, RunEvents, channel_of, first_seq, last_seq
-from threadkeep.web.langgraph.schemas import EventStreamBody, ThreadStateBody
+from threadkeep.web.langgraph.schemas import ThreadStateBody
 from threadkeep.web.langgraph.states import find_thread, newest_runs, state_of, state_of_stateless
 
 _MOST_ENDED = 64
@@ -41,14 +41,8 @@ class EventChoice:
     """The events that a reader wants: their channels, and the `seq` after which they begin."""
 
     channels: frozenset[str]
-    since: int | None = None
-    at_root: bool = True
-
-    @classmethod
-    def of(cls, body: EventStreamBody) -> EventChoice:
-        """Return the choice that the body of a request contains."""
-        at_root = not body.namespaces or [] in body.namespaces
-        return cls(frozenset(body.channels), body.since, at_root)
+    since: int | None
+    at_root: bool
 
     def takes(self, event: ProtocolEvent) -> bool:
         """Return whether an event is wanted."""
