@@ -205,10 +205,14 @@ async def test_a_child_that_asks_a_person_fails_in_process(desk: Desk) -> None:
         await desk.run("parent", "x")
 
 
-async def test_a_child_has_a_deadline(desk: Desk) -> None:
+@pytest.mark.parametrize(
+    ("of_child", "of_node"), [("", "deadline_seconds: 0.05,"), ("options: {deadline_seconds: 0.05}\n", "")]
+)
+async def test_a_child_has_a_deadline(desk: Desk, of_child: str, of_node: str) -> None:
+    """The node or the child's own workflow sets the deadline."""
     gate = Gate()
     desk.model = ScriptedModel(["A step.", ["slow ", gate]])
-    desk.use(CHILD, PARENT % "deadline_seconds: 0.05,")
+    desk.use(CHILD + of_child, PARENT % of_node)
     with pytest.raises(ChildFailed, match="deadline"):
         await desk.run("parent", "x")
 

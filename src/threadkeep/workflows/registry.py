@@ -177,7 +177,11 @@ class Workflows:
 
     def _check_nesting(self) -> None:
         children = {workflow.name: workflow.children for workflow in self.all()}
-        problems = [self._in_circle(circle) for circle in circles(children)]
+        problems: list[WorkflowProblem] = []
+        for circle in circles(children):
+            workflow = self._workflows[circle[0]]
+            sentence = f"Workflows run each other in a cycle ({drawn(circle)}); remove one of these calls."
+            problems.append(_problem(workflow, sentence, _call_of(workflow, circle[1])))
         for way in () if problems else deepest_ways(children).values():
             workflow = self._workflows[way[0]]
             if len(way) - 1 > workflow.options.max_depth:
@@ -188,11 +192,6 @@ class Workflows:
                 problems.append(_problem(workflow, sentence, _call_of(workflow, way[1])))
         if problems:
             raise InvalidWorkflow(problems)
-
-    def _in_circle(self, circle: Way) -> WorkflowProblem:
-        sentence = f"Workflows run each other in a cycle ({drawn(circle)}); remove one of these calls."
-        workflow = self._workflows[circle[0]]
-        return _problem(workflow, sentence, _call_of(workflow, circle[1]))
 
 
 def yaml_files(path: Path) -> list[Path]:
@@ -247,12 +246,13 @@ class InProcessChildren:
         """Run a child until it ends or asks a person (status `waiting`). Raise `WorkflowNotFound` if there is none."""
         workflow = self._workflows.get(request.workflow)
         run_id = str(uuid7())
+        limits = request.deadline_seconds, workflow.options.deadline_seconds
         # Use a separate context, because LangGraph passes the parent's callbacks and streams in context variables.
         work = asyncio.create_task(self._execute(workflow, run_id, request), context=Context())
         # Catch any error of a child, because the parent gets the child's status instead.
         with ErrorBoundary():
             try:
-                async with asyncio.timeout(request.deadline_seconds):
+                async with asyncio.timeout(min(filter(None, limits), default=None)):
                     return await work
             except TimeoutError:
                 if work.cancelled():
