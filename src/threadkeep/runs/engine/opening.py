@@ -32,27 +32,20 @@ async def open_engine(
     if address.path is None and address.dsn is None:
         engine = LocalEngine(execute, options, troubled)
     else:
-        engine = await _open_durable(address, execute, options, troubled)
+        try:
+            from threadkeep.runs.engine.dbos_engine import DbosEngine
+        except ModuleNotFoundError as error:
+            raise InvalidInput(
+                f"Runs need the package {error.name}; install it with: pip install 'threadkeep[engine]'"
+            ) from error
+        engine = durable = DbosEngine(address, execute, options, troubled)
+        if options.works:
+            async with AsyncOnFailure(lambda: durable.close(0.0)):
+                await durable.work()
     try:
         yield engine
     finally:
         await engine.close(options.close_seconds)
-
-
-async def _open_durable(
-    address: DatabaseAddress, execute: Execute, options: EngineOptions, troubled: Troubled
-) -> Engine:
-    try:
-        from threadkeep.runs.engine.dbos_engine import DbosEngine
-    except ModuleNotFoundError as error:
-        raise InvalidInput(
-            f"Runs need the package {error.name}; install it with: pip install 'threadkeep[engine]'"
-        ) from error
-    engine = DbosEngine(address, execute, options, troubled)
-    if options.works:
-        async with AsyncOnFailure(lambda: engine.close(0.0)):
-            await engine.work()
-    return engine
 
 
 async def enqueue_runs(address: DatabaseAddress, run_ids: Iterable[str]) -> None:
