@@ -265,7 +265,7 @@ def _before(end: int | None, gaps: Iterable[Exclusion]) -> Iterator[Exclusion]:
     """Yield the excluded ranges before the question, cut off there. Skip folded and superseded messages."""
     for gap in gaps:
         if gap.reason not in _SINGLE and (end is None or gap.first_seq < end):
-            yield gap if end is None else replace(gap, last_seq=min(gap.last_seq, end - 1))
+            yield gap if end is None else Exclusion(gap.first_seq, min(gap.last_seq, end - 1), gap.reason)
 
 
 def _unsummarised(gap: Exclusion, draft: Draft) -> bool:

@@ -372,7 +372,7 @@ class TurnContext:
     def _manifest(self, sent: Assembled, measure: CallMeasure) -> ContextManifest:
         site = self._site or CallSite(self.run_id, "", self.session.session_id)
         searched, failed = self._searched, self._recollection.failed
-        sections = {entry.section for entry in sent.entries}
+        sections = {entry.section for entry in sent.entries} if self._extras else ()
         dropped = [
             f"no_room_for_{one.entry.section}" for one in self._extras or () if one.entry.section not in sections
         ]

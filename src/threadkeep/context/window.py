@@ -140,18 +140,6 @@ class Extent:
     archived_seq: int = 0
 
 
-def whole(messages: Sequence[Message], tokens: int, limits: Limits) -> Window:
-    """Return a window with all messages of a session, oldest first; the caller must know that they fit."""
-    manifest = WindowManifest(
-        counter=name_of(limits.counter or estimate),
-        max_messages=limits.max_messages,
-        max_tokens=limits.max_tokens,
-        tokens=tokens,
-        included=tuple([message.seq or 0 for message in messages]),
-    )
-    return Window(tuple(messages), tokens, manifest)
-
-
 def with_superseded(window: Window, superseded: Sequence[tuple[int, int]]) -> Window:
     """Return the window with superseded ranges as separate exclusions; other excluded ranges no longer include them."""
     if not superseded:

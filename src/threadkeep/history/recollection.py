@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from threadkeep.context.folding import fold_repeats
 from threadkeep.context.tokens import TokenCounter
-from threadkeep.context.window import Exclusion, Extent, Limits, Window, WindowChooser, whole, with_superseded
+from threadkeep.context.window import Exclusion, Extent, Limits, Window, WindowChooser, WindowManifest, with_superseded
 from threadkeep.history.session_rows import SessionCache, SessionRows, rows_of
 from threadkeep.records import Message, Summary
 from threadkeep.store.contexts import Contexts, ContextState, state_of
 from threadkeep.store.driver import Statement
 from threadkeep.store.tables import TableTranscripts
-from threadkeep.store.transcripts import END, Marks, Recent, Transcripts
+from threadkeep.store.transcripts import END, Recent, Transcripts
 
 PAGE_ROWS = 200
 _REACH_ROWS = 10_000
+_STATUS = attrgetter("status")
 
 
 @dataclass(frozen=True)
@@ -90,9 +92,9 @@ class Recollection:
 
         A model would repeat the apologies in failed answers, and a question that was rejected has no text.
         """
-        failed = [one for one in self.messages if one.status == "failed"]
-        if not failed:
+        if "failed" not in map(_STATUS, self.messages):
             return self
+        failed = [one for one in self.messages if one.status == "failed"]
         gaps = [Exclusion(one.seq, one.seq, "failed") for one in failed if one.seq is not None]
         kept = tuple(one for one in self.messages if one not in failed)
         return replace(self, messages=kept, excluded=(*self.excluded, *gaps))
@@ -133,13 +135,6 @@ class WindowReader:
 
         With `before_question`, the window ends before the newest user message, so it cuts no message.
         """
-        if before_question and (window := pages.whole(limits, before)) is not None and pages.known is not None:
-            read = pages.known
-            if read.marks.revision:
-                after = max(pages.begin - 1, read.marks.deleted_seq)
-                read = await self._with_superseded(read, after)
-                window = with_superseded(window, read.superseded_between(after, before))
-            return window, _recent_of(read.marks), read
         recent = await pages.older(page_rows, before)
         chooser = WindowChooser(limits, newest_user=recent.newest_user, before_question=before_question)
         chooser.add(recent.messages)
@@ -162,6 +157,27 @@ class WindowReader:
             window = with_superseded(window, ranges)
         return window, recent, known
 
+    async def _whole(
+        self, known: SessionRows | None, begin: int, before: int, limits: Limits
+    ) -> tuple[tuple[Message, ...], Sequence[tuple[int, int]], SessionRows] | None:
+        """Return all messages between two `seq` values, the superseded ranges among them, and the rows for the cache.
+
+        Return None if not all messages are known, or if they exceed the limits.
+        """
+        if known is None or limits.counter is None or known.first_seq > begin:
+            return None
+        if max(known.marks.reset_seq, known.marks.archived_seq) >= max(begin, 1):
+            return None
+        most = None if limits.max_messages is None else limits.max_messages - 1
+        found = known.counted(begin, before, most, limits.counter)
+        if found is None or not found[0] or (limits.max_tokens is not None and found[1] > limits.max_tokens):
+            return None
+        if not known.marks.revision:
+            return found[0], (), known
+        after = max(begin - 1, known.marks.deleted_seq)
+        known = await self._with_superseded(known, after)
+        return found[0], known.superseded_between(after, before), known
+
     async def _with_superseded(self, known: SessionRows, after: int) -> SessionRows:
         """Return the rows with the ranges of superseded messages after a `seq`; read the ranges if they are missing."""
         if known.superseded is not None and known.superseded[0] <= after:
@@ -169,8 +185,11 @@ class WindowReader:
         ranges = await self.transcripts.superseded(self.session_id, after=after, before=END)
         return replace(known, superseded=(after, tuple(ranges)))
 
-    async def recollect(self, past: Past) -> tuple[Window, Recollection]:
-        """Return the window before a message, and the history for a model call; cache the rows that were read."""
+    async def recollect(self, past: Past) -> tuple[WindowManifest | None, Recollection]:
+        """Return the history for a model call; cache the rows that were read.
+
+        Return also the manifest of the window; None if the window has all messages.
+        """
         question_seq = past.before_seq or await self._place_of(past.before_id)
         before = END if question_seq is None else question_seq - past.questions + 1
         page_rows = min(past.limits.max_messages or PAGE_ROWS, PAGE_ROWS)
@@ -180,23 +199,28 @@ class WindowReader:
         anchor = state.anchor_seq if past.profile else 0
         begin = max(anchor, covered + 1)
         known = read.rows if read.rows is not None and read.rows.first_seq < before else None
-        pages = _Pages(self._recent, begin, known)
-        window, recent, known = await self._read(
-            pages, past.limits, before, page_rows=page_rows, before_question=past.before_id is not None
-        )
-        dropped = window.manifest.dropped
+        asked, manifest, dropped = past.before_id is not None, None, 0
+        if asked and (everything := await self._whole(known, begin, before, past.limits)) is not None:
+            messages, superseded, known = everything
+            revision, overflow = known.marks.revision, [Exclusion(*ends, "superseded") for ends in superseded]
+        else:
+            pages = _Pages(self._recent, begin, known)
+            window, recent, known = await self._read(
+                pages, past.limits, before, page_rows=page_rows, before_question=asked
+            )
+            messages, manifest, revision = window.messages, window.manifest, recent.revision
+            dropped, overflow = manifest.dropped, [gap for gap in manifest.excluded if gap.first_seq >= begin]
         if covered + 1 < begin:
             gaps.append(Exclusion(covered + 1, begin - 1, "before_anchor"))
             dropped += begin - 1 - covered
-        overflow = [gap for gap in window.manifest.excluded if gap.first_seq >= begin]
         # Use the marks that were read with the rows, because the state of the session was read earlier.
         reset_seq = state.reset_seq if known is None else known.marks.reset_seq
         if known is not None:
             if reset_seq and known.forgotten is None:
                 known = replace(known, forgotten=await self._ids_before(reset_seq))
-            self.cache.put(self.session_id, known, window=len(window.messages))
-        return window, Recollection(
-            window.messages,
+            self.cache.put(self.session_id, known, window=len(messages))
+        return manifest, Recollection(
+            messages,
             dropped=dropped,
             forgotten=await self._forgotten(reset_seq, past.known_ids, known) if reset_seq else frozenset(),
             summaries=state.summaries,
@@ -206,7 +230,7 @@ class WindowReader:
             excluded=(*gaps, *overflow),
             question_seq=question_seq,
             questions=past.questions,
-            superseded=await self._superseded(past.known_ids, known) if recent.revision else frozenset(),
+            superseded=await self._superseded(past.known_ids, known) if revision else frozenset(),
             revision=state.revision,
             derived={} if known is None else known.derived,
         )
@@ -279,19 +303,6 @@ class _Pages:
     begin: int = 0
     known: SessionRows | None = None
 
-    def whole(self, limits: Limits, before: int) -> Window | None:
-        """Return the window of all rows before a `seq` if all are known and within the limits; otherwise None."""
-        known = self.known
-        if known is None or limits.counter is None or limits.nothing or known.first_seq > self.begin:
-            return None
-        if max(known.marks.reset_seq, known.marks.archived_seq) >= max(self.begin, 1):
-            return None
-        most = None if limits.max_messages is None else limits.max_messages - 1
-        found = known.counted(self.begin, before, most, limits.counter)
-        if found is None or not found[0] or (limits.max_tokens is not None and found[1] > limits.max_tokens):
-            return None
-        return whole(*found, limits)
-
     async def older(self, limit: int, before: int) -> Recent:
         """Return the newest `limit` rows whose `seq` is below `before`, newest first."""
         known = self.known
@@ -306,12 +317,8 @@ class _Pages:
             else:
                 whole = len(newest) < limit
                 self.known = known.with_older(older.messages, self.begin if whole else newest[-1].seq or 0)
-        return _recent_of(known.marks, newest)
-
-
-def _recent_of(marks: Marks, messages: tuple[Message, ...] = ()) -> Recent:
-    reset_seq, archived_seq, deleted_seq, revision, *_ = marks
-    return Recent(messages, reset_seq, None, archived_seq, deleted_seq, revision, marks)
+        marks = known.marks
+        return Recent(newest, marks.reset_seq, None, marks.archived_seq, marks.deleted_seq, marks.revision, marks)
 
 
 def _before_window(state: ContextState) -> tuple[int, list[Exclusion]]:

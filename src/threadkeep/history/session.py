@@ -344,8 +344,9 @@ class Session:
         found = Recollection((), failed=True)
         try:
             async with self.timeout(), ReportedRead(self._events, "fallback"):
-                window, found = await self._windows.recollect(past)
-            self._events.truncated(window.manifest)
+                manifest, found = await self._windows.recollect(past)
+            if manifest is not None:
+                self._events.truncated(manifest)
         except StoreClosed:
             raise
         except StoreError:

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Final
 
 from threadkeep.context.tokens import TokenCounter
@@ -169,7 +170,7 @@ def _index(messages: Sequence[Message], seq: int) -> int:
         return 0
     if seq >= (last := messages[-1].seq or 0):
         return len(messages) - (seq == last)
-    return bisect_left(messages, seq, key=lambda message: message.seq or 0)
+    return bisect_left(messages, seq, key=attrgetter("seq"))
 
 
 def _size_of(message: Message) -> int:
