@@ -75,22 +75,19 @@ SELECT e.fact_id, e.session_id, e.seq, e.run_id
 FROM wanted w JOIN chat_fact_evidence e ON e.fact_id = w.fact_id
 ORDER BY e.fact_id, e.noted_at, e.session_id, e.seq
 
--- name: fact
+-- name: fact_columns
+-- Included by other statements: the columns that `fact_of` reads.
 SELECT
     f.fact_id, f.scope, f.owner, f.key, f.value, f.kind, f.confidence, f.confirmed, f.contradicted, f.valid_from,
     f.valid_to, f.updated_at
 FROM chat_facts f
+
+-- name: fact
+-- include: fact_columns
 WHERE f.fact_id = :fact_id
 
--- name: facts
--- Most recently changed first, after the cursor (:updated_at, :fact_id).
-SELECT
-    f.fact_id, f.scope, f.owner, f.key, f.value, f.kind, f.confidence, f.confirmed, f.contradicted, f.valid_from,
-    f.valid_to, f.updated_at
-FROM chat_facts f
-WHERE (f.updated_at, f.fact_id) < (:updated_at, :fact_id)
-    AND (f.valid_to IS NULL OR CAST(:past AS BOOLEAN))
-    AND (CAST(:scope AS TEXT) IS NULL OR f.scope = :scope)
+-- name: fact_filters
+-- Included by other statements.
     AND (CAST(:kind AS TEXT) IS NULL OR f.kind = :kind)
     AND (CAST(:key AS TEXT) IS NULL OR f.key IN (:key, :former_key))
     AND (
@@ -99,6 +96,14 @@ WHERE (f.updated_at, f.fact_id) < (:updated_at, :fact_id)
         OR translate(f.value, :capitals, :letters) LIKE CAST(:escaped AS TEXT) ESCAPE '\'
         OR (substr(f.value, 1, 1) <> '"' AND translate(f.value, :capitals, :letters) LIKE :pattern ESCAPE '\')
     )
+
+-- name: facts
+-- Most recently changed first, after the cursor (:updated_at, :fact_id).
+-- include: fact_columns
+WHERE (f.updated_at, f.fact_id) < (:updated_at, :fact_id)
+    AND (f.valid_to IS NULL OR CAST(:past AS BOOLEAN))
+    AND (CAST(:scope AS TEXT) IS NULL OR f.scope = :scope)
+-- include: fact_filters
     AND (
         CAST(:user_id AS TEXT) IS NULL
         OR f.person_id IN (
@@ -112,24 +117,14 @@ LIMIT :limit
 
 -- name: facts_of
 -- The same for one owner: a session, a workspace, or a person under any id.
-SELECT
-    f.fact_id, f.scope, f.owner, f.key, f.value, f.kind, f.confidence, f.confirmed, f.contradicted, f.valid_from,
-    f.valid_to, f.updated_at
-FROM chat_facts f
+-- include: fact_columns
 WHERE f.scope = :scope
     AND f.owner IN (
 -- include: owners
     )
     AND (f.updated_at, f.fact_id) < (:updated_at, :fact_id)
     AND (f.valid_to IS NULL OR CAST(:past AS BOOLEAN))
-    AND (CAST(:kind AS TEXT) IS NULL OR f.kind = :kind)
-    AND (CAST(:key AS TEXT) IS NULL OR f.key IN (:key, :former_key))
-    AND (
-        CAST(:pattern AS TEXT) IS NULL
-        OR translate(f.key, :capitals, :letters) LIKE :pattern ESCAPE '\'
-        OR translate(f.value, :capitals, :letters) LIKE CAST(:escaped AS TEXT) ESCAPE '\'
-        OR (substr(f.value, 1, 1) <> '"' AND translate(f.value, :capitals, :letters) LIKE :pattern ESCAPE '\')
-    )
+-- include: fact_filters
 ORDER BY f.updated_at DESC, f.fact_id DESC
 LIMIT :limit
 

@@ -48,19 +48,20 @@ WHERE NOT EXISTS (
         WHERE m.session_id = :session_id AND m.seq = :seq AND m.superseded_at IS NULL
     )
 
--- name: proposal
+-- name: proposal_columns
+-- Included by other statements.
 SELECT
     p.proposal_id, p.scope, p.owner, p.session_id, p.seq, p.run_id, p.key, p.value, p.kind, p.promoted, p.confidence,
     p.learner, p.status, p.fact_id, p.created_at, p.updated_at, p.decided_by
 FROM chat_fact_proposals p
+
+-- name: proposal
+-- include: proposal_columns
 WHERE p.proposal_id = :proposal_id
 
 -- name: proposals
 -- Most recently changed first, after the cursor (:updated_at, :proposal_id).
-SELECT
-    p.proposal_id, p.scope, p.owner, p.session_id, p.seq, p.run_id, p.key, p.value, p.kind, p.promoted, p.confidence,
-    p.learner, p.status, p.fact_id, p.created_at, p.updated_at, p.decided_by
-FROM chat_fact_proposals p
+-- include: proposal_columns
 WHERE (p.updated_at, p.proposal_id) < (:updated_at, :proposal_id)
     AND (CAST(:status AS TEXT) IS NULL OR p.status = :status)
     AND (CAST(:session_id AS TEXT) IS NULL OR p.session_id = :session_id)
@@ -68,10 +69,7 @@ WHERE (p.updated_at, p.proposal_id) < (:updated_at, :proposal_id)
         CAST(:owner AS TEXT) IS NULL
         OR p.scope = :scope
         AND p.owner IN (
-            SELECT CAST(:owner AS TEXT)
-            UNION
-            SELECT q.person_id FROM chat_persons g JOIN chat_persons q ON q.canonical_id = g.canonical_id
-            WHERE g.person_id = :owner AND :scope = 'user'
+-- include: owners
         )
     )
     AND (
@@ -103,10 +101,7 @@ SELECT 1 FROM chat_messages WHERE session_id = :session_id AND seq = :seq AND su
 SELECT DISTINCT f.key FROM chat_facts f
 WHERE f.scope = :scope AND f.valid_to IS NULL
     AND f.owner IN (
-        SELECT CAST(:owner AS TEXT)
-        UNION
-        SELECT p.person_id FROM chat_persons g JOIN chat_persons p ON p.canonical_id = g.canonical_id
-        WHERE g.person_id = :owner AND :scope = 'user'
+-- include: owners
     )
 ORDER BY f.key
 LIMIT 200

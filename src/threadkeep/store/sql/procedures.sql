@@ -27,26 +27,31 @@ RETURNING
     procedure_id, scope, owner, name, description, goal_contains, context_has, content_type, content, source, active,
     used, succeeded, failed, created_at, updated_at
 
--- name: procedure
-SELECT
-    procedure_id, scope, owner, name, description, goal_contains, context_has, content_type, content, source, active,
-    used, succeeded, failed, created_at, updated_at
-FROM chat_procedures
-WHERE procedure_id = :procedure_id
-
--- name: procedures
--- Most recently changed first, after the cursor (:updated_at, :procedure_id).
+-- name: procedure_columns
+-- Included by other statements.
 SELECT
     q.procedure_id, q.scope, q.owner, q.name, q.description, q.goal_contains, q.context_has, q.content_type, q.content,
     q.source, q.active, q.used, q.succeeded, q.failed, q.created_at, q.updated_at
 FROM chat_procedures q
-WHERE (q.updated_at, q.procedure_id) < (:updated_at, :procedure_id)
-    AND (CAST(:scope AS TEXT) IS NULL OR q.scope = :scope)
+
+-- name: procedure
+-- include: procedure_columns
+WHERE q.procedure_id = :procedure_id
+
+-- name: procedure_filters
+-- Included by other statements.
     AND (CAST(:name AS TEXT) IS NULL OR q.name = :name)
     AND (CAST(:active AS BOOLEAN) IS NULL OR q.active = CAST(:active AS BOOLEAN))
     AND (
         CAST(:pattern AS TEXT) IS NULL OR translate(q.name || ' ' || q.description, :capitals, :letters) LIKE :pattern ESCAPE '\'
     )
+
+-- name: procedures
+-- Most recently changed first, after the cursor (:updated_at, :procedure_id).
+-- include: procedure_columns
+WHERE (q.updated_at, q.procedure_id) < (:updated_at, :procedure_id)
+    AND (CAST(:scope AS TEXT) IS NULL OR q.scope = :scope)
+-- include: procedure_filters
     AND (
         CAST(:user_id AS TEXT) IS NULL
         OR q.person_id IN (
@@ -60,23 +65,13 @@ LIMIT :limit
 
 -- name: procedures_of
 -- The same for one owner: a session, a workspace, or a person under any id.
-SELECT
-    q.procedure_id, q.scope, q.owner, q.name, q.description, q.goal_contains, q.context_has, q.content_type, q.content,
-    q.source, q.active, q.used, q.succeeded, q.failed, q.created_at, q.updated_at
-FROM chat_procedures q
+-- include: procedure_columns
 WHERE q.scope = :scope
     AND q.owner IN (
-        SELECT CAST(:owner AS TEXT)
-        UNION
-        SELECT p.person_id FROM chat_persons g JOIN chat_persons p ON p.canonical_id = g.canonical_id
-        WHERE g.person_id = :owner AND :scope = 'user'
+-- include: owners
     )
     AND (q.updated_at, q.procedure_id) < (:updated_at, :procedure_id)
-    AND (CAST(:name AS TEXT) IS NULL OR q.name = :name)
-    AND (CAST(:active AS BOOLEAN) IS NULL OR q.active = CAST(:active AS BOOLEAN))
-    AND (
-        CAST(:pattern AS TEXT) IS NULL OR translate(q.name || ' ' || q.description, :capitals, :letters) LIKE :pattern ESCAPE '\'
-    )
+-- include: procedure_filters
 ORDER BY q.updated_at DESC, q.procedure_id DESC
 LIMIT :limit
 

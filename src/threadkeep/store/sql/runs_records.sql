@@ -1,36 +1,30 @@
 -- Queries for runs, and their deletion.
 
--- name: newest
--- Newest first, after the cursor (:created_at, :run_id).
-SELECT r.run_id FROM chat_runs r
-WHERE (r.created_at, r.run_id) < (:created_at, :run_id)
+-- name: page
+-- Included by other statements: one page of runs that match the filters, newest first.
     AND (CAST(:workflow AS TEXT) IS NULL OR r.workflow = :workflow)
     AND (CAST(:status AS TEXT) IS NULL OR r.status = :status)
     AND (CAST(:since AS TIMESTAMPTZ) IS NULL OR r.created_at >= :since)
     AND (CAST(:set_aside AS BOOLEAN) IS NULL OR r.set_aside = CAST(:set_aside AS BOOLEAN))
 ORDER BY r.created_at DESC, r.run_id DESC
 LIMIT :limit
+
+-- name: newest
+-- Newest first, after the cursor (:created_at, :run_id).
+SELECT r.run_id FROM chat_runs r
+WHERE (r.created_at, r.run_id) < (:created_at, :run_id)
+-- include: page
 
 -- name: newest_of_session
 SELECT r.run_id FROM chat_runs r
 WHERE r.session_id = :session_id AND (r.created_at, r.run_id) < (:created_at, :run_id)
     AND (CAST(:user_id AS TEXT) IS NULL OR r.user_id = :user_id)
-    AND (CAST(:workflow AS TEXT) IS NULL OR r.workflow = :workflow)
-    AND (CAST(:status AS TEXT) IS NULL OR r.status = :status)
-    AND (CAST(:since AS TIMESTAMPTZ) IS NULL OR r.created_at >= :since)
-    AND (CAST(:set_aside AS BOOLEAN) IS NULL OR r.set_aside = CAST(:set_aside AS BOOLEAN))
-ORDER BY r.created_at DESC, r.run_id DESC
-LIMIT :limit
+-- include: page
 
 -- name: newest_of_user
 SELECT r.run_id FROM chat_runs r
 WHERE r.user_id = :user_id AND (r.created_at, r.run_id) < (:created_at, :run_id)
-    AND (CAST(:workflow AS TEXT) IS NULL OR r.workflow = :workflow)
-    AND (CAST(:status AS TEXT) IS NULL OR r.status = :status)
-    AND (CAST(:since AS TIMESTAMPTZ) IS NULL OR r.created_at >= :since)
-    AND (CAST(:set_aside AS BOOLEAN) IS NULL OR r.set_aside = CAST(:set_aside AS BOOLEAN))
-ORDER BY r.created_at DESC, r.run_id DESC
-LIMIT :limit
+-- include: page
 
 -- name: newest_set_aside
 SELECT r.run_id FROM chat_runs r
@@ -47,12 +41,7 @@ WHERE r.parent_run_id = :parent_run_id
     AND (r.created_at, r.run_id) < (:created_at, :run_id)
     AND (CAST(:session_id AS TEXT) IS NULL OR r.session_id = :session_id)
     AND (CAST(:user_id AS TEXT) IS NULL OR r.user_id = :user_id)
-    AND (CAST(:workflow AS TEXT) IS NULL OR r.workflow = :workflow)
-    AND (CAST(:status AS TEXT) IS NULL OR r.status = :status)
-    AND (CAST(:since AS TIMESTAMPTZ) IS NULL OR r.created_at >= :since)
-    AND (CAST(:set_aside AS BOOLEAN) IS NULL OR r.set_aside = CAST(:set_aside AS BOOLEAN))
-ORDER BY r.created_at DESC, r.run_id DESC
-LIMIT :limit
+-- include: page
 
 -- name: tree
 -- A root and all runs below it, parents before their children.

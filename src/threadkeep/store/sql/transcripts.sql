@@ -80,15 +80,24 @@ WHERE NOT EXISTS (
     WHERE m.session_id = :session_id AND m.id = :question AND m.superseded_at IS NULL AND m.seq > s.reset_seq
 )
 
+-- name: message_columns
+-- Included by other statements: the columns that `message_of` reads.
+SELECT
+    m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id, m.metadata, m.original,
+    m.sent_at, m.created_at, m.author, m.answers, m.ordinal
+
+-- name: marked_columns
+-- Included by other statements: the columns that `marked_message_of` reads.
+-- include: message_columns
+    , m.superseded_at, m.superseded_by
+
 -- name: newest
 -- The newest :limit active messages before :before, newest first. The lower bound makes PostgreSQL use the index even
 -- without statistics on the length of sessions.
-SELECT
-    seq, id, role, content, tokens, status, confidence, escalated, run_id, metadata, original, sent_at, created_at, author,
-    answers, ordinal
-FROM chat_messages
-WHERE session_id = :session_id AND seq > 0 AND seq < :before AND superseded_at IS NULL
-ORDER BY seq DESC
+-- include: message_columns
+FROM chat_messages m
+WHERE m.session_id = :session_id AND m.seq > 0 AND m.seq < :before AND m.superseded_at IS NULL
+ORDER BY m.seq DESC
 LIMIT :limit
 
 -- name: newest_of_user
@@ -102,12 +111,10 @@ ORDER BY seq DESC
 
 -- name: newest_of_history
 -- The newest messages as above, including superseded messages with the columns that mark them.
-SELECT
-    seq, id, role, content, tokens, status, confidence, escalated, run_id, metadata, original, sent_at, created_at, author,
-    answers, ordinal, superseded_at, superseded_by
-FROM chat_messages
-WHERE session_id = :session_id AND seq > 0 AND seq < :before
-ORDER BY seq DESC
+-- include: marked_columns
+FROM chat_messages m
+WHERE m.session_id = :session_id AND m.seq > 0 AND m.seq < :before
+ORDER BY m.seq DESC
 LIMIT :limit
 
 -- name: newest_of_history_of_user
@@ -126,12 +133,10 @@ SELECT
     m.*, s.reset_seq, s.archived_seq, s.deleted_seq, s.revision, s.created_at,
     (SELECT c.value FROM chat_channel_state c WHERE c.scope = 'threadkeep' AND c.name = 'restored'), s.last_user_seq
 FROM (
-    SELECT
-        seq, id, role, content, tokens, status, confidence, escalated, run_id, metadata, original, sent_at, created_at, author,
-        answers, ordinal
-    FROM chat_messages
-    WHERE session_id = :session_id
-        AND seq > (
+-- include: message_columns
+    FROM chat_messages m
+    WHERE m.session_id = :session_id
+        AND m.seq > (
             SELECT CASE
                 WHEN reset_seq >= archived_seq AND reset_seq >= :after THEN reset_seq
                 WHEN archived_seq >= :after THEN archived_seq
@@ -140,8 +145,8 @@ FROM (
             FROM chat_sessions
             WHERE session_id = :session_id
         )
-        AND seq < :before AND role IN ('user', 'assistant') AND superseded_at IS NULL
-    ORDER BY seq DESC
+        AND m.seq < :before AND m.role IN ('user', 'assistant') AND m.superseded_at IS NULL
+    ORDER BY m.seq DESC
     LIMIT :limit
 ) m
 JOIN chat_sessions s ON s.session_id = :session_id
@@ -150,9 +155,7 @@ ORDER BY m.seq DESC
 
 -- name: newest_user
 -- The newest user message between two seq values, both excluded.
-SELECT
-    m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id, m.metadata, m.original,
-    m.sent_at, m.created_at, m.author, m.answers, m.ordinal
+-- include: message_columns
 FROM chat_messages m
 WHERE m.session_id = :session_id AND m.seq > :after AND m.seq < :before AND m.role = 'user'
     AND m.superseded_at IS NULL
@@ -160,9 +163,7 @@ ORDER BY m.seq DESC
 LIMIT 1
 
 -- name: message_with_id
-SELECT
-    m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id, m.metadata, m.original,
-    m.sent_at, m.created_at, m.author, m.answers, m.ordinal, m.superseded_at, m.superseded_by
+-- include: marked_columns
 FROM chat_messages m
 WHERE m.session_id = :session_id AND m.id = :id
 
@@ -170,9 +171,7 @@ WHERE m.session_id = :session_id AND m.id = :id
 WITH wanted (seq) AS (
 VALUES (:seq)
 )
-SELECT
-    m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id, m.metadata, m.original,
-    m.sent_at, m.created_at, m.author, m.answers, m.ordinal, m.superseded_at, m.superseded_by
+-- include: marked_columns
 FROM wanted w JOIN chat_messages m ON m.session_id = :session_id AND m.seq = w.seq
 ORDER BY m.seq
 
@@ -180,26 +179,20 @@ ORDER BY m.seq
 WITH wanted (id) AS (
 VALUES (:id)
 )
-SELECT
-    m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id, m.metadata, m.original,
-    m.sent_at, m.created_at, m.author, m.answers, m.ordinal, m.superseded_at, m.superseded_by
+-- include: marked_columns
 FROM wanted w JOIN chat_messages m ON m.session_id = :session_id AND m.id = w.id
 ORDER BY m.seq
 
 -- name: answers_to
 -- The complete answers to a question, in order. The condition matches their index.
-SELECT
-    m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id, m.metadata, m.original,
-    m.sent_at, m.created_at, m.author, m.answers, m.ordinal, m.superseded_at, m.superseded_by
+-- include: marked_columns
 FROM chat_messages m
 WHERE m.session_id = :session_id AND m.answers = :question AND m.status = 'complete' AND m.superseded_at IS NULL
 ORDER BY m.seq
 
 -- name: answers_to_superseded
 -- The same for a superseded question: active and superseded answers among the :reach messages after the question.
-SELECT
-    m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id, m.metadata, m.original,
-    m.sent_at, m.created_at, m.author, m.answers, m.ordinal, m.superseded_at, m.superseded_by
+-- include: marked_columns
 FROM chat_messages m
 WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= CAST(:after AS BIGINT) + :reach
     AND (m.answers = :question OR (m.answers IS NULL AND m.run_id = :run_id AND m.role = 'assistant')) AND m.status = 'complete'
@@ -211,29 +204,27 @@ SELECT superseded_by FROM chat_messages WHERE session_id = :session_id AND id = 
 
 -- name: answer_of_run
 -- The newest answer of a run, within the :reach messages after its question.
-SELECT
-    m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id, m.metadata, m.original,
-    m.sent_at, m.created_at, m.author, m.answers, m.ordinal, m.superseded_at, m.superseded_by
+-- include: marked_columns
 FROM chat_messages m
 WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= CAST(:after AS BIGINT) + :reach AND m.run_id = :run_id AND m.role = 'assistant'
     AND m.status = 'complete' AND m.answers IS NULL AND m.superseded_at IS NULL
 ORDER BY m.seq DESC
 LIMIT 1
 
--- name: session
+-- name: session_columns
+-- Included by other statements: the columns that `session_of` reads.
 SELECT
     session_id, user_id, title, last_message, message_count, last_seq, reset_seq, archived_seq, deleted_seq, retention,
     active, tags, metadata, created_at, updated_at, revision, parent_session_id, parent_seq, agent
 FROM chat_sessions
+
+-- name: session
+-- include: session_columns
 WHERE session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR user_id = :user_id)
 
--- name: sessions
--- Newest activity first, after the cursor (:updated_at, :session_id).
-SELECT
-    session_id, user_id, title, last_message, message_count, last_seq, reset_seq, archived_seq, deleted_seq, retention,
-    active, tags, metadata, created_at, updated_at, revision, parent_session_id, parent_seq, agent
-FROM chat_sessions
-WHERE (updated_at, session_id) < (:updated_at, :session_id)
+-- name: session_page
+-- Included by other statements: one page, newest activity first, after the cursor (:updated_at, :session_id).
+(updated_at, session_id) < (:updated_at, :session_id)
     AND (CAST(:active AS BOOLEAN) IS NULL OR active = CAST(:active AS BOOLEAN))
     AND (
         CAST(:pattern AS TEXT) IS NULL
@@ -244,21 +235,15 @@ WHERE (updated_at, session_id) < (:updated_at, :session_id)
 ORDER BY updated_at DESC, session_id DESC
 LIMIT :limit
 
+-- name: sessions
+-- include: session_columns
+WHERE
+-- include: session_page
+
 -- name: sessions_of_user
-SELECT
-    session_id, user_id, title, last_message, message_count, last_seq, reset_seq, archived_seq, deleted_seq, retention,
-    active, tags, metadata, created_at, updated_at, revision, parent_session_id, parent_seq, agent
-FROM chat_sessions
-WHERE user_id = :user_id AND (updated_at, session_id) < (:updated_at, :session_id)
-    AND (CAST(:active AS BOOLEAN) IS NULL OR active = CAST(:active AS BOOLEAN))
-    AND (
-        CAST(:pattern AS TEXT) IS NULL
-        OR translate(coalesce(title, '') || ' ' || coalesce(last_message, '') || ' ' || session_id, :capitals, :letters) LIKE :pattern ESCAPE '\'
-    )
-    AND (CAST(:prefix AS TEXT) IS NULL OR substr(session_id, 1, length(CAST(:prefix AS TEXT))) = CAST(:prefix AS TEXT))
-    AND (CAST(:tag AS TEXT) IS NULL OR replace(CAST(tags AS TEXT), CAST(:tag AS TEXT), '') <> CAST(tags AS TEXT))
-ORDER BY updated_at DESC, session_id DESC
-LIMIT :limit
+-- include: session_columns
+WHERE user_id = :user_id AND
+-- include: session_page
 
 -- name: set_title
 UPDATE chat_sessions SET title = :value WHERE session_id = :session_id

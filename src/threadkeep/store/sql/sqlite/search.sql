@@ -47,22 +47,23 @@ SELECT
 FROM best b CROSS JOIN chat_messages m ON m.document = b.document
 ORDER BY b.score DESC, m.created_at DESC
 
--- name: match_short
--- Words of one or two characters have no trigram; if there are no other words, all texts are read.
+-- name: short_columns
+-- Included by the next statements: words of one or two characters have no trigram; if there are no other words, all
+-- texts are read.
 SELECT
     m.session_id, 0.0, m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id,
     m.metadata, m.original, m.sent_at, m.created_at, m.author, m.answers, m.ordinal
 FROM chat_sessions s CROSS JOIN chat_messages m ON m.session_id = s.session_id AND m.seq > s.archived_seq
+
+-- name: match_short
+-- include: short_columns
 WHERE m.superseded_at IS NULL
     AND NOT EXISTS (SELECT 1 FROM json_each(:patterns) p WHERE m.content NOT GLOB p.value)
 ORDER BY m.created_at DESC
 LIMIT :limit
 
 -- name: match_short_of_session
-SELECT
-    m.session_id, 0.0, m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id,
-    m.metadata, m.original, m.sent_at, m.created_at, m.author, m.answers, m.ordinal
-FROM chat_sessions s CROSS JOIN chat_messages m ON m.session_id = s.session_id AND m.seq > s.archived_seq
+-- include: short_columns
 WHERE s.session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id) AND m.seq > :after
     AND m.superseded_at IS NULL
     AND NOT EXISTS (SELECT 1 FROM json_each(:patterns) p WHERE m.content NOT GLOB p.value)
@@ -70,10 +71,7 @@ ORDER BY m.seq DESC
 LIMIT :limit
 
 -- name: match_short_of_user
-SELECT
-    m.session_id, 0.0, m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id,
-    m.metadata, m.original, m.sent_at, m.created_at, m.author, m.answers, m.ordinal
-FROM chat_sessions s CROSS JOIN chat_messages m ON m.session_id = s.session_id AND m.seq > s.archived_seq
+-- include: short_columns
 WHERE s.user_id = :user_id AND m.superseded_at IS NULL
     AND NOT EXISTS (SELECT 1 FROM json_each(:patterns) p WHERE m.content NOT GLOB p.value)
 ORDER BY m.created_at DESC
