@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from threadkeep import InvalidMessage, Message
+from threadkeep import InvalidInput, InvalidMessage, Message, RetentionLimits
 from threadkeep.records import Json, dump_json
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -87,6 +87,12 @@ def test_a_message_is_equal_after_a_round_trip_through_json(message: Message) ->
 def test_invalid_values_are_refused(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidMessage, match=says):
         Message(**{"role": "user", "content": "hi", **fields})
+
+
+@pytest.mark.parametrize("limit", [{"max_age_days": 10**400}, {"max_idle_days": 0}, {"max_messages": 1.5}])
+def test_limits_of_retention_that_are_no_limits_are_refused(limit: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match=f"^{next(iter(limit))} is a"):
+        RetentionLimits(**limit)
 
 
 def test_sequences_and_mappings_become_lists_and_dicts() -> None:

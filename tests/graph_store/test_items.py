@@ -197,6 +197,8 @@ async def test_a_custom_layout() -> None:
         {"meta_key_suffix": ":chunk:000000"},
         {"chunk_size": 0},
         {"chunk_size": True},
+        {"chunk_size": 1.5},
+        {"chunk_size": "200"},
         {"value_field": "role"},
         {"value_field": "run_id"},
         {"value_field": ""},

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from threadkeep.errors import InvalidInput
 from threadkeep.records import Message
+from threadkeep.records.json_values import is_whole
 from threadkeep.store.codec import time_text
 from threadkeep.store.statements import ClockedTables
 
@@ -139,11 +140,7 @@ class GraphLayout:
     value_field: str = "content"
 
     def __post_init__(self) -> None:
-        """Reject a layout that a LangGraph store would reject, or in which items would overwrite each other.
-
-        Raises:
-            InvalidInput: the layout is not valid; the error names the field.
-        """
+        """Reject a layout that a LangGraph store would reject, or in which items would overwrite each other."""
         object.__setattr__(self, "namespace", tuple(self.namespace))
         texts = [label for label in self.namespace if isinstance(label, str) and label and label.isprintable()]
         if not texts or len(texts) < len(self.namespace) or "." in "".join(texts):
@@ -153,7 +150,7 @@ class GraphLayout:
         suffix = self.meta_key_suffix
         if not suffix or not suffix.isprintable() or suffix[-1].isdigit():
             raise InvalidInput("The suffix of metadata keys is printable text that does not end in a digit.")
-        if isinstance(self.chunk_size, bool) or not 1 <= self.chunk_size <= 10_000:
+        if not is_whole(self.chunk_size, 1, 10_000):
             raise InvalidInput("A chunk has 1 to 10000 messages.")
         if not self.value_field or self.value_field in _TAKEN:
             raise InvalidInput(f"The field of a message's text has a name of its own, not {', '.join(sorted(_TAKEN))}.")

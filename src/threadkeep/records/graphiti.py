@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, get_args
@@ -112,9 +113,7 @@ def check_group_id(group_id: str) -> str:
     Raises:
         InvalidInput: the id is not valid; a Graphiti server would accept it, but fail later in its worker.
     """
-    if not group_id or len(group_id) > 200 or not group_id.isascii():
-        raise InvalidInput("A Graphiti group id has 1 to 200 letters, digits, - and _.")
-    if not all(character.isalnum() or character in "-_" for character in group_id):
+    if not re.fullmatch("[A-Za-z0-9_-]{1,200}", group_id):
         raise InvalidInput("A Graphiti group id has 1 to 200 letters, digits, - and _.")
     return group_id
 

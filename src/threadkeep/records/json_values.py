@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from threadkeep.errors import InvalidMessage
 
@@ -34,6 +34,19 @@ def dump_json(value: Any) -> str:
     except (TypeError, ValueError, RecursionError):
         # Suppress the cause, because the original error may quote the value.
         raise InvalidMessage(_NO_JSON) from None
+
+
+def is_whole(value: object, least: int, most: int = 2**53 - 1) -> TypeGuard[int]:
+    """Return True for a whole number from `least` to `most`; True and False are not numbers."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def is_finite(value: object) -> TypeGuard[float]:
+    """Return True for a number that a float can express; True and False are not numbers."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # a whole number that is too large for a float
+        return False
 
 
 def example(**values: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple, get_args
 
 from threadkeep.errors import InvalidInput, InvalidMessage
-from threadkeep.records.json_values import DESCRIBED, Json, as_json, dump_json
+from threadkeep.records.json_values import DESCRIBED, Json, as_json, dump_json, is_finite, is_whole
 
 type ScopeKind = Literal["session", "workspace", "user"]
 type FactKind = Literal[
@@ -124,8 +124,7 @@ class NewFact:
         if self.kind is not None and self.kind not in FACT_KINDS:
             raise InvalidInput(f"A fact's kind is one of {', '.join(FACT_KINDS)}.")
         object.__setattr__(self, "value", _value("fact's value", self.value, MAX_VALUE_CHARACTERS))
-        number = self.confidence
-        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= 1:
+        if not is_finite(self.confidence) or not 0 <= self.confidence <= 1:
             raise InvalidInput("A fact's confidence is a number from 0 to 1.")
         if self.evidence is not None:
             _check_evidence(self.evidence)
@@ -219,11 +218,7 @@ class Procedure:
     updated_at: datetime | None = None
 
     def __post_init__(self) -> None:
-        """Reject a procedure that could not be stored and found again.
-
-        Raises:
-            InvalidInput: a field is invalid; the error names the field, never its text.
-        """
+        """Reject a procedure that could not be stored and found again. `InvalidInput` names the field."""
         check_name("procedure's name", self.name, MAX_KEY_CHARACTERS)
         if self.content_type not in PROCEDURE_CONTENTS:
             raise InvalidInput(f"A procedure's content_type is one of {', '.join(PROCEDURE_CONTENTS)}.")
@@ -331,7 +326,7 @@ def _check_evidence(evidence: Evidence) -> None:
         if getattr(evidence, name) is not None:
             check_name(f"piece of evidence's {name}", getattr(evidence, name), MAX_OWNER_CHARACTERS)
     seq = evidence.seq
-    if seq is not None and (isinstance(seq, bool) or not isinstance(seq, int) or not 0 < seq < 2**53):
+    if seq is not None and not is_whole(seq, 1):
         raise InvalidInput("Evidence's seq is a whole number from 1, or None.")
     if seq is not None and evidence.session_id is None:
         raise InvalidInput("Evidence with a seq has a session_id: a seq is a position in one session.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
@@ -11,7 +10,7 @@ from html import escape
 from typing import Any, Literal, NamedTuple, get_args
 
 from threadkeep.errors import InvalidMessage
-from threadkeep.records.json_values import Json, as_json, dump_json
+from threadkeep.records.json_values import Json, as_json, dump_json, is_finite, is_whole
 
 type Role = Literal["user", "assistant", "system"]
 type Status = Literal["complete", "interrupted", "failed", "erased"]
@@ -67,11 +66,7 @@ class Message:
     superseded_by: str | None = None
 
     def __post_init__(self) -> None:
-        """Reject a message that could not be stored and read back unchanged.
-
-        Raises:
-            InvalidMessage: a field is invalid; the error names the field, never its text.
-        """
+        """Reject a message that could not be stored and read back unchanged. `InvalidMessage` names the field."""
         if self.role not in ROLES:
             raise InvalidMessage(f"A message's role is one of {', '.join(ROLES)}.")
         if not isinstance(self.content, str):
@@ -83,7 +78,7 @@ class Message:
             for name in names:
                 if (value := values[name]) is not None:
                     check(name, value)
-        if self.confidence is not None and not _is_finite(self.confidence):
+        if self.confidence is not None and not is_finite(self.confidence):
             raise InvalidMessage("A message's confidence is a finite number or None.")
         if not isinstance(self.escalated, bool):
             raise InvalidMessage("A message's escalated is True or False.")
@@ -247,15 +242,8 @@ def _check_time(name: str, value: object) -> None:
             raise InvalidMessage(f"A message's {name} is before the year 1 or after the year 9999 in UTC.") from None
 
 
-def _is_finite(value: object) -> bool:
-    try:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # a whole number that is too large for a float
-        return False
-
-
 def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**53:
+    if not is_whole(value, 0):
         raise InvalidMessage(f"A message's {name} is a whole number from 0, or None.")
 
 

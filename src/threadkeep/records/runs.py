@@ -9,7 +9,7 @@ from hashlib import sha256
 from typing import Any, Final, Literal
 
 from threadkeep.errors import InvalidInput
-from threadkeep.records.json_values import DESCRIBED, Json
+from threadkeep.records.json_values import DESCRIBED, Json, is_finite, is_whole
 
 type RunStatus = Literal["queued", "running", "waiting", "done", "failed", "cancelled", "interrupted"]
 type RunEnd = Literal["done", "failed", "cancelled", "interrupted"]
@@ -27,8 +27,6 @@ OWN_NAMES: Final = frozenset({RESET, DELETE})
 
 ROLLED_BACK: Final = "rolled_back_by_message"
 """The cancel reason of a run whose turn was rolled back when a later message arrived."""
-
-_MOST_TOKENS = 2**53
 
 
 def deletion_key(session_id: str) -> str:
@@ -49,13 +47,9 @@ class RunBudget:
     def __post_init__(self) -> None:
         """Reject invalid limits; `InvalidInput` names the limit."""
         tokens, cost = self.max_tokens, self.max_cost
-        if tokens is not None and (
-            isinstance(tokens, bool) or not isinstance(tokens, int) or not 0 < tokens < _MOST_TOKENS
-        ):
+        if tokens is not None and not is_whole(tokens, 1):
             raise InvalidInput("max_tokens is a whole number from 1, or None for no limit.")
-        if cost is not None and (
-            isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 < cost < float("inf")
-        ):
+        if cost is not None and not (is_finite(cost) and cost > 0):
             raise InvalidInput("max_cost is a number above 0, or None for no limit.")
 
     def to_dict(self) -> dict[str, Json]:
@@ -336,11 +330,7 @@ class RunQuery:
     cursor: RunCursor | None = None
 
     def __post_init__(self) -> None:
-        """Reject an empty page.
-
-        Raises:
-            InvalidInput: the limit is below 1.
-        """
+        """Reject a limit below 1."""
         if self.limit < 1:
             raise InvalidInput("The limit of a page of runs must be at least 1.")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
@@ -10,10 +9,9 @@ from typing import Any, TypeGuard
 from uuid import uuid4
 
 from threadkeep.errors import InvalidInput
-from threadkeep.records.json_values import Json
+from threadkeep.records.json_values import Json, is_finite, is_whole
 
 _MOST_DAYS = 36_500
-_MOST_MESSAGES = 2**53
 _MOST_USER_ID = 512
 
 
@@ -81,12 +79,9 @@ class RetentionLimits:
         """Reject limits that are not positive numbers or are too large for dates. `InvalidInput` names the limit."""
         for name in ("max_age_days", "max_idle_days"):
             days = getattr(self, name)
-            if days is not None and not _is_days(days):
+            if days is not None and not (is_finite(days) and 0 < days <= _MOST_DAYS):
                 raise InvalidInput(f"{name} is a number of days above 0 and up to {_MOST_DAYS}, or None for no limit.")
-        count = self.max_messages
-        if count is not None and (
-            isinstance(count, bool) or not isinstance(count, int) or not 0 < count < _MOST_MESSAGES
-        ):
+        if self.max_messages is not None and not is_whole(self.max_messages, 1):
             raise InvalidInput("max_messages is a whole number from 1, or None for no limit.")
 
     @property
@@ -141,15 +136,6 @@ def _limits(values: Any) -> RetentionLimits:
     if not isinstance(values, Mapping) or set(values) - set(names):
         raise InvalidInput(f"The limits of a retention are {', '.join(names)}.")
     return RetentionLimits(**values)
-
-
-def _is_days(value: object) -> bool:
-    return (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-        and 0 < value <= _MOST_DAYS
-    )
 
 
 @dataclass(frozen=True)
@@ -219,7 +205,7 @@ class Summary:
                 raise InvalidInput(f"A summary's {name} is text of 1 to {_MOST_CHARACTERS} printable characters.")
         for name, least in (("first_seq", 1), ("last_seq", self.first_seq), ("tokens", 0), ("level", 1)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value < _MOST[name]:
+            if not is_whole(value, least, _MOST[name] - 1):
                 raise InvalidInput(f"A summary's {name} is a whole number from {least}, and below {_MOST[name]}.")
         moment = self.created_at
         if moment is not None and (not isinstance(moment, datetime) or moment.tzinfo is None):
