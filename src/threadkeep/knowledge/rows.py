@@ -15,7 +15,7 @@ from threadkeep.records import Message, dump_json
 from threadkeep.records.json_values import Json
 from threadkeep.records.knowledge import MAX_OWNER_CHARACTERS, Fact, Procedure, Scope, check_name
 from threadkeep.records.sessions import check_argument, check_cursor
-from threadkeep.store.codec import clean_json, clean_text, time_of, time_text
+from threadkeep.store.codec import clean_json, clean_text, cursor_parameters, time_of, time_text
 from threadkeep.store.driver import Connection, Row
 
 MAX_PAGE = 1000
@@ -24,10 +24,6 @@ OWNER_SQL = ("persons.sql", "facts.sql", "{backend}/sessions.sql", "postgres/kno
 
 type MessagesAt = Callable[[str, Collection[int]], Awaitable[Sequence[Message]]]
 """A reader of a session's messages by their `seq`, for sessions whose rows have no texts."""
-
-# The cursor of the first page of a list.
-_LAST_TIME = "9999-12-31T23:59:59.999999+00:00"
-_LAST_ID = "~"
 
 
 async def known_owner(connection: Connection, sql: Mapping[str, str], scope: Scope, now: datetime) -> Scope:
@@ -108,12 +104,7 @@ def page_parameters(
     if not 1 <= limit <= most:
         raise InvalidInput(f"A page has 1 to {most} entries; use its cursor to get more.")
     check_cursor("cursor", cursor, datetime, str)
-    moment, name = cursor or (None, _LAST_ID)
-    return {
-        "updated_at": _LAST_TIME if moment is None else time_text(moment),
-        id_name: name,
-        "limit": limit + 1,
-    }
+    return {**cursor_parameters(cursor, "updated_at", id_name), "limit": limit + 1}
 
 
 # The columns of all statements for procedures, in order.

@@ -19,6 +19,7 @@ WRONG_CLOCK_SECONDS = 3_600.0
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNIT = timedelta(microseconds=1)
+_LAST_TIME = "9999-12-31T23:59:59.999999+00:00"
 
 
 def utc_now() -> datetime:
@@ -44,6 +45,12 @@ def in_utc(moment: datetime) -> datetime:
 def time_text(moment: datetime) -> str:
     """Return a time as text for both databases, in UTC and fixed width, so that texts and times have the same order."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds")
+
+
+def cursor_parameters(cursor: tuple[datetime, str] | None, moment: str, name: str) -> dict[str, object]:
+    """Return the parameters `moment` and `name` of a statement that lists the rows before a cursor, newest first."""
+    before, last_name = cursor or (None, "~")
+    return {moment: time_text(before) if before else _LAST_TIME, name: last_name}
 
 
 def time_microseconds(moment: datetime) -> int:
@@ -211,32 +218,23 @@ def marked_message_of(row: Row) -> Message:
     return message
 
 
+# The columns of the statement `session`, in order.
+_SESSION_COLUMNS = (
+    "session_id", "user_id", "title", "last_message", "message_count", "last_seq", "reset_seq", "archived_seq",
+    "deleted_seq", "retention", "active", "tags", "metadata", "created_at", "updated_at", "revision",
+    "parent_session_id", "parent_seq", "agent",
+)  # fmt: skip
+
+
 def session_of(row: Row) -> SessionInfo:
     """Return the session in a row of the statement `session`."""
-    session_id, user_id, title, last, count, *numbers, active, tags, metadata, created_at, updated_at = row[:-4]
-    revision, parent_session_id, parent_seq, agent = row[-4:]
-    last_seq, reset_seq, archived_seq, deleted_seq, retention = numbers
-    return SessionInfo(
-        session_id=session_id,
-        user_id=user_id,
-        title=title,
-        last_message=last,
-        message_count=count,
-        last_seq=last_seq,
-        reset_seq=reset_seq,
-        active=bool(active),
-        tags=tuple(json.loads(tags)),
-        metadata=json.loads(metadata),
-        created_at=time_of(created_at),
-        updated_at=time_of(updated_at),
-        archived_seq=archived_seq,
-        deleted_seq=deleted_seq,
-        retention=retention_of(retention),
-        revision=revision,
-        parent_session_id=parent_session_id,
-        parent_seq=parent_seq,
-        agent=agent,
-    )
+    values: dict[str, Any] = dict(zip(_SESSION_COLUMNS, row, strict=True))
+    for name in ("created_at", "updated_at"):
+        values[name] = time_of(values[name])
+    for name in ("tags", "metadata"):
+        values[name] = json.loads(values[name])
+    active, tags, retention = bool(values["active"]), tuple(values["tags"]), retention_of(values["retention"])
+    return SessionInfo(**{**values, "active": active, "tags": tags, "retention": retention})
 
 
 def retention_of(text: str | None) -> Retention | None:

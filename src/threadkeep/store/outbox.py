@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Any, Literal
 
 from threadkeep.records import Json
 from threadkeep.records.messages import OutboxStatus
@@ -296,10 +296,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
     async def times(self) -> dict[str, tuple[datetime | None, datetime | None]]:
         """Return for each channel the time of its oldest open answer and the time of a person's last message."""
         rows = await self._driver.fetch(self._sql["times"], {})
-        return {
-            channel: (None if oldest is None else time_of(oldest), None if heard is None else time_of(heard))
-            for channel, oldest, heard in rows
-        }
+        return {channel: (time_of(oldest), time_of(heard)) for channel, oldest, heard in rows}
 
     async def remove_ended(self, *, older_than: timedelta) -> int:
         """Delete messages that ended more than `older_than` ago; failed ones stay until a person handles them."""
@@ -346,21 +343,12 @@ def _address(text: str | None) -> Address:
     return value if isinstance(value, Mapping) else {}
 
 
+# All statements for messages select the columns in the order of the first fields.
+_FIELDS = tuple(column.name for column in fields(Outgoing))
+
+
 def _outgoing(row: Row) -> Outgoing:
-    number, channel, session_id, message_id, status, content, address, *counts, next_try_at, created_at = row
-    parts_sent, tries, uncertain, error = counts
-    return Outgoing(
-        number=number,
-        channel=channel,
-        session_id=session_id,
-        message_id=message_id,
-        status=status,
-        content=content,
-        address=_address(address),
-        parts_sent=parts_sent,
-        tries=tries,
-        uncertain=bool(uncertain),
-        error=error,
-        next_try_at=time_of(next_try_at),
-        created_at=time_of(created_at),
-    )
+    values: dict[str, Any] = dict(zip(_FIELDS, row, strict=False))
+    for name in ("next_try_at", "created_at"):
+        values[name] = time_of(values[name])
+    return Outgoing(**{**values, "address": _address(values["address"]), "uncertain": bool(values["uncertain"])})

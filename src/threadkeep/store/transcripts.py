@@ -10,15 +10,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 from threadkeep.errors import InvalidInput
 from threadkeep.records import Json, Message, Page, Receipt, SessionInfo, Turn, View
 from threadkeep.records.sessions import check_argument, check_cursor, check_user_id
-from threadkeep.store.codec import clean_text, json_text, session_of, time_text
+from threadkeep.store.codec import clean_text, cursor_parameters, json_text, session_of
 from threadkeep.store.driver import Driver
 from threadkeep.store.statements import load_statements, text_filter
 
 if TYPE_CHECKING:
     from threadkeep.observe import Backend
-
-_LAST_TIME = "9999-12-31T23:59:59.999999+00:00"
-_LAST_ID = "~"
 
 type Cursor = tuple[datetime, str]
 
@@ -68,11 +65,9 @@ class TableSessions:
 
     async def sessions(self, query: SessionQuery) -> list[SessionInfo]:
         """Return one page of the sessions that match a query, newest activity first."""
-        updated_at, session_id = query.cursor or (None, _LAST_ID)
         parameters = {
+            **cursor_parameters(query.cursor, "updated_at", "session_id"),
             "user_id": query.user_id,
-            "updated_at": time_text(updated_at) if updated_at else _LAST_TIME,
-            "session_id": session_id,
             "active": query.active,
             **text_filter(query.query),
             "prefix": query.prefix,

@@ -11,7 +11,7 @@ from typing import Any
 
 from threadkeep.records import Json
 from threadkeep.records.runs import NO_BUDGET, RUN_ENDS, Run, RunBudget, RunCursor, RunInput, RunQuery
-from threadkeep.store.codec import clean_json, clean_text, json_text, time_of, time_text
+from threadkeep.store.codec import clean_json, clean_text, cursor_parameters, json_text, time_of, time_text
 from threadkeep.store.compressed_json import compress, decompress
 from threadkeep.store.driver import Connection, Parameters, Row, RowLocked, Statement
 from threadkeep.store.statements import Tables, for_rows, load_statements, row_parameters
@@ -237,24 +237,12 @@ async def fetch_run(connection: Connection, run_id: str) -> Run | None:
 
 def _run_of_answered(row: Row) -> Run:
     """Return a deleted run, made from the record that it answered a message. It has ended and has no texts."""
-    run_id, session_id, message_id, workflow, status, user_id, trigger, created_at, ended_at = row
-    known = {
-        "run_id": run_id,
-        "root_run_id": run_id,
-        "session_id": session_id,
-        "message_id": message_id,
-        "workflow": workflow,
-        "status": status,
-        "user_id": user_id,
-        "trigger": trigger,
-        "created_at": time_of(created_at),
-        "ended_at": time_of(ended_at),
-    }
-    return Run(**{**_NOT_KEPT, **known})
+    *texts, created_at, ended_at = row
+    names = ("run_id", "session_id", "message_id", "workflow", "status", "user_id", "trigger")
+    known = {**dict(zip(names, texts, strict=True)), "created_at": time_of(created_at), "ended_at": time_of(ended_at)}
+    return Run(**{**_NOT_KEPT, **known, "root_run_id": known["run_id"]})
 
 
-_LAST_TIME = "9999-12-31T23:59:59.999999+00:00"
-_LAST_ID = "~"
 _RUNS_AT_ONCE = 500
 
 
@@ -273,12 +261,10 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
 
     async def runs(self, query: RunQuery) -> tuple[list[Run], RunCursor | None]:
         """Return one page of runs, newest first, and the cursor of the next page (None at the end)."""
-        created_at, run_id = query.cursor or (None, _LAST_ID)
         parameters = {
             **vars(query),
             "since": query.since and time_text(query.since),
-            "created_at": time_text(created_at) if created_at else _LAST_TIME,
-            "run_id": run_id,
+            **cursor_parameters(query.cursor, "created_at", "run_id"),
             "limit": query.limit + 1,
         }
         found = await self._fetch(_statement_for(query), parameters)
