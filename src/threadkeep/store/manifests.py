@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -110,14 +111,10 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         rows = [(entry, clean_json(dict(entry.manifest()))) for entry in entries]
         # All writers lock sessions and runs in the same order, which prevents deadlocks.
         rows.sort(key=lambda row: row[0].lock_key)
-        for tries_left in reversed(range(_TRIES)):
-            try:
+        for _ in range(_TRIES - 1):
+            with suppress(DuplicateRow):  # two processes have given the same number to two calls of one run
                 return await self._add(rows)
-            except DuplicateRow:
-                # Two processes have given the same number to two calls of one run.
-                if not tries_left:
-                    raise
-        return 0
+        return await self._add(rows)
 
     def joined(self, entry: NotedManifest) -> list[Statement]:
         """Return the statements that store a record in the transaction that stores its session's messages.
@@ -251,15 +248,15 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         return len(rows)
 
     async def _is_there(self, connection: Connection, owner: _Owner, key: Parameters, noted: _Noted) -> bool:
-        """Return True if the record is stored: with its owner, or with its run (from before the session existed)."""
-        owners = dict.fromkeys((owner, _Owner("run_id", noted[0].run_id)))
-        return any([await self._was_noted(connection, each, key, noted) for each in owners])
+        """Return True if the record is stored: with its owner, or with its run (from before the session existed).
 
-    async def _was_noted(self, connection: Connection, owner: _Owner, key: Parameters, noted: _Noted) -> bool:
-        """Return True if this owner has an equal record. Both are compared with their ids, which are not stored."""
+        Records are compared with their ids, which are not stored.
+        """
         entry, manifest = noted
-        rows = await connection.fetch(self._sql[owner.statement("noted_then")], key)
-        found = [_manifest_of((owner.session_id, entry.run_id, 0, entry.created_at, stored)) for (stored,) in rows]
+        found: list[StoredManifest] = []
+        for each in dict.fromkeys((owner, _Owner("run_id", entry.run_id))):
+            rows = await connection.fetch(self._sql[each.statement("noted_then")], key)
+            found += [_manifest_of((each.session_id, entry.run_id, 0, entry.created_at, stored)) for (stored,) in rows]
         return any(dump_json(each.manifest) == dump_json(manifest) for each in await self._whole(connection, found))
 
     async def _use_texts(self, connection: Connection, owner: _Owner, texts: Mapping[str, str]) -> None:

@@ -148,12 +148,11 @@ class PostgresDriver(Driver):
         sql = self._sql["append"]
         if graph_turns:
             sql, parameters["turns"] = self._append_turns, json.dumps(graph_turns, ensure_ascii=False)
-        async with self._working() as raw:
-            connection = PostgresConnection(raw)
-            if not before and not after:
-                return Appended(dict(await connection.fetch(sql, parameters)))
-            limits = self._short_wait()
-            rows = (await connection.transact([*limits, *before, (sql, parameters), *after]))[len(limits) :]
+        if not before and not after:
+            async with self._working() as raw:
+                return Appended(dict(await PostgresConnection(raw).fetch(sql, parameters)))
+        async with self.transaction() as transaction:
+            rows = await transaction.commit((), [*before, (sql, parameters), *after])
         at = len(before)
         return Appended(dict(rows[at]), rows[:at], rows[at + 1 :])
 

@@ -10,7 +10,6 @@ from typing import LiteralString
 import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
 
-from threadkeep.boundary import AsyncOnFailure
 from threadkeep.errors import StoreClosed, StoreError, StoreUnavailable, ThreadkeepError
 from threadkeep.store.driver import (
     DuplicateRow,
@@ -59,11 +58,6 @@ class PostgresConnection:
             cursors = [await self.raw.execute(_query(sql), parameters) for sql, parameters in statements]
         return [await cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
-    async def transact(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """Execute statements as one transaction; return the rows of each statement."""
-        async with AsyncOnFailure(self.roll_back):
-            return await PostgresTransaction(self).commit(statements)
-
     async def roll_back(self) -> None:
         """Roll back the transaction, if one is open."""
         if self.raw.info.transaction_status in _IN_TRANSACTION:
@@ -102,11 +96,7 @@ class PostgresTransaction:
     """
 
     def __init__(
-        self,
-        connection: PostgresConnection,
-        first: Sequence[Statement] = (),
-        *,
-        limits: Callable[[], Sequence[Statement]] = tuple,
+        self, connection: PostgresConnection, first: Sequence[Statement], *, limits: Callable[[], Sequence[Statement]]
     ) -> None:
         self._connection = connection
         self._first = [("BEGIN", {}), *first]

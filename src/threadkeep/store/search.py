@@ -138,8 +138,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
     ) -> list[SearchHit]:
         """Return up to `limit` messages that contain all words of a query, best first.
 
-        With a `user_id`, only that user's sessions are searched; with a `session_id`, only that session after the `seq`
-        `after`. Only the newest 2,000 matches are ranked. On SQLite, matches are not ranked if all words have only one
+        Only the newest 2,000 matches are ranked. On SQLite, matches are not ranked if all words have only one
         or two characters.
 
         Raises:

@@ -14,7 +14,7 @@ from threadkeep.store.codec import json_text, time_microseconds, time_of, time_t
 from threadkeep.store.compressed_json import compress, decompress
 from threadkeep.store.driver import Connection, Driver, Parameters, Row, Statement
 from threadkeep.store.runs.rows import json_of, lookups, missing_in, restored, shortened, texts_in, texts_of
-from threadkeep.store.statements import load_statements
+from threadkeep.store.statements import ClockedTables
 
 MOST_EVENTS = 250
 """The maximum number of events in a packed trace; it is limited, because reading any page unpacks all events."""
@@ -125,7 +125,7 @@ class _Extent:
     cut: bool
 
 
-class RunTrace:
+class RunTrace(ClockedTables, sql=("runs_trace.sql", "runs.sql", "{backend}/runs.sql")):
     """The tables `chat_run_events`, `chat_run_usage`, `chat_run_traces` and `chat_run_tool_calls`.
 
     During a run, each event is one row. When the run ends, all its events are packed into one row of `chat_run_traces`,
@@ -133,10 +133,8 @@ class RunTrace:
     """
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime], limits: TraceLimits) -> None:
-        self._driver = driver
-        self.clock = clock
+        super().__init__(driver, clock=clock)
         self._limits = limits
-        self._sql = load_statements("runs_trace.sql", "runs.sql", f"{driver.backend}/runs.sql")
 
     async def append(
         self,
@@ -154,8 +152,7 @@ class RunTrace:
             events: the events in order. Beyond the limits, only one mark and events of the kind `status` are stored.
             usage: the token usage to add to that of the run.
             owner: if the run no longer belongs to this owner, nothing is stored and None is returned.
-            after: the number of the newest event that the caller knows. If there are newer ones, an earlier attempt has
-                stored this group and only its reply was lost, so nothing is stored.
+            after: the number of the newest event that the caller knows; see `TraceGroup`.
         """
         group = TraceGroup(list(events), list(usage), after)
         async with self._driver.writing() as connection:
@@ -187,9 +184,8 @@ class RunTrace:
     ) -> int:
         """Store a group in a transaction that has locked the trace; return the number of the newest event.
 
-        `held` has the rows that the statements from `hold` returned. If the trace has newer events than `group.after`,
-        an earlier attempt stored the group, and it is not stored again. If the run `ends` with the group, the whole
-        trace is packed, unless it is too long.
+        `held` has the rows that the statements from `hold` returned. If the run `ends` with the group, the whole trace
+        is packed, unless it is too long.
         """
         [(last_number, characters, cut, *packed)], *found = held
         before = _Extent(int(last_number), int(characters), bool(cut))
@@ -296,7 +292,7 @@ class RunTrace:
 
     async def begin_tool(self, run_id: str, call_id: str, tool: str) -> ToolCall:
         """Record the start of a tool call that must not run twice; the tool may run only if the result is `fresh`."""
-        parameters = {"run_id": run_id, "call_id": call_id, "tool": tool, "now": time_text(self.clock())}
+        parameters = {"run_id": run_id, "call_id": call_id, "tool": tool, "now": time_text(self._clock())}
         asked = [(self._sql[name], parameters) for name in ("keep_run", "begin_tool", "tool_call")]
         kept, fresh, found = await self._driver.write(asked)
         if not kept:
@@ -312,7 +308,7 @@ class RunTrace:
             "run_id": run_id,
             "call_id": call_id,
             "result": json_text(result),
-            "now": time_text(self.clock()),
+            "now": time_text(self._clock()),
         }
         [finished] = await self._driver.write([(self._sql["finish_tool"], parameters)])
         return bool(finished)
@@ -320,7 +316,7 @@ class RunTrace:
     def _fitting(self, extent: _Extent, events: Sequence[TraceEvent]) -> tuple[list[StoredEvent], _Extent]:
         """Return the events that the limits allow, with a mark at the place of a cut, and the trace's new size."""
         number, characters, cut = extent.last_number, extent.characters, extent.cut
-        now = self.clock()
+        now = self._clock()
         kept_events: list[StoredEvent] = []
         for event in events:
             moment = time_microseconds(event.at or now)
