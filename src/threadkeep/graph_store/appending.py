@@ -67,10 +67,9 @@ def append(conversation: Conversation, prepared: Prepared, *, there: Mapping[str
             known[message_id] = 0
         elif message_id not in there:
             fresh[message_id] = (message, columns)
-    if not fresh and not known:
-        return Appended(conversation, {}, _receipt(prepared, 0, -1, known))
     if not fresh:
-        return Appended(conversation, {}, _receipt(prepared, min(known.values()), max(known.values()), known))
+        first_seq, last_seq = min(known.values(), default=0), max(known.values(), default=-1)
+        return Appended(conversation, {}, _receipt(prepared, first_seq, last_seq, known))
     first = conversation.last_seq + 1
     layout = target.layout
     grown = _grown(conversation, list(fresh.values()), target.now)

@@ -243,17 +243,9 @@ class UnavailableRetention(RetentionRows):
         raise InvalidInput(NOT_AVAILABLE)
 
     async def session(self, session_id: str, *, user_id: str | None = None) -> Prunable | None:
-        """Reject retention.
-
-        Raises:
-            InvalidInput: always.
-        """
+        """Raise `InvalidInput`, because retention is not available."""
         raise InvalidInput(NOT_AVAILABLE)
 
     async def set_retention(self, session_id: str, retention: Retention | None, *, user_id: str | None = None) -> bool:
-        """Reject limits.
-
-        Raises:
-            InvalidInput: always.
-        """
+        """Raise `InvalidInput`, because retention is not available."""
         raise InvalidInput(NOT_AVAILABLE)

@@ -67,11 +67,11 @@ class Writing(Readable, Protocol):
 
 
 class ReadItems:
-    """A cache of items for one operation; each item is read only once."""
+    """A cache of items for one operation; each item is read only once, and items in `known` are not read at all."""
 
-    def __init__(self, source: Readable) -> None:
+    def __init__(self, source: Readable, known: Mapping[ItemKey, Value | None] | None = None) -> None:
         self._source = source
-        self._read: dict[ItemKey, Value | None] = {}
+        self._read = dict(known or {})
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
         """Return the items with these keys, in the order of the keys."""

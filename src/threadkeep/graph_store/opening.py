@@ -56,8 +56,7 @@ class TextSearch(NullSearch):
     ) -> list[SearchHit]:
         """Return up to `limit` messages that contain all words of a query, best first.
 
-        With a `user_id`, only that user's sessions are searched; with a `session_id`, only that session after the `seq`
-        `after`. Damaged sessions are skipped and listed in the reader's `damages`.
+        Damaged sessions are skipped and listed in the reader's `damages`.
 
         Raises:
             StoreUnavailable: the search took longer than 5 seconds, including the wait for other searches.

@@ -10,7 +10,7 @@ from functools import partial
 from threadkeep.errors import SessionDamaged, StoreUnavailable
 from threadkeep.graph_store.items import Items, Readable, ReadItems, TableItems, Value, Writing
 from threadkeep.graph_store.known import KnownChunks
-from threadkeep.graph_store.layout import GraphLayout, ItemKey, chunk_key, chunk_of, chunk_spans, id_note, seqs_down
+from threadkeep.graph_store.layout import GraphLayout, ItemKey, chunk_key, chunk_of, chunk_spans, id_note
 from threadkeep.graph_store.shapes import (
     METADATA,
     Conversation,
@@ -94,36 +94,15 @@ class HeldChunks:
         self.items[self.layout.chunk(session_id, chunk)] = {**value, "messages": marked}
         return messages
 
-    async def active_down(self, conversation: Conversation) -> AsyncIterator[Message]:
-        """Yield the active messages of the conversation, including changes not written yet, newest message first."""
-        last = 0
-        found: list[Message] = []
-        for seq in seqs_down(conversation.last_seq, conversation.deleted_seq + 1, conversation.superseded):
-            if (chunk := chunk_of(seq, conversation.chunk_size)) != last or not found:
-                last, found = chunk, await self.messages(chunk)
-            for message in found:
-                if message.seq == seq:
-                    yield message
-
-    async def active_up(self, conversation: Conversation) -> AsyncIterator[Message]:
-        """Yield the active messages of the conversation, including changes not written yet, oldest message first."""
-        for part in chunk_spans(conversation.deleted_seq + 1, conversation.last_seq, conversation.chunk_size):
+    async def active(self, conversation: Conversation, *, newest_first: bool) -> AsyncIterator[Message]:
+        """Yield the active messages of the conversation in order, including changes that are not written yet."""
+        first, last, size = conversation.deleted_seq + 1, conversation.last_seq, conversation.chunk_size
+        for part in chunk_spans(first, last, size, newest_first=newest_first):
             if conversation.superseded_between(*part.span) != (part.span,):
-                for message in await self.messages(part.chunk):
+                messages = await self.messages(part.chunk)
+                for message in reversed(messages) if newest_first else messages:
                     if message.superseded_at is None:
                         yield message
-
-
-class Overlay:
-    """The items of a locked conversation as they will be after its changes have been written."""
-
-    def __init__(self, chunks: HeldChunks) -> None:
-        self._chunks = chunks
-
-    async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
-        """Return the items with these keys, in the order of the keys."""
-        stored = await self._chunks.writing.get(keys)
-        return [self._chunks.items.get(key, value) for key, value in zip(keys, stored, strict=True)]
 
 
 async def first_user(messages: AsyncIterator[Message]) -> Message | None:

@@ -8,9 +8,9 @@ from datetime import datetime
 
 from threadkeep.errors import MessageNotFound, SessionNotFound, WrongUser
 from threadkeep.graph_store.appending import Target, chunk_items
-from threadkeep.graph_store.items import Value, Writing
+from threadkeep.graph_store.items import ReadItems, Value, Writing
 from threadkeep.graph_store.layout import STEPS, ItemKey, Ranges, chunk_spans, joined, ranges_of, seqs_down, size_of
-from threadkeep.graph_store.reading import ConversationReader, HeldChunks, Overlay, first_user, title_of, title_without
+from threadkeep.graph_store.reading import ConversationReader, HeldChunks, first_user, title_of, title_without
 from threadkeep.graph_store.shapes import Conversation, message_in, notes_of
 from threadkeep.graph_store.writing import ConversationWriter
 from threadkeep.records import Message, Receipt, Turn
@@ -125,20 +125,20 @@ class ConversationSuperseding:
     async def _retitled(self, chunks: HeldChunks, conversation: Conversation, taken: Sequence[Message]) -> Conversation:
         """Return the conversation with new last message and title; a title that is not from `taken` messages stays."""
         last_message, last_user_seq = None, 0
-        async for message in chunks.active_down(conversation):
+        async for message in chunks.active(conversation, newest_first=True):
             if last_message is None:
                 last_message = shorten(message.content, LAST_MESSAGE_CHARACTERS)
             if message.role == "user":
                 last_user_seq = message.seq or 0
                 break
-        title = await title_without(conversation.title, taken, chunks.active_up(conversation))
+        title = await title_without(conversation.title, taken, chunks.active(conversation, newest_first=False))
         return replace(conversation, last_message=last_message, last_user_seq=last_user_seq, title=title)
 
     async def _appended(
         self, chunks: HeldChunks, conversation: Conversation, new: Prepared, now: datetime
     ) -> tuple[Conversation, Message]:
         """Append the new version of a message to a conversation whose changes are not written yet; return both."""
-        appended = await self._writer.appended(Overlay(chunks), conversation, new, {}, now)
+        appended = await self._writer.appended(ReadItems(chunks.writing, chunks.items), conversation, new, {}, now)
         chunks.items |= appended.items
         [value] = [
             value

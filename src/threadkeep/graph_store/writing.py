@@ -177,14 +177,10 @@ class ConversationWriter:
         return [self.layout.chunk(conversation.session_id, chunk) for chunk in chunks]
 
     async def _question_seq(self, writing: Writing, found: Conversation | None, turn: Turn) -> int:
-        """Return the `seq` of the message that a turn answers.
-
-        Raises:
-            QuestionGone: the question does not exist.
-        """
+        """Return the `seq` of the message that a turn answers. Raises `QuestionGone`."""
         question = str(turn.answers)
         noted = {} if found is None else await self.seqs_of(writing, found, [question])
-        if found is None or question not in noted:
+        if question not in noted:
             raise QuestionGone(turn.session_id)
         return noted[question]
 
