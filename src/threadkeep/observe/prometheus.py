@@ -107,8 +107,6 @@ class PrometheusObserver:
         self._runs_now = Gauge(name, METRICS[name], ("state",), registry=self.registry)
         self.set_runs({})
         self._add_store(backend)
-        self._add_manifests(backend)
-        self._add_retention()
         self._add_turns()
         self._add_model_calls()
         self._add_background()
@@ -146,17 +144,10 @@ class PrometheusObserver:
         gauge = Gauge(name, METRICS[name], ("backend",), registry=self.registry)
         pending = _Series(gauge, {"backend": events.BACKENDS}, {"backend": (backend,)})
         self._counts[events.PendingWrites].append(lambda e: pending.of(e.backend).set(e.count))
-
-    def _add_manifests(self, backend: events.Backend) -> None:
         own = {"backend": (backend,)}
         self._count(events.ManifestWriteFailed, "threadkeep_manifest_write_failures_total", "backend", first=own)
         name = "threadkeep_manifests_dropped_total"
         self._count(events.ManifestsDropped, name, "backend", "reason", amount="count", first=own)
-
-    def _add_retention(self) -> None:
-        self._count(events.MessagesPruned, "threadkeep_pruned_messages_total", "action", amount="messages")
-        self._count(events.RunsPruned, "threadkeep_pruned_runs_total", amount="runs")
-        self._count(events.PruningFailed, "threadkeep_pruning_failures_total")
 
     def _add_turns(self) -> None:
         name = "threadkeep_agent_history_key_resolution_failures_total"
@@ -189,6 +180,9 @@ class PrometheusObserver:
         self._counts[events.PromptSent].append(count)
 
     def _add_background(self) -> None:
+        self._count(events.MessagesPruned, "threadkeep_pruned_messages_total", "action", amount="messages")
+        self._count(events.RunsPruned, "threadkeep_pruned_runs_total", amount="runs")
+        self._count(events.PruningFailed, "threadkeep_pruning_failures_total")
         self._count(events.SummaryMade, "threadkeep_summaries_total", "of")
         self._time(events.SummaryMade, "threadkeep_summary_latency_ms", TURN_BUCKETS_MS)
         self._count(events.SummaryFailed, "threadkeep_summary_failures_total", "reason")
