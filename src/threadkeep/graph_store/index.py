@@ -6,7 +6,7 @@ is authoritative: if rows differ from it, the rows are updated.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from datetime import datetime
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from threadkeep.records import Message, dump_json
 from threadkeep.store.codec import Counter, marks_of, message_parameters, time_of, time_text
 from threadkeep.store.driver import Connection, Driver, DuplicateRow, Parameters, Row, Statement
 from threadkeep.store.statements import load_statements
-from threadkeep.store.superseding import SupersedingWriter
+from threadkeep.store.superseding import Span, SupersedingWriter
 from threadkeep.store.tables import changing, delete_session, deletion_statements, may_change
 from threadkeep.store.transcripts import END, Branching
 
@@ -71,11 +71,17 @@ class SessionIndex:
             return []
         conversation = appended.conversation
         session = {**_session_row(conversation, conversation.last_seq), "former_version": former}
-        rest = {"session_id": conversation.session_id, **_condition(session)}
+        beginning = [(self._sql["begin_indexing"], session)] if former < 0 else []
         no_marks: dict[str, object] = {"superseded_at": None, "superseded_by": None}
-        statements: list[Statement] = [(self._sql["begin_indexing"], session)] if former < 0 else []
-        statements.append((self._sql["index_session"], session))
-        return [*statements, *((self._sql["index_message"], {**no_marks, **row, **rest}) for row in appended.rows)]
+        return [*beginning, *self._indexing(session, [{**no_marks, **row} for row in appended.rows])]
+
+    def _indexing(self, session: Parameters, rows: Iterable[Parameters]) -> list[Statement]:
+        """Return the statements that change the row of a session, and then add those of its messages."""
+        changed = {name: session[name] for name in ("session_id", "graph_version")} | {
+            "begun_at": session["created_at"]
+        }
+        messages = [(self._sql["index_message"], {**row, **changed}) for row in rows]
+        return [(self._sql["index_session"], session), *messages]
 
     async def versions(self) -> AsyncIterator[tuple[str, int]]:
         """Yield the id of each indexed session, and the version of its conversation that the index rows reflect."""
@@ -178,25 +184,15 @@ class SessionIndex:
         if former is None and not await connection.execute(self._sql["begin_indexing"], row):
             return False
         session = {**row, "former_version": -1 if former is None else former}
-        rest = _condition(session)
-        rows = [{**self._message_row(conversation, message), **rest} for message in messages]
-        statements = [(self._sql["index_session"], session), *((self._sql["index_message"], row) for row in rows)]
-        await connection.fetch_each(statements)
+        rows = [self._message_row(conversation, message) for message in messages]
+        await connection.fetch_each(self._indexing(session, rows))
         return True
 
     async def _mark(self, connection: Connection, conversation: Conversation, upto: int) -> None:
         """Mark the rows of superseded messages, and deactivate the data derived from these messages."""
-        session_id, seqs = conversation.session_id, list[int]()
-        mark = {
-            "session_id": session_id,
-            "now": time_text(conversation.updated_at),
-            "id": None,
-            "superseded_by": None,
-            "run_id": None,
-        }
+        session_id, now, seqs = conversation.session_id, time_text(conversation.updated_at), list[int]()
         for first, last in conversation.superseded_between(conversation.deleted_seq + 1, upto):
-            between = {**mark, "first_seq": first, "last_seq": last}
-            seqs += [int(seq) for (seq,) in await connection.fetch(self._sql["supersede_between"], between)]
+            seqs += await self._superseding.mark(connection, session_id, Span(first, last), now=now)
         if seqs:
             await self._superseding.forget_derived(connection, session_id, min(seqs), max(seqs))
 
@@ -205,13 +201,7 @@ class SessionIndex:
         columns = message_parameters(message, count=self._count, now=now)
         # A message that another program has written may have no id.
         message_id = message.id or f"{conversation.session_id}#{message.seq}"
-        return {
-            **columns,
-            **marks_of(message),
-            "session_id": conversation.session_id,
-            "seq": message.seq,
-            "id": message_id,
-        }
+        return {**columns, **marks_of(message), "seq": message.seq, "id": message_id}
 
 
 def _begun(seen: Indexed | None, conversation: Conversation) -> bool:
@@ -233,11 +223,6 @@ def _session_row(conversation: Conversation, upto: int) -> dict[str, object]:
         "updated_at": time_text(conversation.updated_at),
         "graph_version": conversation.version if complete else -1,
     }
-
-
-def _condition(session: Parameters) -> Parameters:
-    """Return the parameters of `index_message` by which it finds the session's row that `index_session` has changed."""
-    return {"graph_version": session["graph_version"], "begun_at": session["created_at"]}
 
 
 def _indexed(rows: list[Row]) -> Indexed | None:

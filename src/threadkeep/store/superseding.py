@@ -31,15 +31,15 @@ from threadkeep.store.transcripts import END, Branching, Superseded, Superseding
 
 
 @dataclass(frozen=True)
-class _Span:
-    """A `seq` range, both ends included, and the id of the message in it that gets a new version.
+class Span:
+    """A `seq` range, both ends included, and the `id` of the message in it that gets a new version.
 
     With a `run_id`, only the messages of that run are superseded.
     """
 
     first_seq: int
     last_seq: int
-    replaced_id: str | None = None
+    id: str | None = None
     run_id: str | None = None
 
 
@@ -67,13 +67,11 @@ class SupersedingWriter:
             span = found
         if span is None:
             return Superseded()
-        between = {**parameters, "first_seq": span.first_seq, "last_seq": span.last_seq}
         taken: Sequence[Row] = ()
         if superseding.newest:
-            taken = await connection.fetch(self._sql["active_between"], between)
+            taken = await connection.fetch(self._sql["active_between"], {**parameters, **vars(span)})
         new_id = None if new is None else new.columns[0]["id"]
-        mark = {**between, "now": now, "id": span.replaced_id, "superseded_by": new_id, "run_id": span.run_id}
-        seqs = [int(seq) for (seq,) in await connection.fetch(self._sql["supersede_between"], mark)]
+        seqs = await self.mark(connection, superseding.session_id, span, now=now, superseded_by=new_id)
         by = None if new is None else await self._insert(connection, superseding, new, now=now)
         if seqs:
             await self.refresh(connection, superseding.session_id, seqs)
@@ -90,11 +88,16 @@ class SupersedingWriter:
         Return the session's previous `last_seq` and `revision`; None if the session does not exist.
         """
         held = await connection.fetch(self._sql["hold"], {"session_id": session_id})
-        between = {"session_id": session_id, "first_seq": seq + 1, "last_seq": END}
-        mark = {**between, "now": now, "id": None, "superseded_by": None, "run_id": None}
-        if seqs := [int(found) for (found,) in await connection.fetch(self._sql["supersede_between"], mark)]:
+        if seqs := await self.mark(connection, session_id, Span(seq + 1, END), now=now):
             await self.refresh(connection, session_id, seqs)
         return (int(held[0][2]), int(held[0][3])) if held else None
+
+    async def mark(
+        self, connection: Connection, session_id: str, span: Span, *, now: str, superseded_by: object = None
+    ) -> list[int]:
+        """Mark the active messages of a span as superseded; return their `seq` values."""
+        mark = {**vars(span), "session_id": session_id, "now": now, "superseded_by": superseded_by}
+        return [int(seq) for (seq,) in await connection.fetch(self._sql["supersede_between"], mark)]
 
     async def refresh(self, connection: Connection, session_id: str, seqs: Sequence[int]) -> None:
         """Update a session and its derived data, after the messages with these `seq` values were superseded."""
@@ -174,12 +177,12 @@ class SupersedingWriter:
         superseded_at: str | datetime | None = rows[0][1]
         return time_text(superseded_at) if isinstance(superseded_at, datetime) else superseded_at
 
-    async def _newest(self, connection: Connection, superseding: Superseding) -> _Span | None:
+    async def _newest(self, connection: Connection, superseding: Superseding) -> Span | None:
         wanted = {"session_id": superseding.session_id, "newest": superseding.newest}
         [(first_seq, last_seq)] = await connection.fetch(self._sql["newest_active"], wanted)
-        return None if first_seq is None else _Span(int(first_seq), int(last_seq))
+        return None if first_seq is None else Span(int(first_seq), int(last_seq))
 
-    async def _named(self, connection: Connection, superseding: Superseding, last_seq: int) -> _Span | Superseded:
+    async def _named(self, connection: Connection, superseding: Superseding, last_seq: int) -> Span | Superseded:
         """Return the range that the message id and scope select, or the result of an identical earlier call."""
         session_id, message_id = superseding.session_id, str(superseding.message_id)
         message = await self._message(connection, session_id, message_id)
@@ -192,10 +195,10 @@ class SupersedingWriter:
             return done
         seq = message.seq or 0
         if superseding.scope == "after":
-            return _Span(seq + 1, last_seq)
+            return Span(seq + 1, last_seq)
         alone = superseding.scope == "message" or (superseding.scope == "run" and message.run_id is None)
         run_id = message.run_id if superseding.scope == "run" else None
-        return _Span(seq, seq if alone else last_seq, message.id, run_id)
+        return Span(seq, seq if alone else last_seq, message.id, run_id)
 
     async def _insert(
         self, connection: Connection, superseding: Superseding, new: Prepared, *, now: str
