@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Collection, Hashable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from itertools import batched
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
@@ -295,8 +296,7 @@ class _Reading:
 
 def _groups(sql: str, rows: Sequence[Parameters]) -> list[Statement]:
     """Return statements for rows, one for each group of up to 200 rows."""
-    groups = [rows[start : start + _ITEMS_AT_ONCE] for start in range(0, len(rows), _ITEMS_AT_ONCE)]
-    return [(for_rows(sql, len(group)), row_parameters(group)) for group in groups]
+    return [(for_rows(sql, len(group)), row_parameters(group)) for group in batched(rows, _ITEMS_AT_ONCE)]
 
 
 def _value(text: str | bytes) -> Value:

@@ -44,7 +44,7 @@ from threadkeep.records.knowledge import (
 from threadkeep.records.sessions import check_argument, check_each
 from threadkeep.store.codec import clean_text, time_text
 from threadkeep.store.driver import Connection, Driver, Row
-from threadkeep.store.statements import ClockedTables, for_rows, row_parameters, text_filter
+from threadkeep.store.statements import ClockedTables, for_values, text_filter
 
 MAX_EVIDENCE = 20
 """The maximum number of origins that are stored for a fact."""
@@ -512,8 +512,8 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
     async def _with_evidence(self, connection: Connection, facts: Sequence[Fact]) -> list[Fact]:
         if not facts:
             return []
-        ids = [{"fact_id": fact.id} for fact in facts]
-        rows = await connection.fetch(for_rows(self._sql["evidence"], len(ids)), row_parameters(ids))
+        ids = [fact.id for fact in facts]
+        rows = await connection.fetch(*for_values(self._sql["evidence"], "fact_id", ids))
         origins: defaultdict[str, list[Evidence]] = defaultdict(list)
         for fact_id, *origin in rows:
             origins[fact_id].append(Evidence(*origin))

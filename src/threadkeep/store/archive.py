@@ -23,7 +23,7 @@ from threadkeep.store.codec import (
     time_text,
 )
 from threadkeep.store.driver import Backend, Connection, Driver
-from threadkeep.store.statements import for_rows, load_statements, row_parameters
+from threadkeep.store.statements import for_values, load_statements
 from threadkeep.store.summaries import ArchivedSummary, add_summary
 from threadkeep.store.superseding import SupersedingWriter
 
@@ -179,9 +179,9 @@ class Archive:
     async def _seqs(self, connection: Connection, session_id: str, messages: Sequence[Message]) -> dict[str, int]:
         if not messages:
             return {}
-        parameters = {**row_parameters([{"id": message.id} for message in messages]), "session_id": session_id}
-        rows = await connection.fetch(for_rows(self._sql["seqs_of"], len(messages)), parameters)
-        return {str(message_id): int(seq) for message_id, seq in rows}
+        ids = [message.id for message in messages]
+        wanted = for_values(self._sql["seqs_of"], "id", ids, {"session_id": session_id})
+        return {str(message_id): int(seq) for message_id, seq in await connection.fetch(*wanted)}
 
     async def _insert(
         self, connection: Connection, part: ArchivedPart, fresh: Sequence[Message], seqs: Mapping[str, int]

@@ -18,7 +18,7 @@ from threadkeep.store.driver import Connection, Driver, Row, Statement
 from threadkeep.store.manifests import erase_marker
 from threadkeep.store.outbox import address_of
 from threadkeep.store.partitions import index_statements
-from threadkeep.store.statements import ClockedTables, for_rows, load_statements, row_parameters
+from threadkeep.store.statements import ClockedTables, for_values, load_statements
 from threadkeep.store.superseding import SupersedingWriter
 
 # LangGraph's tables on SQLite and PostgreSQL; `thread_id` is the id of a run, or a thread id of the application.
@@ -137,8 +137,8 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
                 await self._drop_derived(connection, parameters)
                 if await connection.execute(self._sql["mark_erased"], {**parameters, "now": time_text(self._clock())}):
                     marked.append(seq)
-            wanted = {**row_parameters([{"seq": seq} for seq in seqs]), "session_id": session_id}
-            await connection.execute(for_rows(self._sql["drop_facts_of_messages"], len(seqs)), wanted)
+            session = {"session_id": session_id}
+            await connection.execute(*for_values(self._sql["drop_facts_of_messages"], "seq", seqs, session))
             if marked:
                 # Refresh the session before the texts are emptied, because its title is compared with them.
                 await self._superseding.refresh(connection, session_id, marked)
@@ -198,10 +198,9 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         Graphiti episodes of deleted facts are dropped if they were not sent yet; otherwise a worker deletes them.
         """
         async with self._driver.writing() as connection:
+            for some in batched(session_ids, _SESSIONS_AT_ONCE):
+                await connection.execute(*for_values(self._sql["drop_facts_of_sessions"], "session_id", some))
             rows = [{"session_id": session_id} for session_id in session_ids]
-            for some in batched(rows, _SESSIONS_AT_ONCE):
-                dropping = for_rows(self._sql["drop_facts_of_sessions"], len(some))
-                await connection.execute(dropping, row_parameters(some))
             await connection.execute_many(self._sql["delete_group_of_session"], rows)
             await connection.execute_many(self._sql["delete_created_thread"], rows)
             await connection.execute(self._sql["retract_lost_facts"], {})
@@ -303,6 +302,5 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
 
     def _selecting(self, name: str, wanted: Erasable) -> Statement:
         # The statements need at least one row of ids, and no user has an empty id.
-        ids = [{"id": id_} for id_ in wanted.ids] or [{"id": ""}]
-        parameters = {**row_parameters(ids), "session_id": wanted.session_id, "noted": wanted.noted}
-        return for_rows(self._sql[name], len(ids)), parameters
+        others = {"session_id": wanted.session_id, "noted": wanted.noted}
+        return for_values(self._sql[name], "id", wanted.ids or ("",), others)

@@ -15,7 +15,7 @@ from threadkeep.records import Json, dump_json
 from threadkeep.store.codec import clean_json, json_text, short_time, time_of, time_text
 from threadkeep.store.compressed_json import compress, decompress, unpack_manifest
 from threadkeep.store.driver import GROUP_LOCK_SECONDS, Connection, DuplicateRow, Parameters, Row, Statement
-from threadkeep.store.statements import ClockedTables, for_rows, row_parameters
+from threadkeep.store.statements import ClockedTables, for_values
 
 # Stands for a value that is stored in a column of the row, or in the transcript at the `seq` of its entry.
 _ELSEWHERE: Json = True
@@ -151,8 +151,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         found: list[StoredManifest] = []
         async with self._driver.reading() as connection:
             for some in batched(sorted(set(run_ids)), _ROWS_AT_ONCE):
-                wanted = row_parameters([{"run_id": run_id} for run_id in some])
-                rows = await connection.fetch(for_rows(self._sql["of_runs"], len(some)), wanted)
+                rows = await connection.fetch(*for_values(self._sql["of_runs"], "run_id", some))
                 found += await self._whole(connection, [_manifest_of(row) for row in rows])
         return found
 
@@ -171,8 +170,8 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         wanted = sorted(set(digests))
         if not wanted:
             return {}
-        parameters = {**_digest_parameters(wanted), "session_id": session_id, "run_id": run_id}
-        rows = await self._driver.fetch(for_rows(self._sql["texts"], len(wanted)), parameters)
+        owners = {"session_id": session_id, "run_id": run_id}
+        rows = await self._driver.fetch(*for_values(self._sql["texts"], "digest", wanted, owners))
         return {str(digest): bytes(body).decode("utf-8", "surrogatepass") for digest, body in rows}
 
     async def purge(self, before: datetime, limit: int) -> int:
@@ -206,8 +205,8 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         seqs = sorted({number for manifest in manifests for number in seqs_of_ids(manifest)}) if session_id else []
         ids: dict[int, str] = {}
         for some in batched(seqs, _ROWS_AT_ONCE):
-            wanted = {"session_id": session_id, **row_parameters([{"seq": seq} for seq in some])}
-            ids |= dict(await connection.fetch(for_rows(self._sql["ids_at"], len(some)), wanted))
+            wanted = for_values(self._sql["ids_at"], "seq", some, {"session_id": session_id})
+            ids |= dict(await connection.fetch(*wanted))
         return ids
 
     async def _add(self, rows: Sequence[_Noted]) -> int:
@@ -262,9 +261,8 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
     async def _use_texts(self, connection: Connection, owner: _Owner, texts: Mapping[str, str]) -> None:
         now = self._clock()
         whose: dict[str, object] = {owner.column: owner.name}
-        parameters = {**whose, **_digest_parameters(list(texts)), "worn": time_text(now - _RENEWAL)}
-        fresh_texts = self._sql[owner.statement("fresh_texts")]
-        rows = await connection.fetch(for_rows(fresh_texts, len(texts)), parameters)
+        others = {**whose, "worn": time_text(now - _RENEWAL)}
+        rows = await connection.fetch(*for_values(self._sql[owner.statement("fresh_texts")], "digest", texts, others))
         fresh = {digest for (digest,) in rows}
         used: list[dict[str, object]] = [
             {**whose, "digest": digest, "body": texts[digest].encode("utf-8", "surrogatepass"), "now": time_text(now)}
@@ -277,10 +275,6 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
 def erase_marker(session_id: str) -> str:
     """Return the name under which an erasure in a session is recorded; it does not reveal the id of the session."""
     return sha256(session_id.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _digest_parameters(digests: Sequence[str]) -> dict[str, object]:
-    return row_parameters([{"digest": digest} for digest in digests])
 
 
 def _columns(session_id: str | None, run_id: str) -> dict[str, str]:

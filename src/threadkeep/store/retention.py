@@ -12,7 +12,7 @@ from threadkeep.records.runs import RunStatus
 from threadkeep.store.codec import TITLE_CHARACTERS, retention_of, short_time, shorten, time_of, time_text
 from threadkeep.store.driver import GROUP_LOCK_SECONDS, Connection, Driver, Parameters, Row
 from threadkeep.store.partitions import index_statements
-from threadkeep.store.statements import ClockedTables, Tables, for_rows, row_parameters
+from threadkeep.store.statements import ClockedTables, Tables, for_values
 from threadkeep.store.tables import delete_session, deletion_statements
 from threadkeep.store.transcripts import END
 
@@ -331,9 +331,8 @@ class FinishedRuns(Tables, sql=("retention.sql", "{backend}/retention.sql")):
             roots = await self._still_over(connection, sorted(sizes), cutoffs)
             if not roots:
                 return PrunedRuns()
-            rows = [{"root_run_id": root} for root in roots]
-            await connection.execute(for_rows(self._sql["remember"], len(rows)), row_parameters(rows))
-            deleted = await connection.fetch(for_rows(self._sql["delete_trees"], len(rows)), row_parameters(rows))
+            await connection.execute(*for_values(self._sql["remember"], "root_run_id", roots))
+            deleted = await connection.fetch(*for_values(self._sql["delete_trees"], "root_run_id", roots))
         pruned = {root for (root,) in deleted}  # another process may have deleted the others
         return PrunedRuns(len(pruned), len(deleted), sum(sizes[root].events for root in pruned))
 
@@ -346,12 +345,10 @@ class FinishedRuns(Tables, sql=("retention.sql", "{backend}/retention.sql")):
             return PrunedRuns(events=await connection.execute(self._sql["delete_some_events"], parameters))
 
     async def _still_over(self, connection: Connection, roots: Sequence[str], cutoffs: Cutoffs) -> list[str]:
-        rows = [{"root_run_id": root} for root in roots]
         if "hold_trees" in self._sql:
-            await connection.fetch(for_rows(self._sql["hold_trees"], len(rows)), row_parameters(rows))
-        parameters = {**row_parameters(rows), **cutoffs.parameters()}
-        found = await connection.fetch(for_rows(self._sql["still_over"], len(rows)), parameters)
-        return [root for (root,) in found]
+            await connection.fetch(*for_values(self._sql["hold_trees"], "root_run_id", roots))
+        wanted = for_values(self._sql["still_over"], "root_run_id", roots, cutoffs.parameters())
+        return [root for (root,) in await connection.fetch(*wanted)]
 
 
 def _tree_of(row: Row) -> FinishedTree:

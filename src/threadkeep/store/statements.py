@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import cache, lru_cache
 from importlib.resources import files
@@ -12,7 +12,7 @@ from typing import ClassVar
 from threadkeep.errors import InvalidInput
 from threadkeep.records.sessions import check_argument
 from threadkeep.store.codec import clean_text
-from threadkeep.store.driver import Driver, Parameters
+from threadkeep.store.driver import Driver, Parameters, Statement
 from threadkeep.store.search_terms import fold, folds_into
 
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
@@ -54,6 +54,11 @@ def for_rows(sql: str, count: int) -> str:
 def row_parameters(rows: Sequence[Mapping[str, object]]) -> dict[str, object]:
     """Return the parameters of a statement that `for_rows` returned; `rows` has one mapping per row."""
     return {f"{name}_{i}": value for i, row in enumerate(rows) for name, value in row.items()}
+
+
+def for_values(sql: str, name: str, values: Collection[object], others: Parameters | None = None) -> Statement:
+    """Return a statement with a row for each value of the parameter `name`, and its parameters with the `others`."""
+    return for_rows(sql, len(values)), {**{f"{name}_{i}": value for i, value in enumerate(values)}, **(others or {})}
 
 
 @lru_cache(maxsize=1024)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import batched
 
 from threadkeep.records import Message, Page, Receipt, SessionInfo, Turn, View
 from threadkeep.records.runs import deletion_key
@@ -32,7 +33,7 @@ from threadkeep.store.driver import (
     TurnRefused,
 )
 from threadkeep.store.partitions import index_statements
-from threadkeep.store.statements import for_rows, load_statements, row_parameters
+from threadkeep.store.statements import for_values, load_statements
 from threadkeep.store.superseding import SupersedingWriter
 from threadkeep.store.transcripts import (
     END,
@@ -200,12 +201,12 @@ class TableTranscripts:
     async def with_ids(self, session_id: str, message_ids: Collection[str]) -> list[Message]:
         """Return the existing messages with these ids, including superseded ones, in order."""
         wanted = sorted({message_id for message_id in message_ids if clean_text(message_id) == message_id})
-        found = await self._messages("with_ids", session_id, [{"id": message_id} for message_id in wanted])
+        found = await self._messages("with_ids", session_id, "id", wanted)
         return sorted(found, key=lambda message: message.seq or 0)
 
     async def at(self, session_id: str, seqs: Collection[int]) -> list[Message]:
         """Return the existing messages with these `seq` values, including superseded ones, in order."""
-        return await self._messages("at_places", session_id, [{"seq": seq} for seq in sorted(set(seqs))])
+        return await self._messages("at_places", session_id, "seq", sorted(set(seqs)))
 
     async def answers_to(self, session_id: str, question: Message) -> list[Message]:
         """Return the complete answers to a stored question in order; superseded ones only for a superseded question."""
@@ -299,17 +300,13 @@ class TableTranscripts:
         ready = prepare_turn(turn, count=self._count, now=now)
         return PreparedTurn(turn, ready.messages, ready.columns, now, ready.cleaned)
 
-    async def _messages(self, statement: str, session_id: str, keys: Sequence[Parameters]) -> list[Message]:
-        """Return the messages that a statement finds by its keys, up to 500 keys in one query."""
+    async def _messages(self, statement: str, session_id: str, name: str, values: Iterable[object]) -> list[Message]:
+        """Return the messages that a statement finds by values of a column, up to 500 values in one query."""
         found: list[Message] = []
         async with self._driver.reading() as connection:
-            for start in range(0, len(keys), _KEYS_AT_ONCE):
-                rows = keys[start : start + _KEYS_AT_ONCE]
-                parameters = {**row_parameters(rows), "session_id": session_id}
-                found += [
-                    marked_message_of(row)
-                    for row in await connection.fetch(for_rows(self._sql[statement], len(rows)), parameters)
-                ]
+            for some in batched(values, _KEYS_AT_ONCE):
+                wanted = for_values(self._sql[statement], name, some, {"session_id": session_id})
+                found += [marked_message_of(row) for row in await connection.fetch(*wanted)]
         return found
 
 

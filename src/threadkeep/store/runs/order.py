@@ -14,7 +14,7 @@ from threadkeep.store.driver import Connection, Driver, DuplicateRow, Joined, Ro
 from threadkeep.store.runs.conversations import OpenRun, Policies, RunLocks
 from threadkeep.store.runs.rows import compressed_inputs, fetch_run, run_of
 from threadkeep.store.runs.trace import RunTrace
-from threadkeep.store.statements import ClockedTables, for_rows, row_parameters
+from threadkeep.store.statements import ClockedTables, for_values
 
 _PARENT_CANCELLED = "ParentCancelled"
 _CLOCKS_DIFFER = timedelta(seconds=15.0)
@@ -238,9 +238,9 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
 
     async def _join(self, connection: Connection, new: NewRun, policy: DoubleTexting) -> str | None:
         """Apply the policy to a message; return the id of the run that it joins, None if it needs a new run."""
-        if not (wanted := [{"place": conversation} for conversation in _conversations(new)]):
+        if not (conversations := _conversations(new)):
             return None
-        rows = await connection.fetch(for_rows(self._sql["open"], len(wanted)), row_parameters(wanted))
+        rows = await connection.fetch(*for_values(self._sql["open"], "place", conversations))
         turns = [OpenRun(*row) for row in rows]
         into = await self._policies.apply(connection, new, turns, policy)
         if into is None:

@@ -14,7 +14,7 @@ from threadkeep.records.runs import NO_BUDGET, RUN_ENDS, Run, RunBudget, RunCurs
 from threadkeep.store.codec import clean_json, clean_text, cursor_parameters, json_text, time_of, time_text
 from threadkeep.store.compressed_json import compress, decompress
 from threadkeep.store.driver import Connection, Parameters, Row, RowLocked, Statement
-from threadkeep.store.statements import Tables, for_rows, load_statements, row_parameters
+from threadkeep.store.statements import Tables, for_values, load_statements
 
 type Values = Mapping[str, Json]
 type Texts = Mapping[str, str]
@@ -183,11 +183,9 @@ async def fetch_runs(connection: Connection, run_ids: Sequence[str]) -> list[Run
     """Return the existing runs with these ids, in the order of the ids; unknown ids are left out."""
     sql = load_statements("runs.sql")["rows"]
     found: dict[str, Run] = {}
-    for start in range(0, len(run_ids), _AT_ONCE):
-        rows = [{"run_id": run_id} for run_id in run_ids[start : start + _AT_ONCE]]
-        for row in await connection.fetch(for_rows(sql, len(rows)), row_parameters(rows)):
-            run = run_of(row)
-            found[run.run_id] = run
+    for some in batched(run_ids, _AT_ONCE):
+        runs = map(run_of, await connection.fetch(*for_values(sql, "run_id", some)))
+        found |= {run.run_id: run for run in runs}
     await _put_in_texts(connection, found)
     return [found[run_id] for run_id in run_ids if run_id in found]
 
@@ -300,14 +298,14 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         """
         async with self._driver.writing() as connection:
             for some in batched(run_ids, _RUNS_AT_ONCE):
-                if await connection.fetch(for_rows(self._sql["alone_at_work"], len(some)), _rows(some)):
+                if await connection.fetch(*for_values(self._sql["alone_at_work"], "run_id", some)):
                     raise RowLocked("A run with messages there is queued or running; try again when it is over.")
             return await self._forget(connection, run_ids)
 
     async def _forget(self, connection: Connection, run_ids: Sequence[str]) -> int:
         deleted = 0
         for some in batched(run_ids, _RUNS_AT_ONCE):
-            deleted += await connection.execute(for_rows(self._sql["delete_alone"], len(some)), _rows(some))
+            deleted += await connection.execute(*for_values(self._sql["delete_alone"], "run_id", some))
         return deleted
 
     async def with_checkpoints(self, moment: datetime, *, limit: int) -> list[str]:
@@ -330,10 +328,6 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql[statement], parameters)
             return await fetch_runs(connection, [run_id for (run_id,) in rows])
-
-
-def _rows(run_ids: Sequence[str]) -> Parameters:
-    return row_parameters([{"run_id": run_id} for run_id in run_ids])
 
 
 def _statement_for(query: RunQuery) -> str:
