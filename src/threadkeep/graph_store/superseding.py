@@ -11,7 +11,7 @@ from threadkeep.graph_store.appending import Target, chunk_items
 from threadkeep.graph_store.items import ReadItems, Value, Writing
 from threadkeep.graph_store.layout import STEPS, ItemKey, Ranges, chunk_spans, joined, ranges_of, seqs_down, size_of
 from threadkeep.graph_store.reading import ConversationReader, HeldChunks, first_user, title_of, title_without
-from threadkeep.graph_store.shapes import Conversation, message_in, notes_of
+from threadkeep.graph_store.shapes import Conversation, message_in, message_value, notes_of
 from threadkeep.graph_store.writing import ConversationWriter
 from threadkeep.records import Message, Receipt, Turn
 from threadkeep.store.codec import LAST_MESSAGE_CHARACTERS, Prepared, shorten, time_of, time_text
@@ -107,11 +107,8 @@ class ConversationSuperseding:
             for part in chunk_spans(first, last, former.chunk_size):
                 mark = {"superseded_at": time_text(now)}
                 taken += await chunks.mark(part.chunk, part.span, mark, {superseding.message_id: new_id})
-        changed = replace(
-            former,
-            superseded=joined(former.superseded, ranges),
-            revision=former.revision + bool(ranges),
-        )
+        superseded = joined(former.superseded, ranges)
+        changed = replace(former, superseded=superseded, revision=former.revision + bool(ranges))
         changed = await self._retitled(chunks, changed, taken)
         by = None
         if new is not None:
@@ -140,13 +137,9 @@ class ConversationSuperseding:
         """Append the new version of a message to a conversation whose changes are not written yet; return both."""
         appended = await self._writer.appended(ReadItems(chunks.writing, chunks.items), conversation, new, {}, now)
         chunks.items |= appended.items
-        [value] = [
-            value
-            for item in appended.items.values()
-            for value in item.get("messages", ())
-            if value["seq"] == appended.conversation.last_seq
-        ]
-        return appended.conversation, message_in(value, self._layout.value_field)
+        field = self._layout.value_field
+        value = message_value(appended.conversation.last_seq, appended.rows[-1], field)
+        return appended.conversation, message_in(value, field)
 
     async def replace_answers(
         self, writing: Writing, conversation: Conversation, prepared: Prepared, losers: Sequence[Value], now: datetime

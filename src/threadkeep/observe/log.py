@@ -6,7 +6,6 @@ import logging
 import sys
 import traceback
 from collections.abc import Mapping
-from dataclasses import fields
 from types import TracebackType
 from typing import Literal, TextIO
 
@@ -78,10 +77,9 @@ class LogObserver:
             level = logging.WARNING  # because a person waits for the answer, which is not sent again
         if not self._target.isEnabledFor(level):
             return
-        values = {field.name: getattr(event, field.name) for field in fields(event)}
         known = {
             name: round(value, _DECIMALS) if isinstance(value, float) else value
-            for name, value in values.items()
+            for name, value in vars(event).items()
             if value is not None
         }
         self._logger.log(level, to_snake(type(event).__name__), **known)

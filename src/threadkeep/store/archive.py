@@ -208,14 +208,13 @@ class Archive:
         self, connection: Connection, info: SessionInfo, messages: Sequence[Message], seqs: Mapping[str, int]
     ) -> None:
         """Restore the last reset and the end of the archived messages, each after the same message as in the export."""
-        last_before = next((m for m in messages if info.reset_seq and m.seq == info.reset_seq), None)
-        if last_before is not None:
-            parameters = {"session_id": info.session_id, "reset_seq": seqs[str(last_before.id)]}
+        here = {message.seq: seqs[str(message.id)] for message in messages if message.seq}
+        if info.reset_seq in here:
+            parameters = {"session_id": info.session_id, "reset_seq": here[info.reset_seq]}
             await connection.execute(self._sql["restore_reset"], parameters)
-        last_archived = next((m for m in messages if info.archived_seq and m.seq == info.archived_seq), None)
         # If the message has another `seq` here, other messages may precede it that must not be archived.
-        if last_archived is not None and seqs[str(last_archived.id)] == last_archived.seq:
-            border = {"session_id": info.session_id, "archived_seq": last_archived.seq}
+        if here.get(info.archived_seq) == info.archived_seq:
+            border = {"session_id": info.session_id, "archived_seq": info.archived_seq}
             await connection.execute(self._sql["restore_archived"], border)
 
 

@@ -132,7 +132,7 @@ class TurnWriter:
             return None
         key = {name: columns[name] for name in ("answers", "author", "ordinal")}
         rows = await connection.fetch(self._sql["complete_answer"], {"session_id": turn.session_id, **key})
-        return _Winner(rows[0][0], rows[0][1], bool(rows[0][2])) if rows else None
+        return _Winner(*rows[0]) if rows else None
 
     async def _insert(self, connection: Connection, prepared: PreparedTurn, found: _Sorted) -> Receipt:
         turn, fresh = prepared.turn, found.fresh

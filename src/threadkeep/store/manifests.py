@@ -89,7 +89,7 @@ class _Owner:
         return name if self.column == "session_id" else f"{name}_of_run"
 
 
-class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql")):
+class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql", "{backend}/runs.sql")):
     """The tables `chat_manifests` and `chat_context_texts`, and the same two for runs without a session.
 
     A text is stored under its digest once per session (or run), as long as model calls use it. Manifests and texts are

@@ -1,12 +1,8 @@
--- Locks on rows of sessions (and of runs).
+-- Locks on rows of sessions.
 
 -- name: keep_session
 -- Lock a session against deletion until the transaction ends; appends continue.
 SELECT created_at FROM chat_sessions WHERE session_id = :session_id FOR KEY SHARE
-
--- name: keep_run
--- Lock a run against deletion until the transaction ends.
-SELECT run_id FROM chat_runs WHERE run_id = :run_id FOR KEY SHARE
 
 -- name: hold_s
 -- Included by other statements: the same as `hold_session`, for a table `s`.
