@@ -14,7 +14,7 @@ from threadkeep.store.codec import json_text, time_microseconds, time_of, time_t
 from threadkeep.store.compressed_json import compress, decompress
 from threadkeep.store.driver import Connection, Driver, Parameters, Row, Statement
 from threadkeep.store.runs.rows import json_of, lookups, missing_in, restored, shortened, texts_in, texts_of
-from threadkeep.store.statements import ClockedTables
+from threadkeep.store.statements import load_statements
 
 MOST_EVENTS = 250
 """The maximum number of events in a packed trace; it is limited, because reading any page unpacks all events."""
@@ -125,7 +125,7 @@ class _Extent:
     cut: bool
 
 
-class RunTrace(ClockedTables, sql=("runs_trace.sql", "runs.sql", "{backend}/runs.sql")):
+class RunTrace:
     """The tables `chat_run_events`, `chat_run_usage`, `chat_run_traces` and `chat_run_tool_calls`.
 
     During a run, each event is one row. When the run ends, all its events are packed into one row of `chat_run_traces`,
@@ -133,8 +133,10 @@ class RunTrace(ClockedTables, sql=("runs_trace.sql", "runs.sql", "{backend}/runs
     """
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime], limits: TraceLimits) -> None:
-        super().__init__(driver, clock=clock)
+        self._driver = driver
+        self.clock = clock
         self._limits = limits
+        self._sql = load_statements("runs_trace.sql", "runs.sql", f"{driver.backend}/runs.sql")
 
     async def append(
         self,
@@ -292,7 +294,7 @@ class RunTrace(ClockedTables, sql=("runs_trace.sql", "runs.sql", "{backend}/runs
 
     async def begin_tool(self, run_id: str, call_id: str, tool: str) -> ToolCall:
         """Record the start of a tool call that must not run twice; the tool may run only if the result is `fresh`."""
-        parameters = {"run_id": run_id, "call_id": call_id, "tool": tool, "now": time_text(self._clock())}
+        parameters = {"run_id": run_id, "call_id": call_id, "tool": tool, "now": time_text(self.clock())}
         asked = [(self._sql[name], parameters) for name in ("keep_run", "begin_tool", "tool_call")]
         kept, fresh, found = await self._driver.write(asked)
         if not kept:
@@ -308,7 +310,7 @@ class RunTrace(ClockedTables, sql=("runs_trace.sql", "runs.sql", "{backend}/runs
             "run_id": run_id,
             "call_id": call_id,
             "result": json_text(result),
-            "now": time_text(self._clock()),
+            "now": time_text(self.clock()),
         }
         [finished] = await self._driver.write([(self._sql["finish_tool"], parameters)])
         return bool(finished)
@@ -316,7 +318,7 @@ class RunTrace(ClockedTables, sql=("runs_trace.sql", "runs.sql", "{backend}/runs
     def _fitting(self, extent: _Extent, events: Sequence[TraceEvent]) -> tuple[list[StoredEvent], _Extent]:
         """Return the events that the limits allow, with a mark at the place of a cut, and the trace's new size."""
         number, characters, cut = extent.last_number, extent.characters, extent.cut
-        now = self._clock()
+        now = self.clock()
         kept_events: list[StoredEvent] = []
         for event in events:
             moment = time_microseconds(event.at or now)
