@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+import threading
 import zlib
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -24,14 +25,15 @@ from threadkeep.records import Json
 _NEWEST: Final = 40_001
 _DICTIONARIES = Path(__file__).with_name("dictionaries")
 LEVEL: Final = 9
+_compressing = threading.Lock()
 _PLAIN_JSON = frozenset(b'{ [ " - 0 1 2 3 4 5 6 7 8 9 t f n'.split())
 
 
 def compress(text: str) -> bytes:
     """Return a JSON text as a zstd frame, or in UTF-8 if that is shorter."""
     plain = text.encode()
-    compressor = zstandard.ZstdCompressor(dict_data=_dictionary(_NEWEST), write_checksum=True)
-    return min(compressor.compress(plain), plain, key=len)
+    with _compressing:
+        return min(_compressor().compress(plain), plain, key=len)
 
 
 def decompress(stored: bytes) -> str:
@@ -49,6 +51,12 @@ def decompress(stored: bytes) -> str:
         return zstandard.ZstdDecompressor(dict_data=dictionary).decompress(stored).decode()
     except (zstandard.ZstdError, zlib.error, ValueError, IndexError, MemoryError):
         raise RecordUnreadable("A compressed record is damaged; restore a backup of the database.") from None
+
+
+@cache
+def _compressor() -> zstandard.ZstdCompressor:
+    # A new compressor takes four times as long as the compression of a manifest. Only one thread may use it at a time.
+    return zstandard.ZstdCompressor(dict_data=_dictionary(_NEWEST), write_checksum=True)
 
 
 @cache
