@@ -35,9 +35,9 @@ def steps(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield from steps(step)
 
 
-async def most_rows(url: str, statement: str, parameters: Parameters) -> int:
+async def most_rows(url: str, statement: str, parameters: Parameters, *, file: str = "transcripts.sql") -> int:
     """Return the largest number of rows that one step of a statement read or filtered out."""
-    query = for_psycopg(load_statements("transcripts.sql")[statement])
+    query = for_psycopg(load_statements(file)[statement])
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         cursor = await connection.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {query}".encode(), parameters)
         [(found,)] = await cursor.fetchall()
@@ -65,6 +65,19 @@ async def test_a_window_reads_a_bounded_number_of_rows(
             assert await most_rows(postgres_url, "recent", {**parameters, "after": after}) <= FEW
         await memory.session("long").reset()
         assert await most_rows(postgres_url, "recent", parameters) <= FEW
+
+
+async def test_the_poll_for_unindexed_messages_does_not_read_all_sessions(postgres_url: str) -> None:
+    """Each service polls every five seconds, and nearly all sessions are indexed."""
+    parameters: Parameters = {"user_id": None, "session_id": None, "limit": 100}
+    async with migrated_driver(postgres_url):
+        async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as connection:
+            await connection.execute(
+                "INSERT INTO chat_sessions (session_id, created_at, updated_at)"
+                " SELECT 'room:' || n, now(), now() FROM generate_series(1, 5000) AS n"
+            )
+            await connection.execute("ANALYZE chat_sessions")
+        assert await most_rows(postgres_url, "to_index", parameters, file="search.sql") <= FEW
 
 
 async def test_the_answer_of_a_question_is_found_far_into_a_session(

@@ -190,11 +190,13 @@ class MessageSearch:
         behind, began = 0, 0.0
         while True:
             with contextlib.suppress(StoreError):
-                waiting = await self._index.unindexed()
-                if waiting >= MUCH_UNINDEXED and not behind:
-                    behind, began = waiting, time.monotonic()
+                started = time.monotonic()
+                complete = await self._index.catch_up(seconds=_TIMEOUT_SECONDS)
+                # The count reads all sessions, so it is made only if there is much to index.
+                if not (complete or behind) and (waiting := await self._index.unindexed()) >= MUCH_UNINDEXED:
+                    behind, began = waiting, started
                     self._observer.notify(IndexingBegan(messages=behind))
-                if await self._index.catch_up() and behind:
+                if (complete or await self._index.catch_up()) and behind:
                     taken = (time.monotonic() - began) * 1000
                     self._observer.notify(IndexingDone(messages=behind, milliseconds=taken))
                     behind = 0

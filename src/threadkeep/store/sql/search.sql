@@ -1,11 +1,13 @@
 -- Statements for the update of the search index of either engine.
 
 -- name: to_index
--- Sessions with unindexed messages: of one user, one session, or all.
+-- Sessions with unindexed messages: of one user, one session, or all. PostgreSQL assumes that a third of all sessions
+-- have such messages; without an order it would search the whole table for them, instead of the index of these sessions.
 SELECT session_id, indexed_seq, last_seq FROM chat_sessions
 WHERE indexed_seq < last_seq
     AND (CAST(:user_id AS TEXT) IS NULL OR user_id = :user_id)
     AND (CAST(:session_id AS TEXT) IS NULL OR session_id = :session_id)
+ORDER BY session_id
 LIMIT :limit
 
 -- name: unindexed
