@@ -119,6 +119,13 @@ _TARGET = {"id": "ann", "session_id": "s1", "noted": "erase:ann", "seq": 1, "run
     ("file", "statement", "table"),
     [
         ("erase.sql", "counts", "chat_fact_evidence"),
+        ("erase.sql", "counts", "chat_graph_deliveries"),
+        ("erase.sql", "counts", "chat_messages"),
+        ("erase.sql", "counts", "chat_runs"),
+        ("erase.sql", "counts", "chat_answered_messages"),
+        ("erase.sql", "own_sessions_of", "chat_sessions"),
+        ("erase.sql", "threads", "chat_runs"),
+        ("erase.sql", "shared_messages", "chat_messages"),
         ("erase.sql", "facts_of_sessions", "chat_fact_evidence"),
         ("erase.sql", "drop_facts_of_messages", "chat_fact_evidence"),
         ("erase.sql", "drop_facts_of_sessions", "chat_fact_evidence"),

@@ -307,14 +307,15 @@ class Eraser:
         if not wanted.ids or not await self._memory.has_graph_store():
             return []
         layouts = [GraphLayout(), *(layout for _, layout, _ in await self._memory.namespaces())]
-        mine, known = {*wanted.ids}, {*await self.rows.known(sessions=False)}
-        return [
+        mine = {*wanted.ids}
+        naming = [
             namespace
             async for namespace in _namespaces(await self._memory.graph_store())
-            if not mine.isdisjoint(namespace)
-            and not any(layout.has(namespace) for layout in layouts)
-            and (not (known - mine).isdisjoint(namespace)) == others
+            if not mine.isdisjoint(namespace) and not any(layout.has(namespace) for layout in layouts)
         ]
+        # Reading the ids of all users reads whole tables, and few persons have namespaces.
+        known = {*await self.rows.known(sessions=False)} - mine if naming else set()
+        return [namespace for namespace in naming if (not known.isdisjoint(namespace)) == others]
 
     async def _interrupted(self, subject: str) -> dict[str, Any]:
         """Return the `ids` and the counts (`found`) of an erasure that is not complete; without one, return {}."""

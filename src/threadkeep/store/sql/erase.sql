@@ -12,8 +12,9 @@ WHERE p.canonical_id = (SELECT o.canonical_id FROM chat_persons o WHERE o.person
 WITH RECURSIVE ids (id) AS (
 VALUES (:id)
 ), own (session_id) AS (
-    SELECT s.session_id FROM chat_sessions s
-    WHERE s.user_id IN (SELECT id FROM ids) OR s.session_id = CAST(:session_id AS TEXT)
+    SELECT s.session_id FROM ids JOIN chat_sessions s ON s.user_id = ids.id
+    UNION
+    SELECT s.session_id FROM chat_sessions s WHERE s.session_id = CAST(:session_id AS TEXT)
     UNION
     SELECT n.name FROM chat_channel_state n
     WHERE n.scope = CAST(:noted AS TEXT) AND NOT EXISTS (
@@ -22,8 +23,9 @@ VALUES (:id)
     UNION
     SELECT c.session_id FROM own o JOIN chat_sessions c ON c.parent_session_id = o.session_id WHERE c.agent IS NOT NULL
 ), gone (run_id) AS (
-    SELECT r.run_id FROM chat_runs r
-    WHERE r.session_id IN (SELECT session_id FROM own) OR r.user_id IN (SELECT id FROM ids)
+    SELECT r.run_id FROM own JOIN chat_runs r ON r.session_id = own.session_id
+    UNION
+    SELECT r.run_id FROM ids JOIN chat_runs r ON r.user_id = ids.id
     UNION
     SELECT c.run_id FROM gone g JOIN chat_runs c ON c.parent_run_id = g.run_id
 )
@@ -73,8 +75,11 @@ UNION ALL SELECT 'chat_run_tool_calls', count(*) FROM chat_run_tool_calls WHERE 
 UNION ALL SELECT 'chat_run_manifests', count(*) FROM chat_run_manifests WHERE run_id IN (SELECT run_id FROM gone)
 UNION ALL SELECT 'chat_run_texts', count(*) FROM chat_run_texts WHERE run_id IN (SELECT run_id FROM gone)
 UNION ALL
-SELECT 'chat_answered_messages', count(*) FROM chat_answered_messages
-WHERE session_id IN (SELECT session_id FROM own) OR user_id IN (SELECT id FROM ids)
+SELECT 'chat_answered_messages', count(*) FROM (
+    SELECT a.session_id, a.message_id FROM own JOIN chat_answered_messages a ON a.session_id = own.session_id
+    UNION
+    SELECT a.session_id, a.message_id FROM ids JOIN chat_answered_messages a ON a.user_id = ids.id
+) answered
 UNION ALL
 SELECT 'chat_active_sessions', count(*) FROM chat_active_sessions
 WHERE session_id IN (SELECT session_id FROM own) OR user_id IN (SELECT id FROM ids)
@@ -88,8 +93,11 @@ WHERE scope IN (SELECT 'chatkit:' || id FROM ids UNION ALL SELECT 'adk:' || id F
     OR scope = 'langgraph-threads' AND (name IN (SELECT session_id FROM own) OR name = CAST(:session_id AS TEXT))
 UNION ALL SELECT 'chat_graph_turns', count(*) FROM chat_graph_turns WHERE session_id IN (SELECT session_id FROM own)
 UNION ALL
-SELECT 'chat_graph_deliveries', count(*) FROM chat_graph_deliveries
-WHERE session_id IN (SELECT session_id FROM own) OR group_id IN (SELECT group_id FROM known_groups)
+SELECT 'chat_graph_deliveries', count(*) FROM (
+    SELECT d.number FROM own JOIN chat_graph_deliveries d ON d.session_id = own.session_id
+    UNION
+    SELECT d.number FROM known_groups g JOIN chat_graph_deliveries d ON d.group_id = g.group_id
+) deliveries
 UNION ALL SELECT 'chat_graph_groups', count(*) FROM known_groups
 UNION ALL SELECT 'chat_fact_learning', count(*) FROM chat_fact_learning WHERE session_id IN (SELECT session_id FROM own)
 UNION ALL
@@ -120,16 +128,20 @@ UNION SELECT c.run_id FROM chat_run_checkpoints c WHERE NOT EXISTS (SELECT 1 FRO
 WITH ids (id) AS (
 VALUES (:id)
 )
-SELECT m.session_id, m.seq FROM chat_messages m JOIN chat_sessions s ON s.session_id = m.session_id
-WHERE (s.user_id IS NULL OR s.user_id NOT IN (SELECT id FROM ids))
-    AND m.role = 'user'
-    AND (m.author IN (SELECT id FROM ids) OR (
-        CAST(m.metadata ->> 'sender_id' AS TEXT) IN (SELECT id FROM ids)
+SELECT sent.session_id, sent.seq FROM (
+    SELECT m.session_id, m.seq FROM ids JOIN chat_messages m ON m.author = ids.id
+    WHERE m.role = 'user' AND m.author IS NOT NULL
+    UNION
+    SELECT m.session_id, m.seq FROM ids JOIN chat_messages m ON CAST(m.metadata ->> 'sender_id' AS TEXT) = ids.id
+    WHERE m.role = 'user' AND m.metadata ->> 'sender_id' IS NOT NULL
         -- A sender is a text or an integer; other values do not name a person.
         AND (CAST(m.metadata -> 'sender_id' AS TEXT) LIKE '"%'
             OR ltrim(CAST(m.metadata -> 'sender_id' AS TEXT), '-0123456789') = '')
-    ))
-ORDER BY m.session_id, m.seq
+) sent
+WHERE NOT EXISTS (
+    SELECT 1 FROM ids JOIN chat_sessions s ON s.user_id = ids.id WHERE s.session_id = sent.session_id
+)
+ORDER BY sent.session_id, sent.seq
 
 -- name: mark_erased
 UPDATE chat_messages SET superseded_at = :now
@@ -267,7 +279,7 @@ SELECT count(*) FROM chat_sessions WHERE parent_session_id = :session_id AND age
 -- name: child_sessions
 -- Sessions that child runs of a session's turns have for themselves.
 SELECT count(DISTINCT c.session_id)
-FROM chat_runs r JOIN chat_runs c ON c.root_run_id = r.run_id
+FROM chat_runs r JOIN chat_runs c ON c.root_run_id = r.run_id AND c.parent_run_id IS NOT NULL
 WHERE r.session_id = :session_id AND c.session_id <> :session_id
 
 -- name: retractions

@@ -154,6 +154,10 @@ CREATE UNIQUE INDEX IF NOT EXISTS idx_chat_messages_id_new ON chat_messages_new 
 CREATE UNIQUE INDEX IF NOT EXISTS idx_chat_messages_answer_new
 ON chat_messages_new (session_id, answers, coalesce(author, ''), coalesce(ordinal, 1))
 WHERE ((answers IS NOT NULL) AND (status = 'complete') AND (superseded_at IS NULL));
+CREATE INDEX IF NOT EXISTS idx_chat_messages_author_new
+ON chat_messages_new (author) WHERE ((role = 'user') AND (author IS NOT NULL));
+CREATE INDEX IF NOT EXISTS idx_chat_messages_sender_new
+ON chat_messages_new ((metadata ->> 'sender_id')) WHERE ((role = 'user') AND ((metadata ->> 'sender_id') IS NOT NULL));
 CREATE INDEX IF NOT EXISTS idx_chat_search_terms_new
 ON chat_search_new USING gin (terms) WITH (gin_pending_list_limit='512');
 ANALYZE chat_messages_new;
@@ -196,6 +200,8 @@ ALTER INDEX chat_messages_new_pkey RENAME TO chat_messages_pkey;
 ALTER INDEX chat_search_new_pkey RENAME TO chat_search_pkey;
 ALTER INDEX idx_chat_messages_id_new RENAME TO idx_chat_messages_id;
 ALTER INDEX idx_chat_messages_answer_new RENAME TO idx_chat_messages_answer;
+ALTER INDEX idx_chat_messages_author_new RENAME TO idx_chat_messages_author;
+ALTER INDEX idx_chat_messages_sender_new RENAME TO idx_chat_messages_sender;
 ALTER INDEX idx_chat_search_terms_new RENAME TO idx_chat_search_terms
 
 -- name: abandon
