@@ -80,6 +80,21 @@ async def test_the_poll_for_unindexed_messages_does_not_read_all_sessions(postgr
         assert await most_rows(postgres_url, "to_index", parameters, file="search.sql") <= FEW
 
 
+async def test_the_newest_failed_runs_are_found_by_index(postgres_url: str) -> None:
+    """Nearly all runs end with an answer."""
+    newest: Parameters = {"created_at": "9999-12-31T00:00:00+00:00", "run_id": "", "limit": LIMIT, "status": "failed"}
+    parameters: Parameters = {**newest, "workflow": None, "since": None, "set_aside": None}
+    async with migrated_driver(postgres_url):
+        async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as connection:
+            await connection.execute(
+                "INSERT INTO chat_runs (run_id, root_run_id, workflow, status, trigger, created_at)"
+                " SELECT 'run:' || n, 'run:' || n, 'chat', 'done', 'message', now() FROM generate_series(1, 5000) AS n"
+            )
+            await connection.execute("ANALYZE chat_runs")
+        rows = await most_rows(postgres_url, "newest", parameters, file="runs_records.sql")
+    assert rows <= FEW
+
+
 async def test_the_answer_of_a_question_is_found_far_into_a_session(
     postgres_url: str, memory_options: MemoryOptions
 ) -> None:
