@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tests.cli.running import CommandLine
+from tests.databases import execute
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json
 from threadkeep.records.runs import NewRun, TokenUsage, TraceEvent
@@ -43,6 +44,19 @@ def filled(any_cli: CommandLine) -> CommandLine:
     """Return a command line over a database with some runs."""
     any_cli.with_memory(fill)
     return any_cli
+
+
+@pytest.mark.parametrize("content", ["01ff", "7b22"])
+def test_a_damaged_run_is_listed_with_a_mark(filled: CommandLine, content: str) -> None:
+    """The other runs are listed as before, and a reader of the damaged run learns its id."""
+    before = filled("runs", "list", "--json").json["runs"]
+    blob = f"X'{content}'" if filled.url.startswith("sqlite") else f"decode('{content}', 'hex')"
+    execute(filled.url, f"UPDATE chat_runs SET input = {blob}, budget = NULL WHERE run_id = 'r-parent'")
+    after = filled("runs", "list", "--json").json["runs"]
+    assert after == [{**one, "error": "RecordUnreadable"} if one["run_id"] == "r-parent" else one for one in before]
+    assert "done (RecordUnreadable)" in filled("runs", "list").out
+    shown = filled("runs", "show", "r-parent")
+    assert (shown.exit_code, "The run r-parent cannot be read." in shown.err) == (1, True)
 
 
 def test_runs_are_listed_and_filtered(filled: CommandLine) -> None:

@@ -369,9 +369,12 @@ async def test_a_damaged_record_is_no_outage(tmp_path: Path) -> None:
     async with service(tmp_path, ScriptedModel(["hello"] * 2), database_url=url) as (_, client):
         run_id = (await client.post(RUNS, json={"message": "hi", "session_id": "s1"})).json()["run_id"]
         execute(url, "UPDATE chat_runs SET result = x'28b52ffd00'")
-        for path in (f"/api/v1/runs/{run_id}", "/api/v1/runs"):
-            problem = check_problem(await client.get(path), 500, "record-unreadable")
-            assert "restore a backup" in problem["detail"]
+        problem = check_problem(await client.get(f"/api/v1/runs/{run_id}"), 500, "record-unreadable")
+        assert "restore a backup" in problem["detail"]
+        assert run_id in problem["detail"]
+        (listed,) = (await client.get("/api/v1/runs")).json()["runs"]
+        assert (listed["run_id"], listed["status"], listed["error"]) == (run_id, "done", "RecordUnreadable")
+        assert run_id in (await client.get("/console/runs")).text
         assert (await client.post(RUNS, json={"message": "hi", "session_id": "s1"})).json()["text"] == "hello"
 
 

@@ -160,8 +160,11 @@ class RunService(RunIntake):
         return stopped
 
     async def list(self, query: RunQuery) -> tuple[Sequence[Run], RunCursor | None]:
-        """Return a page of runs, newest first, and the cursor of the next page; None after the last page."""
-        return await self._runs.records.runs(query)
+        """Return a page of runs, newest first, and the cursor of the next page; None after the last page.
+
+        A run that cannot be read has the error `RecordUnreadable`, and neither inputs nor a result.
+        """
+        return await self._runs.records.runs(query, damaged=True)
 
     async def tree(self, run_id: str, *, user_id: str | None = None) -> Sequence[Run]:
         """Return up to 500 runs of the tree that a run belongs to, parents before their children.

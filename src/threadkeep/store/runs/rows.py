@@ -9,6 +9,7 @@ from datetime import datetime
 from itertools import batched
 from typing import Any
 
+from threadkeep.errors import RecordUnreadable
 from threadkeep.records import Json
 from threadkeep.records.runs import NO_BUDGET, RUN_ENDS, Run, RunBudget, RunCursor, RunInput, RunQuery
 from threadkeep.store.codec import clean_json, clean_text, cursor_parameters, json_text, time_of, time_text
@@ -110,6 +111,7 @@ def _changed(value: Values, change: Callable[[Values, str, str], dict[str, Json]
 # The columns of the statement `rows`, in the order of the fields of `Run`; the field `inputs` is the column `input`.
 _COLUMNS = tuple(column.name for column in fields(Run) if column.name != "resumed")
 _TIMES = ("started_at", "heartbeat_at", "ended_at", "cancel_requested_at", "created_at", "deadline_at")
+_RECORDS = ("result", "interrupt", "resume_value", "inputs", "budget")
 _AT_ONCE = 200
 _NOT_KEPT: Mapping[str, Any] = {
     **dict.fromkeys((*_COLUMNS, "resumed")),
@@ -141,8 +143,15 @@ def run_of(row: Row, *, inputs: tuple[RunInput, ...] | None = None) -> Run:
 
 
 def json_of(text: str | bytes | None) -> Any:
-    """Return the value of a column that has JSON or compressed JSON; None for NULL."""
-    return None if text is None else json.loads(decompress(text) if isinstance(text, bytes) else text)
+    """Return the value of a column that has JSON or compressed JSON; None for NULL.
+
+    Raises:
+        RecordUnreadable: the value is damaged, or a newer Threadkeep wrote it.
+    """
+    try:
+        return None if text is None else json.loads(decompress(text) if isinstance(text, bytes) else text)
+    except ValueError:
+        raise RecordUnreadable("A record is damaged; restore a backup of the database.") from None
 
 
 def inputs_of(stored: bytes | None, message_id: str | None = None) -> tuple[RunInput, ...]:
@@ -179,13 +188,26 @@ def compressed_inputs(inputs: Iterable[RunInput]) -> bytes:
     return compress(json_text(entries))
 
 
-async def fetch_runs(connection: Connection, run_ids: Sequence[str]) -> list[Run]:
-    """Return the existing runs with these ids, in the order of the ids; unknown ids are left out."""
+async def fetch_runs(connection: Connection, run_ids: Sequence[str], *, damaged: bool = False) -> list[Run]:
+    """Return the existing runs with these ids, in the order of the ids; unknown ids are left out.
+
+    With `damaged`, a run whose records cannot be read is returned without them, and its error is `RecordUnreadable`.
+
+    Raises:
+        RecordUnreadable: a record cannot be read; the error names the run.
+    """
     sql = load_statements("runs.sql")["rows"]
     found: dict[str, Run] = {}
     for some in batched(run_ids, _AT_ONCE):
-        runs = map(run_of, await connection.fetch(*for_values(sql, "run_id", some)))
-        found |= {run.run_id: run for run in runs}
+        for row in await connection.fetch(*for_values(sql, "run_id", some)):
+            try:
+                run = run_of(row)
+            except RecordUnreadable as error:
+                if not damaged:
+                    raise RecordUnreadable(f"The run {row[0]} cannot be read. {error}") from None
+                rest = tuple(None if name in _RECORDS else value for name, value in zip(_COLUMNS, row, strict=True))
+                run = replace(run_of(rest), error=RecordUnreadable.__name__)
+            found[run.run_id] = run
     await _put_in_texts(connection, found)
     return [found[run_id] for run_id in run_ids if run_id in found]
 
@@ -257,15 +279,18 @@ class RunCounts:
 class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
     """A reader of lists and trees of runs, which also deletes runs."""
 
-    async def runs(self, query: RunQuery) -> tuple[list[Run], RunCursor | None]:
-        """Return one page of runs, newest first, and the cursor of the next page (None at the end)."""
+    async def runs(self, query: RunQuery, *, damaged: bool = False) -> tuple[list[Run], RunCursor | None]:
+        """Return one page of runs, newest first, and the cursor of the next page (None at the end).
+
+        With `damaged`, the page contains runs whose records cannot be read; see `fetch_runs`.
+        """
         parameters = {
             **vars(query),
             "since": query.since and time_text(query.since),
             **cursor_parameters(query.cursor, "created_at", "run_id"),
             "limit": query.limit + 1,
         }
-        found = await self._fetch(_statement_for(query), parameters)
+        found = await self._fetch(_statement_for(query), parameters, damaged=damaged)
         if len(found) <= query.limit:
             return found, None
         last = found[query.limit - 1]
@@ -324,10 +349,10 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
                 self._sql["checkpoints_removed"], [{"run_id": run_id} for run_id in sorted(run_ids)]
             )
 
-    async def _fetch(self, statement: str, parameters: Parameters) -> list[Run]:
+    async def _fetch(self, statement: str, parameters: Parameters, *, damaged: bool = False) -> list[Run]:
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql[statement], parameters)
-            return await fetch_runs(connection, [run_id for (run_id,) in rows])
+            return await fetch_runs(connection, [run_id for (run_id,) in rows], damaged=damaged)
 
 
 def _statement_for(query: RunQuery) -> str:
