@@ -18,9 +18,10 @@ from threadkeep import (
     Settings,
     load_settings,
 )
-from threadkeep.environment import default_database, plain_database, unknown_variables
+from threadkeep.environment import default_database, has_unknown_variables, plain_database
 from threadkeep.runs.engine.engine import EngineOptions
 from threadkeep.runs.options import RunServiceOptions
+from threadkeep.settings import unknown_variables
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.runs.trace import TraceLimits
 
@@ -398,7 +399,7 @@ def test_unknown_variables_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert unknown_variables() == []
     for name in Settings.model_fields:
         monkeypatch.setenv(f"THREADKEEP_{name.upper()}", "demo")
-    assert unknown_variables() == []
+    assert (unknown_variables(), has_unknown_variables()) == ([], False)
     monkeypatch.setenv("THREADKEEP_SYSTEM_PROMT", SECRET)
     monkeypatch.setenv("threadkeep_foo", SECRET)
     (tmp_path / ".env").write_text(f"THREADKEEP_API_KEY={SECRET}\nTHREADKEEP_PORT=8701\nOTHER=1\n")

@@ -54,20 +54,7 @@ def plain_database(url: str | None = None) -> DatabaseAddress | None:
     return parse_address(url or given.get(_URL) or f"sqlite:///{default_database()}")
 
 
-def unknown_variables() -> list[str]:
-    """Return a sentence for each `THREADKEEP_*` variable, in the environment or in `.env`, that is not a setting."""
-    given, known = {name.upper() for name in os.environ}, _NAMES.split()
-    if Path(".env").exists():
-        from dotenv import dotenv_values
-
-        given.update(name.upper() for name in dotenv_values(".env"))
-    sentences = []
-    # Compare the names without their common prefix, because it would make any two of them similar.
-    unknown = {name.removeprefix(PREFIX) for name in given if name.startswith(PREFIX)}.difference(known)
-    for name in sorted(unknown):
-        from difflib import get_close_matches
-
-        close = get_close_matches(name, known, n=1, cutoff=0.7)
-        advice = f"did you mean {PREFIX}{close[0]}?" if close else "correct its name, or remove it."
-        sentences.append(f"{PREFIX}{name} is not a setting and has no effect; {advice}")
-    return sentences
+def has_unknown_variables() -> bool:
+    """Return True if a `THREADKEEP_*` variable of the environment is not a setting."""
+    names = {name.upper().removeprefix(PREFIX) for name in os.environ if name.upper().startswith(PREFIX)}
+    return not names.issubset(_NAMES.split())

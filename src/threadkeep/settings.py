@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+from difflib import get_close_matches
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
+from dotenv import dotenv_values
 from platformdirs import user_data_path
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
@@ -420,6 +423,20 @@ def load_settings(**overrides: object) -> Settings:
         return Settings(**overrides)  # type: ignore[arg-type]
     except ValidationError as error:
         raise _sentence(error) from None
+
+
+def unknown_variables() -> list[str]:
+    """Return a sentence for each `THREADKEEP_*` variable, in the environment or in `.env`, that is not a setting."""
+    known = [name.upper() for name in Settings.model_fields]
+    names = (name.upper() for name in (*os.environ, *dotenv_values(".env")))
+    # Compare the names without their common prefix, because it would make any two of them similar.
+    given = {name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)}
+    sentences = []
+    for name in sorted(given.difference(known)):
+        close = get_close_matches(name, known, n=1, cutoff=0.7)
+        advice = f"did you mean {PREFIX}{close[0]}?" if close else "correct its name, or remove it."
+        sentences.append(f"{PREFIX}{name} is not a setting and has no effect; {advice}")
+    return sentences
 
 
 def _sentence(error: ValidationError) -> InvalidSettings:

@@ -53,7 +53,7 @@ def check_settings(settings: Settings) -> list[Finding]:
 
 def check_variables() -> list[Finding]:
     """Return a finding for each variable that has the settings' prefix, but is not a setting."""
-    from threadkeep.environment import unknown_variables
+    from threadkeep.settings import unknown_variables
 
     cure = "Correct its name, or remove it from the environment and .env."
     return [Finding("settings", "warn", sentence, cure) for sentence in unknown_variables()]

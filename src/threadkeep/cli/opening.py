@@ -40,7 +40,7 @@ def command_settings(**overrides: object) -> Settings:
 
 def note_unknown_variables() -> None:
     """Name misspelt `THREADKEEP_*` variables on stderr, because the command may use another database than expected."""
-    from threadkeep.environment import unknown_variables
+    from threadkeep.settings import unknown_variables
 
     for sentence in unknown_variables():
         terminal.error(sentence)  # a note is not shown with `--json`
@@ -116,14 +116,14 @@ async def opened_tables() -> AsyncIterator[TableSessions | None]:
 
     If it yields None, the command must open a memory, whose import takes longer than a short command runs.
     """
-    from threadkeep.environment import plain_database
+    from threadkeep.environment import has_unknown_variables, plain_database
     from threadkeep.store.driver import StoreOptions
     from threadkeep.store.migrations import known_migrations, schema_version
     from threadkeep.store.opening import open_database
     from threadkeep.store.transcripts import TableSessions
 
     options, transcripts = StoreOptions(), "tables"
-    if (address := plain_database(chosen_database.get())) is None:
+    if settings_read := (address := plain_database(chosen_database.get())) is None:
         settings = command_settings()
         address, options, transcripts = settings.database, settings.store_options(), settings.transcripts
     check_exists(address)
@@ -131,7 +131,7 @@ async def opened_tables() -> AsyncIterator[TableSessions | None]:
         sessions = TableSessions(driver)
         current = await schema_version(driver) == known_migrations(driver.backend)[-1][0]
         usable = current and transcripts == "tables" and await sessions.are_all()
-        if usable:
+        if usable and (settings_read or has_unknown_variables()):
             note_unknown_variables()
         yield sessions if usable else None
 

@@ -61,8 +61,8 @@ async def work() -> None:
     settings = command_settings(log_json=True if terminal.as_json else None)
     check_others_see(settings)
 
-    from threadkeep.environment import unknown_variables
     from threadkeep.observe.log import LogObserver, configure_logging
+    from threadkeep.settings import unknown_variables
 
     configure_logging(settings.log_level, json=settings.log_json)
     for sentence in unknown_variables():

@@ -18,12 +18,11 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from threadkeep.app import App, open_app
-from threadkeep.environment import unknown_variables
 from threadkeep.errors import DatabaseFileReplaced, StoreError, ThreadkeepError
 from threadkeep.history.memory import Memory
 from threadkeep.observe.log import LogObserver, configure_logging
 from threadkeep.runs.retries import retry_until_available
-from threadkeep.settings import Settings
+from threadkeep.settings import Settings, unknown_variables
 from threadkeep.store.migrations import known_migrations
 from threadkeep.version import __version__
 from threadkeep.web.api import chat, facts, persons, runs, sessions, workflows
