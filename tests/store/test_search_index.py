@@ -112,6 +112,7 @@ async def test_a_long_catch_up_is_reported_once(
 ) -> None:
     monkeypatch.setattr("threadkeep.history.memory_parts.MUCH_UNINDEXED", 2)
     monkeypatch.setattr("threadkeep.history.memory_parts._PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("threadkeep.history.memory_parts._TIMEOUT_SECONDS", 0.0)
     async with open_memory(shared_url, options=replace(memory_options, background=False)) as memory:
         await memory.session("room").append([Message(role="user", content=f"word {n}") for n in range(3)])
     catch_up, rounds = SearchIndex.catch_up, iter([StoreUnavailable("The disk is full.")])

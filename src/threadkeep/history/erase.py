@@ -313,7 +313,7 @@ class Eraser:
             async for namespace in _namespaces(await self._memory.graph_store())
             if not mine.isdisjoint(namespace) and not any(layout.has(namespace) for layout in layouts)
         ]
-        # Reading the ids of all users reads whole tables, and few persons have namespaces.
+        # Read the ids of all users only now: this reads whole tables, and few persons have namespaces.
         known = {*await self.rows.known(sessions=False)} - mine if naming else set()
         return [namespace for namespace in naming if (not known.isdisjoint(namespace)) == others]
 

@@ -192,8 +192,9 @@ class MessageSearch:
             with contextlib.suppress(StoreError):
                 started = time.monotonic()
                 complete = await self._index.catch_up(seconds=_TIMEOUT_SECONDS)
-                # The count reads all sessions, so it is made only if there is much to index.
-                if not (complete or behind) and (waiting := await self._index.unindexed()) >= MUCH_UNINDEXED:
+                # Count only if there is much to index, because the count reads all sessions.
+                much = not complete and time.monotonic() - started >= _TIMEOUT_SECONDS
+                if much and not behind and (waiting := await self._index.unindexed()) >= MUCH_UNINDEXED:
                     behind, began = waiting, started
                     self._observer.notify(IndexingBegan(messages=behind))
                 if (complete or await self._index.catch_up()) and behind:

@@ -164,7 +164,7 @@ class WindowReader:
 
         Return None if not all messages are known, or if they exceed the limits.
         """
-        if known is None or limits.counter is None or known.first_seq > begin:
+        if known is None or limits.nothing or limits.counter is None or known.first_seq > begin:
             return None
         if max(known.marks.reset_seq, known.marks.archived_seq) >= max(begin, 1):
             return None

@@ -363,4 +363,6 @@ def _statement_for(query: RunQuery) -> str:
         return "newest_of_session"
     if query.user_id is not None:
         return "newest_of_user"
+    if query.status in ("failed", "cancelled", "interrupted"):
+        return "newest_without_answer"
     return "newest_set_aside" if query.set_aside else "newest"

@@ -133,7 +133,8 @@ SELECT sent.session_id, sent.seq FROM (
     WHERE m.role = 'user' AND m.author IS NOT NULL
     UNION
     SELECT m.session_id, m.seq FROM ids JOIN chat_messages m ON CAST(m.metadata ->> 'sender_id' AS TEXT) = ids.id
-    WHERE m.role = 'user' AND m.metadata ->> 'sender_id' IS NOT NULL
+    -- An id of a person has at most 512 characters; a longer value could not be stored in the index.
+    WHERE m.role = 'user' AND length(m.metadata ->> 'sender_id') <= 512
         -- A sender is a text or an integer; other values do not name a person.
         AND (CAST(m.metadata -> 'sender_id' AS TEXT) LIKE '"%'
             OR ltrim(CAST(m.metadata -> 'sender_id' AS TEXT), '-0123456789') = '')

@@ -35,6 +35,12 @@ WHERE r.set_aside AND (r.created_at, r.run_id) < (:created_at, :run_id)
 ORDER BY r.created_at DESC, r.run_id DESC
 LIMIT :limit
 
+-- name: newest_without_answer
+-- The literal statuses let both engines use the index of these runs; nearly all runs end with an answer.
+SELECT r.run_id FROM chat_runs r
+WHERE r.status IN ('failed', 'cancelled', 'interrupted') AND (r.created_at, r.run_id) < (:created_at, :run_id)
+-- include: page
+
 -- name: newest_of_parent
 SELECT r.run_id FROM chat_runs r
 WHERE r.parent_run_id = :parent_run_id

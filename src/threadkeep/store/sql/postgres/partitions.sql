@@ -157,7 +157,8 @@ WHERE ((answers IS NOT NULL) AND (status = 'complete') AND (superseded_at IS NUL
 CREATE INDEX IF NOT EXISTS idx_chat_messages_author_new
 ON chat_messages_new (author) WHERE ((role = 'user') AND (author IS NOT NULL));
 CREATE INDEX IF NOT EXISTS idx_chat_messages_sender_new
-ON chat_messages_new ((metadata ->> 'sender_id')) WHERE ((role = 'user') AND ((metadata ->> 'sender_id') IS NOT NULL));
+ON chat_messages_new ((metadata ->> 'sender_id'))
+WHERE ((role = 'user') AND (length(metadata ->> 'sender_id') <= 512));
 CREATE INDEX IF NOT EXISTS idx_chat_search_terms_new
 ON chat_search_new USING gin (terms) WITH (gin_pending_list_limit='512');
 ANALYZE chat_messages_new;
