@@ -51,7 +51,7 @@ def test_a_damaged_run_is_listed_with_a_mark(filled: CommandLine, content: str) 
     """The other runs are listed as before, and a reader of the damaged run learns its id."""
     before = filled("runs", "list", "--json").json["runs"]
     blob = f"X'{content}'" if filled.url.startswith("sqlite") else f"decode('{content}', 'hex')"
-    execute(filled.url, f"UPDATE chat_runs SET input = {blob}, budget = NULL WHERE run_id = 'r-parent'")
+    execute(filled.url, f"UPDATE chat_runs SET input = {blob} WHERE run_id = 'r-parent'")
     after = filled("runs", "list", "--json").json["runs"]
     assert after == [{**one, "error": "RecordUnreadable"} if one["run_id"] == "r-parent" else one for one in before]
     assert "done (RecordUnreadable)" in filled("runs", "list").out

@@ -58,11 +58,18 @@ async def test_each_message_is_one_update_of_a_run_that_is_joined_late(tmp_path:
 
     The update has it once.
     """
-    async with sdk(tmp_path, ScriptedModel(["It is teal."])) as (langgraph, _), asyncio.timeout(HANG_SECONDS):
+    async with sdk(tmp_path, ScriptedModel(["It is teal."])) as (langgraph, client), asyncio.timeout(HANG_SECONDS):
         await langgraph.runs.wait("t1", "chat", input=asks("Which?"))
         [run] = await langgraph.runs.list("t1")
+        address = f"/threads/t1/runs/{run['run_id']}/stream"  # older JavaScript SDKs encode several modes as JSON
+        encoded = [
+            await client.get(address, params={"stream_mode": modes})
+            for modes in ('["values","messages-tuple"]', '["values","other"]', "[" * 5000, "[")
+        ]
         parts = [part async for part in langgraph.runs.join_stream("t1", run["run_id"], stream_mode="updates")]
         usual = [part async for part in langgraph.runs.join_stream("t1", run["run_id"])]
+    assert [one.status_code for one in encoded] == [200, 422, 422, 422]
+    assert {"event: values", "event: messages"} <= set(encoded[0].text.splitlines())
     assert {part.event for part in usual} == {"metadata", "values", "end"}
     updates = [part.data for part in parts if part.event == "updates"]
     assert [[one["content"] for one in update["answer"]["messages"]] for update in updates] == [["It is teal."]]
@@ -518,6 +525,9 @@ async def test_a_thread_is_edited_and_copied_and_its_earlier_states_are_read(tmp
         before = await langgraph.threads.get_state("t1", checkpoint_id="2")
         chosen: Any = {"thread_id": "t1", "checkpoint_ns": "", "checkpoint_id": "2"}
         of_checkpoint = await langgraph.threads.get_history("t1", checkpoint=chosen)
+        for none, options in (("1", {}), ("999", {}), ("9" * 15, {}), ("2", {"before": chosen})):
+            unknown: Any = {**chosen, "checkpoint_id": none}
+            assert await langgraph.threads.get_history("t1", checkpoint=unknown, **options) == []
         now = await langgraph.threads.get_state("t1")
         copied = (await client.post("/threads/t1/copy")).json()
         await langgraph.runs.wait(copied["thread_id"], "chat", input=asks("second"))

@@ -12,14 +12,16 @@ import httpx2
 import pytest
 from langgraph_sdk.errors import ConflictError, InternalServerError, NotFoundError, UnprocessableEntityError
 
+from tests.history.retaining import deleting
 from tests.recorded_events import RecordedEvents
 from tests.runs.desk import RunDesk, carried_out
 from tests.web.test_langgraph_protocol import asks, sdk, texts
 from tests.workflows.test_agent_history import BOT
 from tests.workflows.test_own_conversations import asked, numbered
-from threadkeep import MemoryOptions, Message, open_memory
+from threadkeep import Memory, MemoryOptions, Message, open_memory
 from threadkeep.errors import StoreUnavailable
 from threadkeep.testing import ScriptedModel
+from threadkeep.web.langgraph.threads import CreatedThread
 
 ANN = {"user_id": "ann"}
 
@@ -121,6 +123,33 @@ async def test_a_thread_of_a_user_is_never_stored_without_its_metadata(
         again: Any = await langgraph.threads.create(thread_id="t1", metadata={}, params=ANN, if_exists="do_nothing")
         found: Any = await langgraph.threads.get("t1", params=ANN)
     assert [one["metadata"].get("page") for one in (again, found)] == ["/cart", "/cart"]
+
+
+async def test_a_thread_without_its_creation_message_still_runs(
+    tmp_path: Path, shared_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service crashed before it forgot the created thread, and retention deleted the creation message."""
+    async with sdk(tmp_path, ScriptedModel(["a", "b"]), database_url=shared_url) as (langgraph, client):
+        await langgraph.threads.create(thread_id="t1", metadata={"page": "/cart"})
+        with monkeypatch.context() as patched:
+            patched.setattr("threadkeep.store.duties.ChannelState.forget", failing)
+            body = {"assistant_id": "chat", "input": asks("first")}
+            assert (await client.post("/threads/t1/runs/wait", json=body)).status_code == 503
+        await langgraph.threads.update("t1", metadata={"page": "/new"})
+        await client.post("/api/v1/chat", json={"message": "hi", "session_id": "t1"})
+        async with open_memory(shared_url) as memory:
+            assert (await memory.retention.prune(deleting(max_messages=2))).deleted.messages == 1
+        values: Any = await langgraph.runs.wait("t1", "chat", input=asks("second"))
+        found: Any = await langgraph.threads.get("t1")
+    assert texts(values) == [("human", "hi"), ("ai", "a"), ("human", "second"), ("ai", "b")]
+    assert found["metadata"]["page"] == "/new"
+
+
+async def test_a_thread_is_stored_while_other_turns_are_pending(memory: Memory) -> None:
+    memory.pending.database_fails = True
+    assert await CreatedThread(memory, "t1", "ann").begin({"page": "/cart"})
+    assert not await CreatedThread(memory, "t1", "ann").begin({"page": "/other"})
+    assert (await memory.session("t1").info()).metadata == {"page": "/cart"}
 
 
 async def failing(*_: object, **__: object) -> None:

@@ -187,7 +187,7 @@ def _described(info: SessionInfo) -> str:
 
 @contextmanager
 def _tool_errors() -> Iterator[None]:
-    """Raise errors of the block as errors of a tool, which the model reads."""
+    """Convert errors of the block to `ToolError`, whose text the model reads."""
     try:
         yield
     except (SessionNotFound, WrongUser) as error:  # their own sentences name a command, or reveal the session

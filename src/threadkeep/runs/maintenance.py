@@ -137,6 +137,7 @@ class RunMaintenance:
             # Failed work is retried as long as the process lives.
             with ErrorBoundary() as attempt:
                 await work()
-            # The engine is closed until a process that was declared dead has registered again, and at the end.
+            # The engine raises StoreClosed while this process registers again after it was declared dead, and during
+            # shutdown.
             if attempt.error is not None and not isinstance(attempt.error, StoreClosed):
                 self._worker.report(type(attempt.error).__name__, name)

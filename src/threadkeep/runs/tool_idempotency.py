@@ -116,7 +116,10 @@ class IdempotentToolsOnly(AgentMiddleware[AgentState[Any], Any, Any]):
 
 
 def last_answer(question: dict[str, Json], number: int) -> Json:
-    """Ask a person and return the answer. LangGraph repeats the step with all `number` answers; return the last one."""
+    """Ask a person and return the answer.
+
+    LangGraph replays all earlier answers to the step; the last of the `number` answers is the new one.
+    """
     answer: Json = None
     for _ in range(number):
         answer = interrupt(question)

@@ -30,7 +30,7 @@ class Ledger:
     the run has child runs.
 
     A recorded run stores its usage in groups with its trace, so a killed process loses only the usage of the last model
-    calls. `stored` stores the usage of the run's whole tree before it returns the usage of a run and the runs below it.
+    calls. `stored` flushes the pending usage of the whole tree, then returns the usage of a run and all runs below it.
     It is called before each model call if the run or one of its ancestors has a budget.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from itertools import batched
@@ -154,6 +155,14 @@ def json_of(text: str | bytes | None) -> Any:
         raise RecordUnreadable("A record is damaged; restore a backup of the database.") from None
 
 
+def _intact(record: str | bytes | None) -> str | bytes | None:
+    """Return a record, or None if it cannot be read."""
+    with suppress(RecordUnreadable):
+        json_of(record)
+        return record
+    return None
+
+
 def inputs_of(stored: bytes | None, message_id: str | None = None) -> tuple[RunInput, ...]:
     """Return the inputs in a column; an omitted text is None, and is in the transcript under `message_id`."""
     entries: Sequence[Mapping[str, Any]] = json_of(stored) or ()
@@ -191,7 +200,7 @@ def compressed_inputs(inputs: Iterable[RunInput]) -> bytes:
 async def fetch_runs(connection: Connection, run_ids: Sequence[str], *, damaged: bool = False) -> list[Run]:
     """Return the existing runs with these ids, in the order of the ids; unknown ids are left out.
 
-    With `damaged`, a run whose records cannot be read is returned without them, and its error is `RecordUnreadable`.
+    With `damaged`, a run is returned without the records that cannot be read, and its error is `RecordUnreadable`.
 
     Raises:
         RecordUnreadable: a record cannot be read; the error names the run.
@@ -205,8 +214,10 @@ async def fetch_runs(connection: Connection, run_ids: Sequence[str], *, damaged:
             except RecordUnreadable as error:
                 if not damaged:
                     raise RecordUnreadable(f"The run {row[0]} cannot be read. {error}") from None
-                rest = tuple(None if name in _RECORDS else value for name, value in zip(_COLUMNS, row, strict=True))
-                run = replace(run_of(rest), error=RecordUnreadable.__name__)
+                rest = [
+                    _intact(value) if name in _RECORDS else value for name, value in zip(_COLUMNS, row, strict=True)
+                ]
+                run = replace(run_of(tuple(rest)), error=RecordUnreadable.__name__)
             found[run.run_id] = run
     await _put_in_texts(connection, found)
     return [found[run_id] for run_id in run_ids if run_id in found]

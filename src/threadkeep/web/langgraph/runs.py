@@ -10,7 +10,8 @@ from urllib.parse import quote
 
 from anyio import CancelScope
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
-from pydantic import JsonValue
+from pydantic import BeforeValidator, JsonValue
+from pydantic_core import from_json
 
 from threadkeep.app import App
 from threadkeep.errors import InvalidInput, RunNotFound, SessionNotFound
@@ -42,9 +43,21 @@ _USUAL_MODES = ["values"]
 _MOST = 200
 
 type LastEventId = Annotated[str | None, Header(max_length=32, description="The id of the newest known event.")]
+
+
+def _decoded(modes: object) -> object:
+    """Decode the JSON list that older JavaScript SDKs send for several modes."""
+    match modes:
+        case [str(encoded)] if encoded.startswith("["):
+            return from_json(encoded)
+    return modes
+
+
 # LangGraph's Python SDK sends an empty mode if its caller chose none.
 type StreamModes = Annotated[
-    list[StreamMode | Literal[""]] | None, Query(description="What to stream; by default `values`.")
+    list[StreamMode | Literal[""]] | None,
+    BeforeValidator(_decoded),
+    Query(description="What to stream; by default `values`."),
 ]
 
 
@@ -94,7 +107,7 @@ class ThreadRuns:
             await find_thread(self._app, str(self.thread_id), user_id=user_id)
         except SessionNotFound:
             if await CreatedThread(self._app.memory, str(self.thread_id)).thread() is not None:
-                return  # the user of its first run owns the thread
+                return  # The thread exists, but has no owner yet.
             sentence = "This thread does not exist; to create it with its first run, send if_not_exists: create."
             raise ProblemRaised(make_problem(404, "session-not-found", sentence)) from None
 

@@ -41,7 +41,7 @@ def message_json(message: Message) -> dict[str, Json]:
 
 
 def question_of(given: object) -> tuple[str, str | None, Mapping[str, Json]]:
-    """Return the question in the input of a run with the id of its message, and the other inputs.
+    """Return the question's text, its message id (None if it has none), and the other inputs of the run.
 
     The question consists of the human messages at the end of the input.
 
@@ -209,11 +209,18 @@ async def values_of_run(app: App, run: Run) -> dict[str, Json]:
     return await values_of(app.memory.session(run.session_id, user_id=run.user_id))
 
 
-async def history_of(thread: Thread, *, limit: int, before: int | None = None) -> list[ThreadStateBody]:
+async def history_of(
+    thread: Thread, *, limit: int, before: int | None = None, at: int | None = None
+) -> list[ThreadStateBody]:
     """Return the newest `limit` states, newest first: at the ends of a thread's turns, and before its first turn.
 
-    Only the newest 1,000 messages (before the checkpoint `before`) are read.
+    Only the newest 1,000 messages (before the checkpoint `before`) are read. With `at`, return only the state at this
+    checkpoint.
     """
+    if at is not None:
+        nearby = await messages_in(thread.session, at + MOST_MESSAGES // 2)
+        exists = at in _turn_ends(nearby) and (before is None or at < before)
+        return [await state_of(thread, at=at)] if exists else []
     messages = await messages_in(thread.session, before)
     ends = _turn_ends(messages)
     states: list[ThreadStateBody] = []

@@ -14,7 +14,7 @@ from langchain_core.utils.uuid import uuid7
 from threadkeep.adapters.items import append_once, item_message
 from threadkeep.agent.conversion import from_langchain
 from threadkeep.app import App
-from threadkeep.errors import InvalidInput, InvalidKey, SessionDamaged, SessionNotFound
+from threadkeep.errors import InvalidInput, InvalidKey, SessionDamaged, SessionNotFound, StoreUnavailable
 from threadkeep.history.all_sessions import AllSessions
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json, Message
@@ -68,7 +68,10 @@ _CREATION_ID = "langgraph:thread"
 
 
 class CreatedThread:
-    """A thread that was created without a user and has no run yet. A request with a user does not find it."""
+    """A thread without a run.
+
+    Until its first run, a thread without a user is only kept, and requests with a user do not find it.
+    """
 
     def __init__(self, memory: Memory, thread_id: str, user_id: str | None = None) -> None:
         self._memory = memory
@@ -118,24 +121,32 @@ class CreatedThread:
         metadata = {} if kept is None else ThreadBody.model_validate_json(kept).metadata
         if metadata or new is not None:
             stored = await self._store({**(new or {}), **metadata})
+            if metadata and not stored:
+                await self._session.update(metadata={**metadata, **(await self._session.info()).metadata})
         if kept is not None:
             await self._state.forget(_CREATED, self._session.session_id, kept)
         return stored
 
     async def _store(self, metadata: Mapping[str, Json]) -> bool:
-        """Store the thread and its metadata, in SQL tables in one transaction; return False if it is already stored."""
-        session, known = self._session, dict[str, Json]()
-        creation = item_message(CREATION, str(uuid7()), role=None, text="[thread]", message_id=_CREATION_ID)
-        if self._memory.in_graph_store:  # a repeated call finds the metadata of `keep` again
-            stored = not (await session.append([creation])).duplicates
-            if metadata:
-                await session.update(metadata={**metadata, **(await session.info()).metadata})
-            return stored
+        """Store the thread and its metadata; SQL tables store both in one transaction.
+
+        Return False if the thread exists.
+        """
+        session = self._session
         with suppress(SessionNotFound):
-            known = dict((await session.info()).metadata)
-        value = {"session_id": session.session_id, "value": json_text({**metadata, **known})}
-        set_metadata = load_statements("transcripts.sql")["set_metadata"], value
-        return await append_once(session, [creation], Joined(after=[set_metadata]))
+            await session.info()
+            return False
+        creation = item_message(CREATION, str(uuid7()), role=None, text="[thread]", message_id=_CREATION_ID)
+        if not self._memory.in_graph_store:
+            value = {"session_id": session.session_id, "value": json_text(metadata)}
+            set_metadata = load_statements("transcripts.sql")["set_metadata"], value
+            with suppress(StoreUnavailable):  # earlier turns of the session may be pending
+                return await append_once(session, [creation], Joined(after=[set_metadata]))
+        # After a crash between the two writes, the next call finds the kept metadata and adds it.
+        stored = not (await session.append([creation])).duplicates
+        if stored and metadata:
+            await session.update(metadata={**metadata, **(await session.info()).metadata})
+        return stored
 
     async def forget(self) -> bool:
         """Delete the created thread; return False if it does not exist or the request names a user."""
@@ -323,7 +334,7 @@ async def get_history(
 ) -> list[ThreadStateBody]:
     """Return up to `limit` states at the ends of turns, newest first; an empty list if the thread is not stored yet.
 
-    With a checkpoint, return only the state at the checkpoint.
+    With a checkpoint, return only the state at the checkpoint; an empty list if the thread has no such checkpoint.
     """
     asked = body or HistoryBody()
     if asked.metadata:
@@ -332,9 +343,7 @@ async def get_history(
         thread = await find_thread(app, thread_id, user_id=user_id)
     except SessionNotFound:
         return []
-    if (at := seq_of(asked.checkpoint)) is not None:
-        return [await state_of(thread, at=at)]
-    return await history_of(thread, limit=asked.limit, before=seq_of(asked.before))
+    return await history_of(thread, limit=asked.limit, before=seq_of(asked.before), at=seq_of(asked.checkpoint))
 
 
 def _utterance(message: BaseMessage) -> Message:
