@@ -18,7 +18,7 @@ from threadkeep import (
     Settings,
     load_settings,
 )
-from threadkeep.environment import default_database, has_unknown_variables, plain_database
+from threadkeep.environment import _NAMES, default_database, has_unknown_variables, plain_database
 from threadkeep.runs.engine.engine import EngineOptions
 from threadkeep.runs.options import RunServiceOptions
 from threadkeep.settings import unknown_variables
@@ -396,6 +396,7 @@ def test_workflows_are_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_unknown_variables_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Unknown variables of the environment and of `.env` are named with a suggestion, and without their values."""
+    assert {name.upper() for name in Settings.model_fields} == set(_NAMES.split())
     assert unknown_variables() == []
     for name in Settings.model_fields:
         monkeypatch.setenv(f"THREADKEEP_{name.upper()}", "demo")

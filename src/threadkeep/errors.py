@@ -37,7 +37,7 @@
         │   ├── PendingFolderUnusable     the folder of pending turns cannot be written
         │   └── TurnInMemoryOnly          neither the database nor that folder takes a turn; a crash would lose it
         ├── SessionDamaged                an item of one session in a graph store cannot be read
-        ├── RecordUnreadable              a compressed record is damaged, or a newer Threadkeep wrote it
+        ├── RecordUnreadable              a stored record is damaged, or a newer Threadkeep wrote it
         ├── SchemaTooNew                  the database was written by a newer Threadkeep
         └── StoreClosed                   the memory or the run service is closing, or its `async with` ended
 
@@ -496,7 +496,7 @@ class SessionDamaged(StoreError):
 
 
 class RecordUnreadable(StoreError):
-    """A compressed record is damaged, or a newer version of Threadkeep wrote it."""
+    """A stored record is damaged, or a newer version of Threadkeep wrote it."""
 
 
 class SchemaTooNew(StoreError):

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 import pytest
+from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
 from tests.agent.talking import ROOM, ask, config_of, kept, make_agent, numbered, seen
 from threadkeep import Memory, Message, SessionMemory, rebuild
-from threadkeep.agent.provider_messages import NO_ANSWER, OPENING
+from threadkeep.agent.provider_messages import NO_ANSWER, OPENING, mark_between
 from threadkeep.context.manifest import WindowKind
 from threadkeep.records import Summary
 from threadkeep.testing import ScriptedModel
+
+type Handler = Callable[[ModelRequest], Awaitable[ModelResponse]]
 
 
 def talk_of(call: Sequence[BaseMessage]) -> list[tuple[str, str]]:
@@ -114,6 +117,32 @@ async def test_a_question_without_an_answer_is_marked(memory: Memory, answer: st
     manifest = (await memory.manifests.of_session(ROOM))[0].manifest
     assert "left_out" not in manifest
     await check_records(memory, model)
+
+
+async def test_marks_that_a_middleware_changes_in_place_are_not_sent_to_other_sessions(small_memory: Memory) -> None:
+    class Changes(AgentMiddleware):
+        """A middleware that changes the messages of a call in place."""
+
+        async def awrap_model_call(self, request: ModelRequest, handler: Handler) -> ModelResponse:
+            for message in request.messages:
+                message.content = "changed"
+            return await handler(request)
+
+    model = ScriptedModel(["one", "two"])
+    for room, others in (("ann", [Changes()]), ("bob", [])):
+        earlier = [
+            Message("assistant", "news"),
+            Message("user", "one?", run_id="1"),
+            Message("user", "two?", run_id="2"),
+        ]
+        await small_memory.session(room).append(earlier)
+        await ask(make_agent(model, [SessionMemory(small_memory), *others]), "three?", thread_id=room)
+    texts = [OPENING, "news", "one?", NO_ANSWER, "two?", NO_ANSWER, "three?"]
+    assert [message.text for message in model.calls[1]] == texts
+    answer, result = AIMessage("a"), ToolMessage("r", tool_call_id="c")
+    assert mark_between(answer, None, "google") is not mark_between(answer, None, "google")
+    question = HumanMessage("q")
+    assert mark_between(result, question, "mistral") is not mark_between(result, question, "mistral")
 
 
 async def test_messages_of_one_question_have_no_mark_between_them(memory: Memory) -> None:

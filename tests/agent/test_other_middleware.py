@@ -40,7 +40,7 @@ from pydantic import BaseModel
 
 from tests.agent.talking import ROOM, add, adding, config_of, input_of
 from tests.docs.pages import DOCS
-from threadkeep import Memory, SessionMemory
+from threadkeep import Memory, Message, SessionMemory
 from threadkeep.testing import ScriptedModel
 
 DOWN = ConnectionError("the provider is down")
@@ -230,6 +230,30 @@ async def test_a_summary_of_other_middleware_is_no_question(
     for call in model.calls:
         sent = [message.text for message in call if not message.additional_kwargs.get("lc_source")]
         assert len(sent) == len(set(sent))
+
+
+class ChangingInPlace(AgentMiddleware[Any, Any, Any]):
+    """Middleware that adds a word to the messages of a call in place."""
+
+    async def awrap_model_call(self, request: Any, handler: Any) -> Any:
+        """Change the messages, and call the model."""
+        for message in request.messages:
+            message.content = f"{message.content} (Ann)"
+        return await handler(request)
+
+
+async def test_messages_that_middleware_changes_in_place_reach_no_other_turn(small_memory: Memory) -> None:
+    """A mark for a missing answer is in the calls of both sessions."""
+    model = ScriptedModel(["a", "b"])
+    for name, others in (("ann", [ChangingInPlace()]), ("bob", [])):
+        unanswered = [Message("user", word, id=f"{name}-{word}", run_id=word) for word in ("first", "second")]
+        await small_memory.session(name).append(unanswered)
+        agent: Any = create_agent(model, [], middleware=[SessionMemory(small_memory), *others])
+        await agent.ainvoke(input_of("third", f"{name}-3"), config_of(name))
+    texts = [[str(message.content) for message in call] for call in model.calls]
+    assert any("Ann" in text for text in texts[0])
+    assert len(texts[1]) > 3
+    assert not any("Ann" in text for text in texts[1])
 
 
 class Score(BaseModel):

@@ -6,9 +6,11 @@ import asyncio
 import time
 import traceback
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 import psycopg
 import pytest
@@ -20,6 +22,7 @@ from threadkeep import MemoryOptions, Message, StoreError, StoreUnavailable, ope
 from threadkeep.errors import StoreClosed
 from threadkeep.history.memory import Memory
 from threadkeep.runs.options import RunServiceOptions
+from threadkeep.store.address import parse_address
 from threadkeep.store.driver import DuplicateRow, StoreOptions
 from threadkeep.store.postgres import TRUSTED_SECONDS, PostgresDriver, open_dict_pool
 
@@ -156,23 +159,68 @@ async def test_a_mistake_in_the_url_is_reported_without_a_retry(
     assert "secret" not in str(raised.value)
 
 
-async def test_a_wrong_password_is_reported_without_a_retry() -> None:
-    words = b'SFATAL\0C28P01\0Mpassword authentication failed for user "ada"\0\0'
+@asynccontextmanager
+async def refusing(sentence: str) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """Run a server that refuses each connection with an error; yield the host with its port, and the requests."""
+    words = f"SFATAL\0C28000\0M{sentence}\0\0".encode()
+    requests: list[bytes] = []
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(1024)
+        requests.append(await reader.read(1024))
         writer.write(b"E" + (4 + len(words)).to_bytes(4) + words)
         writer.close()
 
     async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server, asyncio.timeout(HANG_SECONDS):
-        port = server.sockets[0].getsockname()[1]
-        url = f"postgresql://ada:secret@127.0.0.1:{port}/db?sslmode=disable&gssencmode=disable"
-        with pytest.raises(StoreUnavailable, match='password authentication failed for user "ada"') as raised:
-            await PostgresDriver.open(url, StoreOptions(pool_timeout_seconds=2 * HANG_SECONDS), waits=True)
-        with pytest.raises(StoreUnavailable, match='password authentication failed for user "ada"'):
-            async with open_dict_pool(url, StoreOptions(pool_timeout_seconds=2 * HANG_SECONDS)):
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", requests
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        'password authentication failed for user "ada"',
+        'pg_hba.conf rejects connection for host "127.0.0.1", user "ada", database "db", no encryption',
+    ],
+)
+async def test_a_final_refusal_is_reported_without_a_retry(sentence: str) -> None:
+    options = StoreOptions(pool_timeout_seconds=2 * HANG_SECONDS)
+    async with refusing(sentence) as (host, _):
+        url = f"postgresql://ada:secret@{host}/db?sslmode=disable&gssencmode=disable"
+        with pytest.raises(StoreUnavailable, match=sentence) as raised:
+            await PostgresDriver.open(url, options, waits=True)
+        with pytest.raises(StoreUnavailable, match=sentence):
+            async with open_dict_pool(url, options):
                 pass
     assert "secret" not in str(raised.value)
+
+
+async def test_a_server_without_ssl_is_reported_without_a_retry() -> None:
+    async def decline(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1024)
+        writer.write(b"N")
+        await reader.read(1024)
+        writer.close()
+
+    async with await asyncio.start_server(decline, "127.0.0.1", 0) as server, asyncio.timeout(HANG_SECONDS):
+        url = f"postgresql://127.0.0.1:{server.sockets[0].getsockname()[1]}/db?sslmode=require&gssencmode=disable"
+        with pytest.raises(StoreUnavailable, match="server does not support SSL"):
+            await PostgresDriver.open(url, StoreOptions(pool_timeout_seconds=2 * HANG_SECONDS), waits=True)
+
+
+async def test_a_short_command_retries_a_server_that_has_no_free_connection() -> None:
+    async with refusing("sorry, too many clients already") as (host, requests):
+        url = f"postgresql://ada@{host}/db?sslmode=disable&gssencmode=disable"
+        with pytest.raises(StoreUnavailable, match="too many clients"):
+            await PostgresDriver.open(url, StoreOptions(pool_timeout_seconds=1))
+    assert len(requests) > 1
+
+
+async def test_the_final_refusal_of_one_of_several_hosts_is_retried() -> None:
+    """A standby may lack the role while the primary is restarted."""
+    async with refusing('role "ada" does not exist') as (host, requests):
+        url = f"postgresql://ada@127.0.0.1:1,{host}/db?sslmode=disable&gssencmode=disable"
+        with pytest.raises(StoreUnavailable, match='role "ada" does not exist'):
+            await PostgresDriver.open(url, StoreOptions(pool_timeout_seconds=1), waits=True)
+    assert len(requests) > 1
 
 
 @pytest.mark.parametrize(
@@ -183,6 +231,19 @@ async def test_a_short_command_does_not_wait_for_a_server(host: str, reason: str
     with pytest.raises(StoreUnavailable, match=f"{reason}.*Check the URL postgresql://"):
         async with asyncio.timeout(HANG_SECONDS), open_memory(f"postgresql:///db?host={host}", options=options):
             pass
+
+
+@pytest.mark.parametrize("transcripts", ["tables", "graph_store"])
+async def test_a_short_command_does_not_wait_for_a_graph_store(transcripts: Literal["tables", "graph_store"]) -> None:
+    options = MemoryOptions(
+        background=False,
+        transcripts=transcripts,
+        graph_store=parse_address("postgresql:///db?host=/nowhere"),
+        store=StoreOptions(pool_timeout_seconds=2 * HANG_SECONDS),
+    )
+    with pytest.raises(StoreUnavailable, match="No such file or directory"):
+        async with asyncio.timeout(HANG_SECONDS), open_memory("sqlite://", options=options) as memory:
+            await memory.graph_store()
 
 
 async def test_a_memory_waits_for_a_server_that_starts_and_says_so_once(

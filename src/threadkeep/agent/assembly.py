@@ -45,7 +45,6 @@ _NEWEST: Final = 8
 """If this many newest messages need more tokens than the window's share, the share becomes half of the budget."""
 _YIELDING: Final[tuple[Section, ...]] = ("window", "earlier_steps")
 _PINNED: Final[tuple[Section, ...]] = ("system", "summary")
-_NO_ANSWER_MARK, _OPENING_MARK = AIMessage(NO_ANSWER), HumanMessage(OPENING)
 
 
 class Assembler:
@@ -70,6 +69,8 @@ class Assembler:
         self._count = len(recollection.messages)
         # Later turns add their messages to the cached window, so this turn copies the ids.
         self._rows_by_id = dict(self.window.rows_by_id)
+        # A middleware may change the messages of a call in place, so no other turn uses these.
+        self._no_answer, self._opening = AIMessage(NO_ANSWER), HumanMessage(OPENING)
         self._sizes: dict[int, tuple[BaseMessage, TokenCounter, Size]] = {}
         self._begin_id: str | None = None
         self._shown: tuple[int, TokenCounter, tuple[Summary, ...]] | None = None
@@ -106,7 +107,7 @@ class Assembler:
         sent = [self._sent(draft, pieces[index], chosen.cuts.get(index), texts) for index in chosen.kept]
         if chosen.opened:
             first = sum(entry.section == "system" for _, entry in sent)
-            opening = Piece(_OPENING_MARK, sent[first][1].section, None, mark=True)
+            opening = Piece(self._opening, sent[first][1].section, None, mark=True)
             sent.insert(first, self._sent(draft, opening, None, texts))
         head = [each for each in sent if each[1].section in _PINNED]
         tail = sent[len(head) :]
@@ -284,7 +285,7 @@ class Assembler:
             elif section == "input" or not (asked or message_id in self._rows_by_id):
                 section = "steps"
             if unanswered is not None and message.type == "human" and self._is_unanswered(unanswered, message_id):
-                yield Piece(_NO_ANSWER_MARK, unanswered.section, None, mark=True)
+                yield Piece(self._no_answer, unanswered.section, None, mark=True)
             elif before is not None and (mark := mark_between(before.message, message, call.provider)):
                 yield Piece(mark, before.section, None, mark=True)
             earlier = section == "window" and message_id in steps
@@ -317,7 +318,7 @@ class Assembler:
             max_messages=call.max_messages,
             turn=next((index for index, piece in enumerate(pieces) if piece.section == "input"), None),
             anchor=self._anchor(pieces),
-            opening=0 if summarised else self._size(call, Piece(_OPENING_MARK, "window", None, mark=True)).tokens,
+            opening=0 if summarised else self._size(call, Piece(self._opening, "window", None, mark=True)).tokens,
         )
 
     def _anchor(self, pieces: Sequence[Piece]) -> Anchor:

@@ -49,7 +49,6 @@ _PROVIDERS = {
     "openai": "openai",
 }
 _USER_LAST = frozenset({"anthropic", "bedrock", "google", "mistral"})
-_CLOSING_MARK, _NOTHING_ADDED_MARK = HumanMessage(CLOSING), AIMessage(NOTHING_ADDED)
 
 
 def merge(history: Sequence[BaseMessage], state: Sequence[BaseMessage]) -> list[BaseMessage]:
@@ -170,9 +169,9 @@ def mark_between(before: BaseMessage, message: BaseMessage | None, provider: str
     name = _PROVIDERS.get(provider or "")
     if isinstance(before, AIMessage) and not before.tool_calls:
         calls = message is None or (isinstance(message, AIMessage) and message.tool_calls)
-        return _CLOSING_MARK if calls and name in _USER_LAST else None
+        return HumanMessage(CLOSING) if calls and name in _USER_LAST else None
     asked = isinstance(before, ToolMessage) and isinstance(message, HumanMessage)
-    return _NOTHING_ADDED_MARK if asked and name == "mistral" else None
+    return AIMessage(NOTHING_ADDED) if asked and name == "mistral" else None
 
 
 def is_blank(message: BaseMessage) -> bool:

@@ -142,14 +142,15 @@ async def opened_app(
 ) -> AsyncIterator[App]:
     """Open the configured app.
 
-    With `works`, this process executes queued runs. With `waits`, a PostgreSQL server may still be starting.
+    With `works`, this process executes queued runs. With `waits`, retry a PostgreSQL server that cannot be
+    reached yet.
     """
     from threadkeep.store.opening import open_database
 
     async with AsyncExitStack() as stack:
         with terminal.waiting("Opening"):
             if settings.database.dsn is not None and not waits:
-                # The app would wait for a server that does not answer.
+                # Fail here at once, because `open_app` retries an unreachable server.
                 async with open_database(settings.database, settings.store_options()):
                     pass
             # This imports LangChain and LangGraph, which takes some seconds on a slow machine.

@@ -40,10 +40,14 @@ _NO_SESSION = "\x1f"
 
 
 class Opening(NamedTuple):
-    """The exit stack that closes a store, and the options for opening it."""
+    """The exit stack that closes a store, and the options for opening it.
+
+    With `waits`, retry a PostgreSQL server that cannot be reached yet.
+    """
 
     stack: AsyncExitStack
     options: StoreOptions
+    waits: bool
 
 
 class GraphConversations:
@@ -115,8 +119,9 @@ class GraphConversations:
         address = self.given
         if not isinstance(address, DatabaseAddress):
             return address
-        stack, options = self._to_open
-        store: BaseStore = await stack.enter_async_context(langgraph_stores().open_own_store(address, options))
+        stack, options, waits = self._to_open
+        opening = langgraph_stores().open_own_store(address, options, waits=waits)
+        store: BaseStore = await stack.enter_async_context(opening)
         return store
 
     def name_of(self, store: BaseStore) -> object:

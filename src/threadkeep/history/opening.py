@@ -64,7 +64,7 @@ async def open_sessions[M: Memory](
         conversations = GraphConversations(
             address if options.graph_store is None else options.graph_store,
             ConversationLayouts(driver, clock=options.clock),
-            Opening(late, options.store.for_rare_use()),
+            Opening(late, options.store.for_rare_use(), waits=options.background),
             count=options.counter,
             clock=options.clock,
             observer=everyone,
@@ -170,5 +170,12 @@ async def _backend(
     if isinstance(store, DatabaseAddress) and store.in_memory:
         store = await conversations.store()
     return open_graph_backend(
-        driver, store, own=address, options=options.store, count=count, clock=clock, troubled=troubled
+        driver,
+        store,
+        own=address,
+        options=options.store,
+        count=count,
+        clock=clock,
+        troubled=troubled,
+        waits=options.background,
     )

@@ -186,9 +186,9 @@ class WindowReader:
         return replace(known, superseded=(after, tuple(ranges)))
 
     async def recollect(self, past: Past) -> tuple[WindowManifest | None, Recollection]:
-        """Return the history for a model call; cache the rows that were read.
+        """Return the manifest of the window (None if it has all messages) and the history for a model call.
 
-        Return also the manifest of the window; None if the window has all messages.
+        The rows that were read are cached.
         """
         question_seq = past.before_seq or await self._place_of(past.before_id)
         before = END if question_seq is None else question_seq - past.questions + 1

@@ -113,7 +113,7 @@ def check_group_id(group_id: str) -> str:
     Raises:
         InvalidInput: the id is not valid; a Graphiti server would accept it, but fail later in its worker.
     """
-    if not re.fullmatch("[A-Za-z0-9_-]{1,200}", group_id):
+    if not (isinstance(group_id, str) and re.fullmatch("[A-Za-z0-9_-]{1,200}", group_id)):
         raise InvalidInput("A Graphiti group id has 1 to 200 letters, digits, - and _.")
     return group_id
 

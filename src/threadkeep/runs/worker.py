@@ -67,7 +67,7 @@ class Worker:
         self._checkpoints = checkpoints
         self._progress = ProgressWriter(memory.observers)
         self._begun: dict[str, Beginning] = {}
-        # The streams of the runs that `start` has started; otherwise they are only weakly referenced.
+        # Keeps the streams of started runs alive; `streams` only has weak references.
         self._started: dict[str, RunStream] = {}
         self.opened = asyncio.Event()
         self._context = contextvars.copy_context()

@@ -249,7 +249,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
     async def _is_there(self, connection: Connection, owner: _Owner, key: Parameters, noted: _Noted) -> bool:
         """Return True if the record is stored: with its owner, or with its run (from before the session existed).
 
-        Records are compared with their ids, which are not stored.
+        The message ids, which are not stored, are put back before records are compared.
         """
         entry, manifest = noted
         found: list[StoredManifest] = []

@@ -42,9 +42,13 @@ TRUSTED_SECONDS = 3.0
 _CONNECT_SECONDS = 10
 _LEAST_SECONDS = 0.01
 _RETRY_SECONDS = 0.5
-# The server's answers that waiting does not change. psycopg has no SQLSTATE for a refused connection; a server may
-# answer in another language, and then it is waited for.
-_FINAL = re.compile("authentication failed|no password supplied|does not exist|no pg_hba.conf entry|permission denied")
+_LEAST_OPENING_SECONDS = 1.0
+# Errors that do not go away with time. psycopg gives them no SQLSTATE, so they are recognised by their English text; in
+# another language they are retried until the timeout.
+_FINAL = re.compile(
+    "authentication failed|no password supplied|does not exist|no pg_hba.conf entry|pg_hba.conf rejects connection"
+    "|permission denied|server does not support SSL, but SSL was required"
+)
 # The pool tries to connect for this time, with pauses that double; after that, the next caller makes it try again. So a
 # server that has been down for long is found within seconds after its return.
 _RECONNECT_SECONDS = 5
@@ -84,7 +88,9 @@ class PostgresDriver(Driver):
 
     @classmethod
     async def open(cls, dsn: str, options: StoreOptions, *, read_only: bool = False, waits: bool = False) -> Self:
-        """Return a driver whose pool has its first connections. With `waits`, the server may still be starting.
+        """Return a driver whose pool has its first connections.
+
+        With `waits`, retry a PostgreSQL server that cannot be reached yet.
 
         Raises:
             StoreUnavailable: the server refuses a connection or does not answer in time; the error says why.
@@ -99,8 +105,7 @@ class PostgresDriver(Driver):
         driver = cls(dsn, options, read_only=read_only)
         async with AsyncOnFailure(driver.close):
             with translated():
-                await _reach(dsn, options.pool_timeout_seconds if waits else 0.0)
-                await driver._pool.open(wait=True, timeout=options.pool_timeout_seconds)
+                await _open(driver._pool, dsn, waits=waits)
         return driver
 
     @asynccontextmanager
@@ -251,21 +256,32 @@ class _Loan:
             await self._pool.putconn(raw)
 
 
-async def _reach(dsn: str, seconds: float) -> None:
+async def _open[C: RawConnection | DictConnection](pool: AsyncConnectionPool[C], dsn: str, *, waits: bool) -> None:
+    """Open a pool; its timeout is that of the attempts to reach the server and of the first connections together."""
+    deadline = time.monotonic() + pool.timeout
+    await _reach(dsn, pool.timeout, waits=waits)
+    await pool.open(wait=True, timeout=max(deadline - time.monotonic(), _LEAST_OPENING_SECONDS))
+
+
+async def _reach(dsn: str, seconds: float, *, waits: bool) -> None:
     """Connect once without the pool, because the pool does not tell why it gets no connection.
 
-    A server that cannot be reached is tried again for `seconds`, because it may still be starting.
+    Retry for `seconds` if the server refuses the connection for now. With `waits`, retry also if it cannot be reached.
 
     Raises:
         StoreUnavailable: it failed; the error has the sentence of the server or the network, which names no password.
     """
     deadline, told = time.monotonic() + seconds, False
+    # If the URL has several hosts, the error of one host says nothing about the others.
+    parameters = conninfo_to_dict(dsn)
+    several = any("," in str(parameters.get(name)) for name in ("host", "hostaddr"))
     while True:
         try:
             await (await psycopg.AsyncConnection.connect(dsn, connect_timeout=_CONNECT_SECONDS)).close()
         except psycopg.OperationalError as error:
             sentence = str(error).partition("\n")[0].rstrip(".")
-            if time.monotonic() >= deadline or _FINAL.search(str(error)):
+            is_final = not several and _FINAL.search(str(error))
+            if is_final or time.monotonic() >= deadline or not (waits or "FATAL" in str(error)):
                 address = DatabaseAddress("postgres", dsn=dsn)  # shown without its password
                 cure = f"Check the URL {address}, and that the server runs and lets this machine connect."
                 raise StoreUnavailable(f"PostgreSQL cannot be reached ({sentence}). {cure}") from error
@@ -278,8 +294,13 @@ async def _reach(dsn: str, seconds: float) -> None:
 
 
 @asynccontextmanager
-async def open_dict_pool(dsn: str, options: StoreOptions) -> AsyncIterator[AsyncConnectionPool[DictConnection]]:
-    """Open a pool for LangGraph's libraries, with rows as dicts and without automatically prepared statements."""
+async def open_dict_pool(
+    dsn: str, options: StoreOptions, *, waits: bool = True
+) -> AsyncIterator[AsyncConnectionPool[DictConnection]]:
+    """Open a pool for LangGraph's libraries, with rows as dicts and without automatically prepared statements.
+
+    With `waits`, retry a PostgreSQL server that cannot be reached yet.
+    """
     pool: AsyncConnectionPool[DictConnection] = AsyncConnectionPool(
         dsn,
         kwargs={
@@ -300,8 +321,7 @@ async def open_dict_pool(dsn: str, options: StoreOptions) -> AsyncIterator[Async
     )
     try:
         with translated():
-            await _reach(dsn, options.pool_timeout_seconds)
-            await pool.open(wait=True, timeout=options.pool_timeout_seconds)
+            await _open(pool, dsn, waits=waits)
         yield pool
     finally:
         await pool.close()

@@ -70,11 +70,11 @@ def test_every_group_id_is_valid_for_the_server(owner: str, strategy: str) -> No
     assert check_group_id(group_id) == group_id
 
 
-@pytest.mark.parametrize("group_id", ["", "a.b", "a/b", "a b", "a\n", "ä", "x" * 201])
-def test_an_id_that_would_stop_the_servers_worker_is_refused(group_id: str) -> None:
+@pytest.mark.parametrize("group_id", [None, "", "a.b", "a/b", "a b", "a\n", "ä", "x" * 201])
+def test_an_id_that_would_stop_the_servers_worker_is_refused(group_id: str | None) -> None:
     """A trailing newline is refused too."""
     with pytest.raises(InvalidInput):
-        check_group_id(group_id)
+        check_group_id(group_id)  # type: ignore[arg-type]
 
 
 def test_a_long_message_ends_with_a_mark() -> None:
