@@ -140,7 +140,7 @@ async def test_marks_that_a_middleware_changes_in_place_are_not_sent_to_other_se
     texts = [OPENING, "news", "one?", NO_ANSWER, "two?", NO_ANSWER, "three?"]
     assert [message.text for message in model.calls[1]] == texts
     answer, result = AIMessage("a"), ToolMessage("r", tool_call_id="c")
-    assert mark_between(answer, None, "google") is not mark_between(answer, None, "google")
+    assert mark_between(answer, None, "anthropic") is not mark_between(answer, None, "anthropic")
     question = HumanMessage("q")
     assert mark_between(result, question, "mistral") is not mark_between(result, question, "mistral")
 

@@ -269,7 +269,7 @@ async def open_graph_backend(
     count: Counter,
     clock: Callable[[], datetime],
     troubled: Callable[[Backend, str, StoreError], object],
-    waits: bool,
+    waits: bool = False,
 ) -> AsyncIterator[TranscriptBackend]:
     """Open a transcripts backend in a LangGraph store: in a given store, which stays open, or in a database's store.
 
