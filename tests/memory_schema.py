@@ -36,14 +36,12 @@ def schema_templates(file: Path) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def open_prepared(
-    address: DatabaseAddress, options: StoreOptions, *, waits: bool = False
-) -> AsyncIterator[Driver]:
+async def open_prepared(address: DatabaseAddress, options: StoreOptions) -> AsyncIterator[Driver]:
     """Open a database, and give a new one of SQLite its schema: a copy takes 1 ms, the migrations 12 to 16 ms."""
     # The file has the key of a memory's options, which the suites on encrypted files do not change.
     if _files and address.path is not None and options.key == MemoryOptions().store.key:
         _copy_file(address.path)
-    async with open_database(address, options, waits=waits) as driver:
+    async with open_database(address, options) as driver:
         if _files and address.memory_name is not None and await schema_version(driver) == 0:
             with closing(_connected(_TEMPLATE)) as template, closing(_connected(address.memory_name)) as copy:
                 template.backup(copy)

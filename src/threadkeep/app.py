@@ -181,11 +181,12 @@ def runs_of(
     settings: Settings, memory: Memory, workflows: Workflows, resources: Resources, *, works: bool = True
 ) -> RunsOnDemand:
     """Return the run service of a memory's database, configured by the settings; it opens on first use."""
+    options = replace(settings.store_options().for_rare_use(), waits_for_server=True)
 
     @asynccontextmanager
     async def opening(in_flight: InFlightMessages) -> AsyncIterator[RunService]:
         async with (
-            open_checkpointer(settings.database, settings.store_options().for_rare_use()) as checkpointer,
+            open_checkpointer(settings.database, options) as checkpointer,
             open_runs(
                 memory,
                 settings.database,

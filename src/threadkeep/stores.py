@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from threadkeep.graph_store.langgraph_stores import open_graph_store
@@ -31,7 +32,8 @@ def create_graph_store(
         StoreUnavailable: on entering, if the database does not respond.
         InvalidInput: on entering, if the database cannot have an index.
     """
-    return open_graph_store(settings.graph_store, settings.store_options(), index=index, ttl=ttl)
+    options = replace(settings.store_options(), waits_for_server=True)
+    return open_graph_store(settings.graph_store, options, index=index, ttl=ttl)
 
 
 def create_checkpointer(
@@ -45,4 +47,5 @@ def create_checkpointer(
     Raises:
         StoreUnavailable: on entering, if the database does not respond.
     """
-    return open_checkpointer(settings.database, settings.store_options(), types=types)
+    options = replace(settings.store_options(), waits_for_server=True)
+    return open_checkpointer(settings.database, options, types=types)

@@ -182,11 +182,11 @@ async def refusing(sentence: str) -> AsyncIterator[tuple[str, list[bytes]]]:
     ],
 )
 async def test_a_final_refusal_is_reported_without_a_retry(sentence: str) -> None:
-    options = StoreOptions(pool_timeout_seconds=2 * HANG_SECONDS)
+    options = StoreOptions(pool_timeout_seconds=2 * HANG_SECONDS, waits_for_server=True)
     async with refusing(sentence) as (host, _):
         url = f"postgresql://ada:secret@{host}/db?sslmode=disable&gssencmode=disable"
         with pytest.raises(StoreUnavailable, match=sentence) as raised:
-            await PostgresDriver.open(url, options, waits=True)
+            await PostgresDriver.open(url, options)
         with pytest.raises(StoreUnavailable, match=sentence):
             async with open_dict_pool(url, options):
                 pass
@@ -203,7 +203,7 @@ async def test_a_server_without_ssl_is_reported_without_a_retry() -> None:
     async with await asyncio.start_server(decline, "127.0.0.1", 0) as server, asyncio.timeout(HANG_SECONDS):
         url = f"postgresql://127.0.0.1:{server.sockets[0].getsockname()[1]}/db?sslmode=require&gssencmode=disable"
         with pytest.raises(StoreUnavailable, match="server does not support SSL"):
-            await PostgresDriver.open(url, StoreOptions(pool_timeout_seconds=2 * HANG_SECONDS), waits=True)
+            await PostgresDriver.open(url, StoreOptions(pool_timeout_seconds=2 * HANG_SECONDS, waits_for_server=True))
 
 
 async def test_a_short_command_retries_a_server_that_has_no_free_connection() -> None:
@@ -219,7 +219,7 @@ async def test_the_final_refusal_of_one_of_several_hosts_is_retried() -> None:
     async with refusing('role "ada" does not exist') as (host, requests):
         url = f"postgresql://ada@127.0.0.1:1,{host}/db?sslmode=disable&gssencmode=disable"
         with pytest.raises(StoreUnavailable, match='role "ada" does not exist'):
-            await PostgresDriver.open(url, StoreOptions(pool_timeout_seconds=1), waits=True)
+            await PostgresDriver.open(url, StoreOptions(pool_timeout_seconds=1, waits_for_server=True))
     assert len(requests) > 1
 
 

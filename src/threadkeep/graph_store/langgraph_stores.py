@@ -88,18 +88,16 @@ async def open_graph_store(
     *,
     index: IndexConfig | None = None,
     ttl: TTLConfig | None = None,
-    waits: bool = True,
 ) -> AsyncIterator[BaseStore]:
     """Open a LangGraph store for `graph.compile(store=…)`; an application should open one, not one per run.
 
-    Expired items are deleted in the background if `ttl` has an interval. With `waits`, retry a PostgreSQL server that
-    cannot be reached yet.
+    Expired items are deleted in the background if `ttl` has an interval.
 
     Raises:
         InvalidInput: an index is requested, but the database cannot have one.
     """
     async with AsyncExitStack() as stack:
-        store, driver = await stack.enter_async_context(_opened(address, options, index=index, ttl=ttl, waits=waits))
+        store, driver = await stack.enter_async_context(_opened(address, options, index=index, ttl=ttl))
         if driver is not None:
             store.items = TableItems(driver)
             store.fingerprint = address.fingerprint
@@ -110,13 +108,13 @@ async def open_graph_store(
 
 
 def _opened(
-    address: DatabaseAddress, options: StoreOptions, *, index: IndexConfig | None, ttl: TTLConfig | None, waits: bool
+    address: DatabaseAddress, options: StoreOptions, *, index: IndexConfig | None, ttl: TTLConfig | None
 ) -> AbstractAsyncContextManager[tuple[SqliteGraphStore | PostgresGraphStore, Driver | None]]:
     if address.dsn is None:
         return _open_sqlite_store(address, options, index=index, ttl=ttl)
     from threadkeep.graph_store.postgres_store import open_postgres_store  # it needs the extra `postgres`
 
-    return open_postgres_store(address.dsn, options, index=index, ttl=ttl, waits=waits)
+    return open_postgres_store(address.dsn, options, index=index, ttl=ttl)
 
 
 @asynccontextmanager
@@ -140,11 +138,9 @@ async def _open_sqlite_store(
                 await driver.close()
 
 
-def open_own_store(
-    address: DatabaseAddress, options: StoreOptions, *, waits: bool
-) -> AbstractAsyncContextManager[BaseStore]:
+def open_own_store(address: DatabaseAddress, options: StoreOptions) -> AbstractAsyncContextManager[BaseStore]:
     """Open the LangGraph store of a memory; if the database is in memory, return an `InMemoryStore`."""
-    return nullcontext(InMemoryStore()) if address.in_memory else open_graph_store(address, options, waits=waits)
+    return nullcontext(InMemoryStore()) if address.in_memory else open_graph_store(address, options)
 
 
 def items_of(store: BaseStore) -> Items:

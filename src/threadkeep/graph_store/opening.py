@@ -269,7 +269,6 @@ async def open_graph_backend(
     count: Counter,
     clock: Callable[[], datetime],
     troubled: Callable[[Backend, str, StoreError], object],
-    waits: bool = False,
 ) -> AsyncIterator[TranscriptBackend]:
     """Open a transcripts backend in a LangGraph store: in a given store, which stays open, or in a database's store.
 
@@ -283,14 +282,13 @@ async def open_graph_backend(
         clock: returns the current time.
         troubled: called if another writer changed a conversation during a write (`ConversationChanged`, once per
             attempt), and if the rows of a session in the tables could not be updated.
-        waits: if True, retry a PostgreSQL server that cannot be reached yet.
 
     Raises:
         InvalidSettings: the transcripts of this database are in its tables.
     """
     await check_location(driver, "graph_store")
     async with AsyncExitStack() as stack:
-        items = await stack.enter_async_context(_open_items(driver, store, own, options, waits=waits))
+        items = await stack.enter_async_context(_open_items(driver, store, own, options))
         failed = partial(troubled, items.backend)
         transcripts = IndexedTranscripts(items, driver, count=count, clock=clock, failed=failed)
         yield TranscriptBackend(
@@ -312,13 +310,13 @@ def langgraph_stores() -> ModuleType:
 
 @asynccontextmanager
 async def _open_items(
-    driver: Driver, store: BaseStore | DatabaseAddress, own: DatabaseAddress, options: StoreOptions, *, waits: bool
+    driver: Driver, store: BaseStore | DatabaseAddress, own: DatabaseAddress, options: StoreOptions
 ) -> AsyncIterator[Items]:
     stores = langgraph_stores()
     if not isinstance(store, DatabaseAddress):
         yield stores.items_of(store)
         return
-    async with stores.open_own_store(store, options, waits=waits) as opened:
+    async with stores.open_own_store(store, options) as opened:
         if store.in_memory or store.fingerprint != own.fingerprint:
             yield stores.items_of(opened)
             return

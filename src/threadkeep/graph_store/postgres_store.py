@@ -50,10 +50,10 @@ class PostgresGraphStore(TabledStore, IndexedStore, AsyncPostgresStore):
 
 @asynccontextmanager
 async def open_postgres_store(
-    dsn: str, options: StoreOptions, *, index: IndexConfig | None, ttl: TTLConfig | None, waits: bool
+    dsn: str, options: StoreOptions, *, index: IndexConfig | None, ttl: TTLConfig | None
 ) -> AsyncIterator[tuple[PostgresGraphStore, Driver]]:
     """Open a store, and a driver for the same database, which accesses the conversations in the store."""
-    async with open_dict_pool(dsn, options, waits=waits) as pool:
+    async with open_dict_pool(dsn, options) as pool:
         store = PostgresGraphStore(conn=pool, index=cast("PostgresIndexConfig | None", index), ttl=ttl)
         async with store:
             async with exclusive(dsn, seconds=SETUP_SECONDS):

@@ -40,14 +40,10 @@ _NO_SESSION = "\x1f"
 
 
 class Opening(NamedTuple):
-    """The exit stack that closes a store, and the options for opening it.
-
-    With `waits`, retry a PostgreSQL server that cannot be reached yet.
-    """
+    """The exit stack that closes a store, and the options for opening it."""
 
     stack: AsyncExitStack
     options: StoreOptions
-    waits: bool
 
 
 class GraphConversations:
@@ -119,9 +115,8 @@ class GraphConversations:
         address = self.given
         if not isinstance(address, DatabaseAddress):
             return address
-        stack, options, waits = self._to_open
-        opening = langgraph_stores().open_own_store(address, options, waits=waits)
-        store: BaseStore = await stack.enter_async_context(opening)
+        stack, options = self._to_open
+        store: BaseStore = await stack.enter_async_context(langgraph_stores().open_own_store(address, options))
         return store
 
     def name_of(self, store: BaseStore) -> object:

@@ -53,18 +53,19 @@ async def open_sessions[M: Memory](
     """
     if address.in_memory and address.memory_name is None:
         address = replace(address, memory_name=f"threadkeep-{uuid4().hex}")
+    # A short-lived command has no background work, and does not wait for a server that starts.
+    waits = options.store.waits_for_server or options.background
+    options = replace(options, store=replace(options.store, waits_for_server=waits))
     everyone, counts = Observers(*observers), RememberedCounts()
     async with AsyncExitStack() as stack:
-        # A short-lived command has no background work, and does not wait for a server that starts.
-        opening = open_database(address, options.store, waits=options.background)
-        driver = await stack.enter_async_context(opening)
+        driver = await stack.enter_async_context(open_database(address, options.store))
         # These resources are on a separate stack, because they must stay open until all remaining data are stored.
         late = await stack.enter_async_context(AsyncExitStack())
         await migrate(driver, options.clock(), partitions=options.store.partitions)
         conversations = GraphConversations(
             address if options.graph_store is None else options.graph_store,
             ConversationLayouts(driver, clock=options.clock),
-            Opening(late, options.store.for_rare_use(), waits=options.background),
+            Opening(late, options.store.for_rare_use()),
             count=options.counter,
             clock=options.clock,
             observer=everyone,
@@ -170,12 +171,5 @@ async def _backend(
     if isinstance(store, DatabaseAddress) and store.in_memory:
         store = await conversations.store()
     return open_graph_backend(
-        driver,
-        store,
-        own=address,
-        options=options.store,
-        count=count,
-        clock=clock,
-        troubled=troubled,
-        waits=options.background,
+        driver, store, own=address, options=options.store, count=count, clock=clock, troubled=troubled
     )

@@ -233,7 +233,8 @@ class StoreOptions:
     `synchronous` is SQLite's PRAGMA: with FULL, every acknowledged turn survives a power cut; with NORMAL, a power cut
     may lose the last turns, but a crash of the process loses none. A `key` of 64 hexadecimal digits encrypts SQLite
     files with SQLCipher, which needs the extra `sqlcipher`. `partitions` is the number of message partitions in a new
-    PostgreSQL database.
+    PostgreSQL database. With `waits_for_server`, opening retries a PostgreSQL server that cannot be reached yet, until
+    `pool_timeout_seconds` have passed.
     """
 
     synchronous: Literal["FULL", "NORMAL"] = "FULL"
@@ -243,6 +244,7 @@ class StoreOptions:
     pool_timeout_seconds: float = 30.0
     pool_max_idle_seconds: float = 300.0
     partitions: int | None = None
+    waits_for_server: bool = False
     key: str | None = field(default=None, repr=False)
 
     def for_rare_use(self) -> StoreOptions:

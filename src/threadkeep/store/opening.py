@@ -25,28 +25,27 @@ _POLL_SECONDS = 0.05
 
 @asynccontextmanager
 async def open_database(
-    address: DatabaseAddress, options: StoreOptions, *, read_only: bool = False, waits: bool = False
+    address: DatabaseAddress, options: StoreOptions, *, read_only: bool = False
 ) -> AsyncIterator[Driver]:
     """Open a database without migrating its schema.
 
-    With `read_only`, nothing can be written, and a SQLite file must already exist. With `waits`, a PostgreSQL server
-    that cannot be reached yet is tried again until `pool_timeout_seconds` have passed.
+    With `read_only`, nothing can be written, and a SQLite file must already exist.
 
     Raises:
         StoreUnavailable: the database does not answer.
     """
-    driver = await _open_driver(address, options, read_only=read_only, waits=waits)
+    driver = await _open_driver(address, options, read_only=read_only)
     try:
         yield driver
     finally:
         await driver.close()
 
 
-async def _open_driver(address: DatabaseAddress, options: StoreOptions, *, read_only: bool, waits: bool) -> Driver:
+async def _open_driver(address: DatabaseAddress, options: StoreOptions, *, read_only: bool) -> Driver:
     if address.dsn is not None:
         from threadkeep.store.postgres import PostgresDriver
 
-        return await PostgresDriver.open(address.dsn, options, read_only=read_only, waits=waits)
+        return await PostgresDriver.open(address.dsn, options, read_only=read_only)
     from threadkeep.store.sqlite import SqliteDriver
 
     if not read_only:

@@ -87,10 +87,8 @@ class PostgresDriver(Driver):
         )
 
     @classmethod
-    async def open(cls, dsn: str, options: StoreOptions, *, read_only: bool = False, waits: bool = False) -> Self:
+    async def open(cls, dsn: str, options: StoreOptions, *, read_only: bool = False) -> Self:
         """Return a driver whose pool has its first connections.
-
-        With `waits`, retry a PostgreSQL server that cannot be reached yet.
 
         Raises:
             StoreUnavailable: the server refuses a connection or does not answer in time; the error says why.
@@ -105,7 +103,7 @@ class PostgresDriver(Driver):
         driver = cls(dsn, options, read_only=read_only)
         async with AsyncOnFailure(driver.close):
             with translated():
-                await _open(driver._pool, dsn, waits=waits)
+                await _open(driver._pool, dsn, options)
         return driver
 
     @asynccontextmanager
@@ -256,22 +254,26 @@ class _Loan:
             await self._pool.putconn(raw)
 
 
-async def _open[C: RawConnection | DictConnection](pool: AsyncConnectionPool[C], dsn: str, *, waits: bool) -> None:
+async def _open[C: RawConnection | DictConnection](
+    pool: AsyncConnectionPool[C], dsn: str, options: StoreOptions
+) -> None:
     """Open a pool; its timeout is that of the attempts to reach the server and of the first connections together."""
-    deadline = time.monotonic() + pool.timeout
-    await _reach(dsn, pool.timeout, waits=waits)
+    deadline = time.monotonic() + options.pool_timeout_seconds
+    await _reach(dsn, options)
     await pool.open(wait=True, timeout=max(deadline - time.monotonic(), _LEAST_OPENING_SECONDS))
 
 
-async def _reach(dsn: str, seconds: float, *, waits: bool) -> None:
+async def _reach(dsn: str, options: StoreOptions) -> None:
     """Connect once without the pool, because the pool does not tell why it gets no connection.
 
-    Retry for `seconds` if the server refuses the connection for now. With `waits`, retry also if it cannot be reached.
+    Retry until the pool's timeout if the server refuses the connection for now; with `waits_for_server`, also if it
+    cannot be reached.
 
     Raises:
         StoreUnavailable: it failed; the error has the sentence of the server or the network, which names no password.
     """
-    deadline, told = time.monotonic() + seconds, False
+    seconds, told = options.pool_timeout_seconds, False
+    deadline = time.monotonic() + seconds
     # If the URL has several hosts, the error of one host says nothing about the others.
     parameters = conninfo_to_dict(dsn)
     several = any("," in str(parameters.get(name)) for name in ("host", "hostaddr"))
@@ -281,7 +283,7 @@ async def _reach(dsn: str, seconds: float, *, waits: bool) -> None:
         except psycopg.OperationalError as error:
             sentence = str(error).partition("\n")[0].rstrip(".")
             is_final = not several and _FINAL.search(str(error))
-            if is_final or time.monotonic() >= deadline or not (waits or "FATAL" in str(error)):
+            if is_final or time.monotonic() >= deadline or not (options.waits_for_server or "FATAL" in str(error)):
                 address = DatabaseAddress("postgres", dsn=dsn)  # shown without its password
                 cure = f"Check the URL {address}, and that the server runs and lets this machine connect."
                 raise StoreUnavailable(f"PostgreSQL cannot be reached ({sentence}). {cure}") from error
@@ -294,13 +296,8 @@ async def _reach(dsn: str, seconds: float, *, waits: bool) -> None:
 
 
 @asynccontextmanager
-async def open_dict_pool(
-    dsn: str, options: StoreOptions, *, waits: bool = True
-) -> AsyncIterator[AsyncConnectionPool[DictConnection]]:
-    """Open a pool for LangGraph's libraries, with rows as dicts and without automatically prepared statements.
-
-    With `waits`, retry a PostgreSQL server that cannot be reached yet.
-    """
+async def open_dict_pool(dsn: str, options: StoreOptions) -> AsyncIterator[AsyncConnectionPool[DictConnection]]:
+    """Open a pool for LangGraph's libraries, with rows as dicts and without automatically prepared statements."""
     pool: AsyncConnectionPool[DictConnection] = AsyncConnectionPool(
         dsn,
         kwargs={
@@ -321,7 +318,7 @@ async def open_dict_pool(
     )
     try:
         with translated():
-            await _open(pool, dsn, waits=waits)
+            await _open(pool, dsn, options)
         yield pool
     finally:
         await pool.close()
