@@ -12,7 +12,6 @@ from threadkeep.store.codec import (
     Counter,
     GraphTurns,
     clean_text,
-    json_text,
     marked_message_of,
     message_of,
     prepare,
@@ -265,18 +264,7 @@ class TableTranscripts:
 
     async def change(self, session_id: str, changes: SessionChanges) -> None:
         """Change fields of a session; do nothing if it does not exist."""
-        values: dict[str, object] = {}
-        if changes.title is not None:
-            values["set_title"] = clean_text(changes.title)
-        if changes.tags is not None:
-            values["set_tags"] = json_text(list(changes.tags))
-        if changes.metadata is not None:
-            values["set_metadata"] = json_text(dict(changes.metadata))
-        if changes.active is not None:
-            values["set_active"] = changes.active
-        async with self._driver.writing() as connection:
-            for name, value in values.items():
-                await connection.execute(self._sql[name], {"session_id": session_id, "value": value})
+        await self._driver.write(changes.statements(session_id))
 
     async def reset(self, session_id: str, *, user_id: str | None = None, run_id: str | None = None) -> int | None:
         """Let later windows begin after the stored messages; return the last `seq`, or None if nothing was reset."""

@@ -11,7 +11,7 @@ from threadkeep.errors import InvalidInput
 from threadkeep.records import Json, Message, Page, Receipt, SessionInfo, Turn, View
 from threadkeep.records.sessions import check_argument, check_cursor, check_user_id
 from threadkeep.store.codec import clean_text, cursor_parameters, json_text, session_of
-from threadkeep.store.driver import Driver
+from threadkeep.store.driver import Driver, Statement
 from threadkeep.store.statements import load_statements, text_filter
 
 if TYPE_CHECKING:
@@ -200,6 +200,18 @@ class SessionChanges:
         tags = () if self.tags is None else self.tags
         if isinstance(tags, str) or not isinstance(tags, Sequence) or not all(isinstance(tag, str) for tag in tags):
             raise InvalidInput("tags are a list of texts, or None.")
+
+    def statements(self, session_id: str) -> list[Statement]:
+        """Return the statements that make the changes in the tables."""
+        values = {
+            "set_title": None if self.title is None else clean_text(self.title),
+            "set_tags": None if self.tags is None else json_text(list(self.tags)),
+            "set_metadata": None if self.metadata is None else json_text(dict(self.metadata)),
+            "set_active": self.active,
+        }
+        sql = load_statements("transcripts.sql")
+        changed = {name: value for name, value in values.items() if value is not None}
+        return [(sql[name], {"session_id": session_id, "value": value}) for name, value in changed.items()]
 
 
 class Transcripts(Protocol):

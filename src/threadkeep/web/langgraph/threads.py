@@ -18,10 +18,8 @@ from threadkeep.errors import InvalidInput, InvalidKey, SessionDamaged, SessionN
 from threadkeep.history.all_sessions import AllSessions
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json, Message
-from threadkeep.store.codec import json_text
 from threadkeep.store.driver import Joined
-from threadkeep.store.statements import load_statements
-from threadkeep.store.transcripts import SessionQuery
+from threadkeep.store.transcripts import SessionChanges, SessionQuery
 from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute, UserId
 from threadkeep.web.callers import READS
 from threadkeep.web.langgraph.schemas import (
@@ -138,10 +136,9 @@ class CreatedThread:
             return False
         creation = item_message(CREATION, str(uuid7()), role=None, text="[thread]", message_id=_CREATION_ID)
         if not self._memory.in_graph_store:
-            value = {"session_id": session.session_id, "value": json_text(metadata)}
-            set_metadata = load_statements("transcripts.sql")["set_metadata"], value
+            set_metadata = SessionChanges(metadata=metadata).statements(session.session_id)
             with suppress(StoreUnavailable):  # earlier turns of the session may be pending
-                return await append_once(session, [creation], Joined(after=[set_metadata]))
+                return await append_once(session, [creation], Joined(after=set_metadata))
         # After a crash between the two writes, the next call finds the kept metadata and adds it.
         stored = not (await session.append([creation])).duplicates
         if stored and metadata:
