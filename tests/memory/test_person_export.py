@@ -11,11 +11,13 @@ from zipfile import ZipFile
 
 import pytest
 
+from tests.databases import execute
 from threadkeep import InvalidInput, Memory, MemoryOptions, Message, open_memory
 from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.knowledge.proposals import Proposed, Reading
 from threadkeep.memory.person_archive import archive, whole_lines
 from threadkeep.records.knowledge import Scope
+from threadkeep.records.runs import NewRun
 from threadkeep.store.contexts import Steps
 from threadkeep.testing import SettableClock
 
@@ -97,6 +99,22 @@ async def test_an_export_has_keys_steps_and_proposals_in_sessions_of_others(memo
     [exported] = found["api_key"]
     assert (exported["name"], exported["scope"]) == ("ann's key", "read")
     assert hers.digest not in str(lines)
+
+
+async def test_an_export_marks_damaged_runs(memory: Memory, database_url: str) -> None:
+    """The records that cannot be read are missing. Everything else is exported, also of these runs."""
+    for name in ("run:1", "run:2", "run:3"):
+        new = NewRun(run_id=name, workflow="desk", input={"text": name}, session_id=name, user_id=ANN, message_id="m")
+        await memory.runs.order.add(new, owner="o")
+        assert await memory.runs.finish(name, "o", "done")
+    blob = "X'01ff'" if database_url.startswith("sqlite") else "decode('01ff', 'hex')"
+    execute(database_url, f"UPDATE chat_runs SET input = {blob} WHERE run_id = 'run:1'")
+    execute(database_url, f"UPDATE chat_run_traces SET events = {blob} WHERE run_id = 'run:2'")
+    lines = await lines_of(memory)
+    runs = {line["run_id"]: (line["error"], len(line["inputs"])) for line in lines if line["type"] == "run"}
+    assert runs == {"run:1": ("RecordUnreadable", 0), "run:2": (None, 1), "run:3": (None, 1)}
+    events = {line["run_id"]: line.get("error") for line in lines if line["type"] == "run_event"}
+    assert events == {"run:1": None, "run:2": "RecordUnreadable", "run:3": None}
 
 
 async def test_an_export_can_be_continued_after_any_position(memory: Memory) -> None:

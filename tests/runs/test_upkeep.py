@@ -18,7 +18,7 @@ from tests.runs.desk import QUICK, RunDesk, carried_out, eventually, living_proc
 from threadkeep import MemoryOptions, open_memory
 from threadkeep.errors import StoreUnavailable
 from threadkeep.observe import RunTakenOver, RunTrouble
-from threadkeep.records.runs import NewRun
+from threadkeep.records.runs import NewRun, RunQuery
 from threadkeep.runs.engine.engine import Engine, EngineOptions
 from threadkeep.runs.engine.opening import open_engine
 from threadkeep.runs.maintenance import RunMaintenance
@@ -60,6 +60,35 @@ async def test_runs_without_a_living_process_are_executed(every_desk: RunDesk) -
     ]
     assert [question, other_question] == [("user", "forgotten"), ("user", "dead")]
     assert {answer, other_answer} == {("assistant", "reply 1"), ("assistant", "reply 2")}
+
+
+async def test_a_damaged_run_does_not_stop_the_recovery_of_others(every_desk: RunDesk, database_url: str) -> None:
+    """Runs whose records cannot be read are set aside, and the later runs are executed, also of the same session."""
+    order = every_desk.memory.runs.order
+    for name, session_id, owner in (
+        ("forgotten", "room", None),
+        ("dead", "hall", "dead"),
+        ("behind", "room", None),
+        ("other", "den", None),
+    ):
+        new = NewRun(run_id=name, workflow="desk", input={"text": name}, session_id=session_id, message_id=name)
+        await order.add(new, owner=owner)
+    blob = "X'01ff'" if database_url.startswith("sqlite") else "decode('01ff', 'hex')"
+    execute(database_url, f"UPDATE chat_runs SET input = {blob} WHERE run_id IN ('forgotten', 'dead')")
+    async with every_desk.open(AGENT, options=BUSY) as service:
+
+        async def all_over() -> bool:
+            return all(run.over for run in (await service.list(RunQuery()))[0])
+
+        await eventually(all_over)
+        listed, _ = await service.list(RunQuery())
+    assert {run.run_id: (run.status, run.error, run.set_aside) for run in listed} == {
+        "dead": ("failed", "RecordUnreadable", True),
+        "forgotten": ("failed", "RecordUnreadable", True),
+        "behind": ("done", None, False),
+        "other": ("done", None, False),
+    }
+    assert RunTrouble(error="RecordUnreadable", work="upkeep") in every_desk.events.of(RunTrouble)
 
 
 async def test_children_of_dead_processes_end(desk: RunDesk) -> None:

@@ -75,7 +75,7 @@ async def list_runs(
         cursor=read_cursor(cursor),
     )
     async with opened_memory() as memory:
-        found, following = await memory.runs.records.runs(query, damaged=True)
+        found, following = await memory.runs.records.runs(query)
     chosen = status or workflow or session or user or set_aside
     terminal.listing(
         {

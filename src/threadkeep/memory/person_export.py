@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pydantic_core import to_jsonable_python
 
-from threadkeep.errors import InvalidInput, KnowledgeNotFound, SessionNotFound
+from threadkeep.errors import InvalidInput, KnowledgeNotFound, RecordUnreadable, SessionNotFound
 from threadkeep.history.archive_lines import message_line, session_line, summary_line
 from threadkeep.history.erase import Eraser, belongs
 from threadkeep.history.memory import Memory
@@ -200,12 +200,15 @@ class PersonExport:
 
     async def _runs(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
         for run_id in sorted(await self._run_ids(person)):
-            if (run_id,) <= after or (run := await self._memory.runs.run(run_id)) is None:
+            if (run_id,) <= after or (run := await self._memory.runs.run(run_id, damaged=True)) is None:
                 continue
             lines, number = [_line("run", asdict(run))], 0
-            while events := await self._memory.runs.trace.events(run_id, after=number, limit=_PAGE):
-                number = events[-1].number
-                lines += [_line("run_event", {"run_id": run_id, **asdict(event)}) for event in events]
+            try:
+                while events := await self._memory.runs.trace.events(run_id, after=number, limit=_PAGE):
+                    number = events[-1].number
+                    lines += [_line("run_event", {"run_id": run_id, **asdict(event)}) for event in events]
+            except RecordUnreadable as error:
+                lines.append(_line("run_event", {"run_id": run_id, "error": type(error).__name__}))
             yield (run_id,), lines
 
     async def _run_ids(self, person: Person) -> set[str]:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 
 from threadkeep.boundary import ErrorBoundary, running
-from threadkeep.errors import StoreClosed
+from threadkeep.errors import RecordUnreadable, StoreClosed
 from threadkeep.history.memory import Memory
 from threadkeep.observe import RunWork
 from threadkeep.runs.endings import end_orphan
@@ -85,7 +85,7 @@ class RunMaintenance:
         them.
         """
         for run_id in await self._runs.held_by(self._worker.engine.name):
-            run = None if self._worker.has(run_id) else await self._runs.run(run_id)
+            run = None if self._worker.has(run_id) else await self._runs.run(run_id, damaged=True)
             if run is not None and run.parent_run_id is None:
                 await self._worker.start(run_id)
 
@@ -96,7 +96,7 @@ class RunMaintenance:
         """
         engine = self._worker.engine
         for run_id in await engine.take_from_dead():
-            run = await self._runs.run(run_id)
+            run = await self._runs.run(run_id, damaged=True)
             if run is not None and run.status == "queued":
                 await self._enqueue(run_id, at_once=True)
         owners = await self._runs.owners()
@@ -107,15 +107,20 @@ class RunMaintenance:
     async def _enqueue(self, run_id: str, *, at_once: bool = False) -> None:
         """Enqueue a run that no process executes, at most once a minute unless `at_once` is true.
 
-        A child is not enqueued, because its parent executes it; it is ended if the parent is over or was deleted.
+        A child is not enqueued, because its parent executes it; it is ended if the parent is over or was deleted. A run
+        that cannot be read is set aside, so that the later runs of its session can begin.
         """
-        run = await self._runs.run(run_id)
+        run = await self._runs.run(run_id, damaged=True)
         if run is None:
             return
         if run.parent_run_id is not None:
-            parent = await self._runs.run(run.parent_run_id)
+            parent = await self._runs.run(run.parent_run_id, damaged=True)
             if parent is None or parent.over:
                 await end_orphan(self._runs, run)
+            return
+        if run.error == RecordUnreadable.__name__:
+            self._worker.report(run.error, "upkeep")
+            await self._runs.set_aside(run_id, run.error)
             return
         now = time.monotonic()
         before = self._enqueued.get(run_id, -_ENQUEUED_AGAIN_AFTER_SECONDS)

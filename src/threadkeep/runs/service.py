@@ -159,15 +159,12 @@ class RunService(RunIntake):
                     await self._worker.start_following(below)
         return stopped
 
-    async def list(self, query: RunQuery, *, damaged: bool = False) -> tuple[Sequence[Run], RunCursor | None]:
+    async def list(self, query: RunQuery) -> tuple[Sequence[Run], RunCursor | None]:
         """Return a page of runs, newest first, and the cursor of the next page; None after the last page.
 
-        With `damaged`, a run that cannot be read has the error `RecordUnreadable` and lacks its damaged records.
-
-        Raises:
-            RecordUnreadable: a run cannot be read; the error names the run.
+        A run that cannot be read has the error `RecordUnreadable` and lacks its damaged records.
         """
-        return await self._runs.records.runs(query, damaged=damaged)
+        return await self._runs.records.runs(query)
 
     async def tree(self, run_id: str, *, user_id: str | None = None) -> Sequence[Run]:
         """Return up to 500 runs of the tree that a run belongs to, parents before their children.

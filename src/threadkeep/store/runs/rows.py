@@ -197,13 +197,13 @@ def compressed_inputs(inputs: Iterable[RunInput]) -> bytes:
     return compress(json_text(entries))
 
 
-async def fetch_runs(connection: Connection, run_ids: Sequence[str], *, damaged: bool = False) -> list[Run]:
+async def fetch_runs(connection: Connection, run_ids: Sequence[str], *, damaged: bool = True) -> list[Run]:
     """Return the existing runs with these ids, in the order of the ids; unknown ids are left out.
 
-    With `damaged`, a run is returned without the records that cannot be read, and its error is `RecordUnreadable`.
+    A damaged run is returned without the records that cannot be read, and its error is `RecordUnreadable`.
 
     Raises:
-        RecordUnreadable: a record cannot be read; the error names the run.
+        RecordUnreadable: `damaged` is false, and a record cannot be read; the error names the run.
     """
     sql = load_statements("runs.sql")["rows"]
     found: dict[str, Run] = {}
@@ -257,9 +257,9 @@ def _whole_input(given: RunInput, texts: Mapping[str, str]) -> RunInput:
     )
 
 
-async def fetch_run(connection: Connection, run_id: str) -> Run | None:
+async def fetch_run(connection: Connection, run_id: str, *, damaged: bool = False) -> Run | None:
     """Return the run with an id; if it was deleted, what is still known about it; None if nothing is known."""
-    found = await fetch_runs(connection, [run_id])
+    found = await fetch_runs(connection, [run_id], damaged=damaged)
     if found:
         return found[0]
     left = await connection.fetch(load_statements("runs.sql")["answered"], {"run_id": run_id})
@@ -290,18 +290,15 @@ class RunCounts:
 class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
     """A reader of lists and trees of runs, which also deletes runs."""
 
-    async def runs(self, query: RunQuery, *, damaged: bool = False) -> tuple[list[Run], RunCursor | None]:
-        """Return one page of runs, newest first, and the cursor of the next page (None at the end).
-
-        With `damaged`, the page contains runs whose records cannot be read; see `fetch_runs`.
-        """
+    async def runs(self, query: RunQuery) -> tuple[list[Run], RunCursor | None]:
+        """Return one page of runs, newest first, and the cursor of the next page (None at the end)."""
         parameters = {
             **vars(query),
             "since": query.since and time_text(query.since),
             **cursor_parameters(query.cursor, "created_at", "run_id"),
             "limit": query.limit + 1,
         }
-        found = await self._fetch(_statement_for(query), parameters, damaged=damaged)
+        found = await self._fetch(_statement_for(query), parameters)
         if len(found) <= query.limit:
             return found, None
         last = found[query.limit - 1]
@@ -360,10 +357,10 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
                 self._sql["checkpoints_removed"], [{"run_id": run_id} for run_id in sorted(run_ids)]
             )
 
-    async def _fetch(self, statement: str, parameters: Parameters, *, damaged: bool = False) -> list[Run]:
+    async def _fetch(self, statement: str, parameters: Parameters) -> list[Run]:
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql[statement], parameters)
-            return await fetch_runs(connection, [run_id for (run_id,) in rows], damaged=damaged)
+            return await fetch_runs(connection, [run_id for (run_id,) in rows])
 
 
 def _statement_for(query: RunQuery) -> str:

@@ -109,10 +109,13 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         self.workflows = WorkflowVersions(driver, clock=clock)
         self.sessions = ActiveSessions(driver, clock=clock)
 
-    async def run(self, run_id: str) -> Run | None:
-        """Return the run with an id; if it was deleted, what is still known about it; None if nothing is known."""
+    async def run(self, run_id: str, *, damaged: bool = False) -> Run | None:
+        """Return the run with an id; if it was deleted, what is still known about it; None if nothing is known.
+
+        With `damaged`, a run that cannot be read has the error `RecordUnreadable` and lacks its damaged records.
+        """
         async with self._driver.reading() as connection:
-            return await fetch_run(connection, run_id)
+            return await fetch_run(connection, run_id, damaged=damaged)
 
     async def owners(self) -> set[str]:
         """Return the owners of running runs, except of disowned ones."""
@@ -321,9 +324,9 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
     async def _waiting_above(self, run_id: str) -> list[Run]:
         """Return the waiting runs above a run, the highest first."""
         above: list[Run] = []
-        run = await self.run(run_id)
+        run = await self.run(run_id, damaged=True)
         while run is not None and run.parent_run_id is not None:
-            run = await self.run(run.parent_run_id)
+            run = await self.run(run.parent_run_id, damaged=True)
             if run is None or run.status != "waiting":
                 break
             above.insert(0, run)

@@ -244,7 +244,7 @@ async def list_runs(
         limit=limit,
         cursor=read_cursor(cursor),
     )
-    found, following = await (await app.runs.service()).list(query, damaged=True)
+    found, following = await (await app.runs.service()).list(query)
     return RunList(runs=[RunSummary.model_validate(run) for run in found], next_cursor=write_cursor(following))
 
 

@@ -43,7 +43,7 @@ async def list_runs(
         limit=_PAGE,
         cursor=read_cursor(cursor),
     )
-    found, following = await (await app.runs.service()).list(query, damaged=True)
+    found, following = await (await app.runs.service()).list(query)
     return page(
         request,
         "runs.html",
