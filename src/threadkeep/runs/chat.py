@@ -56,7 +56,7 @@ _MOST_REMEMBERED = 10_000
 
 @dataclass(frozen=True)
 class RegenerationRequest:
-    """A request to answer a question again. The run or the message id names the question, by default the newest one.
+    """A request to answer a question again: the question of a run, a message, or by default the session's newest one.
 
     Without a `workflow`, the workflow that answered before is used again; if its run was deleted, the chat is used.
     `double_texting` is the policy of the new run, by default that of the workflow.
@@ -79,7 +79,7 @@ class RegenerationRequest:
 
 
 class Chat:
-    """The chat of one memory: starts turns, which agents of registered workflows answer."""
+    """The chat of one memory. It starts turns, and agents of registered workflows answer them."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Chat:
         Raises:
             InvalidKey, InvalidInput: the session id or the user id cannot be used.
             WorkflowNotFound: no workflow of that name is registered.
-            Interrupted: the chat was closed; nobody would execute the turn.
+            Interrupted: the chat was closed, so the turn cannot start.
         """
         turn = ChatTurn(request, stream=stream)
         if request.session_id is None and turn.user_key is not None:
@@ -357,7 +357,7 @@ class Chat:
             WrongUser: the session belongs to another user.
             WorkflowNotFound: no workflow of that name is registered.
             SessionBusy: the policy is `reject`, and another turn of the session is active; nothing was superseded.
-            Interrupted: the chat was closed; nobody would execute the turn.
+            Interrupted: the chat was closed, so the turn cannot start.
             StoreUnavailable: the database did not respond; the call can be repeated.
         """
         return self.begin(await self.release(session, request), stream=stream)
@@ -405,7 +405,7 @@ class Chat:
         return (run.inputs[-1].message_id if run.inputs else run.message_id) or run_id
 
     async def _workflow_of(self, question: Message, run_id: str | None) -> str:
-        """Return the name of the workflow that answered a question; if no run of it is stored, the built-in chat's."""
+        """Return the name of the workflow that answered a question, or `CHAT` if no run of the question is stored."""
         for known in filter(None, (run_id, question.run_id)):
             if (run := await self._memory.runs.run(known)) is not None:
                 return run.workflow

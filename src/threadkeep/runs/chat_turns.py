@@ -208,7 +208,7 @@ class ChatTurn:
             raise
 
     async def follow(self) -> AsyncIterator[ChatEvent]:
-        """Yield all events of the turn, from the first one on, as they happen; yield the answer last, or raise."""
+        """Yield all events of the turn as they happen; at the end, yield the answer, or raise as `Chat.ask` does."""
         if self.task is None:
             raise RuntimeError("the turn has not begun")
         position = 0
@@ -296,7 +296,7 @@ class ChatAnswers:
         """
         stream = submitted.stream
         stands: Message | None = None
-        # If the run was over before this request, another answer may have replaced its own: ignore `stream.hold`.
+        # Ignore `stream.hold` if the run was over before this request: another answer may have replaced the run's own.
         hold, usage = None if submitted.over else stream.hold, stream.usage or ()
         turn.stored_id = None if hold is None else hold.told_id
         if ended.status == "done":
@@ -340,9 +340,9 @@ class ChatAnswers:
         return self.of(turn, Outcome("done", result=result_of_answer(found)), ())
 
     async def of_unrecorded(self, turn: ChatTurn, outcome: Outcome, usage: Sequence[TokenUsage]) -> ChatAnswer:
-        """Return the answer from the outcome of an unrecorded run, or another answer if that was stored before.
+        """Return the answer from the outcome of an unrecorded run, or another answer that was stored before it.
 
-        While the database was down, it was unknown whether the message had an answer.
+        The message may have had an answer already, which could not be read while the database was down.
 
         Raises:
             ThreadkeepError: the run has no answer; `error_of` chooses the error.

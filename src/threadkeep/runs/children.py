@@ -20,7 +20,7 @@ from threadkeep.workflows.resources import ChildRequest, ChildResult, ChildStatu
 
 
 class RunChildren:
-    """An executor of the child runs of those runs that this process executes.
+    """An executor of child runs, for the parent runs that this process executes.
 
     A child is stored below its parent, and receives only the input in the parent's request. The process that executes
     the parent also executes the child. If a child waits for a person, its parent waits too.
@@ -59,7 +59,7 @@ class RunChildren:
         return _result_of(run)
 
     async def _there(self, request: ChildRequest, parent: ActiveRun) -> tuple[Run, Beginning | None]:
-        """Return the child run, created or retried if necessary, and its beginning if it is new and need not wait."""
+        """Return the child run, after creating or retrying it if necessary, and its beginning if it can begin now."""
         run_id = _child_id(request)
         run = await self._runs.run(run_id)
         if run is None:
@@ -68,7 +68,7 @@ class RunChildren:
             data: dict[str, Json] = {"run_id": run_id, "workflow": workflow.name}
             parent.tracer.note("child_started", request.node_id, data)
             return run, Beginning(run, workflow=workflow) if run.status == "running" else None
-        # A child that was cancelled alone while its parent waited is not retried until the parent is.
+        # Do not retry a child that was cancelled alone while its parent waited, until the parent is retried.
         is_final = run.status == "done" or (run.status == "cancelled" and parent.run.resumed)
         if run.over and not is_final:
             workflow = await self._worker.workflows.newest(request.workflow)

@@ -43,9 +43,9 @@ type RunStop = Stop | Literal["cancelled"]
 class ActiveRun:
     """A run that this process is executing.
 
-    `stop` is the reason why the run is being stopped. `begins` is true if no process has executed the run before;
-    `workflow` is then set from the start. `over` is the record of the run after its end. `has_following` is false if no
-    other run was waiting for this run to end.
+    `stop` is the reason why the run is being stopped. `begins` is true if no process has executed the run before.
+    `workflow` is set from the start only if this process created the run. `over` is the record of the run after its
+    end. `has_following` is false if no other run was waiting for this run to end.
     """
 
     run: Run
@@ -75,7 +75,7 @@ _AT_ONCE = 200
 
 
 async def end_orphans(runs: Runs, parent_run_id: str) -> None:
-    """Cancel up to 200 children of each status that have not ended, and the runs below each of them."""
+    """Cancel the unfinished children of a run (up to 200 for each status), and the runs below each child."""
     statuses: tuple[RunStatus, ...] = ("queued", "running", "waiting")
     for status in statuses:
         children, _ = await runs.records.runs(RunQuery(parent_run_id=parent_run_id, status=status, limit=_AT_ONCE))
@@ -161,7 +161,7 @@ class RunEndings:
             if await self._end_with_answer(active, outcome):
                 active.stream.set_outcome(outcome)
                 return outcome
-            # The trace may notice the loss while `_is_lost` waits; `hold.store` would then store nothing.
+            # Check `lost` again after `_is_lost`, because a write of the trace may notice the loss during that wait.
             if active.hold.lost or await self._is_lost(active.run) or active.hold.lost:
                 active.hold.lost = True
                 await self._memory.settle_run(active.run.run_id, elsewhere=True)
@@ -171,7 +171,7 @@ class RunEndings:
             await active.hold.store()
         active.stream.set_outcome(outcome)
         if outcome.status == "failed" and await retry_until_available(lambda: self._is_to_stop(active.run)):
-            # The request to stop caused the failure, or would have stopped the run a moment later.
+            # Record a cancellation: the request to stop has caused the failure, or would have stopped the run soon.
             outcome, noted = Outcome("cancelled"), {"status": "cancelled"}
         if noted:
             active.tracer.note(STATUS, data=noted)
@@ -189,8 +189,8 @@ class RunEndings:
     async def _end_with_answer(self, active: ActiveRun, outcome: Outcome) -> bool:
         """Store the answer, the end of its run, the trace, the manifests and the window's anchor in one transaction.
 
-        Return False if nothing was stored, or if it is unknown whether anything was. The caller must then store first
-        the answer and then the end of the run, unless this process has lost the run. The database rejects the
+        Return False if nothing was stored, or if the result of the transaction is unknown. The caller must then first
+        store the answer, and then the end of the run, unless this process has lost the run. The database rejects the
         transaction if another process owns the run by now or has answered the question.
         """
         hold, run = active.hold, active.run
@@ -229,11 +229,11 @@ class RunEndings:
     async def _end_turn(self, run: Run, hold: RunHold | None = None) -> None:
         """End the turn of a run without a result: store its question and partial answer, or roll the turn back.
 
-        Call this before the end of the run is recorded, because the session's next turn may then begin. A failed write
-        is reported, and the run ends anyway. `hold` contains the conversations that the run used in this process.
+        Call this before the end of the run is recorded, because that end lets the session's next turn begin. A failed
+        write is reported, and the run ends anyway. `hold` has the conversations that the run used in this process.
 
         Raises:
-            StoreUnavailable: the run cannot be read or its turn not be rolled back. The next turn must not begin then.
+            StoreUnavailable: the run cannot be read or rolled back, so the session's next turn must not begin yet.
         """
         found = await self._memory.runs.run(run.run_id)
         try:
@@ -374,9 +374,9 @@ class RunEndings:
 
 
 def _instead(outcome: Outcome, winner: AIMessage | None) -> Outcome:
-    """Return the outcome with the answer that was stored, if that is not the run's own; otherwise return it unchanged.
+    """Return the outcome with the stored answer, if it differs from the run's own; otherwise return it unchanged.
 
-    They differ if another process stored its answer first, or if the answer got a new id.
+    The answers differ if another process stored its answer first, or if the run's answer got a new id.
     """
     if winner is None or outcome.result is None:
         return outcome

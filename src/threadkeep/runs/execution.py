@@ -49,7 +49,7 @@ from threadkeep.workflows.turn_ends import LateQuestion
 _MOST_LATE = 3
 
 _TOOLS = "tools"
-"""The node that runs tools in agents of `create_agent`. What models inside tools generate is not part of the answer."""
+"""The name of the tool node in agents of `create_agent`. Tokens of models inside tools are not part of the answer."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Dependencies:
     _plans: WeakKeyDictionary[Workflow, RunPlan] = field(default_factory=WeakKeyDictionary)
 
     def plan(self, workflow: Workflow) -> RunPlan:
-        """Return the plan of a workflow, which is made at the first call."""
+        """Return the plan of a workflow; make and cache it at the first call."""
         known = self._plans.get(workflow)
         if known is None:
             known = self._plans[workflow] = RunPlan.of(workflow, self.resources)
@@ -82,7 +82,7 @@ class _Part(TypedDict):
 
 
 class RunExecution:
-    """An execution of a run in this process. `begins` is true if it is the run's first; no checkpoints exist then."""
+    """An execution of a run in this process. `begins` is true for the first execution, which has no checkpoints yet."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class RunExecution:
             async with asyncio.timeout(self._seconds_left()):
                 outcome = await self._execute_with_retries()
         except TimeoutError:
-            # Timeouts of models and tools are handled inside the block, so it was the run's deadline that passed.
+            # The block itself handles timeouts of models and tools, so this error means that the deadline has passed.
             return Outcome("failed", error="DeadlinePassed")
         finally:
             built = contexts.take(run_id)
@@ -130,12 +130,12 @@ class RunExecution:
     async def _execute_with_retries(self) -> Outcome:
         tries, again = max(self._run.attempts, 1), False
         while True:
-            # A graph may raise any error. Either the run is retried, or it fails with this error.
+            # Catch all errors, because a graph may raise any. The run is then retried, or it fails with the error.
             with ErrorBoundary() as attempt:
                 return await self._execute_once(again=again)
             error = attempt.caught
             if self._ledger.spent is not None or not is_transient(error):
-                # The error is only a class name, because its message may quote people.
+                # Record only the class name of the error, because the message may quote people.
                 return Outcome("failed", error=type(self._ledger.spent or error).__name__)
             if not await self._wait_for_recovery(error):
                 if tries >= self._workflow.options.max_tries:
@@ -155,7 +155,7 @@ class RunExecution:
         await in_flight.wait_for(self._run)
         if len(self._run.inputs) > 1:
             self._run = await with_unanswered(memory, self._run)
-        # A graph looks for the answer of an unrecorded run only in its first step. A resumed graph skips that step.
+        # Check for the answer of an unrecorded run here, because a resumed graph skips the step that would find it.
         if in_flight.has_answered(self._run) and (result := await answered_without(memory, self._run)) is not None:
             return Outcome("done", result=result)
         if self._chat is not None:
@@ -171,9 +171,9 @@ class RunExecution:
         return outcome
 
     async def _wait_for_recovery(self, error: Exception) -> bool:
-        """Wait until the database is available, if it is down; return True if the failed attempt must not count.
+        """Wait until the database is available. Return True if the failed attempt must not count.
 
-        An unrecorded run has no checkpoints; for such a run, return False at once.
+        Return False at once for an unrecorded run, which has no checkpoints.
         """
         saver = self._dependencies.saver
         if saver is None:
@@ -187,17 +187,17 @@ class RunExecution:
         try:
             await query()
         except StoreUnavailable as away:
-            # This outcome is not final. It lets a caller stop waiting for the recorded run.
+            # Set an outcome that is not final, so that a caller can stop waiting for the recorded run.
             self._stream.set_outcome(Outcome("failed", error=type(away).__name__))
             await retry_until_available(query)
             return True
-        # One connection pool may recover a moment later than another, so up to three of these attempts do not count.
+        # Do not count up to three such failures, because one connection pool may recover later than the other.
         late = isinstance(error, StoreUnavailable) and self._late < _MOST_LATE
         self._late += late
         return late
 
     async def _report_crossing(self) -> None:
-        """Report that the last model call exceeded a budget, if it did, because no later call raises that error."""
+        """Report a budget that the last model call exceeded, if any, because no later call can raise the error."""
         crossed = None
         with contextlib.suppress(StoreError):  # the run has its answer anyway
             crossed = await self._ledger.crossed()
@@ -244,14 +244,14 @@ class RunExecution:
         async for part in stream:
             self._take(part)
         if self._ledger.spent is not None:
-            # A node may have caught this error and continued without a model call, so the result may be incomplete.
+            # Raise the error again, because a node may have caught it and returned an incomplete result.
             raise self._ledger.spent
 
     async def _reply(self, name: str, chat: ChatNode, options: Mapping[ConversationKind, TurnOptions]) -> None:
         """Run the built-in chat without a graph, and record the events that a graph would have produced."""
         step, state = Step(name, context_of(self._run, self._dependencies.resources), None), begin_state(self._run)
         self._notes.note("node_started", name)
-        # The chat has no tools, and stores its question itself.
+        # Pass no callbacks, because the chat has no tools and stores its question itself.
         token = var_child_runnable_config.set(self._config([]))
         try:
             with ErrorBoundary() as call:
@@ -266,14 +266,14 @@ class RunExecution:
         self._state = {**state, **reply_update(step, reply), "messages": [*state.get("messages", ()), reply]}
 
     async def _ask_model(self, node: str, model: BaseChatModel, messages: list[BaseMessage]) -> AIMessage:
-        """Call a model and return its message; if a caller wants tokens, publish each one when it arrives."""
+        """Call a model and return its message. If a caller wants tokens, publish each token when it arrives."""
         if not self._stream.wants_pieces:
             return await model.ainvoke(messages)
         chunks: list[AIMessageChunk] = []
         named: str | None = None
         async for chunk in model.astream(messages):
             chunks.append(chunk)
-            # Some providers send the message id in the first chunk only. Ids that begin with "lc_" are LangChain's own.
+            # Keep the provider's id, which may be in the first chunk only. LangChain's own ids begin with "lc_".
             named = named or (None if str(chunk.id).startswith("lc_") else chunk.id)
             self._publish_piece(node, named or chunk.id, chunk)
         whole = message_chunk_to_message(add_ai_message_chunks(*chunks))
@@ -318,8 +318,8 @@ class RunExecution:
     def _id_in(self, namespace: str, chunk: AIMessageChunk) -> str | None:
         """Return the id of the message that a chunk belongs to; None if it is unknown.
 
-        If the model marks no chunk as the last, LangChain adds an empty last chunk with another id. It belongs to the
-        message that streams from this node. If several messages stream, the chunk keeps its own id.
+        If the model marks no chunk as the last, LangChain adds an empty last chunk with another id. Return the id of
+        the message that streams from this node instead; if several messages stream, return the chunk's own id.
         """
         streaming = self._streaming.setdefault(namespace, [])
         message_id, is_last = chunk.id, chunk.chunk_position == "last"
@@ -335,7 +335,7 @@ class RunExecution:
         return message_id
 
     def _publish_piece(self, node: str | None, message_id: str | None, chunk: AIMessageChunk) -> None:
-        # A message of a model that does not stream is also its last chunk.
+        # A model that does not stream sends the whole message, which has no position and counts as the last chunk.
         text, is_last = text_of(chunk), getattr(chunk, "chunk_position", "last") == "last"
         if text or is_last:
             self._stream.publish(RunPiece(self._run.run_id, node, message_id, text, is_last))
@@ -353,12 +353,12 @@ class RunExecution:
         return Outcome("done", result={name: value for name, value in result.items() if value is not None})
 
     def _asked(self) -> Json:
-        """Return the open questions to a person, the last reply, and how many answers the parent must have for them."""
+        """Return the open questions to a person, the last reply, and the total number of answers the parent needs."""
         earlier = self._run.interrupt if isinstance(self._run.interrupt, Mapping) else {}
         before, reply = earlier.get("number"), earlier.get(REPLY)
         asked: list[Json] = [{"id": one.id, "value": jsonable(one.value)} for one in self._interrupts.values()]
         last = earlier.get("interrupts")
-        # The run asks again, without an answer: after a retry, or because one of its children was cancelled.
+        # Do not count a question that the run asks again after a retry, or because one of its children was cancelled.
         asks_again = last == [] or (last == asked and not self._run.resumed)
         number = (before if isinstance(before, int) else 0) + (not asks_again)
         return {"number": number, "interrupts": asked, **({} if reply is None else {REPLY: reply})}
@@ -366,8 +366,8 @@ class RunExecution:
     async def _given(self, *, again: bool) -> object:
         """Return the graph's input: the initial state, a person's answer, or None to resume without an answer.
 
-        An answer is passed only once, because after a crash the graph may have used it already, and would take it for
-        the answer to its next question. At worst a person is asked the same question again.
+        Pass an answer only once, because after a crash the graph may have used it already, and would take it as the
+        answer to its next question. In the worst case, a person is asked the same question again.
         """
         run, saver = self._run, self._dependencies.saver
         if self._begins or saver is None:
@@ -375,7 +375,7 @@ class RunExecution:
         if await saver.aget_tuple(thread_of(run.run_id)) is None:
             return begin_state(run)
         ids = [str(one.get("id")) for one in interrupts_of(run)]
-        # A run continues without ids because its child was cancelled, not because of an answer.
+        # Without ids there is no answer to pass: the run continues because its child was cancelled.
         if not run.resumed or not ids or run.attempts > 1 or again:
             return None
         return Command(resume=run.resume_value if len(ids) != 1 else {ids[0]: run.resume_value})
@@ -407,7 +407,7 @@ class RunExecution:
         return [LateQuestion(resources.memory.loop, asked, keep)]
 
     def _seconds_left(self) -> float | None:
-        """Return the seconds until the deadline; None without a deadline.
+        """Return the seconds until the deadline, or None if the run has no deadline.
 
         The full time is available again after a person's reply, a caller's retry or a release by a closing process.
         """
@@ -422,7 +422,7 @@ class RunExecution:
 
 
 def _agent_messages(given: Json) -> dict[str, Json]:
-    """Return the data of an event with the messages of an agent; a node may give any value in place of them."""
+    """Return the data of an `agent_messages` event. If a node passed anything but a map, wrap the value in a map."""
     data: dict[str, Json] = dict(given) if isinstance(given, Mapping) else {"value": given}
     if isinstance(messages := data.get("messages"), list):
         data["messages"] = list(map(_without_empty, messages))

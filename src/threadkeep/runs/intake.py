@@ -99,8 +99,8 @@ class RunIntake:
 
         Raises:
             RunNotFound: there is no such run that the user may see.
-            InvalidInput: the run does not wait for an answer or asks other questions, the answers to its several
-                questions are not in a map, or the `message_id` was used before or the run has no session for it.
+            InvalidInput: the run does not wait for an answer; it asks other questions; it asks several questions, but
+                the answers are not in a map; the `message_id` was used before; or the run has no session for the id.
             RunBusy: the run above this child does not wait for it yet; the call can be repeated.
         """
         run = await self._top_of_waiting(await self.run(run_id, user_id=user_id))
@@ -257,17 +257,17 @@ class RunIntake:
     async def _add(
         self, new: NewRun, workflow: Workflow, policy: DoubleTexting, *, mode: Mode, until: float | None
     ) -> Added:
-        """Store a run, and start or enqueue it. Shield this call, so that no cancellation comes between the two."""
+        """Store a run, and start or enqueue it. Shield this call, so that a cancellation does not prevent the start."""
         owner = self._worker.engine.name if mode == "wait" else None
         if owner is not None and (run := await self._begin_at_once(new, workflow, policy, owner)) is not None:
             return Added(run, "new")
         with waiting_until(until):
             added = await self._runs.order.add(new, policy=policy, owner=owner)
         if added.run.run_id == new.run_id and added.run.status == "running":
-            # The run is new, or the transaction above stored it although the reply was lost.
+            # The run is new, or `_begin_at_once` has stored it but the database's reply was lost.
             await self._worker.start(added.run.run_id, Beginning(added.run, workflow=workflow))
         elif added.outcome != "joined" and added.run.status == "queued" and mode == "background":
-            # The process that stored a known run may have died before it enqueued it.
+            # Enqueue a known run too, because the process that stored it may have died before enqueuing it.
             await self._worker.engine.enqueue(added.run.run_id)
         return added
 

@@ -81,7 +81,7 @@ class RunMaintenance:
     async def _start_unknown(self) -> None:
         """Execute runs that this process owns without knowing it, because the database's reply was lost.
 
-        No other process may take over such a run while this one lives. Children are left to their parents, which start
+        No other process may take over such a run while this process lives. Skip children, because their parents start
         them.
         """
         for run_id in await self._runs.held_by(self._worker.engine.name):
@@ -142,7 +142,7 @@ class RunMaintenance:
             # Failed work is retried as long as the process lives.
             with ErrorBoundary() as attempt:
                 await work()
-            # The engine raises StoreClosed while this process registers again after it was declared dead, and during
-            # shutdown.
+            # Do not report StoreClosed, which the engine raises during shutdown, and while this process registers again
+            # after it was declared dead.
             if attempt.error is not None and not isinstance(attempt.error, StoreClosed):
                 self._worker.report(type(attempt.error).__name__, name)

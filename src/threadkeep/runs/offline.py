@@ -43,7 +43,7 @@ class OfflineRuns:
         )
 
     def close(self) -> None:
-        """Stop observing which context each model call gets."""
+        """Stop recording the contexts of model calls."""
         self._contexts.close()
 
     async def execute(self, request: RunRequest, stream: RunStream, session_id: str) -> tuple[Outcome, Ledger]:

@@ -37,7 +37,7 @@ class Price:
 
 
 class Prices(dict[str, Price]):
-    """A table of prices by model name. An entry with the full name applies, else the longest one that is a prefix."""
+    """A table of prices by model name. The entry with the full name applies, or else the longest prefix of the name."""
 
     def __init__(self, table: Mapping[str, Price]) -> None:
         super().__init__({name.strip().lower(): price for name, price in table.items()})

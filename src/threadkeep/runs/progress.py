@@ -77,7 +77,7 @@ class PendingCheckpoint:
 
     @property
     def is_whole(self) -> bool:
-        """True if it has the whole state and can replace earlier checkpoints; with delta channels it may be partial."""
+        """True if this has the whole state and can replace earlier checkpoints; delta channels may make it partial."""
         return not self.metadata.get("counters_since_delta_snapshot")
 
 
@@ -130,11 +130,11 @@ class ProgressWriter:
 class RunProgress:
     """The checkpoints that one execution of a run makes, for its graph and for each subgraph (a namespace).
 
-    Where `in_background(namespace)` is true, a checkpoint is stored after `seconds` while the run continues, unless a
-    newer one replaces it or the run succeeds first. Where it is false (the default), the checkpoint of each step is
-    stored at once, and a task's writes shortly after. While `starts_again` is true, `add` stores nothing, because a
-    crashed run starts from the beginning; `keep` still stores everything, for example when the run fails or waits. A
-    `fresh` run has no checkpoints of an earlier execution.
+    If `in_background(namespace)` is true, a checkpoint is stored after `seconds` while the run continues, unless a
+    newer one replaces it or the run succeeds first. Otherwise (the default), the checkpoint of each step is stored at
+    once, and a task's writes shortly after. While `starts_again` is true, `add` stores nothing, because a crashed run
+    starts from the beginning; `keep` still stores everything, for example when the run fails or waits. A `fresh` run
+    has no checkpoints of an earlier execution.
 
     Storing in the background is retried while the database is unavailable; any other error is raised by the next `add`.
     """
@@ -157,7 +157,7 @@ class RunProgress:
         self._failed: Exception | None = None
 
     async def add(self, new: Pending) -> None:
-        """Add a checkpoint or writes. The class describes whether they are stored at once, soon, or not yet."""
+        """Add a checkpoint or writes. The docstring of the class says when they are stored."""
         if self._failed is not None:
             failed, self._failed = self._failed, None
             raise failed
@@ -180,7 +180,7 @@ class RunProgress:
             self._storing.within(_SOON_SECONDS)
 
     def is_new(self, namespace: str) -> bool:
-        """Return True if a namespace has no checkpoints, neither pending ones nor stored ones."""
+        """Return True if a namespace has neither pending nor stored checkpoints."""
         return self._fresh and namespace not in self._namespaces
 
     async def keep(self) -> None:
@@ -222,8 +222,8 @@ class RunProgress:
         with ErrorBoundary() as attempt:
             await self.keep()
         if isinstance(attempt.error, StoreUnavailable):
-            # The run continues, and storing is tried again later. If the run ends without success, the progress that is
-            # pending then is stored with retries.
+            # Let the run continue, and try again later. If the run ends without success, `RunEndings` stores the
+            # pending progress, with retries.
             if self._pending:
                 self._storing.within(_AGAIN_SECONDS)
         elif attempt.error is not None:

@@ -140,7 +140,7 @@ def metadata_of(run: Run) -> dict[str, Json]:
 
 
 def answer_for(run: Run, value: Json) -> Json:
-    """Return a person's answer in the form that a waiting run takes. An answer to its only question has no question id.
+    """Return a person's answer in the form that a waiting run takes: without the id if the run asks one question.
 
     Raises:
         InvalidInput: the run, or its child, asks several questions and the answers are not in a map from their ids, or
@@ -170,7 +170,7 @@ def _answer_within(run_id: str, question: Mapping[str, Json], value: Json) -> Js
 
 
 def _asked_by_child(question: Mapping[str, Json]) -> list[Mapping[str, Json]]:
-    """Return the questions of a child that a question passes on; an empty list for a question of the run itself."""
+    """Return the child's questions that a question passes on; return an empty list if the run itself asks."""
     value = question.get("value")
     asked = (
         value.get("interrupts")
@@ -187,13 +187,13 @@ def text_of_input(given: RunInput) -> str:
 
 
 def map_of(values: Values, name: str) -> dict[str, Json]:
-    """Return the map `name` of a request; an empty map if it is missing or no map."""
+    """Return the map `name` of a request, or an empty map if the value is missing or not a map."""
     part = values.get(name)
     return dict(part) if isinstance(part, Mapping) else {}
 
 
 def least[N: (int, float)](*limits: N | None) -> N | None:
-    """Return the lowest of some limits; None if there is no limit."""
+    """Return the lowest limit, or None if all limits are None."""
     return min([limit for limit in limits if limit is not None], default=None)
 
 

@@ -24,7 +24,7 @@ RUN_ERRORS: Final[Mapping[str, str]] = {
         "retry it where the old version is deployed, or start a new run."
     ),
 }
-"""The causes and cures of some error kinds. Any other kind is the name of an error class, or `Cancelled`."""
+"""Explanations of some error kinds, with advice. Any other kind is the name of an error class, or `Cancelled`."""
 
 
 def pause_before(try_number: int, *, first_seconds: float, longest_seconds: float) -> float:
@@ -49,7 +49,7 @@ async def retry_until_available[T](work: Callable[[], Awaitable[T]]) -> T:
 
 
 async def shielded[T](work: Coroutine[object, object, T]) -> T:
-    """Await `work` to its end. If the caller is cancelled meanwhile, the cancellation is raised after this end.
+    """Await `work`. If the caller is cancelled meanwhile, the cancellation is raised when the work has ended.
 
     If the caller is cancelled twice, the cancellation is raised at once, and the work continues.
     """

@@ -93,7 +93,7 @@ class RunWorkflows:
         return self._restored[key]
 
     async def _restore(self, name: str, version: str) -> Workflow | None:
-        """Return a stored version; None if it is gone, code or invalid, or imports what no registered workflow imports.
+        """Return a stored version, or None if it cannot be restored for one of the reasons that `of` lists.
 
         A version in the database must not decide which code a worker imports; only the operator's files may.
         """
@@ -156,7 +156,7 @@ def order_keys(
 
 
 async def sessions_known(workflow: Workflow, run: Run, memory: Memory, store: BaseStore | None) -> list[Session]:
-    """Return the agents' conversations that store a run's question and whose keys the request alone determines."""
+    """Return the agents' conversations that store a run's question under a key that depends only on the request."""
     keeping = [node for node in workflow.known_conversations if isinstance(node, AgentNode)]
     if store is None or not keeping:
         return []
@@ -169,7 +169,7 @@ async def sessions_known(workflow: Workflow, run: Run, memory: Memory, store: Ba
 
 
 async def sessions_reached(run: Run, memory: Memory, store: BaseStore | None) -> list[Session]:
-    """Return the conversations that a run has used in any process, as they were recorded to keep turns in order."""
+    """Return the conversations that a run has used in any process, from the records that keep turns in order."""
     found = []
     for name in await memory.runs.positions.of(run.run_id):
         conversation = of_order_name(name)

@@ -44,7 +44,7 @@ class RunService(RunIntake):
     """The service for the runs of a database; `open_runs` opens and closes it."""
 
     async def result(self, run_id: str, *, user_id: str | None = None) -> RunResult:
-        """Wait until a run is over or waits for a person; return its result. Cancelling the caller does not stop it.
+        """Wait until a run is over or waits for a person; return its result. A cancelled caller does not stop the run.
 
         Raises:
             RunNotFound: there is no such run that the user may see.
@@ -153,14 +153,14 @@ class RunService(RunIntake):
                 self._worker.streams.of(each).end()
         await self._worker.start_following(run)
         if len(stopped) > 1:
-            # Child runs that were stopped may have blocked turns of other sessions, so start what follows them too.
+            # Start the runs that follow stopped child runs, which may have blocked turns of other sessions.
             for below in await self._runs.records.tree(run_id):
                 if below.run_id != run_id and below.run_id in stopped and below.over:
                     await self._worker.start_following(below)
         return stopped
 
     async def list(self, query: RunQuery) -> tuple[Sequence[Run], RunCursor | None]:
-        """Return a page of runs, newest first, and the cursor of the next page; None after the last page.
+        """Return a page of runs, newest first, and the cursor of the next page, or None after the last page.
 
         A run that cannot be read has the error `RecordUnreadable` and lacks its damaged records.
         """
@@ -198,7 +198,7 @@ class RunService(RunIntake):
         return await self._runs.trace.usage(run_id)
 
     def has(self, run_id: str) -> bool:
-        """Return whether this process executes a run, or is about to."""
+        """Return whether this process executes a run or is about to execute it."""
         return self._worker.has(run_id)
 
     def is_active(self, session_id: str) -> bool:
@@ -329,4 +329,4 @@ class RunsOnDemand:
             if opened.done():
                 raise attempt.error
             opened.set_exception(attempt.error)
-            opened.exception()  # the caller may have gone away
+            opened.exception()  # otherwise asyncio logs the error if the caller has gone away

@@ -34,7 +34,7 @@ async def _with_answer_that_stands(memory: Memory, run: Run, result: Mapping[str
     session = memory.session(run.session_id)
     own = answer = await session.find(own_id)
     if own is not None and own.seq is None:
-        # The caller gets a pending answer now, so it is stored even if another answer was delivered.
+        # Mark the pending answer as delivered, because the caller gets it now.
         await session.tell(own_id)
     while answer is not None and answer.superseded_by is not None:
         answer = await session.find(answer.superseded_by)
@@ -50,16 +50,16 @@ async def _with_answer_that_stands(memory: Memory, run: Run, result: Mapping[str
 
 
 async def with_own_answer(memory: Memory, run: Run, message_id: str) -> Run:
-    """Return a run with the answer to the message `message_id`, which is one of several messages of the run.
+    """Return a run with the answer to `message_id`, which is one of several messages of the run.
 
-    The answer is another run's if that run has answered this message, or has answered the newest message again.
+    Use the answer of another run if that run has answered this message, or has answered the newest message again.
     """
     answer = await _answer_of_turn(memory, run, message_id)
     return replace(run, result=result_of_answer(answer)) if _is_of_other(answer, run) else run
 
 
 async def with_unanswered(memory: Memory, run: Run) -> Run:
-    """Return a run without those of its messages that other runs have answered; if that is all, return it unchanged."""
+    """Return a run without the messages that other runs have answered; if no message is left, return it unchanged."""
     rest = [
         one
         for one in run.inputs
@@ -69,7 +69,7 @@ async def with_unanswered(memory: Memory, run: Run) -> Run:
 
 
 async def answered_without(memory: Memory, run: Run) -> Mapping[str, Json] | None:
-    """Return the stored answer to a run's newest message, as the run's result; None if no complete answer is stored."""
+    """Return the stored answer to a run's newest message as a result, or None if no complete answer is stored."""
     message_id = run.inputs[-1].message_id if run.inputs else None
     answer = None if message_id is None else await _answer(memory, run, message_id)
     return None if answer is None or answer.status != "complete" else result_of_answer(answer)

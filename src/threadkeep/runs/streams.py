@@ -149,7 +149,7 @@ class InFlightMessages:
 
     @contextmanager
     def answering(self, session_id: str, message_id: str) -> Iterator[None]:
-        """Mark a message as being answered inside the block. It is in several blocks if several users send its id."""
+        """Mark a message as being answered inside the block. Blocks overlap if several users send the same id."""
         ends, end = self._ends.setdefault((session_id, message_id), []), asyncio.Event()
         ends.append(end)
         try:
@@ -161,7 +161,7 @@ class InFlightMessages:
             end.set()
 
     def set_answered(self, session_id: str, message_id: str) -> None:
-        """Remember that a message was answered (the newest 10,000), so that no recorded run repeats or reports it."""
+        """Remember an answered message (up to 10,000), so that no recorded run answers it again or reports its turn."""
         self._answered[session_id, message_id] = None
         if len(self._answered) > _MOST_REMEMBERED:
             del self._answered[next(iter(self._answered))]

@@ -34,7 +34,7 @@ _NOT_NOW = "This tool cannot be used at the moment: it must not run twice, and i
 
 
 class _Part(NamedTuple):
-    """A part of a tool call; each question to a person ends one. `asked` is the number of questions before it began."""
+    """A part of a tool call. Each question to a person ends a part; `asked` counts the questions before this part."""
 
     id: str
     call: ToolCall
@@ -78,7 +78,7 @@ class RecordedTools(AgentMiddleware[AgentState[Any], Any, Any]):
         return await self._run(context.run_id, part.id, request, handler)
 
     async def _begin(self, run_id: str, request: ToolCallRequest) -> _Part:
-        """Record that the call begins or, after the call's last question to a person, that its next part begins."""
+        """Record the beginning of a call or, after a question to a person, the beginning of the call's next part."""
         await self._keep(run_id)
         if not self._holds(run_id):
             raise StoreUnavailable("This process cannot tell whether it still owns the run; the call is retried.")

@@ -23,7 +23,7 @@ type Data = Mapping[str, Json]
 
 _MOST_REMEMBERED = 50
 _AT_ITS_START = frozenset({STATUS, "node_started"})
-"""Kinds of events that tell no more than the row of a started run, so they may be stored later than other events."""
+"""Kinds of events that only repeat the row of a started run, so they may be stored later than other events."""
 
 _START_TIMES = 10
 _MOST_EVENTS = 5_000
@@ -91,7 +91,7 @@ class RunTracer:
         self._stream.signal()
 
     async def flush_with[T](self, store: Callable[[TraceGroup], Awaitable[T | None]]) -> T | None:
-        """Store the events noted so far; `store` stores the last group, and its result is returned.
+        """Store the events noted so far. `store` stores the last group of them; return its result.
 
         Raises:
             StoreError: the database did not store the events; the next call tries again.

@@ -138,7 +138,7 @@ class Meter(AsyncCallbackHandler):
         self._asked.pop(run_id, None)
 
     def usage(self, name: str, asked: list[BaseMessage], answer: AIMessage) -> TokenUsage:
-        """Return the usage of a model call, as the provider reported it, otherwise as Threadkeep estimates it."""
+        """Return the usage of a model call as the provider reported it, or else as Threadkeep estimates it."""
         reported_name = answer.response_metadata.get("model_name")
         model = kept_name(reported_name if isinstance(reported_name, str) and reported_name else name)
         reported = answer.usage_metadata
@@ -176,12 +176,12 @@ class LastContexts:
         self._watched[run_id] = session_id
 
     def take(self, run_id: str) -> ContextBuilt | None:
-        """Return the event of a run's last model call, None if there was no call; stop recording for this run."""
+        """Stop recording for a run; return the event of its last model call, or None if there was no call."""
         self._watched.pop(run_id, None)
         return self._built.pop(run_id, None)
 
     def notify(self, event: Event, /) -> None:
-        """Record the context of a model call for its own run; if that is not watched, for the runs of its session.
+        """Record the context of a model call for its run; if that run is not watched, for the runs of its session.
 
         The event of another run, such as the run that stored the question, does not replace an event of the run itself.
         """

@@ -73,7 +73,7 @@ class Worker:
         self._context = contextvars.copy_context()
 
     def open(self, engine: Engine, dependencies: Dependencies) -> None:
-        """Set the engine and the dependencies. `execute` waits for this, because the engine may call it before."""
+        """Set the engine and the dependencies. `execute` waits for them, because the engine may call it earlier."""
         self.engine, self.dependencies = engine, dependencies
         self._endings = RunEndings(self._memory, self.workflows, dependencies)
         self.opened.set()
@@ -98,7 +98,7 @@ class Worker:
                 await active.tracer.flush()
 
     async def _usage_in_tree(self, root_run_id: str, run_id: str) -> Sequence[TokenUsage]:
-        """Store the usage of the active runs of a tree; return the usage of one of its runs and of all runs below."""
+        """Store the usage of a tree's active runs; return the usage of one run of the tree and of all runs below it."""
         for each in list(self.active.values()):
             if each.run.root_run_id == root_run_id:
                 await each.tracer.flush()
@@ -113,7 +113,7 @@ class Worker:
             StoreError: the engine does not accept the run. If `beginning` was passed, the run is released.
         """
         stream = self.streams.of(run_id)
-        # If the database's reply to the insert was late, maintenance may have found and executed the new run meanwhile.
+        # Do nothing if the run was started meanwhile: maintenance starts a new run if the insert's reply is late.
         if run_id in self._started or (beginning is not None and stream.outcome is not None):
             return
         self._started[run_id] = stream
@@ -170,7 +170,7 @@ class Worker:
         for _ in range(_TAKEOVERS):
             found = await self._runs.order.begin(run_id, self.engine.name)
             if isinstance(found, Begun):
-                # An owner may begin its run again, but another task of this process may have begun it just now.
+                # `begin` also succeeds for a run of this process, so check that no other task here executes the run.
                 return None if run_id in self.active else Beginning(found.run, found.new)
             if isinstance(found, Over) or found.behind != run_id or found.run.owner is None:
                 return None
@@ -234,7 +234,7 @@ class Worker:
         )
         active = ActiveRun(run, owner, stream, tracer, progress, new, beginning.workflow)
         active.hold.begun = beginning.turn
-        # The caller of a run that begins here waits for its answer; that of a run that was queued does not.
+        # A caller waits for the answer in this process only if the run was created here, not if it was queued.
         active.hold.told = beginning.workflow is not None
         stream.hold = active.hold
         self.active[run.run_id] = active
@@ -244,21 +244,21 @@ class Worker:
         return active
 
     async def _leave(self, active: ActiveRun, outcome: Outcome | None) -> bool:
-        """Remove a run from the active ones, and end its trace and its stream; return True if it has no checkpoints.
+        """Remove a run from `active`, and end its trace and its stream; return True if it stored no checkpoints.
 
         If the run is over, first cancel its children.
         """
         ledger = active.ledger
         has_children = ledger is not None and ledger.has_children
         if outcome is not None and outcome.status != "waiting" and (has_children or not active.begins):
-            # Before a caller learns of the end: an immediate retry would continue children that are then cancelled.
+            # Cancel them before a caller learns of the end, because an immediate retry would continue the children.
             await self._end_orphans(active.run)
         del self.active[active.run.run_id]
         if (saver := self.dependencies.saver) is not None:
             del saver.active[active.run.run_id]
         await active.tracer.close()
         for entry in active.hold.manifests:
-            # The manifest may be stored already, if the transaction succeeded but the database's reply to it was lost.
+            # Set `again`: the manifest is already stored if the transaction succeeded and only its reply was lost.
             self._memory.manifests.queue(replace(entry, again=True))
         if active.begins and ledger is not None and not has_children:
             active.stream.usage = ledger.usages
@@ -276,7 +276,7 @@ class Worker:
             await asyncio.wait([task])
         except asyncio.CancelledError:
             active.cancel(self._why_cancelled(active))
-            # A second cancellation must not skip the release: the run would stay with this process until its end.
+            # Shield the release from a second cancellation; otherwise the run would stay with this process.
             await shielded(self._release(active, task))
             raise
         if active.stop == "lost":

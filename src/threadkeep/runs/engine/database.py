@@ -67,7 +67,7 @@ class Connections:
 
     def _check_in(self, _connection: object, record: ConnectionPoolEntry) -> None:
         if self._closed:
-            # A thread of dbos may return its connection after the pool was disposed of, and the pool would keep it.
+            # Close the connection: a thread of dbos may return it after `dispose`, and the pool would keep it open.
             record.invalidate()
 
     def _connect(
@@ -84,14 +84,14 @@ class Connections:
         if self._address.dsn is not None:
             arguments[:] = [self._address.dsn]
             options["connect_timeout"] = _CONNECT_SECONDS
-            # Behind a pooler in transaction mode, the next transaction may get a server session without these
-            # statements.
+            # Prepare no statements: behind a pooler in transaction mode, the next transaction may get another server
+            # session, which lacks them.
             options["prepare_threshold"] = None
 
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Translate SQLAlchemy's errors, whose messages contain statements, into `StoreUnavailable` with the cure."""
+    """Replace SQLAlchemy's errors, whose messages contain statements, with `StoreUnavailable` and advice."""
     try:
         yield
     except sqlalchemy.exc.SQLAlchemyError as error:

@@ -23,7 +23,7 @@ _POLL_SECONDS = 2.0
 
 
 class DbosEngine:
-    """An engine in its creator's event loop. It launches dbos only to enqueue a run, or if dbos has records of runs.
+    """An engine in the event loop that created it. It launches dbos to enqueue a run, or if dbos has records of runs.
 
     dbos is stopped when its records have been deleted, some minutes after the last run, because its polls cost an idle
     process 3 % of a core.
@@ -85,7 +85,7 @@ class DbosEngine:
         return set() if self._queue is None else await self._call(lambda queue: queue.take_from_dead())
 
     def stopping(self, run_id: str) -> Stop | None:
-        """Return why the engine is stopping a run; None if it is not stopping it."""
+        """Return why the engine is stopping a run, or None if it is not stopping the run."""
         return self._runs.stopping(run_id)
 
     def holds(self, run_id: str) -> bool:
@@ -120,7 +120,7 @@ class DbosEngine:
         return self._lease
 
     async def _call[T](self, call: Callable[[RunQueue], Awaitable[T]]) -> T:
-        """Call the queue, which is not stopped meanwhile; launch dbos first if it was stopped."""
+        """Call the queue, and keep it from being stopped during the call; launch dbos first if necessary."""
         self._calls += 1
         try:
             return await call(await self._launched())
@@ -137,7 +137,7 @@ class DbosEngine:
             await asyncio.sleep(_POLL_SECONDS)
             try:
                 if self._queue is not None:
-                    # The lease reports that the database is unavailable; this check can wait.
+                    # Ignore that the database is unavailable: the lease reports it, and this check can wait.
                     with contextlib.suppress(ThreadkeepError):
                         await self._stop_if_unused()
                 elif self._options.works:

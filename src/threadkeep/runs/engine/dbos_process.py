@@ -42,7 +42,7 @@ _OVER = ("SUCCESS", "ERROR", "CANCELLED")
 _VERSION = "2"
 _APPLICATION = "threadkeep"
 _QUEUE = "threadkeep-runs"
-# The queue of runs that may have crashed a process. One is executed at a time, so that a crash has one suspect.
+# The queue of runs that may have crashed a process. They are executed one at a time, to find the run that crashes it.
 _ALONE = "threadkeep-alone"
 _THREADS = 16
 # dbos needs a second connection only while it migrates its tables.
@@ -104,7 +104,7 @@ class RunQueue:
 
         Raises:
             StoreUnavailable: the database does not answer.
-            InvalidInput: this process has a launched dbos already, of Threadkeep or of the program itself.
+            InvalidInput: this process already has a dbos, launched by another engine or by the application itself.
         """
         with OnFailure(self.stop), translated():
             if not _taken.acquire(blocking=False):
@@ -212,7 +212,7 @@ class RunQueue:
         If this process stops or loses the run, no outcome of the attempt is recorded, so that another process takes it.
         """
         if (task := asyncio.current_task()) is not None:
-            # The current task belongs to dbos, and is done when dbos has recorded the outcome.
+            # Track the current task of dbos, which is done when dbos has recorded the outcome.
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         while not self._lease.is_fresh() and not self._closing.is_set():  # noqa: ASYNC110 - another thread renews it
@@ -223,7 +223,7 @@ class RunQueue:
     def _enqueue(self, run_id: str, alone: bool) -> None:
         """Enqueue an attempt at a run unless one is enqueued already; an `alone` attempt replaces the enqueued one.
 
-        It goes to the queue for runs that may crash their process; a process executes one of them at a time.
+        An `alone` attempt goes to the queue of runs that may crash their process, which executes one run at a time.
         """
         number = 1
         while True:
@@ -255,7 +255,7 @@ class RunQueue:
         self._database.connect().close()
 
     def _keep_removing(self) -> None:
-        """Remove old finished attempts: at once, because a short command may be the only worker, then each minute."""
+        """Remove old finished attempts every minute; first at once, because a short command may be the only worker."""
         kept = timedelta(seconds=self._options.keep_finished_seconds)
         while True:
             # A failed removal is retried as long as the process lives.
@@ -267,7 +267,7 @@ class RunQueue:
 
 
 def _remove_finished(before: str) -> None:
-    """Remove up to 500 attempts that ended before a time, except of runs with an enqueued or active attempt.
+    """Remove up to 500 attempts that ended before a time; keep all attempts of runs with an unfinished attempt.
 
     After all attempts at a run are removed, its next attempt has the number 1 again.
     """

@@ -29,7 +29,7 @@ CLOSED = "The engine was closed and accepts no more runs; start runs inside its 
 class Engine(Protocol):
     """An engine that calls `execute(run_id)`; it knows nothing else about runs.
 
-    - `start` executes a run in this process. If it dies, another process's `dead` returns its name, the run's owner.
+    - `start` executes a run in this process. If this process dies, `dead` in another process returns its name.
     - `enqueue` records a run for any worker. If the worker that executes it dies, `take_from_dead` returns the run.
     - A process never executes a run twice at the same time. A run that is started while it is being executed is
       executed once more after that. The record of the run decides which process executes it.
@@ -68,7 +68,7 @@ class Engine(Protocol):
         Raises:
             StoreClosed: the engine accepts no more runs.
             StoreUnavailable: the database does not answer.
-            InvalidInput: this process has a launched dbos already, of Threadkeep or of the program itself.
+            InvalidInput: this process already has a dbos, launched by another engine or by the application itself.
         """
 
     async def dead(self, names: Set[str]) -> Set[str]:
@@ -86,7 +86,7 @@ class Engine(Protocol):
         """
 
     def stopping(self, run_id: str) -> Stop | None:
-        """Return why the engine is stopping a run of this process; None if it is not stopping it."""
+        """Return why the engine is stopping a run of this process, or None if it is not stopping the run."""
 
     def holds(self, run_id: str) -> bool:
         """Return True if this process certainly still owns a run. Call it before work that must not be done twice.
@@ -116,7 +116,7 @@ class EngineOptions:
 
 
 type Ending = Literal["done", "left", "lost"]
-"""How an execution ended: `done` (or with an error), `left` because the engine closes, or `lost` to another process."""
+"""How an execution ended: `done` (even by an error), `left` because the engine closes, or `lost` to another process."""
 
 _names: set[str] = set()
 """The names of the open local engines of this process."""

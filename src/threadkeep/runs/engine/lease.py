@@ -87,9 +87,9 @@ _PROCESSES = sqlalchemy.Table(
 class Heartbeats:
     """A lease on PostgreSQL: each process has a row with a counter, which increases while the process lives.
 
-    Clocks of different processes are never compared. This process declares another dead if its counter does not change
-    for `dead_seconds` while it is checked repeatedly. A process that was suspended, or could not reach the database for
-    a while, starts its observation again, so that it does not declare others dead by mistake.
+    Clocks of different processes are never compared. A process declares another one dead if the other's counter does
+    not change for `dead_seconds`, during which it is read repeatedly. A process that was suspended, or could not reach
+    the database for a while, starts its observation again, so that it does not declare others dead by mistake.
     """
 
     def __init__(self, pool: sqlalchemy.Engine, name: str, dead_seconds: float) -> None:
@@ -162,7 +162,7 @@ class Heartbeats:
 
 
 def _now() -> float:
-    """Return monotonic seconds. They include the machine's sleep if the system has a clock that counts it."""
+    """Return monotonic seconds; if the system has a suitable clock, they include the time that the machine slept."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     return time.clock_gettime(clock)
 
@@ -231,7 +231,7 @@ class Lease:
             return False
         with self._pool.connect() as connection:
             if not self._is_made:
-                # A worker without a launched dbos checks this every two seconds, so it must cost only one statement.
+                # Look for the table only until it exists, because a worker without a launched dbos polls every 2 s.
                 made = (
                     "SELECT name FROM sqlite_master WHERE name = :table" if self._path else "SELECT to_regclass(:table)"
                 )
@@ -252,7 +252,7 @@ class Lease:
             return await asyncio.to_thread(self._dead, names)
 
     async def leave(self, *, is_idle: bool) -> None:
-        """Release the lease if the process is idle; otherwise it stays until the process ends or the lease expires."""
+        """Release the lease if the process is idle; otherwise keep it until the process ends or the lease expires."""
         self._ended.set()
         if self._renewing is not None:
             await asyncio.to_thread(self._renewing.join, STOP_SECONDS)
