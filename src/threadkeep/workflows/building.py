@@ -1,4 +1,4 @@
-"""Finds the paths through a workflow, and builds the graph of a workflow from its document."""
+"""The paths through a workflow, and the construction of its graph from its document."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ class Paths:
     def meetings(self) -> dict[str, tuple[str, ...]]:
         """Map each node that waits for parallel branches to the nodes that lead to it.
 
-        A node waits only if every run takes these branches and the workflow has no cycle. If it waited in other
-        workflows, a run could wait for nodes that are never executed.
+        A node waits only if every run takes these branches and the workflow has no cycle. Otherwise, a run could wait
+        for nodes that are never executed.
         """
         certain = self._certain()
         leading: dict[str, list[str]] = {}
@@ -240,7 +240,7 @@ def _add_ends(builder: Graph, document: WorkflowDocument, plan: TurnPlan) -> Non
 
 
 def _ready(name: str, entry: Entry, document: WorkflowDocument, plan: TurnPlan, ends: str) -> Entry:
-    """Return a copy of a node with the options that this workflow needs; the node itself if it has them."""
+    """Return a copy of a node with the options that this workflow needs, or the node itself if it has them already."""
     changes: dict[str, object] = {}
     if isinstance(entry, SpeakingNode) and stores_question(entry) and name not in plan.answering:
         changes["answers"] = False

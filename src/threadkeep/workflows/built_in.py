@@ -50,7 +50,7 @@ class ChatNode(AgentNode):
         return ()
 
     def system_message(self, state: WorkflowState) -> SystemMessage | None:
-        """Return the prompt and the text to which the person replies, if there is one; None if there is neither."""
+        """Return the prompt and the text to which the person replies, or None if there is neither."""
         quoted = (state.get("inputs") or {}).get("quoted_text")
         parts = [self.system_prompt] if self.system_prompt.strip() else []
         if isinstance(quoted, str) and quoted.strip():
@@ -79,8 +79,8 @@ class ChatNode(AgentNode):
     ) -> AIMessage:
         """Answer the run's question without an agent: store the question, call the model once, and store the answer.
 
-        If an answer is already stored, return it and do not call the model. The current LangChain config must be that
-        of the run.
+        If an answer is already stored, return it and do not call the model. The current LangChain config must be the
+        config of the run.
         """
         conversation, messages = session_conversation(step), self.asked(state, step)
         session = conversation.memory.session(conversation.session_id, user_id=conversation.user_id)

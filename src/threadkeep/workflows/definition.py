@@ -133,7 +133,7 @@ class Workflow:
 
     @cached_property
     def known_conversations(self) -> tuple[ConversationFields, ...]:
-        """Nodes with a graph-store conversation whose key the request alone determines; no agents with `input`."""
+        """The nodes with a graph-store conversation whose key depends only on the request; no agents with `input`."""
         found: list[ConversationFields] = []
         for node in self.nodes.values():
             if not isinstance(node, AgentNode | AppendMessageNode) or not node.use_graph_chat_history:
@@ -228,7 +228,7 @@ def asked_at_once(workflow: Workflow, resources: Resources) -> TurnOptions | Non
 
 
 def _without_exits(builder: Graph) -> Graph:
-    """Return a copy of a graph in which a node that raises SystemExit fails; otherwise it would end the process."""
+    """Return a copy of a graph in which a node that raises SystemExit only fails, and does not end the process."""
     copied = copied_graph(builder)
     for name, spec in builder.nodes.items():
         if (call := getattr(spec.runnable, "afunc", None)) is not None:

@@ -1,4 +1,4 @@
-"""Describes workflows as JSON values, explains the keys of their agents, and draws them."""
+"""Descriptions of workflows as JSON values, explanations of their agents' keys, and drawings."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def published_schema() -> dict[str, Any]:
 _NOTHING = object()
 _PYTHON_ONLY = frozenset({"is_instance_of"})
 
-# What to do about each of pydantic's types of error. The values of the placeholders come from the error's context.
+# Advice for each of pydantic's types of error. The values of the placeholders come from the error's context.
 _CURES: Mapping[str, str] = {
     "bool_type": "write true or false",
     "int_type": "write a whole number, without quotes",
@@ -213,7 +213,7 @@ _CURES: Mapping[str, str] = {
     "too_short": "give at least {min_length}",
     "too_long": "give at most {max_length}",
 }
-# What to do about errors of fields that allow several types of values.
+# Advice for fields that allow several types of values.
 _CURES_OF: Mapping[str, str] = {
     "next": "write the name of a node, a list of them, or end",
     "equals": "write text, a number, true or false",
@@ -297,7 +297,7 @@ def _path_in(value: Json, loc: Sequence[str | int]) -> tuple[Path, tuple[str | i
 
 
 def _inner(here: object, step: str | int) -> object:
-    """Return the value to which a step leads from `here`; `_NOTHING` if there is none."""
+    """Return the value to which a step leads from `here`, or `_NOTHING` if there is no such value."""
     if isinstance(here, Mapping) and isinstance(step, str):
         return here.get(step, _NOTHING)
     return here[step] if isinstance(here, list) and isinstance(step, int) and step < len(here) else _NOTHING
@@ -321,7 +321,7 @@ def _unknown(value: Json, path: Path) -> str:
 
 
 def _known_names(value: Json, path: Path) -> list[str]:
-    """Return the names that the schema allows at a path; an empty list if they are unknown, or any is allowed."""
+    """Return the names that the schema allows at a path, or an empty list if they are unknown or unlimited."""
     if not path:
         return _names(WorkflowDocument)
     if path == ("options",):

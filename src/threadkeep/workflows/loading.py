@@ -1,4 +1,4 @@
-"""Loads workflows from files and modules, and checks their edges, names and imports."""
+"""Loading of workflows from files and modules, with checks of their edges, names and imports."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from threadkeep.workflows.yaml_source import Path as ValuePath
 
 @dataclass(frozen=True)
 class _Checks:
-    """The checks of a document. Each yields problems with their positions in the file."""
+    """The checks of a document. Each method yields problems with their positions in the file."""
 
     document: WorkflowDocument
     source: YamlSource
@@ -144,8 +144,7 @@ def load_yaml(path: Path, *, imports: bool = True) -> Workflow:
     """Load the workflow of a YAML file.
 
     Raises:
-        InvalidWorkflow: the file cannot be read or is invalid. A problem of a part of the text has the line of that
-            part.
+        InvalidWorkflow: the file cannot be read or is invalid. The error has the line of each invalid part.
     """
     try:
         # Limit the size, because the path may name any file.
@@ -168,7 +167,7 @@ def read_workflow(text: str, *, file: str | None = None, imports: bool = True) -
         imports: True to import tools and retrievers, to check that they exist.
 
     Raises:
-        InvalidWorkflow: the text is invalid. A problem of a part of the text has the line of that part.
+        InvalidWorkflow: the text is invalid. The error has the line of each invalid part.
     """
     return _workflow_of(read_yaml(text, file), imports=imports)
 

@@ -243,7 +243,7 @@ class InProcessChildren:
         self.resources = replace(resources, children=self)
 
     async def run(self, request: ChildRequest, /) -> ChildResult:
-        """Run a child until it ends or asks a person (status `waiting`). Raise `WorkflowNotFound` if there is none."""
+        """Run a child until it ends or asks a person (status `waiting`). Raise `WorkflowNotFound` for unknown names."""
         workflow = self._workflows.get(request.workflow)
         run_id = str(uuid7())
         limits = request.deadline_seconds, workflow.options.deadline_seconds

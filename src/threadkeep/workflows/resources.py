@@ -46,7 +46,7 @@ class RunOptions(BaseModel):
     )
     max_depth: int = Field(MAX_DEPTH, ge=0, le=20, description="The maximum depth of nested workflows below a run.")
     max_tries: int = Field(3, ge=1, le=20, description="Attempts at a failing run before it is set aside.")
-    recursion_limit: int = Field(100, ge=2, le=10_000, description="The most steps of the graph; ends loops.")
+    recursion_limit: int = Field(100, ge=2, le=10_000, description="The maximum number of graph steps; stops loops.")
 
     @property
     def budget(self) -> RunBudget:
@@ -95,8 +95,8 @@ class Children(Protocol):
         """Run a child to its end, and return its result. The status of the result tells if the child failed.
 
         If the same step of the parent requests the child again, a runner that stores its children continues the
-        existing child; any other starts a new one. Raise `WorkflowNotFound` for an unknown name, and `ChildFailed` if
-        the child must not be started.
+        existing child; any other runner starts a new one. Raise `WorkflowNotFound` for an unknown name, and
+        `ChildFailed` if the child must not be started.
         """
 
 

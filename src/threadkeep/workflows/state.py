@@ -125,7 +125,7 @@ def paths_of(template: str) -> list[str]:
 
 
 def check_template(template: str, *, for_key: bool = False, whole: bool | None = None) -> None:
-    """Check a template, or with `for_key` the template of a key. `whole` allows `{{key:path}}` (default: in keys only).
+    """Check a text template, or with `for_key` a key template. `whole` allows `{{key:path}}` (default: only in keys).
 
     Raises:
         InvalidInput: the template is too long, or a placeholder is not a path or names an unknown value.
@@ -167,7 +167,7 @@ def _text_of(value: object) -> str:
         case str():
             return value
         case int():
-            # str() rejects very large numbers.
+            # Drop very large numbers, because Python refuses to format them.
             return f"{value:d}" if value.bit_length() <= 1024 else ""
         case float():
             return repr(value) if math.isfinite(value) else ""

@@ -1,4 +1,4 @@
-"""Stores the question and the answer of a run in workflows that have no nodes for this."""
+"""Storage of the question and the answer of a run in workflows that have no nodes for this."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from threadkeep.workflows.nodes.messages import RecordingNode
 from threadkeep.workflows.nodes.speaking import SpeakingNode
 
 _HOOKS: Final = (".before_agent", ".before_model")
-"""The ends of the names of the nodes in which `create_agent` calls middleware hooks before the model."""
+"""Suffixes of the names of the nodes in which `create_agent` calls middleware hooks before the model."""
 
 _OWN: Final = "SessionMemory."
 
@@ -79,7 +79,7 @@ class LateQuestion(BaseCallbackHandler):
         asked: list[BaseMessage] = []
         for message in sent:
             one = self._seen[str(message.id)]
-            # The response metadata has the time at which the platform received the question.
+            # Copy the response metadata, which has the time at which the platform received the question.
             asked.append(message.model_copy(update={"id": one.id, "response_metadata": one.response_metadata}))
         await self._loop.run_from_any_loop(self._keep(asked))
 
@@ -89,7 +89,7 @@ def _is_hook(name: str) -> bool:
 
 
 def _owned(builder: StateGraph[Any, Any, Any, Any]) -> Iterator[Pregel[Any, Any, Any, Any]]:
-    """Yield the graphs in the attributes of nodes. For a method, these are the attributes of its object."""
+    """Yield the graphs in the attributes of nodes. If a node is a method, search the attributes of its object."""
     for spec in builder.nodes.values():
         for called in (getattr(spec.runnable, "afunc", None), getattr(spec.runnable, "func", None)):
             owner = getattr(called, "__self__", called)
@@ -105,7 +105,7 @@ _MESSAGES = "messages"
 def add_node(builder: Graph, name: str, node: Node, *, defer: bool = False) -> None:
     """Add a Threadkeep node to a graph. Drawings use the kind and the possible next nodes that are added with it."""
     destinations = {END if target == END_NAME else target: why for target, why in node.targets().items()}
-    # LangGraph's types have no node that takes both a config and a runtime.
+    # Use `Any`, because LangGraph's types have no node that takes both a config and a runtime.
     action: Any = node
     kind = {"kind": node.node_kind}
     builder.add_node(name, action, metadata=kind, defer=defer, destinations=destinations or None)

@@ -122,7 +122,7 @@ def _check_events(text: str, file: str | None) -> None:
 
 
 class _Reader:
-    """Converts YAML nodes to JSON values, and records their positions."""
+    """A converter of YAML nodes to JSON values, which records the positions of the nodes."""
 
     def __init__(self, file: str | None) -> None:
         self._file = file

@@ -111,7 +111,7 @@ class AgentNode(SpeakingNode, HistoryFields):
         run = {one.name: getattr(step.context, one.name) for one in fields(RunContext)}
         passages = passages_in(state) if self.snippets else ()
         context = StepContext(**run, conversation=conversation, passages=passages)
-        # `ModelLimits` limits the calls; LangGraph's limit must also have room for tools and hooks of other middleware.
+        # Allow several steps for each model call, because LangGraph also counts tools and hooks of other middleware.
         limit: RunnableConfig = {"recursion_limit": self.max_steps * _STEPS_A_CALL + 2}
         result = await self._agent(step, conversation).ainvoke({"messages": given}, limit, context=context)
         loop = result["messages"][len(given) :]

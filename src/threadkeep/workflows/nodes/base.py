@@ -150,7 +150,7 @@ class Step:
         return cls(name, runtime.context, runtime.store, config)
 
     def model(self, given: str | BaseChatModel | None) -> BaseChatModel:
-        """Return a chat model by its name, for None the service's own model; a model itself is returned unchanged."""
+        """Return the chat model with a name, or the service's own model for None; return a model object unchanged."""
         return given if isinstance(given, BaseChatModel) else self.context.resources.model(given)
 
     @property
@@ -183,7 +183,7 @@ class Node(BaseModel):
         return ()
 
     def targets(self) -> Mapping[str, str]:
-        """Return the nodes that this node may choose to continue with, and their conditions; empty if edges decide."""
+        """Return the next nodes that this node may choose, with the conditions; return an empty map if edges decide."""
         return {}
 
     async def __call__(

@@ -1,4 +1,4 @@
-"""Finds the conversation of a node's turn, which is in the run's session, in the graph's store, or in memory only."""
+"""The conversation of a node's turn, which is in the run's session, in the graph's store, or in memory only."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class ConversationFields(BaseModel):
         return "other"
 
     def resolve(self, scope: Mapping[str, object], *, by_hand: bool) -> KeyResolution:
-        """Return the key of a conversation for the values in `scope`; without a key, the reason is in the result."""
+        """Return the key of a conversation for the values in `scope`; if there is no key, the result has the reason."""
         return resolve_key(self.history_key_candidates, scope, template=self.history_key_template, manual=by_hand)
 
     def resolve_in(self, state: WorkflowState, step: Step) -> KeyResolution:
@@ -123,7 +123,8 @@ class HistoryFields(ConversationFields):
 def key_scope(state: WorkflowState, session_id: str | None, config: RunnableConfig) -> dict[str, object]:
     """Return the values that key candidates of a run may use.
 
-    `thread_id` is the run's session, because that is the caller's thread. The LangGraph thread of a run is always new.
+    `thread_id` is the id of the run's session, because the session is the caller's thread. The LangGraph thread of a
+    run is always new.
     """
     given = {name: value for name, value in config.get("configurable", {}).items() if not name.startswith("__")}
     configurable = {**given, "thread_id": session_id}
@@ -199,7 +200,7 @@ async def wait_for_turn(step: Step, name: str) -> None:
     """Wait for the earlier turns of a conversation.
 
     If the key was known when the run was requested, the run has already waited before its start. A run that would wait
-    for itself gives up its place in the order and continues. If the order cannot be read, the run continues, too.
+    for itself (a deadlock) gives up its position and continues. If the order cannot be read, the run continues, too.
     """
     memory, run_id, seconds = step.context.resources.memory, step.context.run_id, _FIRST_LOOK_SECONDS
     with contextlib.suppress(StoreError):

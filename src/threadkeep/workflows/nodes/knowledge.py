@@ -73,7 +73,7 @@ class IdentifyUserNode(KnowledgeNode):
         episodes = await memory.episodes.latest(scope, limit=max(self.max_episodes, 1))
         return {
             "user_id": person.id,
-            # `person.new` would be wrong here, because the channel or an earlier attempt may have created the person.
+            # Do not return `person.new`, because the channel or an earlier attempt may have created the person.
             "is_new_user": not facts and not episodes,
             "names": list(person.names),
             "facts": [_fact(fact) for fact in facts[: self.max_facts]],
@@ -92,7 +92,7 @@ class RememberNode(KnowledgeNode):
     key: str = Field(min_length=1, description="The key of the fact; a template.")
     value: str = Field(min_length=1, description="The value of the fact; a template. An empty text is not stored.")
     about: ScopeKind = Field("user", description="The scope of the fact: the run's user, workspace or session.")
-    fact_kind: FactKind | None = Field(None, description="Its kind; world_knowledge for a new fact if not set.")
+    fact_kind: FactKind | None = Field(None, description="Its kind; by default world_knowledge for a new fact.")
     confidence: float = Field(1.0, ge=0, le=1, description="The confidence, from 0 to 1.")
 
     def templates(self) -> Iterable[tuple[str, str]]:

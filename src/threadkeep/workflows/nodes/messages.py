@@ -85,7 +85,7 @@ class RecordQuestionNode(RecordingNode):
             await turn.begin(metadata, received=received)
 
     async def refuse(self, step: Step, messages: Sequence[BaseMessage], metadata: Mapping[str, Json] | None) -> None:
-        """Unless the question is stored, store it as `failed`, without its text: middleware may have rejected it."""
+        """Store the question as `failed`, without its text, if it is not stored: middleware may have rejected it."""
         turn = self.turn(step, question_before(messages))
         if turn is not None and not await turn.is_stored(turn.question[-1]):
             refused = refused_message(turn.question[-1], step.context.run_id, metadata)
@@ -177,7 +177,7 @@ class AppendMessageNode(Node, ConversationFields):
 
         Raises:
             InvalidKey: the run has no session, or the template gives no valid key.
-            InvalidInput: the graph has no store, but the message belongs into it.
+            InvalidInput: the message must be stored in the graph's store, but the graph has no store.
         """
         context = step.context
         if not self.use_graph_chat_history:

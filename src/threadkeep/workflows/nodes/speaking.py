@@ -71,8 +71,8 @@ class AskingNode(Node):
     context_window: int | None = Field(
         None,
         ge=1,
-        description="Tokens of the model's context window; by default as its profile or its name says, and for the "
-        "service's own model THREADKEEP_CONTEXT_WINDOW.",
+        description="Tokens of the model's context window. The default is the known size for the model, and "
+        "THREADKEEP_CONTEXT_WINDOW for the service's own model.",
     )
     timeout_seconds: float = Field(60.0, gt=0, description="The time limit of a model call in seconds.")
 
@@ -100,7 +100,7 @@ class SpeakingNode(AskingNode):
     system_prompt: str = Field("", description="Instructions for the model; a template.")
     input: str | None = Field(None, description="The input, instead of the run's question; a template.")
     max_messages: int = Field(30, ge=0, description="The maximum number of earlier messages in a call; 0 means none.")
-    max_tokens: int | None = Field(None, ge=0, description="The most tokens in a call; by default the service's limit.")
+    max_tokens: int | None = Field(None, ge=0, description="The token limit of a call; by default the service's limit.")
     snippets: bool = Field(True, description="True to add the passages that earlier retrieve nodes found.")
     answers: bool = Field(True, description="True to store its message as the answer to the question.")
 

@@ -146,7 +146,7 @@ def _text_of(output: Json) -> str:
         return ""
     if isinstance(output, str):
         return output
-    # If an output has only the field `text`, this text is passed on.
+    # Pass on the text of an output that has only the field `text`.
     if isinstance(output, Mapping) and set(output) == {"text"} and isinstance(output["text"], str):
         return output["text"]
     return json.dumps(output, ensure_ascii=False)
