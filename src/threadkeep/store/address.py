@@ -28,7 +28,7 @@ _HOST = re.compile(r"(?P<host>\[[^]]*\]|[^:\[\]]*)(?::(?P<port>[0-9]{0,5}))?")
 
 @dataclass(frozen=True)
 class DatabaseAddress:
-    """The address of a database: `path` of a SQLite file, `dsn` for PostgreSQL; neither is set for SQLite in memory.
+    """The address of a database: the `path` of a SQLite file, or the `dsn` of PostgreSQL. SQLite in memory has neither.
 
     `memory_name` is the name by which further connections of this process open the same SQLite database in memory. The
     DSN may contain a password, which `str()` and `repr()` never show.

@@ -88,7 +88,7 @@ class ApiKeys(ClockedTables, sql=("api_keys.sql",)):
         return key
 
     async def rotate(self, name: str, *, overlap: timedelta) -> NewKey:
-        """Create a key with name, scope and user of the valid key, which then expires at the latest after `overlap`.
+        """Create a key with the name, scope and user of the valid key, which expires after `overlap` at the latest.
 
         Raises:
             ApiKeyNotFound: no valid key has this name.

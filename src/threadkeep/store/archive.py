@@ -1,4 +1,4 @@
-"""Restores exported sessions, with their messages and summaries."""
+"""The restoration of exported sessions, with their messages and summaries."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from threadkeep.store.superseding import SupersedingWriter
 class SummaryArchive:
     """A writer of exported summaries.
 
-    A summary is stored only if this database has all its messages, and if its range follows the active summaries.
+    A summary is stored only if this database has all messages that it covers, and if they follow the active summaries.
     """
 
     def __init__(self, backend: Backend, *, clock: Callable[[], datetime]) -> None:
@@ -41,13 +41,13 @@ class SummaryArchive:
     async def restore(
         self, connection: Connection, session_id: str, archived: Iterable[ArchivedSummary]
     ) -> tuple[int, int]:
-        """Store summaries whose messages are stored; return how many were stored and rejected, without known ones."""
+        """Store new summaries whose messages are stored; return the numbers of stored and of rejected summaries."""
         stored = left_out = 0
         for item in archived:
             parameters = {"session_id": session_id, "id": item.summary.id}
             if await connection.fetch(self._sql["with_id"], parameters):
                 continue
-            summary = await self._here(connection, session_id, item)
+            summary = await self._renumbered(connection, session_id, item)
             added = summary is not None and await add_summary(
                 connection, self._sql, summary, frozenset(), now=self._clock()
             )
@@ -55,8 +55,8 @@ class SummaryArchive:
             left_out += not added
         return stored, left_out
 
-    async def _here(self, connection: Connection, session_id: str, item: ArchivedSummary) -> Summary | None:
-        """Return the summary with its `seq` range in this database; None if messages are not stored or not adjacent."""
+    async def _renumbered(self, connection: Connection, session_id: str, item: ArchivedSummary) -> Summary | None:
+        """Return the summary with its `seq` range in this database, or None if its messages are not the same here."""
         summary = item.summary
         deleted_upto = summary.last_seq - item.messages
         last_seq = await self._seq(connection, session_id, item.last_id, summary.last_seq)
@@ -77,7 +77,7 @@ class SummaryArchive:
         return here if deleted_here and int(messages) == item.messages else None
 
     async def _seq(self, connection: Connection, session_id: str, message_id: str | None, otherwise: int) -> int | None:
-        """Return the `seq` of a message in this database, None if it is not stored, `otherwise` if the id is None."""
+        """Return a message's `seq` in this database, or None if it is missing; without an id, return `otherwise`."""
         if message_id is None:
             return otherwise
         rows = await connection.fetch(self._sql["seq_of"], {"session_id": session_id, "id": message_id})
@@ -102,8 +102,8 @@ class Restored:
 
     `stored` messages are new, `known` messages existed already. Of the stored messages, `moved` ones got another `seq`
     than in the export, and `cleaned` ones had characters that databases reject. `summaries` counts stored summaries;
-    `summaries_left_out` counts those not stored, because the messages that they cover have changed or another summary
-    covers these. For a graph store, `unarchived` counts messages that were archived and are active now, and
+    `summaries_left_out` counts summaries that were not stored, because the covered messages have changed or another
+    summary covers them. For a graph store, `unarchived` counts messages that were archived and are active now, and
     `limits_left_out` counts sessions whose limits were not stored.
     """
 
@@ -129,7 +129,7 @@ class Archive:
 
     A message keeps its id, times, tokens and status; a superseded message stays superseded. A message whose id exists
     already is not stored again. An existing session keeps its title, tags and metadata, and restored messages follow
-    its own. The last reset stays behind the same message, unless the existing session has a later reset. Archived
+    its messages. The last reset stays behind the same message, unless the existing session has a later reset. Archived
     messages are archived again if they keep their `seq`. All parts of one call are stored in one transaction; if a part
     belongs to another user's session, only this part is rejected.
     """

@@ -27,11 +27,11 @@ _ELSEWHERE: Final[dict[TranscriptLocation, tuple[str, TranscriptLocation, str]]]
     "tables": ("any_indexed", "graph_store", "a graph store"),
     "graph_store": ("any_kept_here", "tables", "its tables"),
 }
-"""For each wanted location: a statement that finds sessions in the other one, and its name and description."""
+"""For each location: a statement that finds sessions in the other location, and that location's name and title."""
 
 
 class DamageRegister:
-    """The damaged items of a backend found so far. An item is dropped when it can be read again."""
+    """The damaged items that were found in a backend so far. An item is removed when it can be read again."""
 
     def __init__(self) -> None:
         self._items: dict[tuple[str, str], SessionDamaged] = {}
@@ -53,7 +53,7 @@ class DamageRegister:
             del self._items[key]
 
     def of(self, user_id: str | None = None) -> list[SessionDamaged]:
-        """Return the errors of damaged items, sorted; with a `user_id`, only those of items known to be this user's."""
+        """Return the errors of damaged items, sorted; with a `user_id`, only the errors of this user's items."""
         found = sorted(self._items.items())
         return [error for _, error in found if user_id in (None, error.user_id)]
 

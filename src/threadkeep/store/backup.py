@@ -21,7 +21,7 @@ type Report = Callable[[int, int], object]
 
 _LOGS = ("-wal", "-shm")
 _BESIDE = ("-journal", *_LOGS)
-# SQLITE_CORRUPT and SQLITE_NOTADB. They are no reason to stop, because the file to be replaced may be unreadable.
+# SQLITE_CORRUPT and SQLITE_NOTADB. A restore ignores these errors, because it may replace an unreadable file.
 _DAMAGED = (11, 26)
 _PAGES = 2048
 _BUSY_SECONDS = 10.0
@@ -54,7 +54,7 @@ def copy_sqlite(
         os.truncate(descriptor, 0)
         try:
             with _translated(), closing(_opened(source, key)) as database, closing(connect(partial, key)) as copy:
-                # One read transaction for the whole copy; without it, each write of another process would restart it.
+                # Copy in one read transaction. Otherwise each write of another process would restart the copy.
                 database.execute("BEGIN")
                 database.execute("SELECT count(*) FROM sqlite_master").fetchall()
                 database.backup(copy, pages=_PAGES, progress=lambda _, left, total: report(total - left, total))
@@ -92,7 +92,7 @@ def is_plain(file: Path) -> bool:
 def restore_sqlite(
     source: Path, target: Path, report: Report = lambda done, total: None, *, key: str | None = None
 ) -> None:
-    """Replace a database by a copy; no process may have it open. If interrupted, this leaves the old database.
+    """Replace a database, which no process may have open, by a copy. An interrupted call leaves the old database.
 
     The old database may be damaged, or its file missing. If the path is a symbolic link, its target is replaced. With a
     `key`, the new database is encrypted, even if the copy is not.
@@ -117,7 +117,7 @@ def restore_sqlite(
         for ending in _BESIDE:
             file.with_name(file.name + ending).unlink(missing_ok=True)
         partial.replace(file)
-        # The run engine's own database fits only the replaced rows. It is created again from the table of runs.
+        # Delete the run engine's database, which fits only the old rows. It is created again from the table of runs.
         for ending in ("", *_LOGS):
             target.with_name(f"{target.name}.runs{ending}").unlink(missing_ok=True)
     finally:
@@ -131,7 +131,7 @@ def _remove(partial: Path) -> None:
 
 
 def dump_postgres(environment: Mapping[str, str], target: Path) -> None:
-    """Write a consistent copy of a PostgreSQL database with `pg_dump`; `environment` names it (`environment_of`).
+    """Write a consistent copy of a PostgreSQL database with `pg_dump`; `environment_of` returns the `environment`.
 
     Raises:
         StoreUnavailable: there is no `pg_dump`, or it failed.
@@ -140,7 +140,7 @@ def dump_postgres(environment: Mapping[str, str], target: Path) -> None:
     with locked_part(partial) as descriptor:
         command = ["pg_dump", "--format=custom", "--no-owner", "--no-privileges", f"--file={partial}"]
         try:
-            # If this process is killed, pg_dump holds the lock until it ends.
+            # Pass the descriptor to pg_dump, which then holds the lock even after this process is killed.
             _run(command, environment, descriptor)
             partial.replace(target)
         finally:

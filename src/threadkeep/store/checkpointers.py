@@ -1,4 +1,4 @@
-"""Opens LangGraph checkpointers, also those of other systems for reading. This module imports LangGraph."""
+"""LangGraph checkpointers of Threadkeep, and of other systems for reading. This module imports LangGraph."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def _opened(
         return
     if foreign is None:
         make_folder(address.path)
-    # The saver commits by itself, and relies on implicit transactions when it writes.
+    # Use autocommit only for reading, because the saver relies on implicit transactions when it writes.
     async with open_sqlite(address.path, options, autocommit=foreign is not None, read_only=foreign is not None) as raw:
         saver = SqliteCheckpointer(raw, serde=serde)
         saver.lock = RollbackLock(raw)

@@ -15,7 +15,7 @@ from threadkeep.records.graphiti import CONSENT_VERSION
 from threadkeep.store.driver import Backend, Row
 
 WRONG_CLOCK_SECONDS = 3_600.0
-"""The largest accepted difference between the clocks of two processes. No claim on a message may last longer."""
+"""The largest accepted difference between the clocks of two processes. No process may claim a message for longer."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNIT = timedelta(microseconds=1)
@@ -98,7 +98,7 @@ def clean_json[J: Json](value: J) -> J:
     """Return the JSON value with all its texts cleaned; it is the same object if nothing had to be replaced."""
     if not value or not (isinstance(value, str) or _UNKEEPABLE_JSON.search(dump_json(value))):
         return value
-    # The match may be a text that only looks like an escape sequence.
+    # Compare the values, because the match may be a text that only looks like an escape sequence.
     cleaned = _clean_inside(value)
     return value if cleaned == value else cast("J", cleaned)
 
@@ -288,7 +288,7 @@ def prepare(messages: Sequence[Message], *, count: Counter, stored_at: str | Cal
     """Prepare messages for storing. `stored_at` is their time, or a function that returns the time of each message.
 
     Raises:
-        InvalidMessage: there are none, or one of them cannot be stored.
+        InvalidMessage: there are no messages, or one of them cannot be stored.
     """
     if not messages:
         raise InvalidMessage("A turn needs at least one message.")
@@ -307,7 +307,7 @@ def prepare(messages: Sequence[Message], *, count: Counter, stored_at: str | Cal
 
 @dataclass(frozen=True)
 class GraphTurns:
-    """A filter that selects the turns to queue for Graphiti, which are those with a complete answer.
+    """A filter that selects the turns with a complete answer, to queue them for Graphiti.
 
     The statement that stores the row also checks the consent for the `endpoint`. Turns without a workspace get
     `workspace`.
@@ -317,7 +317,7 @@ class GraphTurns:
     workspace: str | None = None
 
     def row(self, turn: Turn, messages: Sequence[Message], *, now: str) -> dict[str, object] | None:
-        """Return the columns of a turn's row, without the `seq` values; None if the turn has no complete answer."""
+        """Return the columns of a turn's row, except the `seq` values, or None if the turn has no complete answer."""
         if not any(message.role == "assistant" and message.status == "complete" for message in messages):
             return None
         workspace = turn.workspace or self.workspace

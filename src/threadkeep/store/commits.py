@@ -163,9 +163,9 @@ def _with(receipt: Receipt, found: _Sorted) -> Receipt:
 type _Outcome = Receipt | StoreError | WrongUser | QuestionGone
 
 _GROUP_TURNS = 512
-# Each session that waits for a lock occupies a database connection.
+# Limit the waiting sessions, because each of them occupies a database connection while it waits for a lock.
 _WAITING_SESSIONS = 2
-# If this many sessions of a group are locked, probably the whole table is; the rest then fails without an attempt.
+# If this many sessions of a group are locked, the whole table probably is. The other sessions then fail at once.
 _MOST_LOCKED = 4
 _REFUSED = "The turn cannot be stored together with its other statements; store one after the other."
 
@@ -356,7 +356,7 @@ class GroupCommit:
     async def _store_each(
         self, group: Sequence[PreparedTurn], *, lock_timeout_seconds: float | None = GROUP_LOCK_SECONDS
     ) -> list[_Outcome]:
-        """Store a group turn by turn in one transaction, without existing messages; return each receipt or error."""
+        """Store a group turn by turn in one transaction, but skip existing messages; return each receipt or error."""
         receipts: dict[int, _Outcome] = {}
         async with self._driver.writing(lock_timeout_seconds=lock_timeout_seconds) as connection:
             for index, prepared in sorted(enumerate(group), key=lambda item: item[1].turn.session_id):

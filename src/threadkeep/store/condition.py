@@ -15,7 +15,7 @@ from threadkeep.store.migrations import known_migrations, known_tables, schema_v
 from threadkeep.store.statements import load_statements
 
 _LONG_SECONDS = 10.0
-# Returning free space to the disk blocks other writers, so it is not worth it below this size.
+# Do not recommend returning less free space than this to the disk, because doing so blocks other writers.
 _MUCH_FREE_BYTES = 10 * 1024 * 1024
 _MUCH_FREE_SHARE = 0.1
 
@@ -87,7 +87,7 @@ class MissingRights(NamedTuple):
 
 
 async def missing_rights(driver: Driver) -> list[MissingRights]:
-    """Return the rights that the role of a PostgreSQL database lacks; SQLite has no rights."""
+    """Return the rights that the role of a PostgreSQL database lacks; on SQLite, return an empty list."""
     if driver.backend == "sqlite":
         return []
     sql = load_statements("postgres/condition.sql")["missing_rights"]
@@ -130,7 +130,7 @@ class _Lock(NamedTuple):
 
 
 def lock_holders(path: Path, *, locks: Path = Path("/proc/locks")) -> tuple[LockHolder, ...]:
-    """Return the other processes with locks on a SQLite file, writers first; an empty tuple without `/proc/locks`."""
+    """Return the other processes with locks on a SQLite file, writers first. Without `/proc/locks`, return none."""
     inodes = {_inode(path): _RESERVED, _inode(path.with_name(path.name + "-shm")): _WAL_WRITE}
     writes: dict[int, bool] = {}
     for lock in _locks(locks):

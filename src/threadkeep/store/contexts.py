@@ -196,7 +196,7 @@ class RecallIndexes(Protocol):
     """
 
     async def of_session(self, session_id: str, version: str, last_seq: int) -> bytes | None:
-        """Return the stored index of a session; None unless it has this version and ends at or before `last_seq`."""
+        """Return a session's stored index if it has this version and ends at or before `last_seq`, otherwise None."""
 
     async def save(self, session_id: str, version: str, data: bytes, last_seq: int, state: IndexedState) -> None:
         """Replace the stored index of a session by one that ends at `last_seq`, if the session still has this state."""
@@ -212,7 +212,7 @@ class RecallIndexRows(Tables, sql=("{backend}/sessions.sql", "recall_indexes.sql
     """The table `chat_recall_indexes`; the caller defines the format of an index."""
 
     async def of_session(self, session_id: str, version: str, last_seq: int) -> bytes | None:
-        """Return the stored index of a session; None unless it has this version and ends at or before `last_seq`."""
+        """Return a session's stored index if it has this version and ends at or before `last_seq`, otherwise None."""
         parameters = {"session_id": session_id, "version": version, "last_seq": last_seq}
         rows = await self._driver.fetch(self._sql["index_of"], parameters)
         return bytes(rows[0][0]) if rows else None

@@ -214,9 +214,9 @@ class Driver(Protocol):
     async def append(self, turns: NewTurns) -> Appended:
         """Store a group of new turns in one write transaction, with as few round trips as possible.
 
-        A session of another user is skipped with its messages. If the id of a message exists already, or the message
-        that a turn answers does not, nothing is stored and `DuplicateRow` is raised. If another transaction has locked
-        a session, `RowLocked` is raised soon.
+        A session of another user is skipped with its messages. If the id of a message exists already, or if the message
+        that a turn answers is missing, nothing is stored and `DuplicateRow` is raised. If another transaction has
+        locked a session, `RowLocked` is raised after a short wait.
         """
 
     async def close(self) -> None:

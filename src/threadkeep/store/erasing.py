@@ -1,4 +1,4 @@
-"""Erases the rows of a person or a session from all tables of a database."""
+"""The erasure of the rows of a person or a session from all tables of a database."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TABLES = load_statements("foreign.sql")
 _KEY_FIELDS = ("key_id", "user_id", "name", "scope", "created_at", "expires_at", "revoked_at", "last_used_at")
 _IN_FLIGHT = timedelta(days=1)
 _SESSIONS_AT_ONCE = 500
-# A step takes about 0.1 seconds.
+# With this number of pages, a step takes about 0.1 seconds.
 _PAGES_AT_ONCE = 200
 _MERGE_PAUSE_SECONDS = 0.05
 _LOG_TRIES = 40
@@ -82,7 +82,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return tuple(dict.fromkeys([user_id, *(str(row[0]) for row in rows)]))
 
     async def sessions(self, wanted: Erasable) -> list[str]:
-        """Return the ids of the sessions to delete as a whole; they include noted ones that are deleted already."""
+        """Return the ids of the sessions to delete as a whole, including noted sessions that are deleted already."""
         return [str(row[0]) for row in await self._fetch("own_sessions_of", wanted)]
 
     async def note_sessions(self, wanted: Erasable, session_ids: Sequence[str]) -> None:
@@ -122,7 +122,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return dict(found)
 
     async def empty(self, session_id: str, seqs: Sequence[int]) -> None:
-        """Empty messages of a session, whose rows stay, and delete the data derived from the messages.
+        """Empty messages of a session, but keep their rows; delete the data derived from the messages.
 
         The LangGraph checkpoints of the session are deleted entirely, because graph states contain the messages.
         """
@@ -176,11 +176,11 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return sorted((str(scope), str(name), str(value)) for scope, name, value in rows)
 
     async def facts(self, wanted: Erasable) -> list[str]:
-        """Return the ids of facts outside the target's own scopes with evidence in the target's sessions or runs."""
+        """Return the ids of facts that are outside the target's scopes but have evidence in its sessions or runs."""
         return [str(row[0]) for row in await self._fetch("facts_of_sessions", wanted)]
 
     async def steps(self, session_id: str) -> list[dict[str, object]]:
-        """Return the tool calls of a session's turns with results; each has its agent, question `seq` and ordinal."""
+        """Return the tool calls and results of each turn of a session, with agent, question's `seq` and ordinal."""
         rows = await self._driver.fetch(self._sql["steps_of_session"], {"session_id": session_id})
         return [
             {"author": author, "seq": seq, "ordinal": ordinal, "steps": json.loads(decompress(body))}
@@ -218,11 +218,11 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return int((await self._fetch("episodes_elsewhere", wanted))[0][0])
 
     async def branches(self, session_id: str) -> int:
-        """Return the number of branches of a session; a branch has copies of its messages."""
+        """Return the number of branches of a session; a branch has copies of the session's messages."""
         return int((await self._driver.fetch(self._sql["branches"], {"session_id": session_id}))[0][0])
 
     async def child_sessions(self, session_id: str) -> int:
-        """Return the number of sessions of child runs; they begin with a text that a turn of the session passed on."""
+        """Return the number of child runs' sessions; each begins with a text that a turn of the given session sent."""
         return int((await self._driver.fetch(self._sql["child_sessions"], {"session_id": session_id}))[0][0])
 
     async def retractions(self) -> int:
@@ -283,7 +283,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
                 return
             pages = _PAGES_AT_ONCE
             await asyncio.sleep(_MERGE_PAUSE_SECONDS)
-        # Other processes add messages faster than the steps merge them.
+        # Merge all at once, because other processes add messages faster than the steps merge them.
         await self._driver.write([(self._sql["optimize_search"], {})])
 
     async def _rewrite_tables(self) -> None:
@@ -301,6 +301,6 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return await self._driver.fetch(*self._selecting(name, wanted))
 
     def _selecting(self, name: str, wanted: Erasable) -> Statement:
-        # The statements need at least one row of ids, and no user has an empty id.
+        # Pass an empty id, which no user has, if there are no ids: the statements need at least one row of ids.
         others = {"session_id": wanted.session_id, "noted": wanted.noted}
         return for_values(self._sql[name], "id", wanted.ids or ("",), others)

@@ -1,4 +1,4 @@
-"""Records of model calls (manifests): the parts of each model call, and its texts that are not in the transcript."""
+"""Manifests: records of the parts of model calls. Texts of the calls that are in no transcript are stored too."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from threadkeep.store.compressed_json import compress, decompress, unpack_manife
 from threadkeep.store.driver import GROUP_LOCK_SECONDS, Connection, DuplicateRow, Parameters, Row, Statement
 from threadkeep.store.statements import ClockedTables, for_values
 
-# Stands for a value that is stored in a column of the row, or in the transcript at the `seq` of its entry.
+# A placeholder for a value that is stored in a column of the row, or in the transcript at the `seq` of the entry.
 _ELSEWHERE: Json = True
 type Cursor = tuple[datetime, str, int]
 type _Noted = tuple[NotedManifest, dict[str, Json]]
@@ -33,7 +33,7 @@ _CLOCKS_DIFFER = timedelta(minutes=1)
 
 @dataclass(frozen=True)
 class NotedManifest:
-    """A record of a model call that is not stored yet; it will belong to its session, or to its run without a session.
+    """A record of a model call that is not stored yet. It will belong to its session or, if it has none, to its run.
 
     `manifest` is called when the record is written, and returns the manifest. `texts` maps digests to those texts of
     the model call that are in no transcript. `again` means that an earlier attempt may have stored the record.
@@ -142,7 +142,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         return self._sql["drop_texts_after_erase"], key
 
     async def of_run(self, run_id: str, *, user_id: str | None = None) -> list[StoredManifest]:
-        """Return the records of a run in order; with a `user_id`, only if the run or its session is of this user."""
+        """Return the records of a run in order; with a `user_id`, only if that user owns the run or its session."""
         found = await self._fetch("of_run", {"run_id": run_id, "user_id": user_id})
         return sorted(found, key=lambda stored: (stored.session_id or "", stored.call))
 
@@ -201,7 +201,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
     async def _ids_at(
         self, connection: Connection, session_id: str | None, manifests: Iterable[Mapping[str, Json]]
     ) -> dict[int, str]:
-        """Return, by `seq`, the ids of those messages of the session that manifests mention."""
+        """Return the ids of the session's messages that the manifests mention, by `seq`."""
         seqs = sorted({number for manifest in manifests for number in seqs_of_ids(manifest)}) if session_id else []
         ids: dict[int, str] = {}
         for some in batched(seqs, _ROWS_AT_ONCE):
@@ -247,9 +247,9 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         return len(rows)
 
     async def _is_there(self, connection: Connection, owner: _Owner, key: Parameters, noted: _Noted) -> bool:
-        """Return True if the record is stored: with its owner, or with its run (from before the session existed).
+        """Return True if the record is stored with its owner or, from the time before the session existed, its run.
 
-        The message ids, which are not stored, are put back before records are compared.
+        The message ids, which are not stored, are restored before records are compared.
         """
         entry, manifest = noted
         found: list[StoredManifest] = []

@@ -45,7 +45,7 @@ _LOCK = (
 _MADE = re.compile(r"^CREATE (?:TABLE|VIEW|SEQUENCE) (chat_\w+)", re.MULTILINE)
 _IS_THERE: dict[Backend, str] = {
     "sqlite": "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'threadkeep_migrations'",
-    # The view pg_tables joins more tables, and each new connection would read their descriptions first.
+    # Do not use the view pg_tables: it joins more tables, whose descriptions each new connection would read first.
     "postgres": "SELECT count(*) FROM pg_class WHERE relname = 'threadkeep_migrations' AND relkind IN ('r', 'p') "
     "AND relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = current_schema())",
 }
@@ -122,7 +122,7 @@ async def migrate(
         return []
     if not found and driver.backend == "postgres":
         await _check_search_path(driver)
-    # The first connection to an empty database may take longer.
+    # By default, log no warning for an empty database, because the first connection to it may take longer.
     held = cache(held or (partial(_log_wait, driver.backend) if found else lambda: None))
     waits = asyncio.get_running_loop().call_later(_LOCK_NOTE_SECONDS, held)
 

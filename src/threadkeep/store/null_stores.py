@@ -1,4 +1,4 @@
-"""Null stores. They serve runs without a session, and data that memories in a LangGraph store do not have."""
+"""Null stores, for runs without a session, and for data that a memory in a LangGraph store does not have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens databases by address. The library of a database system is imported only when such a database is opened."""
+"""Functions that open databases. The library of a database system is imported only when such a database is opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The outbox. It records messages to send before their runs begin; each is sent by one process at a time."""
+"""The outbox. It records an answer before its run begins; one process at a time sends each message."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Outgoing:
 
 @dataclass(frozen=True)
 class Recipient:
-    """The person of a session: the channel and address of their last message, and the session's owner."""
+    """The recipient of a session: channel and address of the person's last message, and the session's owner."""
 
     channel: str
     address: Address = field(repr=False)
@@ -150,7 +150,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
     async def own(self, channel: str, session_id: str, user_id: str) -> bool:
         """Give a session without an owner to a user; return False if it has an owner or a person has written in it.
 
-        Earlier versions stored a bot's first message without an owner, and later rejected the person.
+        This repairs sessions in which an earlier version stored a bot's first message without an owner.
         """
         return await self._execute("own", {"channel": channel, "session_id": session_id, "user_id": user_id}) > 0
 
@@ -164,7 +164,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return Recipient(rows[0][0], address, user_id if isinstance(user_id, str) else None)
 
     async def answer(self, channel: str, session_id: str, message_id: str, content: str) -> bool:
-        """Answer a message with a text instead of by a run; return False if no answer to it waits for a run."""
+        """Answer a message with a text instead of by a run; return False if it has no answer that waits for a run."""
         key = {"channel": channel, "session_id": session_id, "message_id": message_id}
         async with self._driver.writing() as connection:
             parameters = {**key, "content": clean_text(content), "now": self._now()}
@@ -188,7 +188,10 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return await self._execute("note_partial", {"number": number, "partial": clean_text(text)}) > 0
 
     async def note_fetched(self, number: int, *, is_all: bool) -> bool:
-        """Record that the platform fetched an answer or its first part; return False unless it was ready and unsent."""
+        """Record that the platform fetched the whole answer (`is_all`) or its first part.
+
+        Return False unless the answer was ready and unsent.
+        """
         statement = "end_fetched" if is_all else "note_fetched"
         return await self._execute(statement, {"number": number, "now": self._now()}) > 0
 
@@ -199,7 +202,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return str(rows[0][0]) if rows else None
 
     async def make_ready(self, session_id: str | None = None) -> int:
-        """Mark answers of runs that ended or wait for a person as ready, of one or all sessions; return the number."""
+        """Mark answers as ready if their run ended or waits for a person, in one session or all; return the number."""
         parameters = {"session_id": session_id, "now": self._now()}
         async with self._driver.writing() as connection:
             return await self._drop_copies(connection, await connection.fetch(self._sql["make_ready"], parameters))
@@ -267,10 +270,10 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return [_outgoing(row) for row in await self._driver.fetch(self._sql["sent"], parameters)]
 
     async def fail_sent(self, number: int, error: str, *, parts: int, address: Address) -> bool:
-        """Mark an answer that the platform had accepted as failed; a retry sends the parts after `parts` to `address`.
+        """Mark an answer as failed that the platform had accepted; a retry sends the parts after `parts` to `address`.
 
-        Return False if the answer is neither ready nor delivered. A text without a run is deleted on delivery, so that
-        its retry sends nothing.
+        Return False if the answer is neither ready nor delivered. A text without a run was deleted when it was
+        delivered, so a retry sends nothing.
         """
         values = {"number": number, "error": error, "parts": parts, "address": json_text(address), "now": self._now()}
         return await self._execute("fail_sent", values) > 0

@@ -1,4 +1,4 @@
-"""Partitions the messages and their search index by session, on PostgreSQL."""
+"""The partitioning of messages and of their search index by session, on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ async def partition(driver: Driver, partitions: int, *, report: Progress) -> boo
     if not state.copied_into:
         await with_lock_retries(driver, _begin)
         await with_lock_retries(driver, partial(_create, partitions=partitions))
-    # None if another call has replaced the tables meanwhile, so that nothing is left.
+    # The step returns None if another call has replaced the tables meanwhile; then no range is left.
     [(total,)] = await _step(driver, partitions, lambda connection: connection.fetch(_SQL["left"], {})) or [(0,)]
     done = copied = 0
     for is_indexed in (False, True):

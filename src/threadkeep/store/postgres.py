@@ -97,7 +97,7 @@ class PostgresDriver(Driver):
         try:
             conninfo_to_dict(dsn)
         except psycopg.ProgrammingError:
-            # The sentence of psycopg may quote a part of the password.
+            # Do not quote psycopg's error, because it may contain a part of the password.
             address = DatabaseAddress("postgres", dsn=dsn)
             raise StoreError(f"psycopg cannot read the URL {address}; check the parameters after its ?.") from None
         driver = cls(dsn, options, read_only=read_only)
@@ -141,7 +141,7 @@ class PostgresDriver(Driver):
                 await connection.roll_back()
 
     async def append(self, turns: NewTurns) -> Appended:
-        """Store a group of new turns with one statement; with `before` or `after`, with several in one transaction."""
+        """Store a group of new turns with one statement; the statements `before` and `after` share its transaction."""
         sessions, messages, graph_turns, before, after = turns
         parameters = {
             "sessions": json.dumps(sessions, ensure_ascii=False),
@@ -167,8 +167,8 @@ class PostgresDriver(Driver):
         """Set up a new connection: it uses UTC, returns JSON columns as text (parsed here), and has the timeouts."""
         for name in ("json", "jsonb"):
             raw.adapters.register_loader(name, TextLoader)
-        # This is not a connection option, because it would replace the options in the DSN. A pooler keeps each client's
-        # time zone.
+        # Do not pass this as a connection option, which would replace the options in the DSN. A pooler keeps each
+        # client's time zone.
         await raw.execute("SELECT set_config('TimeZone', 'UTC', FALSE)")
         if await negotiate_pooler(raw):
             self._is_pooled = True
@@ -182,7 +182,7 @@ class PostgresDriver(Driver):
         return self._lock_timeout(min(GROUP_LOCK_SECONDS, self._lock_seconds or GROUP_LOCK_SECONDS))
 
     def _lock_timeout(self, given: float | None) -> Sequence[Statement]:
-        """Return the statement that limits a transaction's wait for a lock; none if the connection's limit is used."""
+        """Return the statement that limits the wait for a lock in a transaction; none to use the connection's limit."""
         if given is None and self._is_pooled:
             given = self._lock_seconds
         left = seconds_left()
@@ -212,8 +212,8 @@ class PostgresDriver(Driver):
 class _Loan:
     """A connection lent from the pool for one block; `used` has the time when each connection last worked.
 
-    The pool's own context manager takes a tenth of the time of a short read, because it tries to end a transaction that
-    does not exist.
+    The pool's own context manager is not used, because it takes a tenth of the time of a short read: it tries to end a
+    transaction that does not exist.
     """
 
     def __init__(self, pool: AsyncConnectionPool[RawConnection], used: WeakKeyDictionary[RawConnection, float]) -> None:
@@ -222,7 +222,7 @@ class _Loan:
         self._raw: RawConnection | None = None
 
     async def take(self) -> RawConnection:
-        """Return a working connection. It is not checked if it worked in the last 3 seconds, to save time."""
+        """Return a working connection. A connection that worked in the last 3 seconds is not checked, to save time."""
         raw = self._raw = await self._connection()
         if time.monotonic() - self._used.get(raw, 0.0) <= TRUSTED_SECONDS or await _lives(raw):
             return raw
@@ -257,24 +257,24 @@ class _Loan:
 async def _open[C: RawConnection | DictConnection](
     pool: AsyncConnectionPool[C], dsn: str, options: StoreOptions
 ) -> None:
-    """Open a pool; its timeout is that of the attempts to reach the server and of the first connections together."""
+    """Open a pool; its timeout limits the attempts to reach the server and the first connections together."""
     deadline = time.monotonic() + options.pool_timeout_seconds
     await _reach(dsn, options)
     await pool.open(wait=True, timeout=max(deadline - time.monotonic(), _LEAST_OPENING_SECONDS))
 
 
 async def _reach(dsn: str, options: StoreOptions) -> None:
-    """Connect once without the pool, because the pool does not tell why it gets no connection.
+    """Connect once without the pool, because the pool does not report why it gets no connection.
 
     Retry until the pool's timeout if the server refuses the connection for now; with `waits_for_server`, also if it
     cannot be reached.
 
     Raises:
-        StoreUnavailable: it failed; the error has the sentence of the server or the network, which names no password.
+        StoreUnavailable: it failed; the error quotes the message of the server or the network, which has no password.
     """
     seconds, told = options.pool_timeout_seconds, False
     deadline = time.monotonic() + seconds
-    # If the URL has several hosts, the error of one host says nothing about the others.
+    # With several hosts, retry after any error, because the error of one host says nothing about the others.
     parameters = conninfo_to_dict(dsn)
     several = any("," in str(parameters.get(name)) for name in ("host", "hostaddr"))
     while True:

@@ -90,10 +90,10 @@ def locked_part(part: Path) -> Iterator[int]:
 
 
 def in_use(path: Path) -> bool:
-    """Return True if the process that owns a file is alive, because it keeps the file locked.
+    """Return True if the process that owns a file is alive; a living owner keeps its file locked.
 
-    The check takes a shared lock for a moment: two processes that check a file at once must not each take the other
-    for its owner.
+    The check takes only a shared lock, because two processes that check a file at once must not mistake each other for
+    its owner.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY)

@@ -19,7 +19,7 @@ from threadkeep.store.transcripts import END
 type Action = Literal["archive", "delete"]
 
 REDELIVERY: Final = timedelta(days=7)
-"""The time for which ids of deleted messages are remembered; in this time, a message sent again is no new turn."""
+"""The time for which ids of deleted messages are stored, so that a message that is sent again is no new turn."""
 
 # A margin for texts of model calls; it is needed because not every use of a text updates its time.
 _TEXT_RENEWAL = timedelta(days=1)
@@ -71,7 +71,7 @@ class Prunable:
 
 @dataclass(frozen=True)
 class Removal:
-    """A removal of a session's messages up to a `seq`; with `idle_before`, only if the session is idle since then."""
+    """A removal of a session's messages up to a `seq`; with `idle_before`, only if the last message is older."""
 
     session_id: str
     action: Action
@@ -125,7 +125,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
         return _prunable(rows[0]) if rows else None
 
     async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
-        """Return the `seq` before the first message after `after` stored at `moment` or later; else the last `seq`."""
+        """Return the `seq` before the first message after `after` stored at `moment` or later, or the last `seq`."""
         parameters = {"session_id": session.session_id, "after": after, "moment": time_text(moment)}
         rows = await self._driver.fetch(self._sql["first_since"], parameters)
         return int(rows[0][0]) - 1 if rows else session.last_seq
@@ -191,7 +191,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
         return bool(rows), retention_of(rows[0][0]) if rows else None
 
     async def set_retention(self, session_id: str, retention: Retention | None, *, user_id: str | None = None) -> bool:
-        """Set a session's own limits, or remove them with None; return False if it is missing or another user's."""
+        """Set a session's own limits, or remove them with None; return False if the user has no such session."""
         value = None if retention is None else dump_json(retention.to_dict())
         parameters = {"session_id": session_id, "user_id": user_id, "retention": value}
         return await self._execute("set_retention", parameters) > 0
@@ -267,7 +267,7 @@ def _prunable(row: Row) -> Prunable:
 
 @dataclass(frozen=True)
 class Cutoffs:
-    """The times before which expired runs ended; if `set_aside_before` is None, runs set aside do not expire."""
+    """The end times before which runs expire. If `set_aside_before` is None, runs that were set aside never expire."""
 
     before: datetime
     set_aside_before: datetime | None = None
@@ -308,7 +308,7 @@ class PrunedRuns(Counts):
 class FinishedRuns(Tables, sql=("retention.sql", "{backend}/retention.sql")):
     """The interface through which retention deletes finished runs.
 
-    Guarantees: the runs of a tree are deleted together or not at all (of a large tree, events are deleted before). A
+    Guarantees: the runs of a tree are deleted together or not at all (events of a large tree are deleted earlier). A
     tree with a running, waiting or resumed run stays. The record that a message was answered stays as long as the
     message.
     """
@@ -321,7 +321,7 @@ class FinishedRuns(Tables, sql=("retention.sql", "{backend}/retention.sql")):
         return [_tree_of(row) for row in rows]
 
     async def delete(self, trees: Sequence[FinishedTree], cutoffs: Cutoffs) -> PrunedRuns:
-        """Delete those of the given trees that are still expired, with their traces and usage.
+        """Delete the given trees that are still expired, with their traces and usage.
 
         Raises:
             RowLocked: another transaction has locked one of the runs.

@@ -35,7 +35,7 @@ from threadkeep.store.search_terms import (
 from threadkeep.store.statements import Tables
 
 MUCH_UNINDEXED = 10_000
-"""If more messages than this are unindexed, such as after an import, indexing them takes noticeable time."""
+"""A number of unindexed messages, such as after an import, above which indexing takes noticeable time."""
 
 _SEARCH_SECONDS = 5.0
 # This is less than the number of connections of a pool, so that chats can read the database during searches.
@@ -163,7 +163,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
     async def _search_terms(
         self, connection: Connection, terms: Sequence[str], scope: Parameters, limit: int
     ) -> list[Row]:
-        """Search by fingerprints of the terms; texts of which only the fingerprints match are dropped."""
+        """Search by fingerprints of the terms; drop texts whose fingerprints match but whose terms do not."""
         if not terms:
             return []
         whose = "found" if scope["user_id"] is None else "found_of_user"

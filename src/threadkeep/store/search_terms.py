@@ -26,7 +26,7 @@ _SPREAD = 0x9E3779B1
 _CASED = 0x20000
 
 _WORDS = re.compile(r"\w+")
-# Some write either sigma at the end of a word, and `lower` converts an abbreviation such as "Α.Σ.Δ" as one word.
+# Replace this by ς, because some texts end words with σ, and `lower` writes σ inside an abbreviation such as "Α.Σ.Δ".
 _FINAL_SIGMA = re.compile(r"σ(?!\w)")
 # Scripts without spaces between words: Thai, Lao, Khmer, Myanmar, kana and Han; also hangul, because of its suffixes.
 _UNSPACED = re.compile(
@@ -40,7 +40,7 @@ def search_terms(text: str) -> Sequence[str]:
 
 
 def fold(text: str) -> str:
-    """Return a text for a comparison that ignores case; each character is replaced by one, on each engine the same."""
+    """Return a text for case-insensitive comparisons; each character becomes one character, equally on both engines."""
     return text.replace("İ", "i").lower().replace("ς", "σ")
 
 
@@ -51,7 +51,7 @@ def folds_into(text: str) -> tuple[str, str]:
 
 
 def fingerprints(terms: Iterable[str]) -> list[int]:
-    """Return two-byte fingerprints of terms. Two terms may have equal ones, so matches must be checked in the texts."""
+    """Return two-byte fingerprints of terms. Two terms may share one, so matches must be checked in the texts."""
     return sorted({(crc32(term.encode()) * _SPREAD >> 16 & 0xFFFF) - 0x8000 for term in terms})
 
 
@@ -84,13 +84,13 @@ def _terms(text: str) -> Iterator[str]:
 
 
 def _short(term: str) -> list[str]:
-    # A longer term is not a word, and PostgreSQL rejects its pattern.
+    # Drop a longer term, because it is not a word, and PostgreSQL rejects its pattern.
     return [term] if 0 < len(term) <= _LONGEST_TERM else []
 
 
 @cache
 def _unfolded() -> Mapping[str, str]:
-    """Return the characters that `fold` replaces by a character: its capitals, and signs like that for Kelvin."""
+    """Return the characters that `fold` replaces by each character: its capitals, and signs such as the Kelvin sign."""
     found: defaultdict[str, str] = defaultdict(str)
     for char in map(chr, range(_CASED)):
         if (folded := fold(char)) != char:

@@ -187,7 +187,7 @@ class SpoolFile:
     def entries(self) -> list[PendingTurn]:
         """Return the turns in the file, oldest first; unreadable lines are moved to separate files.
 
-        The texts of turns that are not pending are overwritten.
+        The texts of turns that are not pending any more are overwritten.
         """
         content = read_spool(self.path)
         for entry in content.turns:
@@ -304,7 +304,7 @@ def _own(descriptor: int) -> bool:
 class SpoolContent:
     """The turns in a file, oldest first, and its unreadable lines, which are damaged or of a newer version.
 
-    `ranges` has the lines of each turn and of each unreadable line by its id; `stale` are those that are done.
+    `ranges` has the lines of each turn and of each unreadable line by its id; `stale` has the lines of done turns.
     """
 
     turns: list[PendingTurn]

@@ -226,7 +226,7 @@ async def open_sqlite(
 
 
 class RollbackLock(asyncio.Lock):
-    """A lock for LangGraph's classes on a connection. When its block fails or is cancelled, it rolls back.
+    """A lock for LangGraph's classes on a connection, which rolls back if its block fails or is cancelled.
 
     LangGraph leaves the transaction of such a block open, and an open transaction can lock the file for all others.
     """
@@ -247,7 +247,7 @@ class RollbackLock(asyncio.Lock):
 
 @dataclass
 class _Connector:
-    """A function that opens a connection and sets it up in one call, because switching threads takes longer."""
+    """A function that opens and sets up a connection in one call, because each call switches threads."""
 
     path: Path | None
     options: StoreOptions
@@ -281,7 +281,7 @@ class _Connector:
                 connection.execute(f"PRAGMA {pragma}").close()
             [[mode]] = connection.execute("PRAGMA journal_mode").fetchall()
             self.needs_wal = path is not None and mode != "wal"
-            # This changes only a new file. SQLCipher reads only files that have its own page size.
+            # This changes only a new file. Skip it with SQLCipher, which reads only files with its own page size.
             if self.needs_wal and key is None:
                 connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}").close()
         return connection
@@ -320,7 +320,8 @@ async def _open_file(connection: aiosqlite.Connection) -> aiosqlite.Connection:
     try:
         return await asyncio.shield(opening)
     except sqlite_errors(asyncio.CancelledError, StoreUnavailable):
-        # An error raised here would replace a cancellation, and a loop that handles the error would never end.
+        # Do not raise the error of `opening` instead: it would replace a cancellation, and a loop that handles it would
+        # never end.
         await _to_its_end(_close_opened(connection, opening))
         raise
 

@@ -79,13 +79,13 @@ def like_pattern(text: str) -> str:
 
 
 def text_filter(text: str | None) -> dict[str, object]:
-    """Return the parameters of a filter for values that contain a text in any case; None filters nothing.
+    """Return the parameters of a filter for values that contain a text in any case; with None, all values match.
 
     The statement compares `translate(value, :capitals, :letters)` with :pattern. The characters are parameters, because
     `lower` of PostgreSQL depends on the locale of the database, and that of SQLite converts ASCII letters only.
 
     Raises:
-        InvalidInput: the text is too long, or no text.
+        InvalidInput: the text is too long, or is not a `str`.
     """
     check_argument("The text that filters a list", text, str)
     if text is None:

@@ -17,11 +17,10 @@ from threadkeep.store.statements import ClockedTables
 
 @dataclass(frozen=True)
 class Uncovered:
-    """The messages of a session without a summary: those after `after_seq`, up to the session's `last_seq`.
+    """The messages of a session that no summary covers: their `seq` is above `after_seq`, and at most `last_seq`.
 
-    `after_seq` is the end of the last summary, the last reset or the archive, whichever is latest.
-
-    `messages` and `tokens` count only active user and assistant messages.
+    `after_seq` is the end of the last summary, the last reset or the archive, whichever is latest. `messages` and
+    `tokens` count only active user and assistant messages.
     """
 
     after_seq: int = 0
@@ -64,18 +63,18 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
     async def of_messages(self, session_id: str, first_seq: int, last_seq: int, limit: int) -> list[Summary]:
         """Return the first `limit` summaries that were made directly from messages in a range, in order.
 
-        Summaries that were merged into longer ones later are included, those of superseded messages are not.
+        Summaries that were merged later are included, but summaries of superseded messages are not.
         """
         between = {"first_seq": first_seq, "last_seq": last_seq, "limit": limit}
         return await self._fetch("of_messages", session_id, **between)
 
     async def newest_of_messages(self, session_id: str, first_seq: int, last_seq: int, limit: int) -> list[Summary]:
-        """Return the last `limit` summaries made directly of messages in a range, even if merged since; in order."""
+        """Return the last `limit` summaries made directly from messages in a range, merged or not, in order."""
         between = {"first_seq": first_seq, "last_seq": last_seq, "limit": limit}
         return (await self._fetch("newest_of_messages", session_id, **between))[::-1]
 
     async def merged(self, session_id: str, upto_seq: int, limit: int) -> dict[str, list[Summary]]:
-        """Return the newest `limit` merged summaries up to a `seq`, by the id of the summary that they are now in."""
+        """Return the newest `limit` merged summaries up to a `seq`, by the id of the summary that replaced them."""
         parameters = {"session_id": session_id, "upto_seq": upto_seq, "limit": limit}
         rows = await self._driver.fetch(self._sql["merged"], parameters)
         found: dict[str, list[Summary]] = {}
@@ -84,7 +83,7 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         return found
 
     async def for_export(self, session_id: str, *, view: View = "active") -> list[ArchivedSummary]:
-        """Return the active summaries with their numbers, first ids and last ids of messages in the exported view."""
+        """Return the active summaries, each with the number and the first and last id of its messages in the view."""
         check_argument("session_id", session_id, str, required=True)
         parameters = {"session_id": session_id, "history": view == "history"}
         rows = await self._driver.fetch(self._sql["for_export"], parameters)
@@ -105,10 +104,10 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
             replaces: ids of the summaries that it merges; together, they must cover exactly its range.
             last_id: the id of its last message. If the message now has another id, the session was deleted and created
                 again.
-            revision: the session's revision when the messages were read; a change may have superseded messages.
+            revision: the session's revision when the messages were read; since a change, messages may be superseded.
 
-        Return False, and store nothing, if the range does not fit: another process was faster, or the session was
-        reset, changed or deleted.
+        Return False, and store nothing, if the summary would break the guarantee: another process was faster, or the
+        session was reset, changed or deleted.
         """
         check_argument("summary", summary, Summary, required=True)
         async with self._driver.writing() as connection:
@@ -122,14 +121,14 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
             return await add_summary(connection, self._sql, summary, frozenset(replaces), now=self._clock())
 
     async def uncovered(self, session_id: str) -> Uncovered:
-        """Return the range without a summary since the last reset and archive; messages before it are not read."""
+        """Return the range that no summary covers, after the last reset and the archive; do not read older messages."""
         rows = await self._driver.fetch(self._sql["uncovered"], {"session_id": session_id})
         return Uncovered(*(int(value) for value in rows[0])) if rows else Uncovered()
 
     async def claim(self, session_id: str, purpose: str, owner: str, seconds: float) -> bool:
         """Claim work on a session for some seconds; return False if another process has it, or there is no session.
 
-        A claim that ends over an hour later than a new claim would was stored by a wrong clock; it is replaced.
+        A stored claim that ends over an hour later than a new claim is replaced, because a wrong clock stored it.
         """
         if not isinstance(seconds, int | float) or not 0 < seconds <= _MOST_CLAIM_SECONDS:
             raise InvalidInput(f"seconds is a number above 0 and at most {_MOST_CLAIM_SECONDS}.")
@@ -173,7 +172,7 @@ async def add_summary(
     if replaces:
         fits = _is_union(summary, [row for row in ranges if row[0] in replaces], len(replaces))
     else:
-        # Before the summary, there may be archived messages that are in no summary.
+        # The summary need not follow the last one directly: archived messages between them may be in no summary.
         lowest = ranges[-1][2] if ranges else reset_seq
         highest = max(lowest, archived_seq)
         fits = lowest < summary.first_seq <= highest + 1 and summary.last_seq <= last_seq

@@ -1,4 +1,4 @@
-"""Supersedes messages and branches sessions in the tables, inside a transaction that the caller has begun."""
+"""The superseding of messages and the branching of sessions in the tables, in a transaction of the caller."""
 
 from __future__ import annotations
 
@@ -116,10 +116,10 @@ class SupersedingWriter:
         await connection.execute(self._sql["refresh_session"], known)
 
     async def _title(self, connection: Connection, between: dict[str, object], seqs: frozenset[int]) -> str | None:
-        """Return the session's title after these messages were superseded: a new one, or None, if it came from them."""
+        """Return the session's title; if it came from a superseded message, return a new title, or None without one."""
         title: str | None = (await connection.fetch(self._sql["hold"], between))[0][1]
         users = await connection.fetch(self._sql["superseded_users"], between)
-        # Other messages in the range may have been superseded before.
+        # Ignore messages in the range that had been superseded before.
         first = next((seq for (seq,) in users if seq in seqs), None)
         if title is None or first is None:
             return title
@@ -170,7 +170,7 @@ class SupersedingWriter:
         await connection.execute(self._sql["name_branch"], known)
 
     async def _superseded_at(self, connection: Connection, parameters: dict[str, object]) -> str | None:
-        """Return when the message at a `seq` was superseded; None if it is active. Raises `InvalidInput` without it."""
+        """Return when the message at a `seq` was superseded, or None. Raises `InvalidInput` if there is no message."""
         rows = await connection.fetch(self._sql["place_at"], parameters)
         if not rows:
             raise no_message_at(parameters["session_id"], parameters["at"])

@@ -96,7 +96,7 @@ class TableTranscripts:
     async def append_joined(
         self, turn: Turn, join: Callable[[Sequence[Message]], Joined | None]
     ) -> tuple[Receipt, Sequence[list[Row]]]:
-        """Store a new turn and execute the statements of `join` in one transaction; return the receipt and their rows.
+        """Store a new turn and execute the statements of `join` in one transaction; return the receipt and the rows.
 
         `join` gets the messages as they will be stored, and returns the statements, or None if they are too large.
 
@@ -222,7 +222,7 @@ class TableTranscripts:
         return [message_of(row) for row in rows]
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark an answer, or its replacement, as delivered to a caller; return that message, None if there is none."""
+        """Mark an answer, or its replacement, as delivered to a caller; return the marked message, or None."""
         key: dict[str, object] = {"session_id": session_id, "id": message_id, "now": time_text(self._clock())}
         async with self._driver.writing() as connection:
             while not await connection.execute(self._sql["mark_told"], key):
@@ -234,7 +234,7 @@ class TableTranscripts:
         return message_of(rows[0]) if rows else None
 
     async def supersede(self, superseding: Superseding) -> Superseded:
-        """Supersede messages in one transaction; `newest` of a missing session supersedes none."""
+        """Supersede messages in one transaction; with `newest`, a missing session is not an error."""
         now = time_text(self._clock())
         given = () if superseding.by is None else (superseding.by,)
         new = prepare(given, count=self._count, stored_at=now) if given else None

@@ -227,7 +227,7 @@ class Transcripts(Protocol):
     - With a `user_id`, only that user's sessions can be read, and appending to another session raises `WrongUser`.
     - A turn that answers a missing message raises `QuestionGone` and does not create a session.
     - `append` may be called by many tasks at once.
-    - A superseded message stays with its `seq` and its id, marked. It is not in the `active` view, in `recent`, in
+    - A superseded message is marked, and keeps its `seq` and its id. It is not in the `active` view, in `recent`, in
       searches or in `message_count`. Concurrent calls supersede different messages. An answer to a superseded question
       is stored as superseded.
     - An answer to a question before a reset also counts as before the reset, unless another message follows the reset.
@@ -257,12 +257,12 @@ class Transcripts(Protocol):
         user_id: str | None = None,
         view: View = "active",
     ) -> Page:
-        """Return the newest `limit` messages before the `seq` `before`, oldest first; none without the session."""
+        """Return the newest `limit` messages before the `seq` `before`, oldest first; a missing session has none."""
 
     async def recent(
         self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
     ) -> Recent:
-        """Return the messages for a window from between `after` and `before`, both excluded; see `Recent`."""
+        """Return the messages between `after` and `before`, both excluded, for a window; see `Recent`."""
 
     async def find(self, session_id: str, message_id: str) -> Message | None:
         """Return the message with an id, even if it is superseded; None if there is no such message."""
@@ -277,10 +277,10 @@ class Transcripts(Protocol):
         """Return the complete answers to a stored question in order; superseded ones only for a superseded question."""
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark an answer, or its replacement, as delivered to a caller; return that message, None if there is none."""
+        """Mark an answer, or its replacement, as delivered to a caller; return the marked message, or None."""
 
     async def supersede(self, superseding: Superseding) -> Superseded:
-        """Supersede messages in one transaction; `newest` of a missing session supersedes none.
+        """Supersede messages in one transaction; with `newest`, a missing session is not an error.
 
         Raises:
             WrongUser: the session is another user's.

@@ -26,7 +26,7 @@ class RunLocks:
         self._sql = load_statements(f"{backend}/runs.sql")
 
     def statements(self, name: Lock, **parameters: object) -> list[Statement]:
-        """Return the statement that takes a lock in a list; an empty list on SQLite, where transactions are serial.
+        """Return a list with the statement that takes a lock; on SQLite, where transactions are serial, an empty list.
 
         `lock_order` locks the order of runs in a session, which need not exist. `lock_tree` locks a tree of runs: then
         no run can be added to it or cancelled in it.
@@ -39,7 +39,7 @@ class RunLocks:
             await self.hold(connection, "lock_order", place=name)
 
     async def hold(self, connection: Connection, name: Lock, **parameters: object) -> None:
-        """Take a lock: `lock_order_of` of each conversation of a run, `lock_below` of a run and its descendants."""
+        """Take a lock: `lock_order_of` locks each conversation of a run, `lock_below` a run and its descendants."""
         for statement in self.statements(name, **parameters):
             await connection.fetch(*statement)
 
@@ -185,7 +185,7 @@ class Policies:
                 await connection.execute(self._sql["stop_as_it_begins"], {"run_id": turn.run_id, **reason})
 
     async def _coalesce(self, connection: Connection, new: NewRun, turns: Sequence[OpenRun]) -> OpenRun | None:
-        """Return the newest turn if the message can join it, or None; in an older turn, it would overtake others."""
+        """Return the newest turn if the message can join it, or None; joining an older turn would overtake others."""
         newest = turns[-1] if turns else None
         if (
             newest is None

@@ -66,7 +66,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         Raises:
             SessionBusy: the policy is `reject`, and there is another turn.
             RunNotFound: the parent run does not exist.
-            WrongUser: the session belongs to another user, or to none although `new` has a user.
+            WrongUser: the session belongs to another user, or it has no user but `new` has one.
         """
         try:
             alone = new.parent_run_id is None and not new.conversations
@@ -111,7 +111,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
             return await connection.execute(self._sql["stop_as_it_begins"], parameters) > 0
 
     async def take_back(self, run_id: str, message_id: str) -> bool:
-        """Remove a message from a run that has not begun; return False unless the run answers other messages too."""
+        """Remove a message from a run; return False if the run has begun, or does not answer other messages too."""
         async with self._driver.writing() as connection:
             await self._locks.hold(connection, "lock_order_of", run_id=run_id)
             run = await fetch_run(connection, run_id)

@@ -46,7 +46,7 @@ def texts_of(found: Iterable[Iterable[Row]]) -> dict[str, str]:
 
 
 def shortened(value: Values, texts: Texts) -> dict[str, Json]:
-    """Return an event's data without those texts that are the same in `texts`."""
+    """Return an event's data without the texts that `texts` has in the same form."""
 
     def left_out(one: Values, name: str, text: str) -> dict[str, Json]:
         known = texts.get(str(one.get(name)))
@@ -177,7 +177,7 @@ def inputs_of(stored: bytes | None, message_id: str | None = None) -> tuple[RunI
 
 
 def short_inputs(inputs: Sequence[RunInput], message_id: str | None) -> dict[str, str | bytes | None]:
-    """Return the input of a run for a single message with and without its text, and the text; otherwise None values."""
+    """Return a run's only input with and without its text, and the text. For other inputs, return three None values."""
     text = inputs[0].values.get("text") if len(inputs) == 1 else None
     if not isinstance(text, str) or message_id is None or inputs[0].message_id != message_id:
         return {"input": None, "asked": None, "short_input": None}
@@ -224,7 +224,7 @@ async def fetch_runs(connection: Connection, run_ids: Sequence[str], *, damaged:
 
 
 async def _put_in_texts(connection: Connection, runs: dict[str, Run]) -> None:
-    """Restore those texts of results and inputs that were left out because they are in the transcript."""
+    """Restore the texts of results and inputs that were omitted because they are in the transcript."""
     lookup = load_statements("runs.sql")["message_texts"]
     referring = {run.run_id: ids for run in runs.values() if (ids := _ids_of_texts(run))}
     if not referring:
@@ -258,7 +258,7 @@ def _whole_input(given: RunInput, texts: Mapping[str, str]) -> RunInput:
 
 
 async def fetch_run(connection: Connection, run_id: str, *, damaged: bool = False) -> Run | None:
-    """Return the run with an id; if it was deleted, what is still known about it; None if nothing is known."""
+    """Return the run with an id. For a deleted run, return the data that is still known, or None."""
     found = await fetch_runs(connection, [run_id], damaged=damaged)
     if found:
         return found[0]
@@ -305,7 +305,7 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         return found[: query.limit], (last.created_at, last.run_id)
 
     async def tree(self, run_id: str, *, limit: int = 500) -> list[Run]:
-        """Return up to `limit` runs of a run's tree, parents before children; of a deleted run, what is known."""
+        """Return up to `limit` runs of a run's tree, parents before children. A deleted run is returned alone."""
         async with self._driver.reading() as connection:
             roots = await connection.fetch(self._sql["root"], {"run_id": run_id})
             if not roots:
@@ -319,7 +319,7 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         return RunCounts(**{state: int(count) for state, count in rows})
 
     async def forget_runs(self, run_ids: Sequence[str]) -> int:
-        """Delete runs without a session, with those runs of their trees that have none; return how many are deleted."""
+        """Delete the given runs, their roots and all descendants, except runs with a session; return the number."""
         async with self._driver.writing() as connection:
             return await self._forget(connection, run_ids)
 

@@ -73,15 +73,12 @@ class WorkflowVersions(ClockedTables, sql=("runs_records.sql",)):
         return WorkflowVersion(name, version, json_of(definition), time_of(first_used_at))
 
     async def unused(self, before: datetime, *, limit: int = 100) -> list[tuple[str, str]]:
-        """Return up to `limit` names and versions without runs, first used before a time; never a workflow's newest."""
+        """Return up to `limit` versions without runs, first used before a time, but never the newest of a workflow."""
         rows = await self._driver.fetch(self._sql["unused_workflows"], {"before": time_text(before), "limit": limit})
         return [(name, version) for name, version in rows]
 
     async def forget(self, unused: Sequence[tuple[str, str]]) -> int:
-        """Delete the given versions, except those with which runs have begun meanwhile.
-
-        Return the number of deleted versions.
-        """
+        """Delete the given versions unless runs have begun with them meanwhile; return the number of deleted ones."""
         since = time_text(self._clock() - _CLOCKS_DIFFER)
         rows = [{"name": name, "version": version, "since": since} for name, version in unused]
         async with self._driver.writing() as connection:
@@ -110,7 +107,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         self.sessions = ActiveSessions(driver, clock=clock)
 
     async def run(self, run_id: str, *, damaged: bool = False) -> Run | None:
-        """Return the run with an id; if it was deleted, what is still known about it; None if nothing is known.
+        """Return the run with an id. For a deleted run, return the data that is still known, or None.
 
         With `damaged`, a run that cannot be read has the error `RecordUnreadable` and lacks its damaged records.
         """
@@ -118,7 +115,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
             return await fetch_run(connection, run_id, damaged=damaged)
 
     async def owners(self) -> set[str]:
-        """Return the owners of running runs, except of disowned ones."""
+        """Return the owners of running runs that are not disowned."""
         return {owner for (owner,) in await self._driver.fetch(self._sql["owners"], {"disowned": DISOWNED})}
 
     async def take_lock(self) -> None:
@@ -296,7 +293,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         """Stop a run and all its descendants in one transaction; return the ids of those that had not ended yet.
 
         A run that no process executes is cancelled at once. Another run stays `running` until its owner has stopped it.
-        `reason` is one word that is stored as the reason of the stop. The waiting runs above a child are queued again.
+        `reason` is one word that is stored as the reason of the stop. Waiting ancestors of a child are queued again.
         """
         parameters = {"run_id": run_id, "reason": reason, "now": time_text(self._clock())}
         above = await self._waiting_above(run_id)
@@ -310,19 +307,19 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
             rows = await connection.fetch(self._sql["cancel"], parameters)
             await self.trace.note_cancelled(connection, rows)
             await self._continue(connection, above)
-        # A run above that begins to wait meanwhile sees the cancellation only after the commit, so look for it now.
+        # An ancestor that begins to wait meanwhile sees the cancellation only after the commit, so look for it now.
         await self._continue_above(run_id)
         return [cancelled for cancelled, *_ in rows]
 
     async def _continue_above(self, run_id: str) -> None:
-        """Queue the waiting runs above a run again, without open questions."""
+        """Queue the waiting ancestors of a run again, without open questions."""
         if above := await self._waiting_above(run_id):
             async with self._driver.writing() as connection:
                 await self._lock_orders_of(connection, above)
                 await self._continue(connection, above)
 
     async def _waiting_above(self, run_id: str) -> list[Run]:
-        """Return the waiting runs above a run, the highest first."""
+        """Return the waiting ancestors of a run, up to the first that does not wait; the highest comes first."""
         above: list[Run] = []
         run = await self.run(run_id, damaged=True)
         while run is not None and run.parent_run_id is not None:

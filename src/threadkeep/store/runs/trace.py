@@ -147,13 +147,13 @@ class RunTrace:
         owner: str | None = None,
         after: int | None = None,
     ) -> int | None:
-        """Store events and usage in one transaction; return the newest event's number, None if the run is gone or lost.
+        """Store events and usage atomically; return the newest event's number, or None if the run was deleted or lost.
 
         Args:
             run_id: the run.
             events: the events in order. Beyond the limits, only one mark and events of the kind `status` are stored.
             usage: the token usage to add to that of the run.
-            owner: if the run no longer belongs to this owner, nothing is stored and None is returned.
+            owner: if the run no longer belongs to this owner, it is lost, and nothing is stored.
             after: the number of the newest event that the caller knows; see `TraceGroup`.
         """
         group = TraceGroup(list(events), list(usage), after)

@@ -13,7 +13,7 @@ VALUES (
 ON CONFLICT (session_id) DO NOTHING
 
 -- name: seqs_of
--- Those of the given message ids that exist, each with the seq of its message.
+-- The given message ids that exist, each with the seq of its message.
 WITH wanted (id) AS (
 VALUES (:id)
 )

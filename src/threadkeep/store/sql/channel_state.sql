@@ -33,8 +33,7 @@ WHERE scope = :scope AND name = :name AND value = :old
 DELETE FROM chat_channel_state WHERE scope = :scope AND name = :name AND value = :value
 
 -- name: forget_expired
--- Delete up to 100 expired values, oldest first. Skip locked rows, because another transaction is storing or deleting
--- them.
+-- Delete up to 100 expired values, oldest first. Skip rows that another transaction is storing or deleting.
 DELETE FROM chat_channel_state WHERE (scope, name) IN (
     SELECT scope, name FROM chat_channel_state WHERE scope = :scope AND expires_at <= :now ORDER BY expires_at LIMIT 100
 -- include: skip_held

@@ -12,8 +12,8 @@ WHERE s.session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR s.user_i
 ORDER BY c.first_seq
 
 -- name: move_anchor
--- Move the anchor forward only, and at most behind the last message: the caller may mean a deleted session with this
--- id.
+-- Move the anchor only forward, and at most behind the last message, because the caller may have read a session with
+-- this id that was deleted since.
 INSERT INTO chat_anchors (session_id, profile, seq)
 SELECT s.session_id, :profile, :seq FROM chat_sessions s WHERE s.session_id = :session_id AND :seq <= s.last_seq + 1
     AND (CAST(:revision AS BIGINT) IS NULL OR s.revision = CAST(:revision AS BIGINT))

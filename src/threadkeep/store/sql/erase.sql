@@ -169,7 +169,7 @@ UPDATE chat_messages SET
 WHERE session_id = :session_id AND seq = :seq
 
 -- name: drop_summaries
--- This deletes merged and deactivated summaries too. New summaries are then made from the remaining messages.
+-- Delete merged and deactivated summaries too, so that new summaries are made from the remaining messages.
 DELETE FROM chat_summaries WHERE session_id = :session_id AND last_seq >= :seq
 
 -- name: drop_manifests
@@ -213,7 +213,7 @@ WITH RECURSIVE gone (run_id) AS (
 DELETE FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone)
 
 -- name: delete_outgoing
--- Answers to the person that are in no session, such as the answer to a command: their address names the person.
+-- Delete answers in no session too, such as the answer to a command; their address names the person.
 DELETE FROM chat_outbox WHERE replace(address, :named, '') <> address OR session_id IN (
     SELECT session_id FROM chat_channel_sessions WHERE replace(address, :named, '') <> address
 )
@@ -263,7 +263,7 @@ WHERE session_id IS NULL AND coalesce(reason, '') NOT IN ('undone', 'purged', 'f
     AND NOT EXISTS (SELECT 1 FROM chat_facts f WHERE f.fact_id = chat_graph_deliveries.turn)
 
 -- name: episodes_elsewhere
--- Count the messages of the person or of the sessions in Graphiti groups that others also use: these episodes stay.
+-- Count the messages of the person or of the sessions in Graphiti groups that others also use, because they stay there.
 -- include: selection
 SELECT count(*) FROM chat_graph_deliveries d JOIN chat_graph_groups g ON g.group_id = d.group_id
     LEFT JOIN chat_messages m ON m.session_id = d.session_id AND m.id = d.message_id

@@ -72,8 +72,8 @@ SELECT count(*), coalesce(sum(bytes), 0) FROM chat_graph_deliveries
 WHERE status IN ('queued', 'sent') AND status = 'queued'
 
 -- name: least_urgent
--- The turn to drop first: the oldest queued one of the least urgent kind, which is backfill, then sessions, whose
--- messages are available anyway. Turns whose question was sent already come last.
+-- The turn to drop first: the oldest queued turn of the least urgent kind. Backfill is least urgent, then sessions,
+-- because their messages are available anyway. Turns whose question was sent already come last.
 WITH oldest AS (
     SELECT group_id, turn, backfill, CASE scope WHEN 'session' THEN 0 WHEN 'workspace' THEN 1 ELSE 2 END AS urgency, number
     FROM chat_graph_deliveries

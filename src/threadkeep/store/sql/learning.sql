@@ -1,7 +1,7 @@
 -- Learning: messages to learn from, and the facts that were proposed.
 
 -- name: unread_messages
--- The first :limit complete messages of people and agents from :before positions before the one that a learner has read.
+-- The next :limit complete messages of people and agents; they begin up to :before seq before the first unread one.
 SELECT m.seq, m.role, m.content, m.author, m.run_id, m.created_at, l.upto_seq
 FROM chat_fact_learning l
     JOIN chat_sessions s ON s.session_id = l.session_id

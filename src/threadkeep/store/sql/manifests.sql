@@ -36,7 +36,7 @@ VALUES (:seq)
 SELECT m.seq, m.id FROM wanted w JOIN chat_messages m ON m.session_id = :session_id AND m.seq = w.seq
 
 -- name: fresh_texts
--- The digests of those texts that exist and were used since :worn.
+-- The digests of the given texts that exist and were used since :worn.
 WITH wanted (digest) AS (
 VALUES (:digest)
 )

@@ -202,7 +202,7 @@ LIMIT :limit
 SELECT channel, status, count(*) FROM chat_outbox GROUP BY channel, status ORDER BY channel, status
 
 -- name: open_counts
--- An index has only the open messages; the table may have many that have ended.
+-- Count only open messages, which have an index of their own; the table may have many ended messages.
 SELECT channel, status, count(*) FROM chat_outbox WHERE status IN ('waiting', 'ready', 'failed') GROUP BY channel, status
 
 -- name: times

@@ -33,7 +33,7 @@ WHERE g.person_id = :person_id
 ORDER BY n.last_seen_at DESC, n.name
 
 -- name: preferences
--- With a join, SQLite would read the facts of all persons.
+-- Use no join, because SQLite would then read the facts of all persons.
 SELECT f.key, f.value
 FROM chat_facts f
 WHERE f.scope = 'user' AND f.valid_to IS NULL AND f.kind = 'preference'

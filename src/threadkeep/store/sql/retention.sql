@@ -220,7 +220,7 @@ ORDER BY r.created_at, r.run_id
 LIMIT :limit
 
 -- name: still_over
--- Those of the given trees that are still expired: a person may have retried a run meanwhile.
+-- The given trees that are still expired; a person may have retried a run of the others meanwhile.
 WITH wanted (root_run_id) AS (
 VALUES (:root_run_id)
 )
@@ -245,8 +245,8 @@ VALUES (:root_run_id)
 )
 
 -- name: remember
--- Record that messages were answered whose run is done or cancelled. A message with a failed run is not recorded, so
--- that it can be sent again.
+-- Record messages whose run is done or cancelled as answered. A message with a failed run is not recorded, so that it
+-- can be sent again.
 -- include: going
 , answered (message_id, run_id) AS (
     SELECT r.message_id, r.run_id FROM going g JOIN chat_runs r ON r.run_id = g.run_id WHERE r.message_id IS NOT NULL

@@ -44,7 +44,7 @@ WHERE r.run_id = :run_id
 
 -- name: finish
 -- The text of the result is stored by reference if the transcript has it, and so is the text of a single input. A run
--- that was asked to roll back cannot be done. The type of CASE is the type of its ELSE.
+-- that was asked to roll back cannot be done. The ELSE of `result` is never reached, but gives the CASE its type.
 UPDATE chat_runs SET
     status = :status,
     result = CASE
@@ -168,8 +168,8 @@ UPDATE chat_runs SET
 WHERE run_id = :run_id AND status = 'waiting' AND (CAST(:asked AS TEXT) IS NULL OR CAST(interrupt AS TEXT) = :asked)
 
 -- name: retry
--- Only an interrupted run keeps the answer of a person, because it has no process that used it. Another run would take
--- the answer for the answer to its next question.
+-- Only an interrupted run keeps a person's answer, because no process has used the answer yet. Any other run would use
+-- it as the answer to its next question.
 UPDATE chat_runs SET
     resume_value = CASE WHEN status = 'interrupted' AND attempts <= 1 THEN resume_value END,
     status = 'queued', owner = NULL, heartbeat_at = NULL, result = NULL, error = NULL, ended_at = NULL, attempts = 0,

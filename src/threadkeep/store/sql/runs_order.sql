@@ -281,8 +281,8 @@ WHERE NOT EXISTS (SELECT 1 FROM chat_runs_before b WHERE b.run_id = r.run_id)
 ORDER BY r.arrival, r.run_id
 
 -- name: ready
--- Runs that may begin now and were requested before :before, the longest wait first. It is unknown how long a run
--- waits that was requested after :ahead, because the clocks of the processes differ.
+-- Runs that may begin now and were requested before :before, the longest wait first. Include runs requested after
+-- :ahead, by a clock that is ahead of this one, because the length of their wait is unknown.
 SELECT r.run_id FROM chat_runs r
 WHERE r.status = 'queued' AND (r.created_at < :before OR r.created_at > :ahead)
     AND NOT EXISTS (SELECT 1 FROM chat_runs_before b WHERE b.run_id = r.run_id)

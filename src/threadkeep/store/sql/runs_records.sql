@@ -36,7 +36,7 @@ ORDER BY r.created_at DESC, r.run_id DESC
 LIMIT :limit
 
 -- name: newest_without_answer
--- The literal statuses let both engines use the index of these runs; nearly all runs end with an answer.
+-- Literal statuses let both engines use the index of these runs, which are few: nearly all runs end with an answer.
 SELECT r.run_id FROM chat_runs r
 WHERE r.status IN ('failed', 'cancelled', 'interrupted') AND (r.created_at, r.run_id) < (:created_at, :run_id)
 -- include: page
@@ -73,7 +73,7 @@ UNION ALL
 SELECT 'set_aside', count(*) FROM (SELECT 1 FROM chat_runs WHERE set_aside LIMIT :limit) a
 
 -- name: delete_alone
--- Of the given runs, those without a session; the roots of their trees without a session; and all descendants of both.
+-- Delete the given runs, the roots of their trees, and all descendants of both; runs with a session stay.
 WITH RECURSIVE wanted (run_id) AS (
 VALUES (:run_id)
 ),

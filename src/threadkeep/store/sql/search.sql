@@ -23,7 +23,7 @@ ORDER BY seq
 
 -- name: advance
 -- Advance the indexed position only if it is still :after, and the last message that was read (:seq, :id) still exists;
--- if none was read, only if there is still none.
+-- if no message was read, only if there is still no message.
 UPDATE chat_sessions SET indexed_seq = :upto
 WHERE session_id = :session_id AND indexed_seq = :after AND last_seq >= :upto
     AND CASE WHEN CAST(:id AS TEXT) IS NULL

@@ -28,7 +28,7 @@ ORDER BY c.last_seq DESC, c.level DESC, c.first_seq
 LIMIT :limit
 
 -- name: of_messages
--- The summaries made directly of messages in a range, even if merged since, but not those of superseded messages.
+-- The summaries made directly from messages in a range, merged or not, except summaries of superseded messages.
 SELECT
     c.session_id, c.first_seq, c.last_seq, c.text, c.model, c.prompt_version, c.tokens, c.level, c.id, c.created_at
 FROM chat_summaries c
