@@ -17,7 +17,7 @@ from threadkeep.store.codec import LAST_MESSAGE_CHARACTERS, TITLE_CHARACTERS, Pr
 
 @dataclass(frozen=True)
 class Target:
-    """The layout and the time of a new turn, and the stored chunk that it continues; None if it begins a new chunk."""
+    """The layout and the time of a new turn, and the stored chunk that the turn continues, or None for a new chunk."""
 
     layout: GraphLayout
     last_chunk: Value | None
@@ -42,8 +42,8 @@ class Appended:
 class Written:
     """The result of writing a turn.
 
-    If the write only appended messages, `former_version` is the version of the conversation before it, and `appended`
-    the changes. After the commit, `rows` has the rows that the statements in the same transaction returned.
+    If the write only appended messages, `former_version` is the conversation's version before the write, and `appended`
+    has the changes. After the commit, `rows` has the rows that the statements in the same transaction returned.
     """
 
     receipt: Receipt
@@ -58,7 +58,7 @@ class Written:
 
 
 def append(conversation: Conversation, prepared: Prepared, *, there: Mapping[str, int], target: Target) -> Appended:
-    """Return what to write to append a turn; nothing is written. `there` maps stored messages' ids to their `seq`."""
+    """Return the changes that append a turn, without writing them. `there` maps stored message ids to their `seq`."""
     known = dict(there)
     fresh: dict[str, tuple[Message, dict[str, object]]] = {}
     for message, columns in zip(prepared.messages, prepared.columns, strict=True):
@@ -75,7 +75,7 @@ def append(conversation: Conversation, prepared: Prepared, *, there: Mapping[str
     grown = _grown(conversation, list(fresh.values()), target.now)
     values = [message_value(seq, row, layout.value_field) for seq, (_, row) in enumerate(fresh.values(), start=first)]
     items = notes_of(layout, conversation.session_id, values)
-    # Messages with these `seq` values are left from a turn whose write was not completed.
+    # Drop messages that are left from a turn whose write was not completed.
     before = [] if target.last_chunk is None else list(target.last_chunk["messages"])
     while before and before[-1]["seq"] >= first:
         before.pop()
@@ -142,7 +142,7 @@ def _receipt(prepared: Prepared, first_seq: int, last_seq: int, there: Mapping[s
 
 
 def turns_in(item: Value | None, conversation: Conversation) -> list[dict[str, Any]]:
-    """Return those turns of an item whose messages are neither deleted nor superseded; none if it is damaged."""
+    """Return the turns of an item whose messages are neither deleted nor superseded; a damaged item has none."""
     turns = item.get("turns") if item is not None else None
     if not isinstance(turns, Sequence) or not all(map(_is_turn, turns)):
         return []
@@ -155,7 +155,7 @@ def turns_in(item: Value | None, conversation: Conversation) -> list[dict[str, A
 
 
 def steps_left(items: Mapping[ItemKey, Value | None], conversation: Conversation) -> dict[ItemKey, Value | None]:
-    """Return the items with tool calls, without turns that are not valid any more; None for an item without turns."""
+    """Return the items with tool calls without their invalid turns; an item without valid turns becomes None."""
     changed: dict[ItemKey, Value | None] = {}
     for key, item in items.items():
         turns = turns_in(item, conversation)

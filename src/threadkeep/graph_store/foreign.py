@@ -62,7 +62,7 @@ class StoreItems:
 
     @asynccontextmanager
     async def writing(self, metadata: ItemKey) -> AsyncIterator[_StoreWriting]:
-        """Lock a conversation in this process and lend it for writing; other processes must not write to it."""
+        """Lend a conversation, whose lock the caller holds, for writing; other processes must not write to it."""
         yield _StoreWriting(self._store, self, metadata)
 
 

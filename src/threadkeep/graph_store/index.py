@@ -57,7 +57,7 @@ class SessionIndex:
             pass
 
     async def add(self, written: Written) -> bool:
-        """Add the rows of a turn; return False if it has none, or the stored rows are not those of earlier turns."""
+        """Add the rows of a turn; return False if it has no rows, or if the stored rows are of another version."""
         statements = self.additions(written)
         try:
             return bool(statements) and bool((await self._driver.write(statements))[-1])
@@ -65,7 +65,7 @@ class SessionIndex:
             return False
 
     def additions(self, written: Written) -> list[Statement]:
-        """Return the statements that add the rows of a turn. The last one returns a row only if all succeed."""
+        """Return the statements that add the rows of a turn. The last statement returns a row only if all succeed."""
         appended, former = written.appended, written.former_version
         if appended is None:
             return []
@@ -76,7 +76,7 @@ class SessionIndex:
         return [*beginning, *self._indexing(session, [{**no_marks, **row} for row in appended.rows])]
 
     def _indexing(self, session: Parameters, rows: Iterable[Parameters]) -> list[Statement]:
-        """Return the statements that change the row of a session, and then add those of its messages."""
+        """Return the statements that change a session's row, and then add the rows of its messages."""
         changed = {name: session[name] for name in ("session_id", "graph_version")} | {
             "begun_at": session["created_at"]
         }
@@ -113,7 +113,7 @@ class SessionIndex:
                 await self._superseding.forget_derived(connection, session_id, first_seq, int(rows[0][0]))
 
     async def copy_summaries(self, branching: Branching) -> None:
-        """Copy the summaries of the copied messages into a branch; do nothing if it began at a superseded message."""
+        """Copy the summaries of the copied messages into a branch, unless the branch begins at a superseded message."""
         parameters = {
             "session_id": branching.session_id,
             "branch_id": branching.branch_id,
@@ -179,7 +179,7 @@ class SessionIndex:
         *,
         former: int | None,
     ) -> bool:
-        """Add index rows to those of version `former`; return False if it is None but the session has a row already."""
+        """Add index rows to those of version `former`. If it is None, return False if the session has a row already."""
         row = _session_row(conversation, upto)
         if former is None and not await connection.execute(self._sql["begin_indexing"], row):
             return False
@@ -199,7 +199,7 @@ class SessionIndex:
     def _message_row(self, conversation: Conversation, message: Message) -> dict[str, object]:
         now = time_text(message.created_at or conversation.updated_at)
         columns = message_parameters(message, count=self._count, now=now)
-        # A message that another program has written may have no id.
+        # Make an id if there is none, because another program may have written the message without an id.
         message_id = message.id or f"{conversation.session_id}#{message.seq}"
         return {**columns, **marks_of(message), "seq": message.seq, "id": message_id}
 

@@ -60,7 +60,7 @@ class IndexedTranscripts(GraphTranscripts):
         return written.receipt
 
     async def supersede(self, superseding: Superseding) -> Superseded:
-        """Supersede messages, atomically; in a missing session, a request for the `newest` messages supersedes none."""
+        """Supersede messages in one transaction; with `newest`, a missing session is not an error."""
         session_id = superseding.session_id
         first_seq = await self._first_seq(superseding)
         if first_seq is not None:
@@ -107,7 +107,7 @@ class IndexedTranscripts(GraphTranscripts):
             self._failed(branching.branch_id, error)
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark an answer, or its replacement, as delivered to a caller; return that message, None if there is none."""
+        """Mark an answer, or its replacement, as delivered to a caller; return the marked message, or None."""
         told = await super().tell(session_id, message_id)
         if told is not None:
             await self._follow(session_id)
@@ -148,8 +148,8 @@ class IndexedTranscripts(GraphTranscripts):
         created_at = None if run_id is None else await self._created_at(session_id)
         if run_id is not None and not await self.index.may_change(session_id, run_id):
             return None
-        # Delete the rows last, because they include the row of the run that deletes. This run is repeated if its
-        # process dies before.
+        # Delete the rows last, because they include the row of the run that deletes the session. If its process dies
+        # before that, the run is repeated.
         for own_session_id in await self.writer.own_sessions(session_id):
             await self.delete(own_session_id)
         existed = await self.writer.delete(session_id, created_at=created_at)
@@ -165,7 +165,7 @@ class IndexedTranscripts(GraphTranscripts):
         """Update index rows that are out of date; the first call compares all sessions to find them.
 
         Raises:
-            StoreError: the rows of a session could not be updated; those of the other sessions were.
+            StoreError: the rows of a session could not be updated; the rows of all other sessions were updated.
         """
         if not self._compared:
             self._behind |= await self._differing()

@@ -60,7 +60,7 @@ class Writing(Readable, Protocol):
         The write happens at the end of the block, and is atomic.
 
         Raises:
-            ConversationChanged: the stored metadata do not have this `version`; for None, there are metadata already.
+            ConversationChanged: the stored metadata have another `version`, or exist although `version` is None.
         """
 
     async def remove(self, keys: Collection[ItemKey]) -> None:
@@ -136,7 +136,7 @@ _PAGE_ITEMS = 500
 
 
 class TabledStore:
-    """A base class for LangGraph stores that Threadkeep opens: `items` and the database's fingerprint.
+    """A base class for LangGraph stores that Threadkeep opens, with their `items` and the database's fingerprint.
 
     Both are None for an in-memory store, because only the store's own connection can access its table.
     """
@@ -254,7 +254,7 @@ class _TableWriting:
                 self._known[key] = value
 
     def _text(self, value: Value, key: ItemKey | None = None) -> str:
-        """Return the JSON of an item. If it was read with this key and has only grown, extend the JSON then read."""
+        """Return the JSON of an item. If the item read with this key has only grown, extend the JSON that was read."""
         former = None if key is None else self._read.get(key)
         text = (_grown(former, value) if isinstance(former, Stored) else None) or _json(value)
         text = _padded(text) if self._is_sqlite else text
@@ -304,7 +304,7 @@ def _value(text: str | bytes) -> Value:
     try:
         value = from_json(text)
     except ValueError:
-        # Python's own parser accepts lone surrogates.
+        # Try Python's own parser, which accepts lone surrogates.
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):

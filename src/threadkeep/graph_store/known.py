@@ -133,7 +133,7 @@ class KnownChunks:
 
     @contextmanager
     def _entry(self, session_id: str, chunk: int) -> Iterator[KnownMessages]:
-        """Yield the cache entry of a conversation for this chunk, then count its size; drop one for another chunk."""
+        """Yield a conversation's cache entry for this chunk, then count its size; drop an entry for another chunk."""
         known = self._chunks.get(session_id)
         if known is None or known.chunk != chunk:
             self.forget(session_id)

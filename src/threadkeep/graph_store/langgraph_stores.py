@@ -1,4 +1,4 @@
-"""Opens LangGraph's stores on Threadkeep's databases. This module imports LangGraph."""
+"""LangGraph's stores on Threadkeep's databases. This module imports LangGraph."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from threadkeep.graph_store.postgres_store import PostgresGraphStore
 
 _RECORD_NEXT: Final = "INSERT INTO store_migrations (v) SELECT coalesce(max(v), -1) + 1 FROM store_migrations"
-"""LangGraph adds a column and records it in two transactions; a repeated `setup` fails if only the first was made."""
+"""Records a column that LangGraph has added in an earlier transaction; without the record, a new `setup` fails."""
 
 
 class SqliteGraphStore(TabledStore, IndexedStore, AsyncSqliteStore):
@@ -53,7 +53,7 @@ class SqliteGraphStore(TabledStore, IndexedStore, AsyncSqliteStore):
                 ) from error
 
     async def _migrate(self) -> None:
-        """Call `setup`. Record the columns that it added before a lock or the end of its process interrupted it."""
+        """Call `setup`; record the columns that an earlier `setup` added before a lock or a crash interrupted it."""
         while True:
             try:
                 await self.setup()

@@ -1,4 +1,4 @@
-"""Opens transcripts in a LangGraph store, with their search and archive."""
+"""The opening of transcripts in a LangGraph store, with their search and archive."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class ConversationArchive:
 
     Like `threadkeep.store.archive.Archive`, but it stores the parts one by one, each atomically; an interrupted
     `restore` can be repeated. Messages that were archived are restored as active ones, without the limits of their
-    session. Summaries are skipped, because there is no table for them. The results count what was left out.
+    session. Summaries are skipped, because there is no table for them. The results count the omitted items.
     """
 
     def __init__(self, writer: ConversationWriter, *, count: Counter, clock: Callable[[], datetime]) -> None:
@@ -150,7 +150,7 @@ class ConversationArchive:
         self._clock = clock
 
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
-        """Store the parts in order and return their results; a part of another user's session gives `WrongUser`."""
+        """Store the parts in order; return the result of each part, or `WrongUser` if it belongs to another user."""
         outcomes: list[Restored | WrongUser] = []
         for part in parts:
             try:
@@ -181,7 +181,7 @@ class ConversationArchive:
             prepared = prepare(
                 messages, count=self._count, stored_at=lambda message: time_text(message.created_at or now)
             )
-            # In the tables, the metadata of a message say that it is erased; in a graph store, its status does.
+            # Mark erased messages by their status; in the tables, their metadata mark them instead.
             rows = [
                 {**row, **marks_of(message), **(_ERASED if message.status == "erased" else {})}
                 for message, row in zip(prepared.messages, prepared.columns, strict=True)
@@ -224,7 +224,7 @@ class ConversationArchive:
         )
 
     def _with_reset(self, appended: Appended, part: ArchivedPart, seqs: dict[str, int]) -> Conversation:
-        """Return the conversation with the export's last reset, at the same message; its own reset stays if later."""
+        """Return the conversation with the export's last reset at the same message, unless its own reset is later."""
         reset_seq = part.info.reset_seq
         last_before = next((message for message in part.messages if reset_seq and message.seq == reset_seq), None)
         seq = seqs.get(str(last_before.id), 0) if last_before is not None else 0

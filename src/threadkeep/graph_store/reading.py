@@ -1,4 +1,4 @@
-"""Reads conversations: their metadata, their chunks, and chunks that a writer has changed but not yet written."""
+"""The reading of conversations: their metadata, their chunks, and changed chunks that are not written yet."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def title_of(message: Message | None) -> str | None:
 
 
 async def title_without(title: str | None, removed: Iterable[Message], rest: AsyncIterator[Message]) -> str | None:
-    """Return the title after a removal of messages: a title from these messages is replaced by one from the rest."""
+    """Return the title after messages were removed; if it came from one of them, return a title from the rest."""
     first = next((message for message in removed if message.role == "user"), None)
     if first is None or title != title_of(first):
         return title

@@ -51,12 +51,12 @@ class ConversationRetention:
         return None if conversation is None else _prunable(conversation)
 
     async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
-        """Return the `seq` before the first message after `after` stored at `moment` or later; else the last `seq`."""
+        """Return the `seq` before the first message after `after` stored at `moment` or later, or the last `seq`."""
         conversation = await self._reader.conversation(session.session_id)
         if conversation is None:
             return after
         async for message in self._reader.up(conversation, after + 1, session.last_seq):
-            # A message that another program has written may have no time; it stays.
+            # Keep a message without a time, which another program may have written.
             if message.created_at is None or message.created_at >= moment:
                 return (message.seq or after + 1) - 1
         return session.last_seq
@@ -91,7 +91,6 @@ class ConversationRetention:
         if conversation is None or upto <= removal.after_seq or not beginning.is_of(conversation):
             return None
         removed = await self._reader.between(conversation, removal.after_seq + 1, upto)
-        # A title from a removed message is replaced by one from the rest.
         active = [message for message in removed if message.superseded_at is None]
         rest = self._reader.up(conversation, upto + 1, conversation.last_seq)
         title = await title_without(conversation.title, active, rest)

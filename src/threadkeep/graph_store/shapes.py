@@ -390,7 +390,7 @@ class _Fields:
             moment: datetime = time_of(found)
             if moment.tzinfo is UTC:
                 return moment
-            # A time without a time zone would cause an error at its first comparison.
+            # Add UTC to a time without a time zone, which would cause an error at its first comparison.
             return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
         except (ValueError, OverflowError):
             raise _UnexpectedFormat(f"has a {name} that is no time") from None

@@ -1,4 +1,4 @@
-"""Supersedes messages and branches conversations; each operation is a single write."""
+"""The superseding of messages and the branching of conversations; each operation is a single write."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class ConversationSuperseding:
         return Superseded(size_of(ranges), *bounds, tuple(taken) if superseding.newest else (), by)
 
     async def _retitled(self, chunks: HeldChunks, conversation: Conversation, taken: Sequence[Message]) -> Conversation:
-        """Return the conversation with new last message and title; a title that is not from `taken` messages stays."""
+        """Return the conversation with its new last message; replace its title if it came from one of `taken`."""
         last_message, last_user_seq = None, 0
         async for message in chunks.active(conversation, newest_first=True):
             if last_message is None:
@@ -153,7 +153,7 @@ class ConversationSuperseding:
         return Receipt(first_seq=seq, last_seq=seq, cleaned=prepared.cleaned, ids=(str(message.id),))
 
     async def tell(self, session_id: str, message_id: str, now: datetime) -> Message | None:
-        """Mark an answer, or its replacement, as delivered to a caller; return that message, None if there is none."""
+        """Mark an answer, or its replacement, as delivered to a caller; return the marked message, or None."""
 
         async def work(writing: Writing, found: Conversation | None) -> Message | None:
             chunks = None if found is None else HeldChunks(writing, self._layout, found)

@@ -177,11 +177,11 @@ class GraphTranscripts:
         return found[::-1] or of_run[:1]
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark an answer, or its replacement, as delivered to a caller; return that message, None if there is none."""
+        """Mark an answer, or its replacement, as delivered to a caller; return the marked message, or None."""
         return await self._superseding.tell(session_id, message_id, self._clock())
 
     async def supersede(self, superseding: Superseding) -> Superseded:
-        """Supersede messages, atomically; in a missing session, a request for the `newest` messages supersedes none."""
+        """Supersede messages in one write; with `newest`, a missing session is not an error."""
         now = self._clock()
         given = () if superseding.by is None else (superseding.by,)
         new = prepare(given, count=self._count, stored_at=time_text(now)) if given else None
@@ -291,12 +291,12 @@ class RecallIndexItems:
         self._layout = writer.layout
 
     async def of_session(self, session_id: str, version: str, last_seq: int) -> bytes | None:
-        """Return a usable index of a conversation that ends by `last_seq`; delete any other index and return None."""
+        """Return the stored index if it has this version and ends at or before `last_seq`; otherwise delete it."""
         [item] = await self._items.get([self._layout.recall_index(session_id)])
         if item is None:
             return None
         data, upto = item.get("data"), item.get("last_seq")
-        # An index that includes later messages belongs to an earlier conversation, which another program has deleted.
+        # Delete an index with later messages: it belongs to an earlier conversation, which another program has deleted.
         is_usable = item.get("version") == version and isinstance(upto, int) and upto <= last_seq
         if is_usable and isinstance(data, str):
             with contextlib.suppress(ValueError):

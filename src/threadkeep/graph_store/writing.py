@@ -28,7 +28,7 @@ type Beside = Callable[[Written], Sequence[Statement]]
 
 _PAUSES_SECONDS: Final = (0.025, 0.05, 0.1)
 _MOST_CHUNKS = 10_000
-"""The maximum number of chunk keys to compute. If metadata imply more, they may be wrong; then keys are searched."""
+"""The maximum number of chunk keys to compute. If metadata imply more, they may be wrong, so the keys are searched."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,14 @@ class ConversationWriter:
         self.reader = reader
         self._conflicted = conflicted
         self.beside: Beside | None = None
-        """A function whose statements are executed with an appended turn; they are omitted if they may have failed."""
+        """A function whose statements are executed with an appended turn; after a failure, a retry may omit them."""
 
     async def append(self, turn: Turn, prepared: Prepared, now: datetime, replace_answers: ReplaceAnswers) -> Written:
         """Append a turn to a conversation; create it if it does not exist.
 
         If the turn's answer was delivered while the store was down, but another answer to the question is stored, the
-        turn's answer replaces it with `replace_answers`. If the stored answer was delivered too, the turn's answer is
-        stored as superseded. The answer of a turn with `completes` replaces that message.
+        turn's answer replaces the stored one with `replace_answers`. If the stored answer was delivered too, the turn's
+        answer is stored as superseded. The answer of a turn with `completes` replaces the message named there.
 
         Raises:
             WrongUser: the conversation belongs to another user.
@@ -148,7 +148,7 @@ class ConversationWriter:
     async def _locked_with_rows(
         self, session_id: str, work: Callable[..., Awaitable[Written]], needed: Sequence[ItemKey]
     ) -> Written:
-        """Execute work on a conversation with the statements of `beside`; if these may have failed, without them."""
+        """Execute work on a conversation with the statements of `beside`; if they may have failed, retry without."""
         async with self._order(session_id):
             if self.beside is not None:
                 try:
@@ -187,7 +187,7 @@ class ConversationWriter:
     async def _without_answered(
         self, writing: Writing, conversation: Conversation, prepared: Prepared, there: Mapping[str, int]
     ) -> tuple[Prepared, Value | None]:
-        """Omit complete answers to answered questions; return one such stored answer too, None if none is omitted."""
+        """Omit complete answers to answered questions; return also the stored answer to such a question, or None."""
         notes = {str(row["id"]): note for row in prepared.columns if (note := answer_note(row)) is not None}
         notes = {message_id: note for message_id, note in notes.items() if message_id not in there}
         if not notes or conversation.version < 0:
@@ -287,8 +287,8 @@ class ConversationWriter:
     async def reset(self, session_id: str, *, user_id: str | None, known: Conversation | None = None) -> int | None:
         """Let later windows begin after the stored messages; return the last `seq`, or None if nothing was reset.
 
-        With `known`, an earlier state of the conversation, let them begin after its last message. Nothing is reset if
-        the conversation was deleted since then.
+        With `known`, an earlier state of the conversation, windows begin after the last message of that state. Nothing
+        is reset if the conversation was deleted since then.
         """
 
         async def work(writing: Writing, found: Conversation | None) -> int | None:
@@ -304,7 +304,7 @@ class ConversationWriter:
         return await self.hold(session_id, work)
 
     async def take_away(self, session_id: str, beginning: Beginning, *, title: tuple[str | None, str | None]) -> bool:
-        """Delete the oldest messages unless the conversation has changed (then return False). `title` is (old, new)."""
+        """Delete the oldest messages; return False if the conversation has changed. `title` has the old and new one."""
 
         async def work(writing: Writing, found: Conversation | None) -> bool:
             if found is None or not beginning.is_of(found):
@@ -403,7 +403,7 @@ class ConversationWriter:
                     raise
                 await asyncio.sleep(pauses.pop(0) * random.uniform(0.5, 1.5))
             except StoreUnavailable as error:
-                # The transaction may have been committed although the connection broke; then the retry finds its
+                # Retry once: if the transaction was committed although the connection broke, the retry finds its
                 # messages.
                 if broken or not error.interrupted:
                     raise
@@ -448,7 +448,7 @@ class ConversationWriter:
         return changed
 
     async def _steps_without(self, writing: Writing, shorter: Conversation) -> dict[ItemKey, Value | None]:
-        """Return the items with tool calls, without turns of deleted questions; None for an item without turns."""
+        """Return the items with tool calls without the turns of deleted questions; an empty item becomes None."""
         namespace = self.layout.message_ids(shorter.session_id)
         keys = [ItemKey(namespace, key) for key in await writing.keys(namespace, STEPS)]
         return steps_left(dict(zip(keys, await writing.get(keys), strict=True)), shorter) if keys else {}
