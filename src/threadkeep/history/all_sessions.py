@@ -174,7 +174,7 @@ class AllSessions:
     async def calls(
         self, session_id: str, *, user_id: str | None = None, limit: int = 50, before: Cursor | None = None
     ) -> list[StoredManifest]:
-        """Return up to `limit` records of a session's model calls, newest first, from after the cursor `before`.
+        """Return up to `limit` records of a session's model calls, newest first, after the cursor `before`.
 
         The records of a conversation are stored with its runs, so the run with the newest message comes first.
 
@@ -190,8 +190,8 @@ class AllSessions:
     async def erase(self, session_id: str, *, user_id: str | None = None) -> bool:
         """Delete the session and all conversations with an id, and their derived data; return False if there are none.
 
-        The runs of a session are deleted with it. With a conversation, those runs are deleted that stored messages in
-        it and belong to no session.
+        The runs of a session are deleted with it. Runs that stored messages in a conversation are deleted with the
+        conversation, unless they belong to a session.
         """
         deleted = await self._memory.session(session_id, user_id=user_id).delete()
         if deleted:
@@ -314,7 +314,7 @@ class AllRetention:
         raise SessionNotFound(session_id)
 
     async def _chosen(self, session_ids: Sequence[str], user_id: str | None) -> list[tuple[Pruner, list[str]]]:
-        """Return the pruners that know any of the given ids, each with the ids it knows; without ids, all."""
+        """Return the pruners that know any of the given ids, each with these ids; without ids, return all pruners."""
         wanted = list(dict.fromkeys(session_ids))
         for session_id in wanted:
             check_session_id(session_id)

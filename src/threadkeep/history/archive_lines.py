@@ -74,7 +74,7 @@ class MessageLine:
 
 @dataclass(frozen=True)
 class SummaryLine:
-    """A summary; its line follows the lines of those of its messages that still exist."""
+    """A summary; its line follows the lines of its messages that still exist."""
 
     session_id: str
     archived: ArchivedSummary

@@ -1,8 +1,8 @@
-"""Compresses sessions in the background, several at once, from a queue of limited length.
+"""The compression of sessions in the background, several at once, from a queue of limited length.
 
 `consider` is called after an answer is stored, and returns at once. A failed compression leaves earlier summaries
-unchanged. It is tried again after a later turn, when a pause is over that grows with each failure. Another process can
-do this, because summaries and messages are in the database.
+unchanged. It is tried again after a later turn, when a pause is over; each failure lengthens the pause. Another process
+can try again, because summaries and messages are in the database.
 """
 
 from __future__ import annotations

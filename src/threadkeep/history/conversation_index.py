@@ -131,8 +131,8 @@ class ConversationIndex:
     async def leave_out_superseded(self, infos: Mapping[str, SessionInfo], transcripts: Transcripts) -> bool:
         """Note turns that were superseded after they had been indexed; return False if the index must be built again.
 
-        It must be built again if a text was erased or a summary may be invalid, because their words must not stay in
-        it.
+        The index must be built again if a text was erased or a summary may be invalid, because it must not keep their
+        words.
         """
         for session_id, mark in list(self._marks.items()):
             info = infos.get(session_id)
@@ -150,7 +150,7 @@ class ConversationIndex:
     async def new_summaries(
         self, infos: Iterable[SessionInfo], summaries: Summaries, most: int
     ) -> dict[str, list[Summary]]:
-        """Return the summaries of archived messages, for `catch_up`, of each session that is not yet indexed.
+        """Return, for `catch_up`, the summaries of archived messages of each session that is not indexed yet.
 
         Args:
             infos: The sessions, the most important one first. The newest summaries of each are returned.

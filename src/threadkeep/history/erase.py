@@ -1,4 +1,4 @@
-"""Erases a person or a session from every store of a memory, and returns a receipt."""
+"""The erasure of a person or a session from every store of a memory, with a receipt."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _LOG = "the WAL of PostgreSQL until it is recycled"
 
 
 class Eraser:
-    """Erases persons and sessions. An interrupted call can be repeated; it continues where it stopped.
+    """A service that erases persons and sessions. A call after an interruption continues where the first call stopped.
 
     `rows` reads and erases the rows of the tables.
     """
@@ -174,7 +174,7 @@ class Eraser:
             store = await self._memory.graph_store()
             labels = {label async for namespace in _namespaces(store) for label in namespace}
             known = tuple(label for label in labels if digest(f"user:{label}") in erased)
-            # A store may list namespaces that are empty.
+            # Look for items too, because a store may list namespaces that are empty.
             remains = remains or bool(await self.items(Erasable(ids=known)))
         return "there" if remains or await self._interrupted(receipt.subject) else "gone"
 
@@ -193,7 +193,7 @@ class Eraser:
         return names
 
     async def _erase_all(self, wanted: Erasable) -> dict[str, int]:
-        """Erase until nothing is found, in at most three rounds; return the counts of what is found after the last."""
+        """Erase until nothing is found, in at most three rounds; return the counts of the data found after the last."""
         after: dict[str, int] = {}
         for _ in range(_ROUNDS):
             sessions = await self.rows.sessions(wanted)
@@ -228,7 +228,7 @@ class Eraser:
         return counts
 
     async def waiting(self) -> list[PendingTurn]:
-        """Return the pending turns of this process and of those that use its folder, in the order of entry ids."""
+        """Return the pending turns of this process and of other processes with its folder, sorted by entry id."""
         entries = {entry.entry_id: entry for entry in self._memory.pending.entries}
         if (folder := self._memory.pending.options.folder) is not None:
             files = await asyncio.to_thread(waiting_files, folder)
@@ -291,7 +291,7 @@ class Eraser:
             await store.adelete(namespace, key)
 
     async def items(self, wanted: Erasable) -> list[tuple[BaseStore, tuple[str, ...], str]]:
-        """Return graph store items, except conversations, in namespaces with an id of this person and of no other."""
+        """Return the items in graph store namespaces that name the person and no other user, except conversations."""
         found: dict[tuple[tuple[str, ...], str], None] = {}
         for namespace in await self._named(wanted, others=False):
             items = await _all_items(await self._memory.graph_store(), namespace)
@@ -357,7 +357,7 @@ async def _all_items(store: BaseStore, namespace: tuple[str, ...]) -> list[Searc
 
 
 async def _sent_to(session: Session) -> list[Message]:
-    """Return the user messages of a session; if the session is damaged, those read before the damaged item."""
+    """Return the user messages of a session; if an item is damaged, only the messages read before this item."""
     found: list[Message] = []
     before: int | None = None
     with contextlib.suppress(SessionDamaged):

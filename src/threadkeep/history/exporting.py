@@ -1,4 +1,4 @@
-"""Exports sessions as lines, which are written page by page."""
+"""The export of sessions as lines, which are written page by page."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class _Numbering:
         return self.of_seq(seq) > self.of_seq(seq - 1)
 
     def of_seq(self, seq: int) -> int:
-        """Return the exported position of a message; if it is not exported, that of the last exported one before it."""
+        """Return the position of a message in the export, or of the last exported message before it."""
         number = bisect_right(self._starts, seq)
         if number == 0:
             return seq
@@ -104,7 +104,7 @@ async def export(
 ) -> Exported:
     """Write sessions to a stream and return the counts.
 
-    Messages stored after the metadata of their session was read are left out, and pages that cannot be read too.
+    Messages stored after the metadata of their session were read are left out, as are pages that cannot be read.
     """
     done = Exported()
     async for stored, memory, layout in sessions:
@@ -115,17 +115,17 @@ async def export(
         numbering = await _Numbering.of(session, info, view)
         async for messages in _pages(session, info, done):
             if not begun:
-                stream.write(session_line(numbering.of_info(_as_read(info, messages)), layout).encode())
+                stream.write(session_line(numbering.of_info(_beginning_with(info, messages)), layout).encode())
                 begun = True
             exported = [numbering.of_message(message) for message in messages if numbering.has(message)]
             stream.write("".join([message_line(info.session_id, message) for message in exported]).encode())
             done.messages += len(exported)
             report(done)
         if not begun:
-            stream.write(session_line(numbering.of_info(_as_read(info, ())), layout).encode())
+            stream.write(session_line(numbering.of_info(_beginning_with(info, ())), layout).encode())
         # Conversations have no summaries; summaries stored under this id belong to a session with the same id.
         for archived in await memory.summaries.for_export(info.session_id, view=view) if layout is None else ():
-            # A summary that was written during the export may cover messages that the export leaves out.
+            # Skip a summary that was written during the export and covers messages that the export leaves out.
             if archived.summary.last_seq <= info.last_seq:
                 stream.write(summary_line(numbering.of_summary(archived)).encode())
                 done.summaries += 1
@@ -137,7 +137,7 @@ async def named_sessions(memory: Memory, session_ids: Sequence[str], user_id: st
     """Yield the sessions and the conversations with these ids.
 
     Raises:
-        SessionNotFound: one of the ids has neither, or only those of another user; nothing is yielded.
+        SessionNotFound: an id has no session and no conversation of this user; nothing is yielded.
     """
     locations = await AllSessions(memory).locations()
     found = [each for session_id in dict.fromkeys(session_ids) for each in await _named(locations, session_id, user_id)]
@@ -209,7 +209,7 @@ async def _pages(session: Session, info: SessionInfo, done: Exported) -> AsyncIt
 
 
 async def _with_origin(info: SessionInfo, memory: Memory, view: View) -> SessionInfo:
-    """Return a branch's metadata with the exported position in its parent; of a parent that is gone, the stored one."""
+    """Return a branch's metadata with the exported position in its parent, or the stored one if the parent is gone."""
     if info.parent_session_id is None or view == "history":
         return info
     parent = memory.session(info.parent_session_id)
@@ -219,7 +219,7 @@ async def _with_origin(info: SessionInfo, memory: Memory, view: View) -> Session
     return info
 
 
-def _as_read(info: SessionInfo, messages: Sequence[Message]) -> SessionInfo:
-    """Return metadata that fit the first message that was read; retention may have deleted messages before it."""
+def _beginning_with(info: SessionInfo, messages: Sequence[Message]) -> SessionInfo:
+    """Return metadata that count all messages before the given ones as deleted, as retention may have deleted them."""
     deleted_seq = (messages[0].seq or 1) - 1 if messages else info.last_seq
     return replace(info, deleted_seq=deleted_seq, archived_seq=max(info.archived_seq, deleted_seq))

@@ -1,4 +1,4 @@
-"""Imports the lines of an export into a memory, in transactions of several hundred messages."""
+"""The import of an export's lines into a memory, in transactions of several hundred messages."""
 
 from __future__ import annotations
 

@@ -267,7 +267,7 @@ class _Values:
         texts = iter(values)
         # A placeholder without a value stays unchanged, so the result is rejected as an unresolved template.
         rendered = PLACEHOLDER.sub(lambda found: found[0] if (text := next(texts)) is None else text, template)
-        # Otherwise, if the user is missing, `room-{{user}}` would be the same key for everybody.
+        # Reject an empty value. Otherwise `room-{{user}}` would be the same key for all persons without a user id.
         return rendered, self._refusal(rendered) or ("empty_part" if "" in values else None)
 
     def _whole(self, template: str, path: str) -> tuple[str, Reason | None]:
@@ -297,7 +297,7 @@ def is_path(text: str) -> bool:
 
 
 def look_up(scope: Mapping[str, object], path: str) -> object:
-    """Return the value at a dotted path through mappings and sequences; None if the path is invalid or has none."""
+    """Return the value at a dotted path through mappings and sequences; None if the path is invalid or has no value."""
     if not is_path(path):
         return None
     here: object = scope

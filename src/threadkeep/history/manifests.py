@@ -92,7 +92,7 @@ class Manifests:
         self._wake.set()
 
     async def of_run(self, run_id: str, *, user_id: str | None = None) -> list[StoredManifest]:
-        """Return the records of a run's calls in order; with `user_id`, only if the run or session is of that user."""
+        """Return the records of a run's calls in order; with `user_id`, only if the user owns the run or session."""
         check_argument("run_id", run_id, str, required=True)
         check_argument("user_id", user_id, str)
         await self._flush_for_reader()
@@ -107,7 +107,7 @@ class Manifests:
     async def of_session(
         self, session_id: str, *, user_id: str | None = None, limit: int = 50, before: Cursor | None = None
     ) -> list[StoredManifest]:
-        """Return up to `limit` records of a session's model calls, newest first, from after the cursor `before`."""
+        """Return up to `limit` records of a session's model calls, newest first, after the cursor `before`."""
         check_argument("session_id", session_id, str, required=True)
         check_argument("user_id", user_id, str)
         check_argument("limit", limit, int, required=True)

@@ -230,7 +230,7 @@ class Memory:
             self.session_cache.forget(session_id)
 
     async def memory_of(self, conversation: ConversationLocation) -> Self:
-        """Return the open memory that has this conversation; without one, that of its layout in this memory's store.
+        """Return the open memory that has this conversation, or else the memory of its layout in this memory's store.
 
         Raises:
             StoreUnavailable: the database of the graph store does not answer.
@@ -303,8 +303,8 @@ class Memory:
     def leave_work_for_all(self) -> None:
         """Stop search indexing and retention in this memory; another memory of the same database must run them.
 
-        This memory's tasks could otherwise lock a row in a transaction, and a blocking call on the event loop would
-        wait for it.
+        Otherwise a task of this memory could lock a row in a transaction, and a blocking call on the event loop would
+        wait for this lock.
         """
         for task in self.work_for_all:
             task.cancel()

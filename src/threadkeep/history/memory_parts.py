@@ -178,7 +178,7 @@ class MessageSearch:
         not delay it.
         """
         complete = False
-        # A database that accepts no writes (full disk, locked file, missing rights) can still be searched.
+        # Search even if the database accepts no writes (full disk, locked file, missing rights).
         with contextlib.suppress(StoreUnavailable, RightsMissing):
             complete = await self._index.catch_up(seconds=_TIMEOUT_SECONDS, user_id=user_id, session_id=session_id)
         unindexed = 0 if complete else await self._index.unindexed(user_id=user_id, session_id=session_id)

@@ -4,8 +4,8 @@ The first query of a conversation builds its index from the transcript, and late
 messages does not update it. The index of a long session is stored, so that the next process can load it. If all
 sessions of a user are long together, their index is joined from the stored indexes. If building takes longer than an
 answer should wait, it continues in the background, and the query uses the turns that are indexed so far. While a long
-index is built, the newest messages get a separate, searchable index. If the stored index of one session is loaded, they
-get one only if loading takes longer than 0.8 seconds.
+index is built, the newest messages get a separate, searchable index. While the stored index of one session is loaded,
+they get it only after 0.8 seconds.
 """
 
 from __future__ import annotations
@@ -261,12 +261,12 @@ class OlderTurns:
         if not most and index.newest is not None:
             index = index.newest
             most = _NEWEST[0] if index.read else 0
-        # Index what is new, because the indexing task may have begun before the newest message was stored.
+        # Index new messages, because the indexing task may have begun before the newest message was stored.
         await self._index_new(index, infos, most)
         return index
 
     async def _index_new(self, index: ConversationIndex, infos: dict[str, SessionInfo], most: int) -> Collection[str]:
-        """Index the new messages of sessions, the newest `most` of all; return the ids of sessions that had any."""
+        """Index new messages of sessions, in all only the newest `most`; return the ids of sessions that had any."""
         behind = {
             session_id: allowed
             for session_id, allowed in _allowed(infos, most).items()

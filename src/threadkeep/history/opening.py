@@ -1,4 +1,4 @@
-"""Opens a memory on one exit stack: its database, its transcripts and its background tasks."""
+"""The opening of a memory on one exit stack: its database, its transcripts and its background tasks."""
 
 from __future__ import annotations
 

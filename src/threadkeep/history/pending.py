@@ -125,7 +125,7 @@ class PendingTurns:
         return sum(len(each.own) for each in self._all)
 
     def turns_of(self, session_id: str) -> list[Turn]:
-        """Return the pending turns of a session, in order, behind which its later turns must wait."""
+        """Return the pending turns of a session in order; later turns of the session must wait behind them."""
         return [entry.turn for entry in self.own if entry.turn.session_id == session_id and not entry.refused]
 
     @property
@@ -213,7 +213,7 @@ class PendingTurns:
                 self._note_failed_write(turn, error)
         if earlier := self._answer_at(turn):
             return Receipt(0, 0, adopted=earlier.id)
-        # A waiting caller now gets this answer, although it is not yet in the database.
+        # Mark the answer as delivered, because a waiting caller gets it now, although it is not in the database yet.
         await self._keep(replace(turn, told_at=self._clock()) if turn.told else turn)
         return None
 

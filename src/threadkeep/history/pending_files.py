@@ -89,7 +89,7 @@ class PendingFiles:
                 self._adopted.append(file)
                 kept += file.entries()
         for path in damaged_files(folder):
-            # A person has repaired this line, or this version can read it although an older version could not.
+            # Take over a line that a person has repaired, or that this version can read but an older one could not.
             if (entry := read_turn(path.read_bytes())) is not None:
                 self._own = self._own or SpoolFile.create(folder)
                 self._own.keep(entry)
@@ -213,7 +213,7 @@ def _paths(folder: Path) -> list[Path]:
 
 
 def _content(path: Path) -> tuple[bool, SpoolContent]:
-    """Return whether a file's process is alive, and its content; a cut last line is unreadable if it is dead."""
+    """Return whether a file's process is alive, and the content; a cut last line of a dead one is unreadable."""
     live = in_use(path)
     return live, read_spool(path, cut_off=not live)
 

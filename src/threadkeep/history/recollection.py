@@ -1,4 +1,4 @@
-"""Reads the messages of a session for windows and model calls."""
+"""The reading of a session's messages for windows and model calls."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ class WindowReader:
     def statements(
         self, tables: TableTranscripts, profile: str, limit: int, known: SessionRows | None
     ) -> list[Statement]:
-        """Return two statements, which read the state, and up to `limit` messages from the newest known one on."""
+        """Return two statements, for the state, and for up to `limit` messages from the newest known message on."""
         after = 0 if known is None else known.last_seq - 1
         return [
             self.contexts.state_statement(self.session_id, profile, user_id=self.user_id),
@@ -264,7 +264,7 @@ class WindowReader:
         return ReadPast(profile, state_of(state), rows)
 
     async def _superseded(self, known_ids: Collection[str], known: SessionRows | None) -> frozenset[str]:
-        """Return the ids of those known messages that were superseded."""
+        """Return the ids of the known messages that were superseded."""
         active = set() if known is None else {message.id for message in known.messages}
         asked = [known_id for known_id in known_ids if known_id not in active]
         found = await self.transcripts.with_ids(self.session_id, asked) if asked else []

@@ -96,7 +96,7 @@ class MessageRound:
         self._work.done += Pruned(busy=1)
 
     async def remove(self, removals: Sequence[Removal]) -> None:
-        """Remove messages of a session. If it is locked or damaged, stop and count the session as busy."""
+        """Remove messages of a session. If the session is locked or damaged, stop and count it as busy."""
         try:
             for removal in removals:
                 if not await self._remove(removal):
@@ -321,13 +321,13 @@ class Pruner:
                 return Removal(session.session_id, action, after, session.last_seq, idle_before)
         upto = await self._end_of_old(session, action, limits, now)
         if limits.max_messages is not None:
-            # The newest user message and everything after it stay, because its turn may still be running.
+            # Keep the newest user message and everything after it, because its turn may still be running.
             newest_user = session.last_user_seq or session.last_seq + 1
             upto = max(upto, min(await self._end_of_surplus(session, limits.max_messages), newest_user - 1))
         return Removal(session.session_id, action, after, upto) if upto > after else None
 
     async def _end_of_surplus(self, session: Prunable, messages: int) -> int:
-        """Return the last `seq` to remove if the allowed number of messages is to stay; 0 or less for none."""
+        """Return the last `seq` to remove so that `messages` messages stay; 0 or less if nothing is to be removed."""
         if session.has_superseded and messages:
             return await self._rows.end_before_newest(session, messages)
         return session.last_seq - messages

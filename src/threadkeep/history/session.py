@@ -71,7 +71,7 @@ class BegunTurn:
 async def in_time[T](
     session: Session, work: Awaitable[T], report: Callable[[Exception], object] | None = None
 ) -> T | None:
-    """Return the result of a read or a write; if the database fails, call `report` with the error and return None.
+    """Return the result of database work, or call `report` and return None if it fails or takes over 5 seconds.
 
     Raises:
         StoreClosed: the memory is closed.
@@ -249,7 +249,7 @@ class Session:
 
     @asynccontextmanager
     async def timeout(self, seconds: float = _TIMEOUT_SECONDS) -> AsyncIterator[None]:
-        """Limit the time that the block waits for the database; the limit is lower while the database is known to fail.
+        """Limit the block to `seconds`, 5 by default, and to less while the database is known to fail.
 
         Raises:
             TimeoutError: the database did not answer in time; later calls wait only briefly.
@@ -294,7 +294,7 @@ class Session:
         return [*stored, *(one for one in waiting if known.isdisjoint(_keys(one)))]
 
     async def tell(self, message_id: str) -> Message | None:
-        """Mark an answer, or its replacement, as delivered to a caller; return that message, None if there is none."""
+        """Mark an answer, or its replacement, as delivered to a caller; return the marked message, or None."""
         check_argument("message_id", message_id, str, required=True)
         waiting = next((message for message in self.waiting() if message.id == message_id), None)
         if waiting is not None:
@@ -338,8 +338,8 @@ class Session:
             raise InvalidInput(f"past is of the type Past or None, not {type(past).__name__}; see `window`.")
         if past.limits.nothing:
             return Recollection(())
-        # Copy the pending messages before the read: a message written in the meantime is then in both lists, never in
-        # neither.
+        # Copy the pending messages before the read, so that a message that is written in the meantime is in both lists
+        # and not in none.
         waiting = list(takewhile(lambda message: message.id != past.before_id, self.waiting()))
         found = Recollection((), failed=True)
         try:
@@ -529,7 +529,7 @@ class Session:
         """Create a session with copies of this session's messages up to the `seq` `at`, or of all; return the session.
 
         The copies keep their ids and times, and are numbered from 1. The active messages are copied; if the message
-        `at` is superseded, those are copied that were active just before. Title, tags, metadata, the last reset,
+        `at` is superseded, the messages that were active just before are copied. Title, tags, metadata, the last reset,
         retention limits, and summaries that cover only copied messages are copied too. Repeating the call with this
         `session_id` changes nothing.
 

@@ -1,4 +1,4 @@
-"""Reports the events of one session, each with the session's backend, channel and id."""
+"""The reporting of a session's events, each with the session's backend, channel and id."""
 
 from __future__ import annotations
 

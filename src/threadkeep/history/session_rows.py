@@ -1,4 +1,4 @@
-"""A cache of the rows of those sessions that this process has read.
+"""A cache of the rows of sessions that this process has read.
 
 Stored messages never change, so cached rows stay valid while the marks of their session (reset, archiving, revision and
 so on) are unchanged. For a model call, one statement reads the marks, the newest known row and all later rows, so
@@ -55,7 +55,7 @@ class SessionRows:
     def counted(
         self, begin: int, before: int, most: int | None, counter: TokenCounter
     ) -> tuple[tuple[Message, ...], int] | None:
-        """Return the messages from `begin` to before `before`, and their tokens; None if they are more than `most`."""
+        """Return the messages that `between` returns, and their tokens; None if there are more than `most` messages."""
         start = _index(self.messages, begin)
         end = max(start, _index(self.messages, before))
         if most is not None and end - start > most:
@@ -138,7 +138,7 @@ class SessionCache:
         return found[0]
 
     def put(self, session_id: str, rows: SessionRows, *, window: int) -> None:
-        """Cache rows of a session, or the newest if there are many; drop the least recently used beyond the limit."""
+        """Cache a session's rows (of many, the newest); above `most_bytes`, drop the least recently used sessions."""
         if len(rows.messages) > 4 * window + _SPARE_ROWS:
             rows = rows.newest(2 * window + _SPARE_ROWS)
         size = self._size(session_id, rows)

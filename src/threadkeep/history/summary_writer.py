@@ -24,7 +24,7 @@ from threadkeep.store.codec import clean_text
 from threadkeep.store.summaries import Summaries, Uncovered
 
 _SHORTER = 3
-"""If a summary is too long, a second one is requested; its length is divided by this number."""
+"""If a summary is too long, a second one is requested, with the length divided by this number."""
 
 PURPOSE = "compression"
 CLAIM_SECONDS = 300.0
@@ -81,7 +81,7 @@ class SummaryWriter:
         return await self._summaries.claim(self._request.session_id, PURPOSE, self._owner, CLAIM_SECONDS)
 
     async def _due(self, uncovered: Uncovered) -> tuple[int, int]:
-        """Return the `seq` after which to start without earlier summaries, and the last `seq` to summarise."""
+        """Return the `seq` after which to start if there are no active summaries, and the last `seq` to summarise."""
         session_id = self._request.session_id
         if self._request.upto_seq:
             return self._request.upto_seq, self._request.upto_seq
@@ -116,7 +116,7 @@ class SummaryWriter:
         return summary
 
     async def _merge(self, summaries: Sequence[Summary]) -> Summary:
-        """Store one summary that replaces several. It keeps their facts, and a model writes its prose anew."""
+        """Store one summary that replaces several. It keeps their facts, and a model writes its prose again."""
         started = time.perf_counter()
         carried = merged_facts(SummaryText.read(summary.text) for summary in summaries)
         facts = fitting_facts(carried, self._room.facts, self._counter)
@@ -142,7 +142,7 @@ class SummaryWriter:
     async def _write(
         self, records: Sequence[str], task: SummaryTask, earlier: str | None, facts: tuple[str, ...] = ()
     ) -> SummaryText:
-        """Return one summary text for all records; for each record, the model also reads the prose about earlier ones.
+        """Return one summary text for all records; with each record, the model reads the prose about the earlier ones.
 
         If `facts` are given, the text has exactly these facts, and facts in the model's answers are ignored.
         """
@@ -165,7 +165,7 @@ class SummaryWriter:
             try:
                 text = await self._answer(record, earlier, task, length)
             except CompressionFailed as error:
-                # The model ran out of tokens and returned no text that could be cut.
+                # Ask for a shorter text if the model ran out of tokens and returned no text that could be cut.
                 if error.reason != "too_long" or length != asked:
                     raise
                 continue
@@ -194,7 +194,7 @@ class SummaryWriter:
         if call.error is not None:
             # Do not chain the error, because the error of a model may quote the record.
             raise CompressionFailed("model", type(call.error).__name__)
-        # Some models answer `[]` or an empty code block.
+        # Reject a text without letters and digits, because some models answer `[]` or an empty code block.
         if not any(map(str.isalnum, text := clean_text(answer).strip())):
             raise CompressionFailed("empty")
         return text
