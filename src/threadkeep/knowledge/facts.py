@@ -50,9 +50,9 @@ MAX_EVIDENCE = 20
 """The maximum number of origins that are stored for a fact."""
 _MOST_REMEMBERED = 5_000
 _MOST_RANKED = 10_000
-"""The number of newest facts in a scope that `recall` reads."""
+"""The maximum number of facts of a scope that `recall` reads, newest first."""
 _MOST_INDEXES, _MOST_ENTRIES = 500, 10_000_000
-"""The number of owners whose facts are indexed in this process, and of the entries of all their indexes."""
+"""The maximum numbers of owners whose facts are indexed in this process, and of entries in all these indexes."""
 _RANKED_AT_ONCE = 2_000
 """More facts than this are ranked in an OS thread, because each new one takes 20 microseconds of CPU."""
 
@@ -173,7 +173,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
             "key": None if query.key is None else canonical_key(clean_text(query.key)),
             "former_key": None if query.key is None else clean_text(query.key),
             **text_filter(query.text),
-            # Texts are stored as JSON, in which quotes and backslashes are escaped.
+            # Search for the escaped text too, because values are stored as JSON.
             "escaped": None if query.text is None else text_filter(canonical(query.text)[1:-1])["pattern"],
             "past": query.past,
             "user_id": query.user_id,
@@ -201,7 +201,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         """Return the valid facts that are relevant to a query: the best of each scope, the most specific scope first.
 
         The limit is divided among the scopes; a scope receives more only if others need less. If two scopes have the
-        same statement, that of the more specific one is returned. In each scope, the newest 10,000 facts are searched.
+        same statement, only the more specific scope's is returned. In each scope, the newest 10,000 facts are searched.
 
         Args:
             query: the new input, or a description of the wanted facts.
@@ -246,9 +246,9 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         return take_of_each(ranked, limit, lambda fact: (fact.id, normalised(fact.text)))
 
     def _words_of(self, facts: Sequence[Fact]) -> FactWords:
-        """Return the index of an owner's facts. Replace an index with many facts that are not valid any more.
+        """Return the index of an owner's facts; create it if there is none or if the present one is outdated.
 
-        Before a new index is added, the least recently used ones are dropped.
+        Before an index is added, the least recently used indexes are dropped if there are too many.
         """
         scope = facts[0].scope
         index = self._words.pop(scope, None)
@@ -330,7 +330,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         for (stored,) in await connection.fetch(self._sql["keys_of"], owner):
             spellings[canonical_key(stored)].append(stored)
         deleted = dict.fromkeys(keys, 0)
-        # All calls lock keys in the same order, which prevents deadlocks.
+        # Sort the keys, so that all calls lock them in the same order, which prevents deadlocks.
         for key in sorted(deleted, key=canonical_key):
             for one in sorted(spellings.pop(canonical_key(key), ())):
                 await connection.execute(self._sql["forget_proposals"], {**owner, "key": one})
@@ -349,7 +349,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         """Undo one call of `remember`; return False if the call is undone already, or the fact does not exist.
 
         `evidence` must be the evidence of that call, if it had any. If no other call has confirmed the value, the value
-        is deleted, and the value that it replaced is valid again. Otherwise it stays, with one confirmation less.
+        is deleted, and the value before it is valid again. Otherwise the value stays, with one confirmation less.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -406,7 +406,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         """
         check_each("facts", facts, Fact)
         facts = [replace(fact, key=NewFact(fact.key, fact.value, fact.kind, fact.confidence).key) for fact in facts]
-        # All calls lock keys in the same order, which prevents deadlocks; the values of a key are sorted by time.
+        # Sort by key, so that all calls lock keys in the same order, which prevents deadlocks; then by time.
         ordered = sorted(facts, key=lambda one: (one.scope.kind, one.scope.owner, one.key, one.valid_from))
         async with self._driver.writing() as connection:
             return sum([await self._restore(connection, fact) for fact in ordered])
@@ -443,7 +443,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         return (await self._with_evidence(connection, [fact_of(row)]))[0]
 
     async def _lock(self, connection: Connection, scope: Scope, key: str, now: datetime) -> Fact | None:
-        """Lock a key until the transaction ends, and return its valid fact; None if it has none."""
+        """Lock a key until the transaction ends; return the valid fact of the key, or None if it has none."""
         parameters = {"scope": scope.kind, "owner": scope.owner, "key": key}
         if self.backend == "postgres":
             await connection.fetch(self._sql["lock_key"], parameters)

@@ -105,10 +105,10 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         kind = request.learner.kind
         self._waiting[request.session_id, kind] = request
         if len(self._waiting) > _MOST_SESSIONS:
-            # The oldest waiting session is dropped, and is read after its next turn.
+            # Drop the oldest waiting session, which is read after its next turn.
             self._waiting.popitem(last=False)
         if kind not in self._tasks or self._tasks[kind].done():
-            # The task has its own context; otherwise it would stream into the caller's run.
+            # Give the task its own context; otherwise it would stream into the caller's run.
             self._tasks[kind] = asyncio.create_task(self._work(kind), context=Context(), name="threadkeep-learning")
 
     async def learn(self, request: LearningRequest) -> int:
@@ -188,7 +188,7 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         """Read the queued sessions of one kind of learner, so that directives do not wait for a model."""
         while key := next((one for one in self._waiting if one[1] == kind), None):
             request = self._waiting.pop(key)
-            # A session that fails or takes long does not stop the other sessions.
+            # Catch errors and read one batch at a time, so that no session stops or delays the others for long.
             with ErrorBoundary() as attempt:
                 if (await self._learn_some(request))[1]:
                     self._waiting.setdefault(key, request)
@@ -228,7 +228,7 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         accepted = 0
         sure = await self._proposals.acceptable(request.session_id, request.learner.kind, request.accept_from)
         for proposal_id in sure:
-            # The person may have taken back the message in the meantime.
+            # Skip a proposal whose message the person has taken back in the meantime.
             with contextlib.suppress(InvalidInput):
                 await self._proposals.accept(proposal_id, by=f"confidence {request.accept_from:g}")
                 accepted += 1
@@ -242,7 +242,7 @@ class DirectiveLearner:
     name = "directives"
 
     async def learn(self, record: Record) -> Sequence[Proposed]:
-        """Return the directives in the learnable messages, without those for a scope that the run does not have."""
+        """Return the directives in the learnable messages; skip directives for scopes that the run does not have."""
         found = []
         for seq, message in record.learnable.items():
             for one in accepted_directives(message.content)[0]:

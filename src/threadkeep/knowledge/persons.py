@@ -39,7 +39,7 @@ class Persons(ClockedTables, sql=OWNER_SQL):
 
         Raises:
             InvalidInput: the id is blank, too long, or contains characters that cannot be printed.
-            StoreUnavailable: the database did not store it.
+            StoreUnavailable: the database did not store the person.
         """
         check_name("person's id", alias, MAX_OWNER_CHARACTERS)
         called = None if name is None else _name(name)

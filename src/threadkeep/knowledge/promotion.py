@@ -71,7 +71,7 @@ _SYNONYMS: dict[str, PromotedKind] = {
 }  # fmt: skip
 _DIRECTIVE = re.compile(
     rf"^[ \t]*({'|'.join(sorted(map(re.escape, _SYNONYMS), key=len, reverse=True))})"
-    # No two adjacent repetitions, so that external text is matched in linear time.
+    # Use no two adjacent repetitions, so that external text is matched in linear time.
     r"[ \t]*(?:\((user|workspace|session)\)[ \t]*)?[:：](.*)$",
     re.IGNORECASE,
 )
@@ -102,7 +102,7 @@ class Promotion:
         """Reject a fact that cannot be stored.
 
         Raises:
-            InvalidInput: the fact cannot be stored. The error names the field, never its text.
+            InvalidInput: the fact cannot be stored. The error names the field, but does not quote the fact.
         """
         if self.kind not in PROMOTED_KINDS:
             raise InvalidInput(f"A promoted fact's kind is one of {', '.join(PROMOTED_KINDS)}.")

@@ -63,7 +63,7 @@ class Proposals(ClockedTables, sql=(*OWNER_SQL, "learning.sql")):
     """The table `chat_fact_proposals`.
 
     A learner reads each message once, even with several processes. If a person has rejected or undone a model's
-    proposal, it is not created again with the same key and value. A directive is proposed again from another message.
+    proposal, no proposal with the same key and value is created. A directive can be proposed again by another message.
     """
 
     def __init__(

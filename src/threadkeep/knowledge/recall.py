@@ -82,13 +82,13 @@ class FactWords:
         self._most = 0
         self.entries = 0
         """The number of pairs of a fact and a term."""
-        # For each term, one entry a fact: twice its number, plus 1 if the term is in the key.
+        # For each term, one entry for each fact: twice the number of the fact, plus 1 if the term is in the key.
         self._terms: dict[str, array[int]] = {}
         self._beginnings: dict[str, list[str]] = {}
 
     @property
     def is_outdated(self) -> bool:
-        """True if the index has many more facts than were ever ranked at once, so that most are not valid any more."""
+        """True if the index has many more facts than were ever ranked at once: most of them are not valid any more."""
         return len(self._numbers) > 2 * self._most + _MOST_OLD
 
     def rank(
@@ -215,7 +215,7 @@ def without_shadowed(facts: Iterable[Fact]) -> list[Fact]:
 
 
 def take_of_each[T](found: Sequence[Sequence[T]], limit: int, names: Callable[[T], Collection[str]]) -> list[T]:
-    """Take entries from each list in turn, at most `limit`; return them in the order of the lists.
+    """Take at most `limit` entries, one from each list in turn; return them in the order of the lists.
 
     Args:
         found: the results of each scope, best first.

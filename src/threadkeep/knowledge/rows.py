@@ -20,14 +20,14 @@ from threadkeep.store.driver import Connection, Row
 
 MAX_PAGE = 1000
 OWNER_SQL = ("persons.sql", "facts.sql", "{backend}/sessions.sql", "postgres/knowledge.sql")
-"""The files of the statements that this module needs. Only PostgreSQL needs the locks of the last one."""
+"""The SQL files that this module needs. Only PostgreSQL uses the last file, which contains locks."""
 
 type MessagesAt = Callable[[str, Collection[int]], Awaitable[Sequence[Message]]]
 """A reader of a session's messages by their `seq`, for sessions whose rows have no texts."""
 
 
 async def known_owner(connection: Connection, sql: Mapping[str, str], scope: Scope, now: datetime) -> Scope:
-    """Return the scope under which knowledge is stored: for a person, with the canonical id; create an unknown person.
+    """Return the scope that owns new knowledge. For a person, use the canonical id; create the person if unknown.
 
     Raises:
         SessionNotFound: the scope is a session that does not exist.
@@ -152,8 +152,8 @@ def fact_row(fact: Fact) -> dict[str, object]:
 def fact_of(row: Row) -> Fact:
     """Convert a row of a SELECT of facts to a fact, without its evidence.
 
-    Facts are cached, because a chat reads the same facts in each turn. Not cached are long values, lists and objects; a
-    caller could change the latter.
+    Facts are cached, because a chat reads the same facts in each turn. Long values are not cached, and neither are
+    lists and objects, because a caller could change them.
     """
     value = row[4]
     return _parsed_fact(row) if len(value) > _LONG_VALUE or value.startswith(("[", "{")) else _known_fact(row)

@@ -177,7 +177,7 @@ class ProcedureInput(
     content: JsonValue = Field(description="Any JSON value except null.")
     content_type: ProcedureContent = "snippet"
     description: str = ""
-    goal_contains: list[str] = Field([], description="Applies if the goal contains one of these, in any case.")
+    goal_contains: list[str] = Field([], description="Applies if the goal contains one of these, ignoring case.")
     context_has: list[str] = Field([], description="Applies if the context has all of these names.")
     source: ProcedureSource = "taught"
     active: bool = True

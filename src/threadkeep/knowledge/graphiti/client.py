@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 from threadkeep.records import Json
 
 type Step = Callable[[], Awaitable[str | None]]
-"""A check that returns a problem with its cure, or None if there is no problem."""
+"""A check that returns a problem and its solution, or None if there is no problem."""
 
 type MayContinue = Callable[[], Awaitable[bool]]
 """A check that returns True if the next message may still be sent."""
@@ -130,7 +130,7 @@ def episode_in(value: Json) -> SeenEpisode | None:
 
 
 def time_in(value: Json) -> datetime | None:
-    """Return a time in UTC; None if `value` is no time. Some databases of the server send UTC without a zone."""
+    """Return a time in UTC, or None if `value` is no time. Assume UTC without a zone, as some databases send it."""
     if not isinstance(value, str):
         return None
     try:

@@ -18,7 +18,7 @@ from threadkeep.store.statements import ClockedTables
 from threadkeep.store.transcripts import END
 
 _DEAD_PERIOD = timedelta(minutes=1)
-# This is longer than any lease or pause.
+# A time that lies further in the future was stored by a wrong clock, because all leases and pauses are shorter.
 _WRONG_CLOCK = timedelta(days=1)
 
 
@@ -35,7 +35,7 @@ class Unconfirmed(NamedTuple):
 
 @dataclass(frozen=True)
 class Waiting:
-    """A queued message or promoted fact. If `content` is None, it was deleted or superseded, and must not be sent."""
+    """A queued message or promoted fact. If `content` is None, the text was deleted or superseded: do not send it."""
 
     number: int
     name: str
@@ -198,7 +198,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return self._count_dead(await self._execute("give_up_open", row), reason)
 
     async def withdrawn(self, group_id: str, period: timedelta) -> set[str]:
-        """Return the names of a group's messages that were sent in the last `period` and given up without consent."""
+        """Return the names of a group's messages that were sent in the last `period`, before consent was withdrawn."""
         row = {"group_id": group_id, "since": time_text(self._clock() - period)}
         return {str(name) for (name,) in await self._fetch("withdrawn", row)}
 
@@ -282,7 +282,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return [str(row[1]) for row in rows if row[1] is not None]
 
     async def dead_of_groups(self) -> dict[str, int]:
-        """Return the number of undeliverable messages of each group that has any, without dropped and deleted ones.
+        """Return the number of dead messages of each group that has any, without dropped and deleted messages.
 
         The result is cached for up to a minute, because it counts all dead messages.
         """

@@ -36,7 +36,7 @@ _NO_FACT = "It finds no fact from the message. Its model may have found none; se
 
 @dataclass(frozen=True)
 class Check:
-    """The result of a check: its duration, and the problem with its cure, if there is one."""
+    """The result of a check: its duration, and the problem with its solution, if there is one."""
 
     name: str
     milliseconds: float
@@ -164,9 +164,9 @@ class Purged:
 
     group_id: str
     dropped: int
-    """Messages that were given up."""
+    """The number of messages that were given up."""
     remains: str
-    """What the server still has, in words; empty if nothing."""
+    """A description of the data that the server still has; empty if it has none."""
 
 
 @dataclass(frozen=True)
@@ -176,9 +176,9 @@ class Retracted:
     __pydantic_config__ = DESCRIBED
 
     dropped: int
-    """Episodes that were given up."""
+    """The number of episodes that were given up."""
     remains: str
-    """What the server still has, in words; empty if nothing."""
+    """A description of the data that the server still has; empty if it has none."""
 
 
 class Backfill(ClockedTables, sql=("graph_turns.sql",)):
@@ -231,8 +231,8 @@ async def purge(
     """Delete a group, and check that it is gone.
 
     Queued messages are given up first. Accepted messages would create the group again, so this function calls `deliver`
-    until they are confirmed as stored, for at most 120 seconds. It also waits for messages that were accepted in these
-    last seconds and then given up, because consent was withdrawn.
+    until they are confirmed as stored, for at most 120 seconds. It also waits for messages that were accepted in the
+    last 120 seconds and then given up, because consent was withdrawn.
 
     Raises:
         GraphitiError: the server failed.
@@ -278,7 +278,7 @@ async def retract(client: GraphitiClient | None, deliveries: Deliveries, fact_id
 
 
 async def delete_episodes(client: GraphitiClient, group_id: str, names: Collection[str]) -> tuple[set[str], set[str]]:
-    """Delete the episodes with these names among a group's last 10,000; return the names found before and after.
+    """Delete episodes by name among a group's last 10,000; return the names found before and after the deletion.
 
     Raises:
         GraphitiError: the server does not answer.

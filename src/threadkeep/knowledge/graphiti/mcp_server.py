@@ -133,7 +133,7 @@ class McpClient:
         """
         answer = await self._request(lambda client: client.call_tool(tool, arguments), seconds=seconds)
         if answer.is_error:
-            raise GraphitiError("refused")  # failures of its database or its model arrive in successful responses
+            raise GraphitiError("refused")  # failures of the database or the model arrive in successful responses
         content = answer.structured_content
         result = content.get("result", content) if isinstance(content, Mapping) else None
         if not isinstance(result, Mapping):
@@ -143,7 +143,7 @@ class McpClient:
         return result
 
     async def _request[T](self, send: Callable[[Client], Awaitable[T]], *, seconds: float | None = None) -> T:
-        # The library raises errors of its transport, some in exception groups. Each of them ends the connection.
+        # Catch all errors, because the library also raises errors of its transport, some in exception groups.
         is_connected = False
         with ErrorBoundary() as attempt:
             async with asyncio.timeout(self._seconds if seconds is None else seconds):
@@ -208,7 +208,7 @@ class _Connection:
             self._fail(GraphitiError("broken"))  # the task was cancelled before it was connected
 
     async def _note(self, response: httpx2.Response) -> None:
-        # A server without a stream of its own events answers GET with 405.
+        # Ignore failures of GET, because a server that sends no events of its own answers GET with 405.
         if not response.is_success and response.request.method == "POST":
             self.failed = response
 
@@ -216,7 +216,7 @@ class _Connection:
         """Raise an error in the caller that waits for the connection; do nothing after the connection has opened."""
         if not self._opened.done():
             self._opened.set_exception(error)
-            self._opened.exception()  # the caller may be gone
+            self._opened.exception()  # otherwise asyncio logs the error if the caller is gone
 
 
 def _failure_of(error: BaseException, failed: httpx2.Response | None, *, is_connected: bool) -> GraphitiError:
@@ -233,7 +233,7 @@ def _failure_of(error: BaseException, failed: httpx2.Response | None, *, is_conn
 
 
 def _failure_of_answer(code: int, failed: httpx2.Response | None, *, is_connected: bool) -> GraphitiError:
-    """Convert the code of a JSON-RPC error, which the library also raises for the HTTP response `failed`.
+    """Convert the code of a JSON-RPC error. The library also raises such an error for an HTTP response (`failed`).
 
     A message can be refused only after the client has connected.
     """

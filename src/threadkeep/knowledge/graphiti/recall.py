@@ -81,7 +81,7 @@ class _Groups:
 
 
 class GraphRecaller:
-    """A recall that searches a Graphiti server once per turn.
+    """A finder of facts, which searches a Graphiti server once per turn.
 
     A turn waits at most until the deadline. After a missed deadline or a failure, turns do not search; they resume when
     a search in the background has succeeded.
@@ -147,7 +147,7 @@ class GraphRecaller:
     ) -> _Groups | GraphitiClosure:
         """Return the groups to search, or the reason why no search is allowed, from a single database query.
 
-        A person has the groups of up to 20 ids. With the group of the workspace, groups of other programs are searched.
+        Up to 20 ids of a person are searched. The configured groups of other applications belong to the workspace.
         """
         consent = self._consents.statements(workspace)
         owned = {kind: scope for kind, scope in asked.items() if scope is not None}
@@ -195,7 +195,7 @@ class GraphRecaller:
     async def _ask(
         self, groups: Mapping[ScopeKind, Sequence[str]], query: str, seconds: float
     ) -> dict[ScopeKind, list[GraphFact] | GraphOutcome]:
-        """Search all scopes within `seconds`; return the facts of each, or the outcome if its search failed."""
+        """Search all scopes within `seconds`; return the facts of each scope, or the outcome if the search failed."""
         tasks = {
             kind: asyncio.create_task(
                 self._client.search(group_ids, query, self._options.recall_max_facts, seconds=seconds)

@@ -62,7 +62,7 @@ class RestClient:
         self._endpoint = endpoint
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._seconds = timeout_seconds
-        # Created only once, because this reads all certificates that the machine trusts.
+        # Create this only once, because its creation reads all certificates that the machine trusts.
         self._verify: SSLContext | None = None
         self._http: httpx2.AsyncClient | None = None
         self._in_use: Counter[httpx2.AsyncClient] = Counter()
@@ -181,7 +181,7 @@ class RestClient:
                 except _BROKEN:
                     if not (repeatable or method == "GET"):
                         raise
-                    # The server may just have closed an idle connection.
+                    # Send the request again, because the server may just have closed an idle connection.
                     return await self._exchange(method, path, body)
         except TimeoutError:
             raise GraphitiError("timeout", uncertain=True) from None

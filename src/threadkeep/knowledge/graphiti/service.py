@@ -1,4 +1,4 @@
-"""The connection of a memory to Graphiti: consent, deliveries, recall, and what a person starts (such as a purge)."""
+"""The connection of a memory to Graphiti: consent, deliveries, recall, and actions of a person (such as a purge)."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Graphiti:
 
     @property
     def workspace(self) -> str | None:
-        """The workspace of runs that do not name one; None if it has none or Graphiti is turned off."""
+        """The workspace of runs that do not name one; None if the options have none, or if Graphiti is off."""
         return None if self.options is None else self.options.workspace
 
     @property
@@ -118,7 +118,7 @@ class Graphiti:
         return self.options is not None and self.options.recall_enabled
 
     async def recall(self, question: RecallQuestion) -> GraphRecall:
-        """Return facts that are relevant to an input, within the deadline of the options; none if recall is off.
+        """Return facts that are relevant to an input, within the deadline of the options; no facts if recall is off.
 
         Raises:
             StoreUnavailable: the database does not answer.

@@ -142,7 +142,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
         """
         now = self._clock()
         async with self._driver.reading() as connection:
-            # Usually the queue is empty, and then no lock is needed.
+            # Check without a lock first, because the queue is usually empty.
             if not await connection.fetch(self._sql["oldest_turns"], {"limit": 1}):
                 return 0
         async with self._driver.writing() as connection:
@@ -219,7 +219,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
         owners = {"session": session_id, "workspace": workspace, "user": person}
         scopes = []
         for kind in self._options.scopes:
-            # An owner stored by an older version may be invalid; its turn must not block later turns.
+            # Skip an invalid owner, which an older version may have stored, so that later turns are not blocked.
             with contextlib.suppress(InvalidInput):
                 scopes.append(Scope(kind, owners[kind] or ""))
         return scopes

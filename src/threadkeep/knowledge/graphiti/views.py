@@ -63,7 +63,7 @@ class CheckView(BaseModel, from_attributes=True):
     name: str
     ok: bool
     milliseconds: float
-    problem: str | None = Field(description="The problem and its cure; null if there is none.")
+    problem: str | None = Field(description="The problem and its solution; null if there is none.")
 
 
 class CheckList(BaseModel):

@@ -24,7 +24,7 @@ from threadkeep.observe import EpisodesDelivered, GraphitiTrouble, Observer
 from threadkeep.records.graphiti import DataClass, GraphitiOptions
 
 _GROUPS_AT_ONCE = 8
-# The length of a lease, as a multiple of a call's timeout. A lease is renewed before a call and must outlast it.
+# The length of a lease, as a multiple of a call's timeout. A lease is renewed before a call, and must last longer.
 _LEASE_TIMEOUTS = 3
 _LONGEST_POLL_SECONDS = 15.0
 _DENIED_SECONDS = 300.0
@@ -121,7 +121,7 @@ class DeliveryWorker:
 
     def _served(self, group_id: str, _: asyncio.Task[None]) -> None:
         self._serving.pop(group_id, None)
-        self._breaker.give_back()  # it may have failed before a request to the server
+        self._breaker.give_back()  # the task may have failed before it sent a request
 
     async def _serve(self, group_id: str) -> None:
         try:
@@ -198,7 +198,7 @@ class DeliveryWorker:
             waits = is_backfill and "backfill" in await self._consents.granted()
             return _Pause(_LONGEST_POLL_SECONDS, error=None if waits else "no_consent")
         if time.monotonic() - started > self._lease_seconds / 2:
-            # This process was paused. Another process may own the group before the request arrives.
+            # Do not send: this process was suspended, and another may own the group before the request arrives.
             await self._deliveries.take_back(marked)
             return _Pause(0.0)
         await self._send(lease, batch)
