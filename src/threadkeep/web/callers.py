@@ -1,4 +1,4 @@
-"""Callers of the service, and the credentials that name them: keys of its settings and database, and users' tokens.
+"""Callers of the service and their credentials: API keys from the settings and the database, and tokens of users.
 
 A key has a scope, and may be limited to one user.
 `Access` checks each request before it reaches its route. GET and HEAD need the scope `read`, other methods `write`; a
@@ -50,14 +50,14 @@ class Buckets:
         self._buckets: dict[str, tuple[float, float]] = {}
 
     def take(self, name: str) -> float:
-        """Take a token and return 0; if there is none, return the seconds until the next one."""
+        """Take a token and return 0. If the bucket is empty, return the seconds until the next token."""
         if not self._per_minute:
             return 0.0
         now, rate = self._clock(), self._per_minute / 60
         tokens, since = self._buckets.pop(name, (float(self._per_minute), now))
         tokens = min(tokens + (now - since) * rate, float(self._per_minute))
         allowed = tokens >= 1
-        self._buckets[name] = (tokens - 1 if allowed else tokens, now)  # at the end: the dict is in order of last use
+        self._buckets[name] = (tokens - 1 if allowed else tokens, now)  # last in the order of use
         if len(self._buckets) > _MOST_BUCKETS:
             del self._buckets[next(iter(self._buckets))]
         return 0.0 if allowed else (1 - tokens) / rate
@@ -82,10 +82,10 @@ class RateLimits:
 
     @contextlib.contextmanager
     def opened(self, user_id: str) -> Iterator[None]:
-        """Count a request of a user as open during the block.
+        """Count a request of a user as open until the block ends, so that no user can occupy all connections.
 
         Raises:
-            ProblemRaised: too many requests of the user are open (429). Their streams would occupy all connections.
+            ProblemRaised: the user already has 100 open requests (429).
         """
         if self.open[user_id] >= _MOST_OPEN:
             sentence = f"This user has {_MOST_OPEN} open requests; close a stream, or wait until a request ends."
@@ -123,7 +123,7 @@ class Caller:
     limits: RateLimits = RateLimits()
 
     def user(self, named: str | None) -> str | None:
-        """Return the user of a request: the caller's only user, or else the user whom the request names, if any.
+        """Return the only user for whom the caller may act, or else the user whom the request names, or None.
 
         Raises:
             ProblemRaised: the caller may not act for that user (404), or the user sent too many requests (429).
@@ -140,7 +140,7 @@ class Caller:
         return self.user_id
 
     def repeat_id(self, user_id: str | None, key: str | None) -> str | None:
-        """Return a hash of the caller, a user and an idempotency key, the same for each repeat; None without a key."""
+        """Return the same id for each repetition of a request, or None if the request has no idempotency key."""
         if key is None:
             return None
         return hashlib.sha256(f"{self.name}\n{user_id or ''}\n{key}".encode()).hexdigest()[:32]
@@ -298,7 +298,7 @@ _KEYS_AWAY = "The keys of the tokens' issuer cannot be read; try again."
 class UserTokens:
     """A verifier of signed tokens (JWT). Each token identifies one user.
 
-    `key` is the issuer's public key, the address of its keys, or a shared secret.
+    `key` is the issuer's public key, the URL of the issuer's keys, or a shared secret.
     """
 
     def __init__(self, settings: Settings, key: str) -> None:

@@ -53,7 +53,7 @@ _REQUEST: TypeAdapter[ChatKitReq] = TypeAdapter(ChatKitReq)
 
 @dataclass(frozen=True)
 class ChatKitRequest:
-    """The verified user of a request, the id made of its idempotency key, and whether it regenerates an answer."""
+    """The verified user of a request, the id derived from its idempotency key, and whether it regenerates an answer."""
 
     user_id: str | None = None
     repeat_id: str | None = None
@@ -86,7 +86,7 @@ class StoredElsewhere(AttachmentStore[ChatKitRequest]):
     """An attachment store for files that are stored elsewhere. It deletes nothing and cannot create attachments."""
 
     async def delete_attachment(self, attachment_id: str, context: ChatKitRequest) -> None:
-        """Do nothing, because there is no file. The ChatKit store deletes the description."""
+        """Do nothing, because this store has no files. The ChatKit store deletes the description of the attachment."""
 
 
 class ChatServer(ChatKitServer[ChatKitRequest]):

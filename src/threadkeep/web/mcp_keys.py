@@ -36,10 +36,10 @@ class KeyVerifier:
         self._credentials = credentials
 
     async def verify_token(self, token: str) -> AccessToken | None:
-        """Return the owner of a key or of a user's token, and count the request; None if it is not valid.
+        """Return the owner of a key or token and count the request. Return None if the key or token is not valid.
 
         Raises:
-            ProblemRaised: there were or are too many requests (429), or keys cannot be read (503).
+            ProblemRaised: the owner sent or has open too many requests (429), or keys cannot be read (503).
         """
         try:
             caller = await self._credentials.caller(token.encode("utf-8", "surrogateescape"))
@@ -79,7 +79,7 @@ async def serve_keyed(
         stateless_http=True,
         json_response=True,
         max_request_body_size=settings.body_limit,
-        # Pages of other sites have no key, so that a request may name any host, such as that of a proxy.
+        # Accept any host name, such as that of a proxy: pages of other sites have no key.
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
     )
     app.add_middleware(Requests)

@@ -114,9 +114,9 @@ def _is_loopback_address(address: str) -> bool:
 
 
 class SafeResponses:
-    """Middleware against caching, content sniffing and framing. It does not replace headers that a response has.
+    """Middleware against caching, content sniffing and framing. It keeps headers that the response already has.
 
-    It answers HEAD on every path with the status and the headers of GET, and then closes a stream.
+    It answers HEAD on every path with the status and the headers of GET. A stream is then closed.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -167,7 +167,7 @@ class BodyLimit:
             message = await receive()
             received += len(message.get("body", b""))
             if received > self._limit:
-                raise self._too_large()  # FastAPI passes on only an HTTPException while it reads a body
+                raise self._too_large()  # FastAPI passes on no other error than HTTPException while it reads a body
             return message
 
         await self._app(scope, counted, send)

@@ -188,7 +188,7 @@ def make_problem(status: int, kind: str, detail: str) -> Problem:
 def problem_of(error: Exception, request: Request | None = None) -> Problem:
     """Return the problem document of any error; an unexpected error reveals no details.
 
-    With the request, a problem with an unknown field of its body names the known ones.
+    If the request is given, the problem of an unknown field in its body names the known fields.
     """
     if isinstance(error, ProblemRaised):
         return error.problem
@@ -200,7 +200,7 @@ def problem_of(error: Exception, request: Request | None = None) -> Problem:
         return _http_problem(error)
     if isinstance(error, ThreadkeepError):
         return _threadkeep_problem(error)
-    # Nobody reads the response to a client that disconnected before its body had arrived; it is only not a 500.
+    # A client that disconnected before its body had arrived reads no response; use 400, because a 500 is logged.
     return _http_problem(HTTPException(400 if isinstance(error, ClientDisconnect) else 500))
 
 
@@ -258,7 +258,7 @@ def headers_of(request: Request, error: Exception) -> Mapping[str, str]:
     """Return the headers of the response to an error. With 405, `Allow` names every method of the address."""
     if isinstance(error, HTTPException) and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         matching = [route for route in request.app.routes if route.matches(request.scope)[0] is Match.PARTIAL]
-        # The folders of files match every method, but accept only GET and HEAD.
+        # Folders of files match every method in full, so they are not in `matching`; they accept only GET and HEAD.
         methods = {method for route in matching for method in route.methods} or {"GET"}
         return {"Allow": ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))}
     return (error.headers or {}) if isinstance(error, HTTPException | ProblemRaised) else {}

@@ -48,7 +48,7 @@ CLEANED = BeforeValidator(_cleaned)
 CleanText = Annotated[str, CLEANED]
 GivenId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS), AfterValidator(_printable)]
 Metadata = Annotated[dict[str, JsonValue], AfterValidator(_storable)]
-# Limits come before `CLEANED`; after it, their errors would count "items" instead of characters.
+# Put limits before `CLEANED`, because after it their errors would count "items" instead of characters.
 Tag = Annotated[str, Field(min_length=1, max_length=100), CLEANED]
 
 
@@ -211,7 +211,7 @@ class SessionPatch(BaseModel, extra="forbid", json_schema_extra=example(title="R
 
     title: Annotated[str, Field(max_length=MAX_TITLE_CHARACTERS), CLEANED] | None = None
     tags: Annotated[list[Tag], Field(max_length=50)] | None = Field(None, description="All tags, not only new ones.")
-    metadata: Metadata | None = Field(None, description="All metadata, not only what is new.")
+    metadata: Metadata | None = Field(None, description="All metadata, not only new fields.")
     active: bool | None = None
 
 

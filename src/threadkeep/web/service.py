@@ -106,7 +106,7 @@ async def healthz() -> Health:
 
 @_health.get("/readyz", summary="Can the service work?", responses=documented(503), openapi_extra=PUBLIC)
 async def readyz(app: AppInUse) -> Readiness:
-    """Return 200 if the database answers within two seconds, else 503. Without it, the chat has no history."""
+    """Return 200 if the database answers within two seconds, else 503. Without a database, the chat has no history."""
     backend = app.settings.database.backend
     state = Readiness(
         backend=backend,
@@ -169,7 +169,7 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
     )
     service.state.app = app
     service.state.heartbeat_seconds = heartbeat_seconds
-    # The routes are added directly: `include_router` would build each of them again, at the first request.
+    # Add the routes directly, because `include_router` would build each of them again at the first request.
     api = (chat.router, sessions.router, sessions.contexts_router, workflows.router, runs.router, facts.router)
     around = (persons.router, facts.graphiti_router, chat.channels_router, _health)
     others = (chat.chatkit_router, sessions.search_router, facts.procedures_router, persons.users_router)
@@ -179,7 +179,7 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
         service.router.routes.extend(part.router.routes)
     for route in service.router.routes:
         if isinstance(route, APIRoute):
-            # Generated clients use these ids as function names. FastAPI's default ids contain the whole path.
+            # Use short ids, because generated clients use them as function names. FastAPI's ids contain the whole path.
             route.operation_id = route.operation_id or route.name
     _describe(service)
     answer_errors_with_problems(service)
@@ -216,8 +216,8 @@ def _describe(service: FastAPI) -> None:
 
 
 async def _docs_page(request: Request) -> HTMLResponse:
-    # FastAPI caches every endpoint for the life of the process, so an endpoint with a reference to its service would
-    # keep the service in memory.
+    # Take the service from the request. FastAPI caches every endpoint for the life of the process, so an endpoint that
+    # refers to its service would keep the service in memory.
     service: FastAPI = request.app
     script, style, icon = DOCS_PAGE
     return get_swagger_ui_html(
@@ -258,7 +258,7 @@ async def serve(settings: Settings, announce: Callable[[str], object] = _print) 
         async with open_app(settings, observers=[LogObserver()], bots=True) as app:
             limits = ConnectionLimits(settings.max_connections, settings.header_timeout, settings.body_timeout)
             service = create_service(app)
-            await service.state.keys.refresh()  # keys that have been read stay valid during an outage of the database
+            await service.state.keys.refresh()  # read the keys now, so that they stay valid if the database fails later
             server = Server(
                 service,
                 app.end_turns,

@@ -52,10 +52,10 @@ STREAM: dict[str, object] = {
 async def chat(body: ChatRequestBody, app: AppInUse, caller: CallerInUse) -> ChatResponseBody:
     """Answer a message with the memory of its session.
 
-    Without a `session_id`, the message continues the user's last session with the workflow. Without a `user_id` as
-    well, a new session starts. Turns of one session run one after another, in order of arrival. If the client
-    disconnects, the turn continues, and a request with the same `message_id` returns its answer. If the model fails
-    (502), the message is stored without an answer. Each turn is a run of the workflow: see GET /api/v1/runs/{run_id}.
+    Without a `session_id`, the message continues the user's last session with the workflow. Without a `session_id` and
+    a `user_id`, a new session starts. Turns of one session run one after another, in order of arrival. If the client
+    disconnects, the turn continues; send the same `message_id` again to get the answer. If the model fails (502), the
+    message is stored without an answer. Each turn is a run of the workflow: see GET /api/v1/runs/{run_id}.
     """
     return await answer_of(_begin(app, body, caller, stream=False))
 
@@ -78,7 +78,7 @@ async def answer_of(turn: ChatTurn) -> ChatResponseBody:
 async def stream(body: ChatRequestBody, app: AppInUse, caller: CallerInUse, request: Request) -> EventStream:
     """Answer a message as server-sent events.
 
-    The first event is `start` (`session_id`, `run_id`, `message_id`). A `token` (`text`) follows for each piece.
+    The first event is `start` (`session_id`, `run_id`, `message_id`). Each piece of the answer is a `token` (`text`).
     The last event is `end` (all fields of the response of `POST /api/v1/chat`) or `error` (a problem document). Lines
     that begin with a colon keep the connection open. Failures before `start` are HTTP errors.
     """
@@ -111,7 +111,7 @@ def _begin(app: App, body: ChatRequestBody, caller: Caller, *, stream: bool) -> 
         WorkflowNotFound: the workflow does not exist.
     """
     if body.session_id is not None:
-        app.memory.session(body.session_id)  # validates the id: an empty one must not start a new session
+        app.memory.session(body.session_id)  # rejects an empty id, which would start a new session
     return app.chat.begin(
         ChatRequest(
             message=body.message,
@@ -150,7 +150,7 @@ async def serve_chatkit(
     """
     if find_spec("chatkit") is None:
         raise ProblemRaised(make_problem(404, "chatkit-missing", _MISSING))
-    # The first import takes seconds of CPU; in a thread, the event loop continues to serve other requests.
+    # Import in a thread, because the first import takes seconds of CPU and would block the event loop.
     chatkit_server = await asyncio.to_thread(import_module, "threadkeep.web.chatkit_server")
     context = chatkit_server.ChatKitRequest(user_id, caller.repeat_id(user_id, idempotency_key))
     response: Response = await chatkit_server.serve(app, await request.body(), context)

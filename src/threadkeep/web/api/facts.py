@@ -120,7 +120,7 @@ async def remember_fact(fact: FactInput, app: AppInUse, user_id: UserId = None) 
 
 @router.post("/forget", summary="Forget facts", responses=_WRITING)
 async def forget_facts(what: ForgetFactsInput, app: AppInUse, user_id: UserId = None) -> Forgotten:
-    """Permanently delete facts by id, facts of an owner by key, or all facts of an owner, with all of their values."""
+    """Permanently delete facts with all their values: facts by id, facts of an owner by key, or all of an owner."""
     knowledge = app.memory.knowledge
     if what.scope is None or what.owner is None:
         deleted, missing = await knowledge.forget_facts(what.ids or (), user_id=user_id)
@@ -272,7 +272,7 @@ async def list_consents(app: AppInUse) -> ConsentList:
     "/consent", summary="Grant or decline consent", responses=_GRAPHITI_WRITING, openapi_extra=ADMINISTERS
 )
 async def decide_consent(decision: ConsentInput, app: AppInUse) -> Consent:
-    """Grant or decline sending data to the configured endpoint. If a person declines, waiting messages are given up."""
+    """Grant or decline sending data to the configured endpoint. Declining marks all waiting messages as dead."""
     graphiti = app.memory.graphiti
     if decision.decision == "grant":
         return await graphiti.grant(decision.data_classes, by=decision.by)
@@ -331,7 +331,7 @@ async def list_deliveries(
     "/deliveries/retry", summary="Send dead messages again", responses=_GRAPHITI_WRITING, openapi_extra=ADMINISTERS
 )
 async def retry_deliveries(choice: DeliveryChoice, app: AppInUse) -> Changed:
-    """Try a dead message again, or all dead messages that were not dropped, purged or undone."""
+    """Send one dead message again, or all dead messages except dropped, purged and undone ones."""
     return Changed(changed=await app.memory.graphiti.retry(choice.number))
 
 

@@ -48,7 +48,7 @@ def _encoded_path(path: str, raw: bytes | None) -> str:
 
 
 def _decoded(text: str) -> str:
-    # Invalid UTF-8 becomes lone surrogates, which are rejected. Otherwise different ids would become equal.
+    # Decode invalid UTF-8 to lone surrogates, which are rejected later. Replaced bytes would make different ids equal.
     return unquote(text, errors="surrogateescape")
 
 
@@ -94,7 +94,7 @@ type RunId = Annotated[GivenId, Path(description="The id of the run, as in the a
 
 
 def scope_in_query(scope: ScopeKind | None, owner: str | None) -> Scope | None:
-    """Return the scope with this kind and this owner; None without an owner.
+    """Return the scope with this kind and this owner, or None if no owner is given.
 
     Raises:
         InvalidInput: an owner is given without a kind.
@@ -116,7 +116,7 @@ def write_cursor(position: tuple[datetime, str] | tuple[datetime, str, int] | No
 
 
 def read_cursor(cursor: str | None) -> tuple[datetime, str] | None:
-    """Return the position in a cursor, which is a time and an id; None without a cursor.
+    """Return the time and the id that a cursor contains, or None if no cursor is given.
 
     Raises:
         InvalidInput: the text is not a cursor.
@@ -128,7 +128,7 @@ def read_cursor(cursor: str | None) -> tuple[datetime, str] | None:
 
 
 def read_call_cursor(cursor: str | None) -> tuple[datetime, str, int] | None:
-    """Return the position in a cursor of a list of model calls; None without a cursor.
+    """Return the time, the run's id and the call's number that a cursor contains, or None if no cursor is given.
 
     Raises:
         InvalidInput: the text is not a cursor.

@@ -81,14 +81,14 @@ async def get_person(person_id: PersonId, app: AppInUse, user_id: UserId = None)
 
 @router.delete("/{person_id}", summary="Forget a person", status_code=204, responses=_FAILURES)
 async def forget_person(person_id: PersonId, app: AppInUse, user_id: UserId = None) -> None:
-    """Delete a person under all ids, with all facts and procedures of the person, permanently. Sessions stay."""
+    """Permanently delete a person with all ids, facts and procedures. Sessions stay."""
     await _seen(app.memory, person_id, user_id)
     await app.memory.persons.forget(person_id)
 
 
 @router.post("/{person_id}/merge", summary="Merge two persons", responses=_WRITING)
 async def merge_persons(person_id: PersonId, merge: MergeInput, app: AppInUse) -> Person:
-    """Merge a person into another, and return the other with the ids of both. No data moves, so this can be undone."""
+    """Merge a person into another, and return the latter with the ids of both. No data moves, so this can be undone."""
     return await app.memory.persons.merge(person_id, merge.into)
 
 

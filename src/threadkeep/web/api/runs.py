@@ -78,7 +78,7 @@ class RunRequestBody(
         return RunRequest(
             workflow=workflow,
             text=self.message,
-            # Results without a session come from a workflow's channel, whose sender does not know the session.
+            # Only a workflow's channel sends results without a session, because its sender does not know the session.
             trigger="webhook" if self.results and self.session_id is None else "http",
             budget=self.budget.limits(),
             stream=self.mode == "stream",
@@ -91,7 +91,7 @@ class ResumeBody(BaseModel, extra="forbid", json_schema_extra=example(value="yes
 
     value: JsonValue = Field(description="The answer; for several questions, a map from their ids.")
     message_id: GivenId | None = Field(
-        None, description="The caller's id of the answer, new in the session; a repeated id answers nothing again."
+        None, description="The caller's id of the answer, new in the session; a repeated id changes nothing."
     )
     mode: WaitMode = Field("wait", description="Wait for the end, or get 202 at once.")
 
@@ -196,13 +196,13 @@ async def start_run(
 ) -> RunBody | EventStream:
     """Run a workflow. The turns of one session run one after another, in order of arrival.
 
-    `mode` selects the response. With `wait`, it is the run, after it has ended or when it waits for a person. With
-    `stream`, it is the event `start`, which names the run, followed by the run's events. With `background`, it is the
-    run in its current state (202). The run continues if the client disconnects. Repeating a `message_id` in a session
-    returns the same run.
+    `mode` selects the response. `wait` returns the run after it has ended or when it waits for a person. `stream`
+    sends the event `start`, which names the run, and then the run's events. `background` returns the run in its current
+    state (202). The run continues if the client disconnects. Repeating a `message_id` in a session returns the same
+    run.
     """
     if body.session_id is not None:
-        app.memory.session(body.session_id)  # validates the id: an empty one must not start a new session
+        app.memory.session(body.session_id)  # rejects an empty id, which would start a new session
     body.user_id = caller.user(body.user_id)
     runs = await app.runs.service()
     submitted = await runs.submit(body.request(name), mode="background" if body.mode == "background" else "wait")
@@ -299,7 +299,7 @@ async def get_events(
     runs = await app.runs.service()
     followed = runs.follow(run_id, after=after, user_id=user_id)
     events = with_keepalives(followed, request.app.state.heartbeat_seconds)
-    return _stream(runs, begin_with(await anext(events), events))  # its error becomes an HTTP status
+    return _stream(runs, begin_with(await anext(events), events))  # an error of `anext` becomes an HTTP status
 
 
 @router.post("/runs/{run_id}/cancel", summary="Stop a run", responses=_FAILURES)
@@ -341,7 +341,7 @@ async def retry_run(
 
 async def _told(runs: RunService, run_id: str, user_id: str | None, response: Response, *, mode: WaitMode) -> RunBody:
     if mode == "wait":
-        # A child shows its old question until its parent has passed the answer on.
+        # Wait for the root run, because a child shows its old question until its parent has passed on the answer.
         await runs.result((await runs.run(run_id, user_id=user_id)).root_run_id)
     else:
         response.status_code = 202

@@ -161,7 +161,7 @@ async def take_back(
 
 @router.post("/{session_id}/edit", summary="Replace a message", responses={**_CHANGES, **documented(409)})
 async def edit(session_id: SessionId, body: EditBody, app: AppInUse, user_id: UserId = None) -> Edited:
-    """Supersede a message and all later ones, and store a new version, which a request to `regenerate` answers."""
+    """Supersede a message and all later ones, and store the new version. Use `regenerate` to answer the new version."""
     session, _ = await AllSessions(app.memory).find(session_id, user_id=user_id)
     message = await session.edit(body.message_id, body.message, new_id=body.new_message_id)
     return Edited(session_id=session_id, message=HistoryMessage.of(message))
@@ -184,8 +184,8 @@ async def regenerate(
 ) -> ChatResponseBody:
     """Supersede all messages after a question, and answer it again. The response is as for POST /api/v1/chat.
 
-    The question keeps its `message_id`: sending it again returns the new answer. If a turn is already answering the
-    question, the response is the answer of that turn.
+    The question keeps its `message_id`: a chat request with this id returns the new answer. If a turn is already
+    answering the question, the response is the answer of that turn.
     """
     return await answer_of(await _again(app, session_id, user_id, body, stream=False))
 

@@ -111,7 +111,7 @@ class _Parts(StreamParts):
         for part in self._message(answer.answer_id or answer.run_id):
             yield part
         if answer.replaced:
-            # Another process answered first, so the stored text differs from the text that was sent.
+            # Send the stored text, because another process answered first and the streamed text differs.
             yield json_event({"type": "data-replaced", "data": {"text": answer.response}})
         metadata = {"answer_id": answer.answer_id, "usage": answer.usage.to_dict()}
         yield json_event({"type": "finish-step"})
@@ -139,8 +139,8 @@ class _Parts(StreamParts):
 async def chat(body: ChatBody, app: AppInUse, caller: CallerInUse, request: Request) -> EventStream:
     """Stream the answer to a chat's new messages or to an edited message, or a new answer to the last question.
 
-    If `messageId` is the id of the request's last message, and this user message is stored with another text, the new
-    text replaces it, and all later messages are superseded. The new version has its own id.
+    A user message is edited if it is the last message of the request, `messageId` is its id, and its stored text
+    differs. The new version has its own id, and all later messages are superseded.
     """
     user_id = caller.user(body.user_id)
     messages = _in_langchain([*body.messages, *([body.message] if body.message is not None else [])])
@@ -173,7 +173,7 @@ async def read_chat(chat_id: ChatId, app: AppInUse, user_id: UserId = None) -> U
     responses={200: _STREAM, 204: {"description": "No turn of the chat is running."}, **documented(404, 422, 503)},
 )
 async def resume_chat(chat_id: ChatId, app: AppInUse, request: Request, user_id: UserId = None) -> Response:
-    """Stream the running turn of a chat from its beginning, for a page that was reloaded; 204 if no turn is running."""
+    """Stream a chat's running turn from its beginning, for a reloaded page. Return 204 if no turn is running."""
     runs = await app.runs.service()
     found, _ = await runs.list(RunQuery(session_id=chat_id, user_id=user_id, status="running"))
     run = next((one for one in found if one.parent_run_id is None and one.inputs), None)
@@ -198,7 +198,7 @@ async def _streamed(turn: ChatTurn, request: Request) -> EventStream:
 
 
 async def _edited(session: Session, message: BaseMessage) -> BaseMessage:
-    """Return a message with the id of its newest stored version; if the text differs, store it as a new version.
+    """Return a message with the id of its newest stored version. If the text is new, first store it as a new version.
 
     A message that is not stored as a user message is returned unchanged.
     """
@@ -213,7 +213,7 @@ async def _edited(session: Session, message: BaseMessage) -> BaseMessage:
 
 
 async def _versions(session: Session, message_id: str | None) -> tuple[Message | None, Message | None]:
-    """Return the newest version of a stored message and the version before it; None for each that does not exist."""
+    """Return the newest version of a stored message and the version before it. A missing version is None."""
     newest, previous = None, None
     while message_id is not None and (version := await session.find(message_id)) is not None:
         newest, previous, message_id = version, newest, version.superseded_by

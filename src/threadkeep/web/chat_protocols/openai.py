@@ -47,7 +47,7 @@ class CompletionBody(
     stream_options: dict[str, JsonValue] | None = Field(
         None, description="With `include_usage`, the last chunk has the token usage."
     )
-    user: GivenId | None = Field(None, description="The user. Without a session, the user's last one continues.")
+    user: GivenId | None = Field(None, description="The user. Without a session, the user's last session continues.")
     n: int | None = Field(None, description="Must be 1.")
     tools: JsonValue = Field(None, description="Not supported: workflows have their own tools.")
     functions: JsonValue = Field(None, description="Not supported.")
@@ -60,7 +60,7 @@ class CompletionBody(
         """Reject options that would change the answer and are not supported.
 
         Raises:
-            InvalidInput: the message names the field.
+            InvalidInput: an option is not supported. The error names the field.
         """
         for name in _UNSUPPORTED:
             if getattr(self, name) and getattr(self, name) not in ({"type": "text"}, ["text"]):
@@ -226,8 +226,8 @@ async def complete(
 def _without_calls(message: JsonValue) -> JsonValue:
     """Return an assistant's message without tool calls; return any other message unchanged.
 
-    Transcripts have no tool calls, and the arguments of a call may not be JSON. If the message has no content, as a
-    refusal, its content becomes None.
+    Transcripts have no tool calls, and the arguments of a call may not be JSON. If the message has no content, for
+    example a refusal, its content becomes None.
     """
     if not isinstance(message, dict) or message.get("role") != "assistant":
         return message

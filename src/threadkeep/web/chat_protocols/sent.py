@@ -23,8 +23,8 @@ from threadkeep.web.langgraph.states import asked_text, new_messages
 class Sent:
     """A request of a front end: its messages in LangChain's form, its session and its user.
 
-    Without a `session_id` the user's last session continues, or a new one starts. `message_id` names a question that
-    has no id itself.
+    Without a `session_id`, the user's last session continues, or a new one starts. `message_id` is used if the
+    question itself has no id.
     """
 
     messages: Sequence[BaseMessage]
@@ -57,9 +57,9 @@ class Sent:
         return app.chat.begin(request, stream=stream)
 
     async def _unknown(self, app: App, asked: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
-        """Return the messages after the last one that is stored; all if none is stored or there is no session id.
+        """Return the messages after the last stored message, or all messages if none is stored or no session is named.
 
-        The last message is always returned, so that a repeated request joins its turn.
+        The last message is always returned, so that a repeated request joins the turn of this message.
         """
         if self.session_id is not None:
             session = app.memory.session(self.session_id, user_id=self.user_id)

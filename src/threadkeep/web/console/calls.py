@@ -98,7 +98,7 @@ class CallView:
 
 
 class CallReader:
-    """A reader of one model call and of the data that it refers to; if a user is given, only of this user's data."""
+    """A reader of model calls and of the data that they refer to. With a user, it reads only data of this user."""
 
     def __init__(self, memory: Memory, user_id: str | None) -> None:
         self._memory = memory
@@ -206,7 +206,7 @@ async def show_call(request: Request, run_id: RunId, call: str, app: AppInUse, u
 
 
 async def _find(app: App, run_id: str, call: str, user: str | None) -> tuple[StoredManifest, int]:
-    """Return a model call of a run, given by its number or as `last`, and the number of the run's calls."""
+    """Return a run's model call with the number `call` (`last`: the newest call), and the number of the run's calls."""
     found = {one.call: one for one in await app.memory.manifests.of_run(run_id, user_id=user)}
     number = max(found, default=0) if call == _NEWEST else int(call) if call.isdecimal() and len(call) < 9 else 0
     if number not in found:
@@ -248,8 +248,8 @@ async def should_it_have_known(
 ) -> Response:
     """Search messages, and show for each message whether a model call received it.
 
-    The model call is the requested one; by default the newest call of the requested session, or else of the message's
-    own session.
+    By default, the model call is the newest call of the requested session, or of the message's own session if none is
+    requested.
     """
     words = clean_text(q.strip()) if q else ""
     search = _Search(app.memory, user, run=run or None, number=call)

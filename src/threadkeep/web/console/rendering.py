@@ -47,7 +47,7 @@ def as_cookie(key: str) -> str:
 
 
 def key_in_cookie(headers: Headers) -> bytes:
-    """Return the key in the cookie; empty without a valid cookie."""
+    """Return the key in the cookie, or an empty key if there is no valid cookie."""
     value = cookie_parser(headers.get("cookie", "")).get(COOKIE, "")
     try:
         return base64.b64decode(value, altchars=b"-_", validate=True)
@@ -59,8 +59,8 @@ FIELD = "csrf"
 _MOST_FIELDS = 1_000
 _STALE_FORM = "The form is older than the service or your sign-in; reload the page and send the form again."
 
-# The secret of CSRF tokens if there are no keys, because then the service is one process on loopback. With keys, a
-# token is derived from the sign-in cookie, so that every process accepts it, also after a restart.
+# Without keys, the service is one process on loopback, so a random secret is enough for CSRF tokens. With keys, a token
+# is derived from the sign-in cookie, so that every process accepts the token, also after a restart.
 _SECRET = secrets.token_bytes(32)
 
 
@@ -82,7 +82,7 @@ async def read_fields(request: Request) -> dict[str, str]:
         fields = parse_qsl(body, keep_blank_values=True, max_num_fields=_MOST_FIELDS)
     except ValueError:
         raise InvalidInput(f"A form has at most {_MOST_FIELDS:,} fields; send fewer.") from None
-    # Browsers send line breaks of text areas as CR LF.
+    # Convert CR LF, because browsers send all line breaks of text areas as CR LF.
     return {name: value.replace("\r\n", "\n") for name, value in fields}
 
 
@@ -149,12 +149,12 @@ def bar(parts: Sequence[tuple[str, int]], total: int, title: str) -> Markup:
 def stacked_columns(drawn: Sequence[Column], title: str, unit: str, *, limit: int | None = None) -> Markup:
     """Return a chart of stacked columns, with a line at the limit unless all columns are less than a quarter of it.
 
-    Labels are HTML, so that they are not stretched.
+    Labels are HTML, because text in the stretched SVG would be distorted.
     """
     if not drawn:
         return Markup("")
     tallest = max(1e-9, *(column.total for column in drawn))
-    # If all columns are far below the limit, they are drawn larger, without the line.
+    # If all columns are far below the limit, omit the line, so that the columns are drawn larger.
     line = limit if limit is not None and limit <= tallest * _FAR_BELOW else None
     highest = max(tallest, line or 0)
     top = _amount(highest, unit) if line == limit else f"{_amount(tallest, unit)} of {limit:,}"
@@ -164,7 +164,7 @@ def stacked_columns(drawn: Sequence[Column], title: str, unit: str, *, limit: in
         y = _y(line, highest)
         shapes.append(f'<line class="limit" x1="0" x2="100" y1="{y:.2f}" y2="{y:.2f}"/>')
     ends = " – ".join(dict.fromkeys([drawn[0].label, drawn[-1].label]))
-    # The role `img` would hide the links from screen readers.
+    # Do not use the role `img` for a chart with links, because it hides the links from screen readers.
     role = "group" if any(column.address for column in drawn) else "img"
     return Markup(  # noqa: S704 - every text in it is escaped
         f'<div class="chart"><p>{escape(top)}</p>'
@@ -202,7 +202,7 @@ CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-# With `no-referrer`, browsers send forms with `Origin: null`, which `Access` rejects as a page of another site.
+# Do not use `no-referrer`: browsers would send forms with `Origin: null`, which `Access` rejects as another site.
 _HEADERS = {"Content-Security-Policy": CONTENT_SECURITY_POLICY, "Referrer-Policy": "same-origin"}
 
 
@@ -238,7 +238,7 @@ def page(request: Request, template: str, status_code: int = 200, **values: obje
         "signed_in": COOKIE in request.cookies,
     }
     text = _environment.get_template(template).render({**common, **values})
-    # Messages may contain lone surrogates, which UTF-8 cannot encode.
+    # Replace lone surrogates in messages, because UTF-8 cannot encode them.
     return HTMLResponse(text.encode("utf-8", "replace"), status_code=status_code, headers=_HEADERS)
 
 
@@ -268,7 +268,7 @@ def _address(start: str, *segments: object, **query: object) -> str:
 
 
 def _query(values: Mapping[str, object]) -> str:
-    """Return a query string that begins with a question mark, without empty values."""
+    """Return a query string with a leading question mark. Omit empty values."""
     given = {name: value for name, value in values.items() if value not in (None, "")}
     return f"?{urlencode(given)}" if given else "?"
 

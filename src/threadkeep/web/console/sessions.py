@@ -101,7 +101,7 @@ async def show_session(
 
 
 async def _run_to_show(app: App, session_id: str) -> Run | None:
-    """Return the newest unfinished run of a session's last 10 runs, or the newest run if it failed; otherwise None."""
+    """Return the newest unfinished of a session's last 10 runs. If all are finished, return the newest if it failed."""
     found, _ = await (await app.runs.service()).list(RunQuery(session_id=session_id, limit=_RUNS_LOOKED_AT))
     runs = [run for run in found if run.parent_run_id is None]
     return next((run for run in runs if not run.over), runs[0] if runs and runs[0].status == "failed" else None)
@@ -124,7 +124,7 @@ _session = APIRouter(prefix="/console/sessions/{session_id}", route_class=Consol
 @router.post("/console/say")
 async def start_session(form: Form, app: AppInUse, caller: CallerInUse) -> Response:
     """Send a message to a session, or to a new one if the form names none."""
-    # A form that is sent twice opens one session.
+    # Use the message's id as the id of a new session, so that a form that is sent twice opens only one session.
     session_id = form.get("session_id", "").strip() or _message_id(form)
     app.memory.session(session_id)  # validates the id
     user = caller.user(form.get("user_id", "").strip() or None)
@@ -238,7 +238,7 @@ def _request(form: Mapping[str, str], session_id: str, user_id: str | None) -> C
 
 
 def _message_id(form: Mapping[str, str]) -> str:
-    """Return the id of a form's message: the same if the same text is sent twice from the same page."""
+    """Return an id for a form's message. A form that is sent twice with the same text gets the same id."""
     rendered = form.get("form_id") or str(uuid7())
     return str(uuid5(NAMESPACE_URL, "\n".join([rendered, form.get("workflow", ""), _text(form)])))
 

@@ -47,7 +47,7 @@ async def sign_in(request: Request) -> Response:
     if keys.caller(given.encode(), RateLimits()) is None:
         return page(request, "sign_in.html", status_code=401, next=to, wrong=_WRONG_KEY)
     response = redirect(to)
-    # Behind a proxy, only the proxy knows whether the browser uses TLS.
+    # Also read the header of a proxy, because only the proxy knows whether the browser uses TLS.
     secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto", ""))
     response.set_cookie(COOKIE, as_cookie(given), httponly=True, samesite="lax", secure=secure)
     return response
@@ -62,7 +62,7 @@ async def sign_out(form: Form) -> Response:
 
 
 async def respond_to_browsers(request: Request, error: Exception) -> Response:
-    """Respond to an error outside of the console's routes: a browser on a console page gets a page, or the sign-in."""
+    """Respond to an error outside of the console's routes. On a console page, a browser gets a page or the sign-in."""
     if not is_page(request.url.path) or "text/html" not in request.headers.get("accept", ""):
         return await respond(request, error)
     if problem_of(error).status == 401:

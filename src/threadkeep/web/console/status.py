@@ -86,7 +86,7 @@ def _seconds(run: Run) -> float:
 
 
 def _file_bytes(app: App) -> int | None:
-    """Return the size of an SQLite file with its log; None if there is no such file, as for other databases."""
+    """Return the size in bytes of the SQLite file and its log, or None if there is no file or another database."""
     path = app.settings.database.path
     if path is None or not path.exists():
         return None
@@ -152,7 +152,7 @@ async def show_knowledge(
     open_ones = ProposalQuery("open", user_id=user, limit=_PAGE, cursor=read_cursor(proposals_cursor))
     proposals, other_proposals = await app.memory.proposals.page(open_ones)
     graphiti = app.memory.graphiti
-    # Deliveries and consent concern all users.
+    # Show deliveries and consent only if no user is chosen, because they concern all users.
     status = await graphiti.status() if user is None else None
     return page(
         request,

@@ -110,9 +110,9 @@ async def start_run(app: App, thread_id: str | None, start: Start, *, mode: Mode
 
 
 async def _forked(app: App, session: Session, start: Start, fork: int) -> RunRequest | None:
-    """Supersede the messages after the checkpoint's next question; return the request that answers it.
+    """Return a request that answers the first question after the checkpoint. Supersede the messages after the question.
 
-    A new text in `start` replaces the question. Return None and change nothing if no question follows.
+    A new text in `start` replaces the question. If no question follows, return None and change nothing.
     """
     page = await session.page(fork + 1 + _MOST, _MOST)
     later = [one for one in page.messages if (one.seq or 0) > fork]
@@ -280,7 +280,7 @@ async def stream_events(
     at_root = not body.namespaces or [] in body.namespaces
     choice = EventChoice(frozenset(body.channels), body.since, at_root)
     events = thread_events_of(request.app).of_thread(thread_id, choice, user_id=user_id)
-    # The heartbeat is sent at once, so that the client knows that its request was accepted.
+    # Send a heartbeat at once, so that the client knows that its request was accepted.
     heartbeats = begin_with(None, with_keepalives(events, request.app.state.heartbeat_seconds))
     return EventStream(encoded(heartbeats, _encoded, _failed))
 

@@ -86,7 +86,7 @@ class RunEvents:
             await change.wait()
 
     def was_resumed(self, run: Run) -> bool:
-        """Return whether a person has answered the question at which the events of this run pause."""
+        """Return whether these events are paused and a person has answered the question since the pause."""
         return self.paused and (run.status != "waiting" or run.interrupt != self.run.interrupt)
 
     def go_on(self) -> None:
@@ -100,7 +100,7 @@ class RunEvents:
         self._seq = max(self._seq, seq)
 
     async def _follow(self) -> None:
-        # An error sets `failed`; otherwise readers would wait forever for the end.
+        # Set `failed` after an error, because readers would otherwise wait forever for the end.
         with ErrorBoundary(self._fail):
             self._add("lifecycle", {"event": "running", "graph_name": self.run.workflow})
             await self._add_values()
@@ -123,7 +123,7 @@ class RunEvents:
     def _add_piece(self, piece: RunPiece) -> None:
         message_id = piece.message_id or piece.run_id
         if message_id in self._spoken:
-            return  # the whole message is already in the trace, which was read between two pieces
+            return  # the message is already complete, because the trace with its whole text was read before this piece
         if piece.text:
             message = self._open.get(message_id) or self._begin_message(message_id, piece.node)
             message.text += piece.text
@@ -134,7 +134,7 @@ class RunEvents:
             self._finish_counted(message_id)
 
     def _begin_message(self, message_id: str, node: str | None) -> _OpenMessage:
-        # Some clients assign pieces to messages by the node only, so a second open message of a node gets another name.
+        # Give a second open message of a node another name, because some clients match pieces to messages by node only.
         is_alone = all(one.node != node or one.is_whole for one in self._open.values())
         message = self._open[message_id] = _OpenMessage(message_id, node if is_alone else f"{node or ''}:{message_id}")
         metadata: dict[str, Json] = {"run_id": self.run.run_id}
@@ -197,7 +197,7 @@ class RunEvents:
         self.run = run
         asked = questions(run) if run.status == "waiting" else []
         for one in asked:
-            # The protocol defines `payload`, but the Python SDK reads `value`.
+            # Send the question under both names: the protocol defines `payload`, but the Python SDK reads `value`.
             self._add("input.requested", {"interrupt_id": one.id, "payload": one.value, "value": one.value})
         await self._add_values(checkpoint=True)
         name: dict[str, Json] = {"graph_name": run.workflow}
@@ -208,7 +208,7 @@ class RunEvents:
         if run.status == "done":
             self._add("lifecycle", {"event": "completed", **name})
         elif run.cancel_reason in (None, "requested"):
-            # If a newer message ended this run, the run of that message follows and reports the end.
+            # Report no failure if a newer message ended this run, because the run of that message reports the end.
             self._add("lifecycle", {"event": "failed", "error": run.error or run.status, **name})
         self.ended, self.ended_at = True, time.monotonic()
 
@@ -293,7 +293,7 @@ class RunParts:
             case "values":
                 yield from self._chosen("values", data)
                 if self._interrupts:
-                    # `useStream` ignores values that come with interrupts, so they are also sent without interrupts.
+                    # Send the values again with the interrupts, because `useStream` ignores values with interrupts.
                     yield from self._chosen("values", {**data, INTERRUPTS: self._interrupts})
             case "messages":
                 yield from self._spoken_parts(data)

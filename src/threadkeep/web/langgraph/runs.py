@@ -53,7 +53,7 @@ def _decoded(modes: object) -> object:
     return modes
 
 
-# LangGraph's Python SDK sends an empty mode if its caller chose none.
+# Accept an empty mode, because LangGraph's Python SDK sends one if its caller chose no mode.
 type StreamModes = Annotated[
     list[StreamMode | Literal[""]] | None,
     BeforeValidator(_decoded),
@@ -73,10 +73,10 @@ class ThreadRuns:
         self.heartbeat_seconds: float = request.app.state.heartbeat_seconds
 
     async def start(self, body: RunCreateBody, mode: Mode) -> tuple[Run, int]:
-        """Start a run, or resume or end the waiting run. Return it and the number of its events before this call.
+        """Start a run, or resume or end the waiting run. Return the run, and the number of its events before this call.
 
         Raises:
-            InvalidInput: the body asks for something that is not supported, or no run waits for an answer.
+            InvalidInput: the body has an unsupported option, or a command although no run waits for an answer.
         """
         body.check()
         runs = await self._app.runs.service()
@@ -93,7 +93,7 @@ class ThreadRuns:
         if waiting is None:
             raise InvalidInput("No run of this thread waits for a person.")
         known, before = thread_events_of(self._service).follow_run(runs, waiting), 0
-        async for _ in known.events_from(0):  # another process may have collected them until now
+        async for _ in known.events_from(0):  # waits for the earlier events; another process may have them so far
             before += 1
         if body.ends_waiting:
             await runs.cancel(waiting.run_id, user_id=start.user_id)
@@ -140,7 +140,7 @@ class ThreadRuns:
         return registry.follow_run(await self._app.runs.service(), run), known
 
     async def values(self, run_id: str) -> dict[str, Any]:
-        """Wait for a run; return the values of its thread, with its questions if it waits, its error if it failed."""
+        """Wait for a run and return the values of its thread, with the run's questions or its error, if any."""
         runs = await self._app.runs.service()
         run = (await runs.result(run_id)).run
         values = await values_of_run(self._app, run)
@@ -151,7 +151,7 @@ class ThreadRuns:
         return values
 
     async def cancel_unless_ended(self, run_id: str, *, wait: bool = False) -> None:
-        """Cancel a run unless it has ended or waits for a person. With `wait`, return after its end."""
+        """Cancel a run unless it has ended or waits for a person. With `wait`, return after the run has ended."""
         runs = await self._app.runs.service()
         run = await runs.run(run_id)
         if not run.over and run.status != "waiting":
@@ -175,7 +175,7 @@ type RunsAlone = Annotated[ThreadRuns, Depends(_alone)]
 
 
 def _answer(waiting: Run, given: JsonValue) -> tuple[Json, Collection[str]]:
-    """Return the answer to a waiting run, and the ids of the questions that it names."""
+    """Return the answer to a waiting run, and the ids of the questions that the answer names, if any."""
     asked = {one.id for one in questions(waiting)}
     if not isinstance(given, dict) or not (given.keys() <= asked or all(map(QUESTION_ID.fullmatch, given))):
         return cast("Json", given), ()
@@ -198,7 +198,7 @@ async def _with_heartbeats(
             ended = True
         finally:
             if cancels and not ended:
-                with CancelScope(shield=True):  # the response is being cancelled, because the client disconnected
+                with CancelScope(shield=True):  # the client disconnected, so this response is being cancelled
                     await asked.cancel_unless_ended(run.run_id)
 
 
@@ -209,7 +209,7 @@ async def _with_heartbeats(
     responses={200: _STREAM, **_STARTING},
 )
 async def stream_run(asked: RunsInThread, body: RunCreateBody) -> EventStream:
-    """Stream a run in the chosen modes. `Content-Location` names the run, `Location` its stream for a reconnect."""
+    """Stream a run in the chosen modes. `Content-Location` names the run, `Location` the stream to reconnect to."""
     run, position = await asked.start(body, "wait")
     events, _ = await asked.events(run)
     parts = encoded_parts(events, body.modes(), position=position)
@@ -269,7 +269,7 @@ async def list_thread_runs(
     offset: Annotated[int, Query(ge=0, le=_MOST, description="The number of newest runs to skip.")] = 0,
     status: Annotated[ThreadRunStatus | None, Query(description="Only runs with this status.")] = None,
 ) -> list[ThreadRunBody]:
-    """List the runs of a thread, newest first, among its newest 400 runs (child runs count, but are not listed)."""
+    """List the runs of a thread, newest first. Only its newest 400 runs are searched; child runs are omitted."""
     try:
         await find_thread(app, thread_id, user_id=user_id)
     except SessionNotFound:

@@ -117,7 +117,9 @@ class ThreadCreateBody(BaseModel, json_schema_extra=example(thread_id="session-1
     )
     supersteps: JsonValue = Field(None, description="Not supported.")
     ttl: JsonValue = Field(None, description="Not supported.")
-    if_exists: Literal["raise", "do_nothing"] | None = Field(None, description="If it exists: 409, or return it.")
+    if_exists: Literal["raise", "do_nothing"] | None = Field(
+        None, description="If the thread exists, `raise` (default) returns 409, `do_nothing` returns the thread."
+    )
 
     def check(self, *, in_graph_store: bool) -> None:
         """Reject options that are not supported.

@@ -41,7 +41,7 @@ def message_json(message: Message) -> dict[str, Json]:
 
 
 def question_of(given: object) -> tuple[str, str | None, Mapping[str, Json]]:
-    """Return the question's text, its message id (None if it has none), and the other inputs of the run.
+    """Return the text of the question, the id of its last message (or None), and the other inputs of the run.
 
     The question consists of the human messages at the end of the input.
 
@@ -138,7 +138,7 @@ class Thread:
 async def find_thread(
     app: App, thread_id: str, *, user_id: str | None = None, runs: RunService | None = None
 ) -> Thread:
-    """Return a thread. Pass `runs` to read it while the application is being closed.
+    """Return a thread. To read a thread while the application is being closed, pass `runs`.
 
     Raises:
         SessionNotFound: this user has no such session, and no run in it.
@@ -155,7 +155,7 @@ async def find_thread(
 
 
 async def newest_runs(runs: RunService, thread_id: str, *, user_id: str | None = None) -> list[Run]:
-    """Return a thread's newest 20 runs, newest first, except child runs and runs that reset or delete the session."""
+    """Read a thread's newest 20 runs and return them, newest first, without child runs, resets and deletions."""
     found, _ = await runs.list(RunQuery(session_id=thread_id, user_id=user_id, limit=_RUNS))
     return [run for run in found if run.parent_run_id is None and run.workflow not in OWN_NAMES]
 
@@ -265,7 +265,7 @@ def checkpoint(thread_id: str, seq: int) -> CheckpointBody:
 
 
 def seq_of(named: object) -> int | None:
-    """Return the `seq` of a checkpoint, given as an id, an object or a config; None if it names no checkpoint.
+    """Return the `seq` that a checkpoint's id, object or config contains, or None if no checkpoint is named.
 
     Raises:
         InvalidInput: the id of the checkpoint is not a `seq`.

@@ -69,7 +69,7 @@ class ItemBody(BaseModel):
 
 
 def _in_utc(moment: datetime) -> datetime:
-    """Return a time with a time zone. The store in SQLite returns times in UTC without one."""
+    """Return a time with a time zone. The store in SQLite returns UTC times without a time zone."""
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
 
 
@@ -181,7 +181,7 @@ async def get_item(
     app: AppInUse,
     key: Annotated[CleanText, Query(min_length=1, max_length=512)],
     namespace: Annotated[
-        list[CleanText] | None, Query(description="The labels, or one string with dots between.")
+        list[CleanText] | None, Query(description="The labels, or one string of labels separated by dots.")
     ] = None,
 ) -> ItemBody:
     """Return an item; 404 if there is none."""

@@ -68,7 +68,8 @@ _CREATION_ID = "langgraph:thread"
 class CreatedThread:
     """A thread without a run.
 
-    Until its first run, a thread without a user is only kept, and requests with a user do not find it.
+    Until its first run, a thread without a user is not a session but an entry of the channel state. Requests with a
+    user do not find it.
     """
 
     def __init__(self, memory: Memory, thread_id: str, user_id: str | None = None) -> None:
@@ -126,10 +127,7 @@ class CreatedThread:
         return stored
 
     async def _store(self, metadata: Mapping[str, Json]) -> bool:
-        """Store the thread and its metadata; SQL tables store both in one transaction.
-
-        Return False if the thread exists.
-        """
+        """Store the thread and its metadata (in SQL tables in one transaction); return False if the thread exists."""
         session = self._session
         with suppress(SessionNotFound):
             await session.info()
@@ -188,8 +186,8 @@ async def create_thread(
 async def search_threads(body: ThreadSearchBody, app: AppInUse, user_id: UserId = None) -> list[ThreadBody]:
     """Return the threads that match, each with its first and its newest message.
 
-    Without `ids`, the 1,000 threads with the newest activity are searched; in this order, later pages search as far as
-    they need. A damaged thread is left out, or has no values.
+    Without `ids`, the 1,000 threads with the newest activity are searched. If the results are sorted by newest
+    activity, later pages search more threads. A damaged thread is omitted, or has no values.
     """
     body.check()
     by_activity = body.sort_order == "desc" and body.sort_by in _ACTIVITY and body.ids is None
@@ -264,7 +262,7 @@ async def delete_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = No
 
 @router.get("/{thread_id}/state", summary="See the state of a thread")
 async def get_state(thread_id: ThreadId, app: AppInUse, user_id: UserId = None) -> ThreadStateBody:
-    """Return the newest 1,000 messages of a thread and its run's questions; 404 if the thread is not stored."""
+    """Return a thread's newest 1,000 messages and its waiting run's questions; 404 if the thread is not stored."""
     return await state_of(await find_thread(app, thread_id, user_id=user_id))
 
 
@@ -299,7 +297,7 @@ async def update_state(
     """
     if body.values is None or set(body.values) - {MESSAGES}:
         raise InvalidInput('`values` must have `messages` only: {"messages": [{"role": "user", "content": "Hello"}]}.')
-    values = [_utterance(one) for one in messages_of(body.values.get(MESSAGES))]
+    values = [_transcript_message(one) for one in messages_of(body.values.get(MESSAGES))]
     session = app.memory.session(thread_id, user_id=user_id)
     at = seq_of(body.checkpoint_id if body.checkpoint is None else body.checkpoint)
     if at is not None and str(at) != (await get_state(thread_id, app, user_id)).checkpoint.checkpoint_id:
@@ -329,9 +327,9 @@ async def copy_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = None
 async def get_history(
     thread_id: ThreadId, app: AppInUse, body: HistoryBody | None = None, user_id: UserId = None
 ) -> list[ThreadStateBody]:
-    """Return up to `limit` states at the ends of turns, newest first; an empty list if the thread is not stored yet.
+    """Return up to `limit` states at the ends of turns, newest first. With a checkpoint, return only its state.
 
-    With a checkpoint, return only the state at the checkpoint; an empty list if the thread has no such checkpoint.
+    The list is empty if the thread is not stored yet, or has no such checkpoint.
     """
     asked = body or HistoryBody()
     if asked.metadata:
@@ -343,15 +341,15 @@ async def get_history(
     return await history_of(thread, limit=asked.limit, before=seq_of(asked.before), at=seq_of(asked.checkpoint))
 
 
-def _utterance(message: BaseMessage) -> Message:
-    """Return a message to store; reject tool calls, which are no part of a transcript."""
+def _transcript_message(message: BaseMessage) -> Message:
+    """Return a message to store. Reject tool calls, because transcripts do not contain them."""
     if isinstance(message, AIMessage) and message.tool_calls:
         raise InvalidInput("Tool calls are not part of a conversation; add the answer without `tool_calls`.")
     return from_langchain(message)
 
 
 async def _newest(app: App, user_id: str | None, count: int) -> AsyncGenerator[Thread]:
-    """Yield at least `count` threads, if there are as many, newest activity first."""
+    """Yield threads, newest activity first, until at least `count` were yielded or no more exist."""
     runs = await app.runs.service()
     everything = AllSessions(app.memory)
     cursor, yielded = None, 0
@@ -382,7 +380,7 @@ def _matches(thread: ThreadBody, body: ThreadSearchBody) -> bool:
         return False
     for name, value in (body.metadata or {}).items():
         if name in _WORKFLOW_NAMES and name not in thread.metadata:
-            continue  # the name of the workflow was deleted together with the runs
+            continue  # accept the thread, because the name of its workflow was deleted together with its runs
         if thread.metadata.get(name) != value:
             return False
     return True
