@@ -207,7 +207,7 @@ def test_an_import_does_not_change_the_checkpoints(
     assert file.read_bytes() == before
 
 
-def test_messages_that_are_no_utterances_are_skipped(cli: CommandLine, tmp_path: Path) -> None:
+def test_messages_of_tools_and_systems_are_skipped(cli: CommandLine, tmp_path: Path) -> None:
     messages: list[AnyMessage] = [
         SystemMessage("Be brief."),
         HumanMessage("Here is a summary.", additional_kwargs={"lc_source": "summarization"}),
@@ -221,7 +221,7 @@ def test_messages_that_are_no_utterances_are_skipped(cli: CommandLine, tmp_path:
     outcome = cli("import", "langgraph", file)
     assert "Stored 2 messages of 1 session; already known: 0." in outcome.out
     left_out = "1 system message, 1 summary, 1 empty message, 1 tool result."
-    assert f"Skipped, because they are not utterances: {left_out}" in outcome.out
+    assert f"Skipped, because they are not messages of a person or an assistant: {left_out}" in outcome.out
     assert contents(cli, "t") == [("user", "[image]"), ("assistant", "A cat.")]
 
 
@@ -286,7 +286,7 @@ def test_another_channel_can_be_named(cli: CommandLine, tmp_path: Path) -> None:
     save(file, saying)
     outcome = cli("import", "langgraph", file)
     assert "name another with --channel" in outcome.err
-    assert "Conversations without utterances: 1." in outcome.out
+    assert "Conversations without messages of a person or an assistant: 1." in outcome.out
     assert cli("import", "langgraph", file, "--channel", "history", "--json").json["stored"] == 1
 
 

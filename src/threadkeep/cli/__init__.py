@@ -1,6 +1,6 @@
 """The command line `threadkeep NOUN VERB`, for people and for scripts.
 
-Commands open the database directly, but commands that answer or execute runs open `threadkeep.app`. Results go to
+Most commands open only the database. Commands that answer messages or execute runs open an App. Results go to
 stdout, as text or, with `--json`, as JSON. Problems and progress go to stderr. Exit codes: 0 success, 1 failure, 2 for
 wrong usage.
 """

@@ -205,7 +205,7 @@ async def drop_answer(
     bot: Annotated[str, typer.Option("--bot", metavar="NAME", help="All undelivered answers of this bot.")] = "",
     confirmed: Confirmed = False,
 ) -> None:
-    """Drop an undelivered answer, or all of a bot. They stay in the transcripts."""
+    """Drop an undelivered answer, or all undelivered answers of a bot. Dropped answers stay in the transcripts."""
     if (number is None) == (not bot):
         raise WrongUse("Give the number of an answer, or --bot for all answers of a bot.")
     refusal = "The person will not receive a dropped answer; add --yes to drop it without confirmation."
@@ -237,14 +237,14 @@ def _open(name: str, counts: Mapping[tuple[str, OutboxStatus], int]) -> dict[str
 
 
 def _list_bots(rows: Sequence[Mapping[str, object]]) -> None:
-    """Print rows that have the same fields as a table, with a column for each field."""
+    """Print a table with a column for each field of the rows. All rows have the same fields."""
     cells: list[dict[str, str]] = [{name.replace("_", " "): shown(row[name], "-") for name in row} for row in rows]
     columns = {name: itemgetter(name) for name in (cells[0] if cells else ())}
     terminal.listing({"channels": rows}, cells, columns, nothing=_NO_BOTS, right=_OPEN)
 
 
 def _bots() -> Sequence[AnyBot]:
-    """Return the bots of the channels file; none if no file is configured."""
+    """Return the bots of the channels file. If no file is configured, there are no bots."""
     from threadkeep.channels.configuration import read_channels
 
     path = command_settings().channels
@@ -322,7 +322,7 @@ def _fields(given: Sequence[str] | None) -> dict[str, Json]:
             parsed = yaml.safe_load(value)
         except (yaml.YAMLError, ValueError):  # for example, 2026-02-30 is no date
             parsed = value
-        # Ids and secrets stay strings even if they consist of digits.
+        # Keep ids and secrets as strings, even if they consist of digits.
         known = isinstance(parsed, list | dict | bool) or (isinstance(parsed, int) and field in _NUMBERS)
         found[field] = parsed if known else value
     return found

@@ -118,7 +118,7 @@ class Notices:
             self._sentences.append("The turns that were kept on disk are now in the database.")
 
     def take(self) -> list[str]:
-        """Return each notice once that was recorded since the last call."""
+        """Return the notices since the last call, without duplicates."""
         sentences, self._sentences = list(dict.fromkeys(self._sentences)), []
         return sentences
 
@@ -141,7 +141,7 @@ class Conversation:
         self._stopped = False
 
     async def run(self, lines: AsyncIterator[str], *, keep_on: bool) -> bool:
-        """Answer the lines one after another. Unless `keep_on`, return False once a turn fails or Ctrl-C is pressed.
+        """Answer the lines one after another. Unless `keep_on`, return False if a turn failed or Ctrl-C was pressed.
 
         Ctrl-C stops the current answer. It ends the chat if no answer is running, or if `keep_on` is false. SIGTERM and
         SIGHUP always end the chat. If an answer is stopped, the part that was already shown is stored.
@@ -287,7 +287,7 @@ async def prompted_lines() -> AsyncIterator[str]:
     )
     with suppress(EOFError, KeyboardInterrupt):
         while True:
-            # Ctrl-C arrives here as a key press. The chat handles signals from other processes.
+            # Do not handle SIGINT here: Ctrl-C arrives as a key press, and the chat handles signals of other processes.
             yield await prompt.prompt_async(handle_sigint=False)
 
 
@@ -297,7 +297,7 @@ async def piped_lines() -> AsyncIterator[str]:
     loop = asyncio.get_running_loop()
 
     def read(descriptor: int) -> None:
-        # `sys.stdin` holds a lock while it waits, which would block the exit of the process.
+        # Do not read `sys.stdin`: it holds a lock while it waits, which would block the exit of the process.
         with open(descriptor, encoding="utf-8", errors="replace", newline="\n", closefd=False) as stream:
             try:
                 for line in stream:

@@ -36,7 +36,7 @@ _COMMANDS: Mapping[str, str] = {
     "bench": "serve.bench",
     "mcp": "serve.serve_mcp",
 }
-# For each noun, the module and the group that contain its verbs.
+# For each command group (noun), its module and the typer application that contains its commands (verbs).
 _NOUNS: Mapping[str, str] = {
     "sessions": "sessions.commands",
     "import": "imports.commands",
@@ -51,7 +51,7 @@ _NOUNS: Mapping[str, str] = {
     "keys": "serve.keys_commands",
     "channels": "channels.commands",
 }
-# For each noun, the verbs whose functions are in other modules.
+# For each command group, its commands whose functions are in other modules.
 _VERBS: Mapping[str, Mapping[str, str]] = {
     "sessions": {
         "export": "imports.export_sessions",
@@ -65,7 +65,7 @@ _VERBS: Mapping[str, Mapping[str, str]] = {
 
 @lru_cache(maxsize=64)
 def commands(noun: str | None = None, verb: str | None = None) -> TyperGroup:
-    """Return all commands, or only those of a noun, or only one verb of it, because building all of them is slow."""
+    """Return all commands or, to save time, only the command or group `noun`, or only the command `verb` of a group."""
     application = typer.Typer(
         name="threadkeep",
         help="The memory of LangGraph agents: serve it, chat with it, inspect it.",
@@ -86,7 +86,7 @@ def commands(noun: str | None = None, verb: str | None = None) -> TyperGroup:
 
 
 def _verbs_of(noun: str, verb: str | None) -> typer.Typer:
-    """Return the commands of a noun, or only the given verb if it exists."""
+    """Return the command group `noun`. If it has a command `verb`, the returned group has only this command."""
     group = copy(_attribute(_NOUNS[noun]))
     assert isinstance(group, typer.Typer)  # noqa: S101 - for the type checker
     own = [command for command in group.registered_commands if command.name == verb]
@@ -106,13 +106,13 @@ def _verbs_of(noun: str, verb: str | None) -> typer.Typer:
 
 
 def _attribute(path: str) -> Any:
-    """Import a module of this package, and return one of its functions or groups of commands."""
+    """Import a module of this package, and return one of its functions or command groups."""
     module, _, name = path.partition(".")
     return getattr(import_module(f"threadkeep.cli.{module}"), name)
 
 
 def _commands_for(arguments: Sequence[str]) -> TyperGroup:
-    """Return the commands that these arguments need: the named command, or all if the first argument names none."""
+    """Return the command that the arguments name, or all commands if the first argument names no command."""
     noun, verb = (*arguments, "", "")[:2]
     return commands(noun, verb) if noun in _COMMANDS or noun in _NOUNS or noun == "--version" else commands()
 
@@ -144,7 +144,7 @@ def run(arguments: Sequence[str]) -> int:
             standalone_mode=False,
         )
     except SystemExit as end:
-        # Typer ends the process itself when it has completed a word for the shell.
+        # Do not end the process, although Typer raises SystemExit when it has completed a word for the shell.
         return end.code if isinstance(end.code, int) else 0
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the outermost handler: no traceback for a person
         return _fail(error, arguments)

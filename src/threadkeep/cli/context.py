@@ -190,7 +190,7 @@ class CallChoice:
         return next(iter(await self._newest(memory, 1)), None)
 
     async def before(self, memory: Memory, call: StoredManifest) -> StoredManifest:
-        """Return the call before this one, in the chosen session or else in its own session or run; it must exist."""
+        """Return the previous call of the chosen session, or else of the call's own session or run. It must exist."""
         from threadkeep.agent.context_view import call_before
 
         if self.session_id is not None:

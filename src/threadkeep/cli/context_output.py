@@ -211,7 +211,7 @@ def _content(entry: Entry, manifest: ContextManifest) -> str:
 
 
 def _origins(entry: Entry) -> Iterator[str]:
-    """Yield a text for each scope: the number of its facts, and the messages from which these come."""
+    """Yield for each scope the number of facts, and the messages that are the evidence of these facts."""
     for scope in dict.fromkeys(fact.scope for fact in entry.facts):
         facts = [fact for fact in entry.facts if fact.scope == scope]
         cited = _by_session(*((turn.session_id, turn.seq) for fact in facts for turn in fact.evidence))

@@ -40,7 +40,7 @@ pending_commands = verbs("Turns that are not written to a database yet.")
 
 @dataclass(frozen=True)
 class _Schema:
-    """The schema before and after the command. `left` counts unindexed messages; None if no index was filled."""
+    """The schema before and after the command. `left` is the number of unindexed messages after filling the index."""
 
     database: str
     before: int
@@ -103,7 +103,7 @@ async def _migrate(*, apply: bool, fill: bool) -> _Schema:
     known = tuple(version for version, _ in known_migrations(address.backend))
     if not apply and address.path is not None and not address.path.exists():
         return _Schema(str(address), 0, known)
-    # FULL is not needed: a repeated command redoes work that a power failure lost, and the next turn makes it durable.
+    # Use NORMAL, because a repeated command redoes work that a power failure lost, and the next turn makes it durable.
     options = replace_fields(settings.store_options(), synchronous="NORMAL")
     async with open_database(address, options) as driver:
         found = await schema_version(driver)
@@ -116,7 +116,7 @@ async def _migrate(*, apply: bool, fill: bool) -> _Schema:
 
 
 async def _apply(driver: Driver, found: int, partitions: int | None) -> list[int]:
-    """Apply the missing migrations. Show a bar on a terminal, otherwise a line for each; nothing for a new database."""
+    """Apply the missing migrations and return their versions. Unless the database is new, show the progress."""
     from threadkeep.store.migrations import migrate
 
     reached = -1

@@ -98,7 +98,7 @@ def _unreachable(check: str, address: DatabaseAddress, error: StoreError | Modul
 
 
 def _explained(address: DatabaseAddress, error: StoreError) -> tuple[str, str]:
-    """Return the detail and the cure of an error: its own cure, if it has one behind its cause in brackets."""
+    """Return the description of an error and the advice. If the text has a cause in brackets, advice follows."""
     if isinstance(error, RowLocked):
         detail, _, _ = str(error).partition("; ")
         return f"{detail}.", "End that transaction (see `locks`), or wait for its end."
@@ -206,7 +206,7 @@ async def _writing(driver: Driver, address: DatabaseAddress, condition: Conditio
 
 
 def _rights(missing: Sequence[MissingRights], condition: Condition) -> list[Finding]:
-    """Return a finding if the role of a PostgreSQL database lacks rights on tables; only reading may be intended."""
+    """Return a finding if the role lacks rights on PostgreSQL tables: a warning if it may still read all of them."""
     if not missing:
         return []
     role, schema = condition.engine["role"], missing[0].schema
@@ -223,7 +223,7 @@ def _rights(missing: Sequence[MissingRights], condition: Condition) -> list[Find
 def _holding(
     address: DatabaseAddress, holders: Sequence[LockHolder], *, hidden: Mapping[str, str] | None = None
 ) -> list[Finding]:
-    """Return a finding about connections that may block others; without any, about other users of a SQLite file.
+    """Return a finding about connections that may block others or, if there are none, that have the SQLite file open.
 
     `hidden` has the number of connections to PostgreSQL whose transactions this role may not see.
     """
@@ -314,7 +314,7 @@ async def check_all_integrity(settings: Settings, *, reachable: bool) -> list[Fi
     except ModuleNotFoundError:
         return found
     if (path := settings.database.path) is not None:
-        # The engine's file has no key; see `engine_path`.
+        # Omit the key, because the engine's file is not encrypted; see `engine_path`.
         settings = settings.model_copy(update={"database_key": None})
         found += await _check_integrity(settings, "runs database", DatabaseAddress("sqlite", path=engine_path(path)))
     return found
@@ -386,7 +386,7 @@ async def check_graph_store(settings: Settings, integrity: Sequence[Finding]) ->
 
 
 async def _layouts(settings: Settings) -> list[GraphLayout]:
-    """Return the layouts in the graph store: of sessions, if there are any, and of conversations that agents store."""
+    """Return the layouts in the graph store: the layout of sessions, if they are there, and those of agents."""
     found = [GraphLayout()] if settings.transcripts == "graph_store" else []
     if settings.database.path is None or os.access(settings.database.path, os.F_OK):
         async with open_database(settings.database, settings.store_options()) as driver:

@@ -1,4 +1,4 @@
-"""`threadkeep doctor`: checks an installation and names a cure for each problem."""
+"""`threadkeep doctor`: checks an installation and says how to fix each problem."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def check_model(settings: Settings, *, call: bool) -> list[Finding]:
         hint = "; name a real one in THREADKEEP_MODEL" if settings.model == "demo" else "; --call-model tests it"
         return [Finding("model", "ok", f"{settings.model} can be created{hint}.")]
     started = asyncio.get_running_loop().time()
-    # Each provider has its own errors, and some error messages quote the key.
+    # Catch every error, because each provider has its own. Show no message, because some messages quote the key.
     with ErrorBoundary() as call_of_model:
         async with asyncio.timeout(min(settings.model_timeout_seconds, _CALL_SECONDS)):
             await model.ainvoke("Answer with one word: are you there?")
@@ -164,13 +164,13 @@ async def check_graphiti(settings: Settings) -> list[Finding]:
 
 
 def _graphiti_fails(problem: str) -> Finding:
-    """Return the finding of a problem; its first sentence is the detail."""
+    """Return a finding with the first sentence of a problem as the detail, and the rest as the advice."""
     detail, _, cure = problem.partition(". ")
     return Finding("graphiti", "fail", f"{detail.rstrip('.')}.", cure or "Run: threadkeep knowledge test")
 
 
 def check_pending(settings: Settings) -> list[Finding]:
-    """Return findings about pending turns of this database and of databases used before, and about their folder."""
+    """Return findings about pending turns of this and of earlier databases, and about the folder of these turns."""
     from threadkeep.history.pending import folder_of
     from threadkeep.history.pending_files import waiting_files
 
@@ -244,7 +244,7 @@ def _room(name: str, folder: Path) -> Finding:
 async def doctor(
     call_model: Annotated[bool, typer.Option("--call-model", help="Send the model a question (may cost).")] = False,
 ) -> None:
-    """Check the installation, and name a cure for each problem.
+    """Check the installation, and say how to fix each problem.
 
     Checks the settings, the database, its schema and locks, damage in every database, the conversations in the graph
     store, the learned token factors of models, the disk, the files of workflows and bots, the models, the pending
@@ -289,7 +289,7 @@ async def _findings(settings: Settings, *, call_model: bool) -> list[Finding]:
 
 
 def _show(findings: Sequence[Finding]) -> None:
-    """Show a line for each finding, and its cure, if it has one, on a second line."""
+    """Show each finding on a line, and the advice, if any, on the next line."""
     width = max(len(finding.check) for finding in findings) + 2
     for finding in findings:
         mark, color = _MARKS[finding.level]

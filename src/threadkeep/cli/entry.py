@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is not None:
         return _run(arguments)
     _prepare_streams()
-    # Imported modules stay until the process ends, so collecting garbage while importing would only cost time.
+    # Do not collect garbage during imports, because it costs time and imported modules stay until the process ends.
     gc.disable()
     try:
         return _run(sys.argv[1:])
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _prepare_streams() -> None:
     """Replace closed streams by the null device, and escape characters that the encoding of stdout lacks.
 
-    With PYTHONUNBUFFERED, stdout may write only a part and report no error; a buffer writes everything or raises.
+    With PYTHONUNBUFFERED, stdout may write only a part without an error, so add a buffer, which raises an error.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -46,7 +46,7 @@ def _prepare_streams() -> None:
 
 
 def _drop_unwritten() -> None:
-    """Drop output that could not be written: the command has reported it, and Python would report it once more."""
+    """Drop output that could not be written, because Python would report the error again after the command did."""
     try:
         sys.stdout.flush()
     except OSError:

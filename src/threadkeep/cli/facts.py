@@ -52,7 +52,7 @@ By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="Who decide
 
 
 def scope_named(session: str | None, workspace: str | None, user: str | None) -> Scope | None:
-    """Return the scope that a command names; None if it names none. Reject several scopes."""
+    """Return the scope that a command names, or None if it names no scope. Reject several scopes."""
     named = [("session", session), ("workspace", workspace), ("user", user)]
     scopes = [Scope(kind, owner) for kind, owner in named if owner is not None]  # type: ignore[arg-type]
     if len(scopes) > 1:
@@ -61,7 +61,7 @@ def scope_named(session: str | None, workspace: str | None, user: str | None) ->
 
 
 def needed_scope(session: str | None, workspace: str | None, user: str | None, *, what: str = "fact") -> Scope:
-    """Return the scope that a command names; reject none or several. The error says that a `what` needs one."""
+    """Return the only scope that a command names. If it names no scope, the error says that the `what` needs one."""
     scope = scope_named(session, workspace, user)
     if scope is None:
         raise WrongUse(f"Name the scope of the {what}: --session ID, --workspace NAME or --user ID.")
@@ -265,7 +265,7 @@ async def _decide(work: Callable[[Proposals], Awaitable[Proposal]]) -> None:
 
 
 def decider(by: str | None) -> str:
-    """Return the given name; without one, the login name."""
+    """Return the given name, or the login name if none is given."""
     return by or getpass.getuser()
 
 

@@ -22,7 +22,7 @@ from threadkeep.store.opening import ForeignDatabase, open_foreign
 
 type Kind = Literal["langgraph", "openai-agents", "graph-store", "chatgpt", "jsonl", "threadkeep"]
 type LeftOut = Literal["tool_call", "tool_result", "system", "summary", "reasoning", "hidden", "empty", "other"]
-"""The kinds of entries that an import leaves out, because they are no utterances of a person or an assistant."""
+"""The kinds of entries that an import skips, because they are not messages of a person or an assistant."""
 
 _NAMES: Mapping[Kind, str] = {
     "langgraph": "a LangGraph checkpoint database",
@@ -86,7 +86,7 @@ class Source(ABC):
 
     @abstractmethod
     def conversations(self) -> AsyncIterator[Conversation | Unreadable]:
-        """Yield the conversations in a stable order, including those without utterances."""
+        """Yield the conversations in a stable order, including conversations without messages to import."""
 
 
 def address_of(source: str) -> DatabaseAddress | None:
@@ -125,14 +125,14 @@ def check_lines(first: bytes) -> None:
 
 
 def check_kind(source: str, wanted: Kind, kinds: Collection[Kind]) -> None:
-    """Reject a source whose `kinds` do not include `wanted`; the error names its kind and the command for it."""
+    """Reject a source whose `kinds` do not include `wanted`. The error names its actual kind and the right command."""
     if wanted in kinds:
         return
     if not kinds:
         raise WrongUse(f"This is not {_NAMES[wanted]}; see what can be imported with: threadkeep import --help")
-    # A Threadkeep database can also have the tables of a checkpointer and of a graph store.
+    # Prefer `threadkeep`, because its database can also have the tables of a checkpointer and of a graph store.
     kind = "threadkeep" if "threadkeep" in kinds else next(iter(kinds))
-    # A URL may contain a password.
+    # Show the address instead of the URL, because the URL may contain a password.
     shown = source if (address := address_of(source)) is None else str(address)
     if kind == "threadkeep":
         command = f"threadkeep sessions export --all --database {shown}"
@@ -142,7 +142,7 @@ def check_kind(source: str, wanted: Kind, kinds: Collection[Kind]) -> None:
 
 
 def kinds_of_file(path: Path) -> list[Kind]:
-    """Return the kind of a file that is not a database; an empty list if the kind is unknown."""
+    """Return a list with the kind of a file that is not a database. If the kind is unknown, the list is empty."""
     head = _head(path)
     if head.startswith(b"PK") and zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
@@ -160,7 +160,7 @@ def chatgpt_members(archive: zipfile.ZipFile) -> list[str]:
 
 
 def utc_time(value: object) -> datetime | None:
-    """Return a timestamp of another system's table, in UTC if it has no zone; None if the value is not a timestamp."""
+    """Return a timestamp of another system's table, or None for other values. A time without a zone becomes UTC."""
     try:
         moment = time_of(value) if isinstance(value, str) else value
     except ValueError:

@@ -98,7 +98,7 @@ class ChatGptExport(Source):
             return Unreadable(name, str(error))
 
     def _messages(self, nodes: list[Mapping[str, Any]], moment: datetime | None) -> list[Message]:
-        """Return the utterances of nodes; count other nodes. An utterance without a time gets the last known time."""
+        """Return the messages to import; count other nodes. A message without a time gets the last known time."""
         messages: list[Message] = []
         for values in nodes:
             text = _text(values)
@@ -142,7 +142,7 @@ def _array_items(stream: IO[str]) -> Iterator[object]:
 
 
 def _active_branch(mapping: Mapping[str, Any], current: object) -> list[Mapping[str, Any]]:
-    """Return the messages from the root to the node that was shown last or, if none is named, to the newest leaf."""
+    """Return the messages from the root to the node `current`, which was shown last, or else to the newest leaf."""
     messages: list[Mapping[str, Any]] = []
     seen: set[str] = set()
     if current is None and mapping:
@@ -160,7 +160,7 @@ def _active_branch(mapping: Mapping[str, Any], current: object) -> list[Mapping[
 
 
 def _left_out(values: Mapping[str, Any], text: str) -> LeftOut | None:
-    """Return the reason why a message is not an utterance; None if it is one."""
+    """Return the reason for which a message is skipped, or None if it is imported."""
     role = _part_of(values, "author").get("role")
     kind = _part_of(values, "content").get("content_type")
     reasons: tuple[tuple[LeftOut, bool], ...] = (

@@ -34,7 +34,7 @@ from threadkeep.store.opening import ForeignDatabase
 async def open_agent_sessions(source: str, *, branch: str, user_id: str | None) -> AsyncIterator[AgentSessions]:
     """Open the sessions of the OpenAI Agents SDK in a database; `source` is the path of a SQLite file, or a URL.
 
-    `branch` is read in sessions that have branches. `user_id` becomes the owner of the sessions.
+    If a session has branches, only `branch` is read. `user_id` becomes the owner of the sessions.
     """
     async with open_source_database(source, "openai-agents") as (_, database):
         rows = await database.rows("agent_sessions")
@@ -67,7 +67,7 @@ class AgentSessions(Source):
         return await rows("agent_items", session_id=session_id)
 
     def _message(self, session_id: str, row: Row) -> Message | None:
-        """Return the message of an item. If the item is not an utterance, count it and return None."""
+        """Return the message of an item, or None if the item is skipped. Skipped items are counted."""
         number, data, created_at = row
         try:
             item = json.loads(data)
@@ -78,14 +78,14 @@ class AgentSessions(Source):
             self.left_out[reason] += 1
             return None
         role, text = openai_role(item) or "user", openai_text(item["content"])
-        # The SDK uses one id for all answers of some models. The row number is unique and stays the same in later
-        # imports.
+        # Do not use the SDK's ids, because all answers of some models have the same id. The row number is unique and
+        # stays the same in later imports.
         digest = sha256(f"{session_id}\n{number}\n{role}\n{text}".encode("utf-8", "surrogatepass")).hexdigest()
         return Message(role, text, id=f"openai-agents:{digest[:32]}", created_at=utc_time(created_at))
 
 
 def _left_out(item: object) -> LeftOut | None:
-    """Return the reason why an item is not an utterance; None if it is one."""
+    """Return the reason for which an item is skipped, or None if it is imported."""
     if not isinstance(item, dict):
         return "other"
     kind = item.get("type", "message")
@@ -149,7 +149,7 @@ class StoredHistories(Source):
         return Conversation(line, [found for one in item["messages"] if (found := self._message(one, changed))])
 
     def _message(self, value: object, moment: datetime | None) -> Message | None:
-        """Return the message of an entry. If the entry is not an utterance, count it and return None."""
+        """Return the message of an entry, or None if the entry is skipped. Skipped entries are counted."""
         if not isinstance(value, dict) or value.get("role") not in SPEAKERS:
             system = isinstance(value, dict) and value.get("role") == "system"
             self.left_out["system" if system else "other"] += 1
@@ -163,7 +163,7 @@ class StoredHistories(Source):
 
 @asynccontextmanager
 async def open_threads(source: str, *, channel: str, user_id: str | None) -> AsyncIterator[LangGraphThreads]:
-    """Open the checkpoints in a SQLite file or a PostgreSQL database; reject those of outdated or shallow savers.
+    """Open the checkpoints in a SQLite file or a PostgreSQL database. Reject checkpoints of outdated or shallow savers.
 
     The threads of Threadkeep's own runs are skipped. `channel` is the channel of the state that contains the messages.
     `user_id` becomes the owner of the sessions whose checkpoints name no user.
@@ -196,7 +196,7 @@ class LangGraphThreads(Source):
     async def conversations(self) -> AsyncIterator[Conversation | Unreadable]:
         """Yield the threads in the order of their ids."""
         for thread_id in self.threads:
-            # Decoding bytes that another program wrote may raise any error.
+            # Catch every error, because decoding bytes that another program wrote may raise any of them.
             with ErrorBoundary(raising=(StoreError,)) as attempt:
                 conversation = await self._conversation(thread_id)
             if attempt.error is None:
@@ -215,7 +215,7 @@ class LangGraphThreads(Source):
         user_id = newest.metadata.get("user_id")
         line = SessionLine(thread_id, user_id=user_id if isinstance(user_id, str) and user_id else self.user_id)
         moment = datetime.fromisoformat(newest.checkpoint["ts"])
-        messages = [message.with_fields(created_at=moment) for message in self._utterances(await self._values(newest))]
+        messages = [message.with_fields(created_at=moment) for message in self._messages(await self._values(newest))]
         return Conversation(line, messages)
 
     async def _values(self, newest: CheckpointTuple) -> list[object]:
@@ -233,7 +233,7 @@ class LangGraphThreads(Source):
         value: object = found.get()
         return value if isinstance(value, list) else [value]
 
-    def _utterances(self, values: Iterable[object]) -> list[Message]:
+    def _messages(self, values: Iterable[object]) -> list[Message]:
         """Return the messages of people and assistants; count the other values."""
         messages: list[Message] = []
         for value in values:
@@ -265,7 +265,7 @@ def _message_of(value: object) -> BaseMessage | None:
 
 
 def _message_left_out(message: BaseMessage) -> LeftOut | None:
-    """Return the reason why a message is not an utterance; None if it is one."""
+    """Return the reason for which a message is skipped, or None if it is imported."""
     if message.type in ("tool", "function"):
         return "tool_result"
     if isinstance(message, AIMessage) and (message.tool_calls or message.invalid_tool_calls):
@@ -281,7 +281,7 @@ def _message_left_out(message: BaseMessage) -> LeftOut | None:
 
 
 def _author(message: BaseMessage) -> str | None:
-    """Return the author's name; None if there is no name, or none that can be stored."""
+    """Return the author's name, or None if there is no name or it cannot be stored."""
     name = message.name
     return name if name and len(name) <= MAX_ID_CHARACTERS and name.isprintable() else None
 

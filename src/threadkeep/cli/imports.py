@@ -63,7 +63,7 @@ async def import_langgraph(
 ) -> None:
     """Store the threads of a LangGraph checkpointer, each with the messages of its newest state.
 
-    A thread becomes the session with its id; the messages keep their ids. The checkpoints are only read.
+    A thread becomes a session with the same id, and the messages keep their ids. The checkpoints are not changed.
     """
     from threadkeep.cli.from_databases import LangGraphThreads, open_threads
 
@@ -177,7 +177,7 @@ async def _import_source[S: Source](opening: AbstractAsyncContextManager[S]) -> 
 async def _store_source[S: Source](
     opening: AbstractAsyncContextManager[S], refusals: _Refusals
 ) -> tuple[S, Imported, int]:
-    """Import a source. Return the source, the result, and the number of conversations without utterances."""
+    """Import a source. Return the source, the result, and the number of conversations without messages to import."""
     from threadkeep.cli.foreign import Unreadable
     from threadkeep.history.archive_lines import MessageLine
     from threadkeep.history.importing import Importer
@@ -254,9 +254,9 @@ def _show_source(source: Source, done: Imported, empty: int) -> None:
     if source.left_out:
         kinds = source.left_out.most_common()
         items = (counted(count, _LEFT_OUT[kind], _PLURALS.get(kind)) for kind, count in kinds)
-        terminal.say(f"Skipped, because they are not utterances: {', '.join(items)}.")
+        terminal.say(f"Skipped, because they are not messages of a person or an assistant: {', '.join(items)}.")
     _say_counts(
-        ("Conversations without utterances", empty),
+        ("Conversations without messages of a person or an assistant", empty),
         (_CLEANED, done.cleaned),
         ("Conversations that could not be read or stored", done.bad_lines),
     )

@@ -42,7 +42,7 @@ async def decide_consent(
     *,
     grant: Annotated[bool, typer.Option("--grant", help="Allow sending the data to the endpoint.")] = False,
     decline: Annotated[
-        bool, typer.Option("--decline", help="Withdraw consent; waiting messages are given up.")
+        bool, typer.Option("--decline", help="Withdraw consent; waiting messages are not sent.")
     ] = False,
     data: Annotated[
         list[str] | None, typer.Option("--data", help=f"Data: {', '.join(DATA_CLASSES)}; by default all in use.")

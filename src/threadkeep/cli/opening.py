@@ -31,7 +31,7 @@ chosen_database: ContextVar[str | None] = ContextVar("chosen_database", default=
 
 def command_settings(**overrides: object) -> Settings:
     """Return the settings of the environment; `--database` and all overrides that are not None take precedence."""
-    # Importing pydantic takes a tenth of a second, which `--help` does not need.
+    # Import this late, because the import of pydantic takes a tenth of a second, and `--help` does not need it.
     from threadkeep.settings import load_settings
 
     given = {"database_url": chosen_database.get(), **overrides}
@@ -55,7 +55,7 @@ def run[T](work: Coroutine[Any, Any, T]) -> T:
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
-    # Logs of libraries must not mix with the sentences on stderr; `serve` configures a log of its own.
+    # Drop logs of libraries, because they would mix with the sentences on stderr. `serve` configures its own log.
     logging.getLogger().addHandler(logging.NullHandler())
     try:
         return asyncio.run(work)
@@ -142,8 +142,7 @@ async def opened_app(
 ) -> AsyncIterator[App]:
     """Open the configured app.
 
-    With `works`, this process executes queued runs. With `waits`, retry a PostgreSQL server that cannot be
-    reached yet.
+    With `works`, this process executes queued runs. With `waits`, wait for a PostgreSQL server that is not reachable.
     """
     from threadkeep.store.opening import open_database
 
@@ -153,7 +152,7 @@ async def opened_app(
                 # Fail here at once, because `open_app` retries an unreachable server.
                 async with open_database(settings.database, settings.store_options()):
                     pass
-            # This imports LangChain and LangGraph, which takes some seconds on a slow machine.
+            # Import this below the spinner, because LangChain and LangGraph take some seconds on a slow machine.
             from threadkeep.app import open_app
 
             app = await stack.enter_async_context(open_app(settings, observers=observers, works=works, channel="other"))
@@ -180,7 +179,7 @@ async def opened_runs(*, in_background: bool, works: bool = True) -> AsyncIterat
 
 
 def on_this_database(command: str) -> str:
-    """Return a command that a hint names, with the value of `--database` if it was given; a password is left out."""
+    """Return a command for a hint. If `--database` was given, add the option without the password."""
     url = chosen_database.get()
     return command if url is None else f"{command} --database {shlex.quote(without_password(url))}"
 

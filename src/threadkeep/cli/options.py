@@ -40,7 +40,7 @@ type Cursor = tuple[datetime, str]
 
 
 def session_ids(incomplete: str) -> list[str]:
-    """Return up to 50 session ids with this prefix, latest activity first, for shell completion; none if that fails."""
+    """Return up to 50 session ids with a prefix, latest activity first, for shell completion. Return none on errors."""
     import asyncio
 
     # Suppress errors, because the shell would print a traceback into the line that is being typed.
@@ -82,7 +82,7 @@ Confirmed = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for con
 
 
 def verbs(help_text: str) -> typer.Typer:
-    """Return a group for the commands of a noun, without rich help, which would double the time of `--help`."""
+    """Return an empty command group without rich help, which would double the time of `--help`."""
     return typer.Typer(help=help_text, no_args_is_help=True, rich_markup_mode=None)
 
 
@@ -199,7 +199,7 @@ def json_or_text(text: str) -> Json:
 
 
 def with_common_options(application: typer.Typer) -> TyperGroup:
-    """Return the commands of an application. All get `--database`; all except groups of verbs get `--json`."""
+    """Return the commands of an application. All get `--database`, and all except command groups get `--json`."""
     group = get_command(application)
     assert isinstance(group, TyperGroup)  # noqa: S101 - for the type checker
     options = {option.name: option for option in get_command(_common()).params if isinstance(option, TyperOption)}
@@ -212,7 +212,7 @@ def with_common_options(application: typer.Typer) -> TyperGroup:
 class _Conversion(RuntimeParam):
     """A converter of option values. It imports pydantic only if a value is neither a text nor the default.
 
-    It rejects an empty text as the value of an option, because the variable of a script may be unset.
+    It rejects an empty text as the value of an option, because a script may have passed an unset variable.
     """
 
     def _coerce_value(self, value: Any, param: _TyperParameter, ctx: Context) -> Any:

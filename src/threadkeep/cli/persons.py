@@ -68,7 +68,7 @@ async def merge_persons(
 
 @commands.command("unmerge")
 async def unmerge_person(person: _Person) -> None:
-    """Undo the merge of a person into another. Facts that were remembered since then stay with the other person."""
+    """Undo the merge of a person into another. Facts remembered after the merge stay with the other person."""
     async with opened_memory() as memory:
         _show(await memory.persons.unmerge(person))
 
@@ -109,7 +109,7 @@ async def export_person(
 
 @contextmanager
 def _continuing(partial: Path, after: str | None) -> Iterator[None]:
-    """Name the partial file in the error if it cannot be continued, for example because it is another person's."""
+    """Name the partial file in the error if it cannot be continued, for example if it has another person's data."""
     try:
         yield
     except InvalidInput as error:

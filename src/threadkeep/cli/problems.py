@@ -1,4 +1,4 @@
-"""Errors and findings: a message with a cure for people, an object for programs, and an exit code."""
+"""Errors and findings: a message with advice for people, an object for programs, and an exit code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ type Level = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check. Each finding except `ok` has a cure."""
+    """The result of one check. Unless the level is `ok`, `cure` says how to fix the problem."""
 
     check: str
     level: Level
@@ -99,5 +99,5 @@ def _usage_sentence(error: typer.TyperException) -> str:
     context = getattr(error, "ctx", None)
     command = getattr(context, "command_path", "threadkeep")
     if "\n" in sentence:
-        return sentence  # if a command lacks its verb, the message is the help text
+        return sentence  # if only a command group is named, the message is the help text
     return f"{sentence}{'' if sentence.endswith(('.', '?')) else '.'} See: {command} --help".lstrip(". ")

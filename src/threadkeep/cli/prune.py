@@ -152,7 +152,7 @@ def _rules(delete: bool | None, limits: RetentionLimits) -> Retention | None:
 
 def _run_rules(rules: RunRetention, older_than: float | None, set_aside_older_than: float | None) -> RunRetention:
     if older_than is not None:
-        # Runs that were set aside are kept at least as long as other finished runs.
+        # Keep runs that were set aside at least as long as other finished runs.
         aside = rules.keep_set_aside_days
         rules = replace(rules, keep_days=older_than, keep_set_aside_days=aside and max(aside, older_than))
     if set_aside_older_than is not None:

@@ -56,7 +56,7 @@ def show_run(run: Run, usages: Sequence[TokenUsage]) -> None:
 
 
 def show_tree(runs: Sequence[Run], usages: Mapping[str, Sequence[TokenUsage]], *, chosen: str) -> None:
-    """Show the runs of a tree, each below its parent. `usages` maps each run to its usage without its children's."""
+    """Show the runs of a tree, each below its parent. `usages` has the usage of each run, without its children."""
     if terminal.as_json:
         rows = []
         for run in runs:
@@ -139,7 +139,7 @@ def _show_end(run: Run, usages: Sequence[TokenUsage]) -> None:
     if run.status == "waiting":
         return
     if run.status == "done":
-        # The duration and the usage of an old run may already be deleted.
+        # Omit the duration and the usage of an old run if they are already deleted.
         tokens = _tokens(usages) or counted(0, "token")
         facts = f": {_duration(run)}, {tokens}" if run.started_at is not None else ""
         terminal.note(f"Run {run.run_id} is done{facts}.")
@@ -163,7 +163,7 @@ def _show_questions(run: Run) -> None:
 
 
 def _tokens(usages: Sequence[TokenUsage]) -> str:
-    """Return the total tokens of model calls in words, with a mark if some are estimated; empty without calls."""
+    """Return the total of tokens in words, marked if some tokens are estimated. Return an empty text for 0 tokens."""
     tokens = sum(usage.tokens for usage in usages)
     estimated = " (estimated)" if any(usage.estimated for usage in usages) else ""
     return f"{counted(tokens, 'token')}{estimated}" if tokens else ""

@@ -219,7 +219,7 @@ async def resume_run(
     value: Annotated[str, typer.Argument(metavar="VALUE", help="The answer: JSON, or else plain text.")],
     *,
     message_id: Annotated[
-        str | None, typer.Option(metavar="ID", help="The id of the answer; a repeated id answers nothing again.")
+        str | None, typer.Option(metavar="ID", help="The id of the answer; a repeated id changes nothing.")
     ] = None,
     user: RunUser = None,
     wait: Wait = False,
@@ -268,7 +268,7 @@ async def _change(run_id: str, user: str | None, change: Change, *, wait: bool) 
             return
         root = (await service.run(run_id, user_id=user)).root_run_id
         if root != run_id:
-            await service.result(root)  # a child shows its old question until its parent has passed the answer on
+            await service.result(root)  # before the root has passed on the answer, a child shows its old question
         if not await follow(service, run_id, user):
             raise typer.Exit(1)
 
@@ -287,14 +287,14 @@ async def _cancel(run_id: str, user: str | None) -> tuple[list[str], Run]:
             stopped = await memory.runs.request_cancel(run_id)
             await _begin_following(memory, stopped)
             return stopped, await _find(memory, run_id, user)
-    # The run has not started, but its message was accepted: the service stores the message for later turns.
+    # If the run has not started, the service cancels it and stores its accepted message for later turns.
     async with opened_runs(in_background=True) as service:
         stopped = await service.cancel(run_id, user_id=user)
         return stopped, await service.run(run_id, user_id=user)
 
 
 async def _begin_following(memory: Memory, stopped: Sequence[str]) -> None:
-    """Enqueue the turns that waited for the cancelled runs, because no worker is told that these are over."""
+    """Enqueue the turns that waited for the cancelled runs, because no worker learns that these runs are over."""
     following: dict[str, None] = {}
     for run_id in stopped:
         run = await memory.runs.run(run_id)
@@ -315,7 +315,7 @@ async def _find(memory: Memory, run_id: str, user: str | None) -> Run:
 
 
 def _parts(payload: Mapping[str, Json]) -> _Payload:
-    """Return the `inputs`, `results` and `user_context` of a payload; without any of these, all of it is `inputs`."""
+    """Return the `inputs`, `results` and `user_context` of a payload. A payload without all of them is the `inputs`."""
     if not any(name in payload for name in _Payload._fields):
         return _Payload(payload)
     given: dict[str, Mapping[str, Json]] = {}

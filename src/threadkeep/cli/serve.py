@@ -47,7 +47,7 @@ async def serve_http(
     """
     settings = command_settings(host=host, port=port, log_json=True if terminal.as_json else None)
     with terminal.waiting("Starting"):
-        # Importing FastAPI, LangChain and LangGraph takes some seconds on a slow machine.
+        # Import this below the spinner, because FastAPI, LangChain and LangGraph take some seconds on a slow machine.
         from threadkeep.web.service import serve
 
     await serve(settings, lambda text: terminal.result({"announcement": text.splitlines()}, text))
@@ -87,7 +87,7 @@ def _stop_signals() -> Iterator[asyncio.Event]:
 
     def stop() -> None:
         stopped.set()
-        # A closed terminal may send SIGHUP twice, from the shell and from the kernel.
+        # Keep the handler of SIGHUP, because a closed terminal may send it twice (from the shell and the kernel).
         remove_handlers(signal.SIGINT, signal.SIGTERM)
 
     def remove_handlers(*numbers: signal.Signals) -> None:
@@ -160,8 +160,8 @@ async def serve_mcp(
 ) -> None:
     """Serve the memory to clients of the Model Context Protocol. It is read-only without --write.
 
-    Over stdio the user is --user; without it all sessions can be read. Over HTTP each request needs a key of the
-    service, which determines the user.
+    Over stdio, --user names the user; without --user, all sessions can be read. Over HTTP, each request needs a key of
+    the service, which determines the user.
     """
     if http and user is not None:
         raise WrongUse("Over HTTP the key determines the user; omit --user, or serve stdio.")

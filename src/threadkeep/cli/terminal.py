@@ -150,25 +150,25 @@ class Terminal:
 
         table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
         for name, *cells in zip(columns, *rows, strict=True):
-            # An id that is split into lines cannot be copied.
+            # Do not wrap single words, because an id that is split into lines cannot be copied.
             one_word = all(len(plain(cell).split()) < 2 for cell in cells)
             justify: Literal["left", "right"] = "right" if name in right else "left"
             table.add_column(name, justify=justify, overflow="fold", no_wrap=one_word)
         for row in rows:
             table.add_row(*(styled(cell) for cell in row))
-        # If not even the words fit, the terminal wraps the lines.
+        # If not even the words fit, let the terminal wrap the lines.
         size = Measurement.get(self.out, self.out.options.update(width=_WIDEST), table)
         if size.minimum > self.out.width:
             table.width = size.maximum
         self.out.print(table, soft_wrap=table.width is not None)
 
     def confirm(self, question: str, refusal: str, *, confirmed: bool) -> None:
-        """Ask for confirmation unless `confirmed`. If nobody can be asked, raise WrongUse with the text `refusal`."""
+        """Ask for confirmation unless `confirmed`. Without a terminal, raise WrongUse with the text `refusal`."""
         if confirmed:
             return
         if not self.interactive:
             raise WrongUse(refusal)
-        # The event loop of an asynchronous command would handle the first Ctrl-C, and `input` would continue to wait.
+        # Use Python's handler, because an event loop would handle the first Ctrl-C, and `input` would continue to wait.
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             typer.confirm(escape(question), abort=True, err=True)
@@ -315,7 +315,7 @@ def shown(value: object, nothing: str = "") -> str:
 
 
 def relative(moment: datetime | None) -> str:
-    """Return how long ago a moment was: the date after a week, date and time if in the future, empty for None."""
+    """Return the age of a moment in words, or its date if it is more than a week old or in the future."""
     if moment is None:
         return ""
     seconds = (datetime.now(moment.tzinfo) - moment).total_seconds()
@@ -360,7 +360,7 @@ def _json(value: object) -> object:
         return value.isoformat()
     if isinstance(value, Mapping):
         return dict(value)
-    # `to_jsonable_python` writes times with Z; sessions, messages and exports have +00:00.
+    # Do not pass records to `to_jsonable_python`, which writes times with Z; all other output has +00:00.
     if (dumped := getattr(value, "model_dump", None)) is not None:
         return dumped()
     if is_dataclass(value):

@@ -71,7 +71,7 @@ def validate_workflows(
         bool, typer.Option("--imports/--no-imports", help="Import tools and retrievers, or do not.")
     ] = True,
 ) -> None:
-    """List all problems of workflow files, with line, column and cure. Without a path, check all workflows.
+    """List all problems of workflow files, with positions and how to fix them. Without a path, check all workflows.
 
     Exits with 1 if there is a problem.
     """

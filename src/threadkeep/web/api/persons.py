@@ -94,7 +94,7 @@ async def merge_persons(person_id: PersonId, merge: MergeInput, app: AppInUse) -
 
 @router.post("/{person_id}/unmerge", summary="Undo a merge", responses=_FAILURES)
 async def unmerge_person(person_id: PersonId, app: AppInUse) -> Person:
-    """Undo the merge of a person into another. Facts that were remembered after it stay with the other person."""
+    """Undo the merge of a person into another. Facts remembered after the merge stay with the other person."""
     return await app.memory.persons.unmerge(person_id)
 
 
