@@ -38,11 +38,11 @@ def answered_before(answer: AIMessage, request: ModelRequest[Any], config: Runna
 
 
 def repeated(answer: AIMessage, messages: Sequence[BaseMessage], *, is_data: bool = False) -> AIMessage:
-    """Return a stored answer as a message for a state (`messages`), so that the state ends with this turn's answers.
+    """Return a stored answer as a message to add to a state, so that the state ends with the answers of this turn.
 
-    If the answer is followed by other turns, repeats or tool calls in the state, or if a tool's result has the answer's
-    id, return a copy with a new id. Later model calls do not receive this copy. Otherwise the answer keeps its id. If
-    `is_data` is True, the state's message may be the tool call of a structured response.
+    If other turns, repeats or tool calls follow the answer in the state (`messages`), or if the id is that of a tool's
+    result, return a copy with a new id, which later model calls do not receive. If `is_data` is True, the answer in the
+    state may be the tool call of a structured response.
     """
     position = next((index for index, one in enumerate(messages) if one.id == answer.id), None)
     if position is None:
@@ -56,7 +56,7 @@ def repeated(answer: AIMessage, messages: Sequence[BaseMessage], *, is_data: boo
         or REPEATS in one.additional_kwargs
         or one.response_metadata.get(ANSWERS, question) != question
     ]
-    # Without a structured response, LangChain's agents call the model until the newest reply has no tool calls.
+    # Add a copy if the newest reply calls tools: without structured response, LangChain would call the model again.
     calls = next((one.tool_calls for one in reversed(later) if isinstance(one, AIMessage)), [])
     if not isinstance(known, AIMessage) or others or (calls and not is_data):
         return answer.model_copy(update={"id": str(uuid7()), "additional_kwargs": {REPEATS: answer.id}})
@@ -73,10 +73,9 @@ def named_as_agent(answer: AIMessage, config: RunnableConfig) -> AIMessage:
 def restored(
     messages: Sequence[BaseMessage], told: BaseMessage, earlier_ids: Collection[str | None]
 ) -> dict[str, Any] | None:
-    """Return a state update that restores the repeated answer `told`, and removes answers that middleware added.
+    """Return a state update that restores the stored answer `told` and removes answers that middleware added.
 
-    Return None if no middleware added, changed or removed one. `earlier_ids` are the ids of the messages that the state
-    had before the repeat.
+    Return None if middleware added no answer and left `told` unchanged. `earlier_ids` are ids of earlier messages.
     """
     known = {told.id, *earlier_ids}
     added = [RemoveMessage(str(one.id)) for one in messages if isinstance(one, AIMessage) and one.id not in known]
@@ -85,10 +84,10 @@ def restored(
 
 
 def stream_again(answer: BaseMessage) -> None:
-    """Make LangGraph stream a repeated answer at the end of its node, even if the node's input has the answer too."""
+    """Make LangGraph stream a stored answer that a node returns, even if the node's input already has the answer."""
     callbacks = (var_child_runnable_config.get() or {}).get("callbacks")
     for handler in callbacks.handlers if isinstance(callbacks, BaseCallbackManager) else ():
-        # LangGraph does not stream a message whose id it has seen. Its class is internal and may change.
+        # Remove the id, because LangGraph does not stream a message twice. The handler's class may change.
         if isinstance(seen := getattr(handler, "seen", None), set):
             seen.discard(answer.id)
 
@@ -130,7 +129,7 @@ def final_answer(
             return None
         if isinstance(message, AIMessage):
             structured = state.get("structured_response")
-            # The structured response in the state may come from an earlier turn.
+            # Prefer a text without tool calls, because the structured response may come from an earlier turn.
             if structured is None or (text_of(message).strip() and not message.tool_calls):
                 return message
             data = to_json(structured).decode()
@@ -167,7 +166,7 @@ def has_detector(kind: str) -> bool:
 
 
 def storable(answer: BaseMessage | str, kinds: Collection[str], *, whole: bool) -> BaseMessage | str:
-    """Return an answer with data of these kinds redacted; an empty text if one of the kinds has no built-in detector.
+    """Return an answer in which data of these kinds are redacted, or an empty text if a kind has no built-in detector.
 
     Args:
         answer: the answer of the model, or its text.
@@ -241,7 +240,7 @@ class OtherMiddleware:
         if len(partial.models) > 1:
             self._warn("model")
         for asked in partial.asked:
-            # Most messages are the same objects, whose contents need no comparison.
+            # Compare the identities first, because most messages are the same objects.
             same = [*map(id, sent)] == [*map(id, asked)]
             if same or [(one.type, text_of(one)) for one in sent] == [(one.type, text_of(one)) for one in asked]:
                 return
@@ -251,8 +250,8 @@ class OtherMiddleware:
     def check_end(self, state: object, answers: Sequence[AIMessage], question_id: str | None) -> None:
         """Warn if the final state ends with an answer whose text was changed after it was stored.
 
-        If the state has the question `question_id`, also warn if it ends with a text that is none of the stored
-        `answers`, if there are any.
+        If the state has the question `question_id`, also warn if the last text is none of the stored `answers` (if
+        any).
         """
         found = state.get("messages") if isinstance(state, Mapping) else None
         messages = found if isinstance(found, list) else []

@@ -1,4 +1,4 @@
-"""Builds the context of a model call: messages within the budget, each with an entry that says what it is.
+"""Builds the context of a model call: messages within the budget, each with its entry in the manifest.
 
 An `Assembler` serves one turn. Earlier turns, summaries and quotes are read once, so all model calls of the turn begin
 with the same messages.
@@ -67,9 +67,9 @@ class Assembler:
             self.window = KeptWindow(counter)
             self.window.extend(recollection.messages)
         self._count = len(recollection.messages)
-        # Later turns add their messages to the cached window, so this turn copies the ids.
+        # Copy the ids, because later turns add their messages to the cached window.
         self._rows_by_id = dict(self.window.rows_by_id)
-        # A middleware may change the messages of a call in place, so no other turn uses these.
+        # Create these messages for each turn, because middleware may change the messages of a call in place.
         self._no_answer, self._opening = AIMessage(NO_ANSWER), HumanMessage(OPENING)
         self._sizes: dict[int, tuple[BaseMessage, TokenCounter, Size]] = {}
         self._begin_id: str | None = None
@@ -84,14 +84,14 @@ class Assembler:
         """
         dialogue = [message for message in call.messages if not isinstance(message, SystemMessage)]
         if self._is_whole(call, dialogue):
-            # If everything fits, nothing has to be chosen.
+            # Send the whole window if it fits.
             fitting = self._fitting(self._drafted(call, dialogue, wanted, extras, window=self._count))
             if fitting is not None:
                 return fitting
         return self._chosen(self._drafted(call, merge(self._earlier, dialogue), wanted, extras))
 
     def included_ids(self, draft: Draft) -> set[str]:
-        """Return the ids that the messages in a draft have in the transcript."""
+        """Return the transcript ids of the messages in a draft."""
         ids = {found for index in draft.chosen.kept if (found := draft.pieces[index].id) is not None}
         return ids.union(row.id for row in self._recollection.messages[: draft.window] if row.id)
 
@@ -99,7 +99,7 @@ class Assembler:
         """Return the messages of the call: the messages that the draft chose, and its extras at their positions."""
         pieces, chosen = draft.pieces, draft.chosen
         moved = chosen.cut_back and self._layout.window == "anchored"
-        # Later calls of the turn must not begin earlier, because messages before the window may now be quoted.
+        # Let later calls of the turn begin with this message, because messages before it may now be quoted.
         quoted = not draft.window and any(extra.entry.section == "selected" for extra in draft.extras)
         if (moved or quoted) and chosen.begin < len(pieces):
             self._begin_id = pieces[chosen.begin].id
@@ -123,7 +123,7 @@ class Assembler:
     def _assembled(
         self, draft: Draft, head: list[_Sent], tail: list[_Sent], stable: int, texts: Mapping[str, str]
     ) -> Assembled:
-        """Join `head`, the cached window and `tail`. The stable prefix ends with the `stable`th message of `tail`."""
+        """Join `head`, the cached window and `tail`. The stable prefix has the first `stable` messages of `tail`."""
         count = draft.window
         messages = [*[each[0] for each in head], *self.window.messages[:count], *[each[0] for each in tail]]
         entries = (*[each[1] for each in head], *self.window.entries[:count], *[each[1] for each in tail])
@@ -266,7 +266,7 @@ class Assembler:
     ) -> Iterator[Piece]:
         """Yield every message that may be sent, in sending order: first the system message, then the summary.
 
-        `steps` has the ids of the messages that are steps of earlier turns; they may have been copied.
+        `steps` are the ids of the steps of earlier turns. `dialogue` may contain copies of these messages.
         """
         systems = [message for message in call.messages if isinstance(message, SystemMessage)]
         if system := merged_system([*([call.system] if call.system else []), *systems]):
@@ -298,7 +298,7 @@ class Assembler:
             yield Piece(mark, before.section, None, mark=True)
 
     def _is_unanswered(self, asked: Piece, next_id: str | None) -> bool:
-        """Return True if a stored question's run has no answer, and the next message (`next_id`) is of another run."""
+        """Return True if a stored question's run has no answer and the next message (`next_id`) is of another run."""
         row = self._rows_by_id.get(asked.id)
         return row is not None and not self.window.has_answer(row, self._rows_by_id.get(next_id))
 
@@ -327,7 +327,7 @@ class Assembler:
         if held:
             begin = next((i for i, piece in enumerate(pieces) if piece.id == self._begin_id), 0)
         elif self._recollection.begin:
-            # Messages in the state before the first stored message are older than the anchor, or they are summarised.
+            # Begin with the first stored message. State messages before it are older than the anchor, or summarised.
             known = (i for i, piece in enumerate(pieces) if piece.section != "window" or piece.id in self._rows_by_id)
             begin = next((i for i in known if pieces[i].section not in _PINNED), len(pieces))
         if self._layout.window == "sliding":
@@ -354,7 +354,7 @@ class Assembler:
         return size
 
     def _sent(self, draft: Draft, piece: Piece, cut_to: int | None, texts: dict[str, str]) -> _Sent:
-        """Return a message as it is sent, and its entry. If the transcript lacks this form of it, add it to `texts`."""
+        """Return the sent form of a message, and its entry. If the transcript lacks this form, add it to `texts`."""
         call = draft.call
         message, size = piece.message, count_message(piece.message, call.counter)
         before = self._earlier_steps.tokens_before.get(piece.id) if piece.section == "earlier_steps" else None
@@ -372,7 +372,7 @@ class Assembler:
         return message, Entry(piece.section, size, seq=seq, id=piece.id, digest=digest, tokens_before=before)
 
     def _summary_entry(self, message: BaseMessage, entry: Entry, draft: Draft, texts: dict[str, str]) -> Entry:
-        """Return the entry of the summaries, with their ids. If the last summary was cut, add the text that is sent."""
+        """Return the entry of the summaries, with their ids. If the last summary was cut, add its text to `texts`."""
         entry = replace(entry, summaries=tuple(summary.id for summary in draft.summaries), source="summaries")
         whole = self._recollection.summaries[-1]
         if draft.summaries[-1].text == whole.text:

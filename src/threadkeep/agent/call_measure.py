@@ -43,7 +43,7 @@ class ModelUse:
 def chosen_model[M: BaseChatModel | None](model: M, config: RunnableConfig | None = None) -> M:
     """Return the model that a configurable model of `init_chat_model` calls; return any other model unchanged.
 
-    The `config` of the run chooses the model; without it, the config of the surrounding LangChain run does.
+    The `config` of the run selects the model; without `config`, the config of the surrounding LangChain run selects it.
     """
     choose = None if model is None or isinstance(model, BaseChatModel) else getattr(type(model), "_model", None)
     return model if choose is None else cast("M", choose(model, config))
@@ -53,11 +53,11 @@ def chosen_model[M: BaseChatModel | None](model: M, config: RunnableConfig | Non
 class CallMeasure:
     """The token counter of a model call and the budget of its messages.
 
-    `tools` are the tools' tokens, which the budget does not include. `stored` is the counter with which stored messages
-    were counted; None if the caller chose another counter. `learns` is True if the provider's count can correct the
-    counter. The shares of sections are parts of `shared` tokens, or of the budget if that is None. `other` is the
-    unscaled number of tokens in scripts other than Latin; `other_counter` counts these tokens if they have their own
-    factor.
+    `tools` is the number of tokens of the tools; the budget does not include them. `stored` is the counter with which
+    stored messages were counted; it is None if the caller chose another counter. `learns` is True if the provider's
+    count can correct the counter. The shares of sections are parts of `shared` tokens, or of the budget if `shared` is
+    None. `other` is the unscaled number of tokens in scripts other than Latin; `other_counter` counts these tokens if
+    they have their own factor.
     """
 
     model: str | None
@@ -88,7 +88,7 @@ class CallMeasure:
         return replace(self, other=self.other + sum(count_message(message, counter) for message in messages))
 
     def as_stored(self, tokens: int, sent: Assembled) -> int:
-        """Convert a number of tokens to the counter of stored messages, by the ratio of the sent messages' counts."""
+        """Convert a number of tokens to the `stored` counter, by the ratio of the two counts of the sent messages."""
         if self.stored is None or self.stored is self.counter:
             return tokens
         chat = sent.chat
@@ -157,7 +157,7 @@ class Measuring:
 
 
 def usage_of(reply: AIMessage | None) -> ReportedUsage | None:
-    """Return the usage that a reply reports; None if there is no reply, or if it lacks one of the two token counts."""
+    """Return the usage that a reply reports; None if there is no reply or if one of its token counts is missing."""
     usage: object = reply.usage_metadata if reply is not None else None
     if not isinstance(usage, Mapping):
         return None
@@ -177,7 +177,7 @@ def tools_text(tools: Sequence[object]) -> str:
     """Return the tools as the JSON that a provider receives and counts as input."""
     converted = list(tools)
     for index, tool in enumerate(tools):
-        # LangChain cannot convert a tool in a provider's own form, and sends it unchanged.
+        # Keep a tool in a provider's own format unchanged, as LangChain does.
         with suppress(ValueError, TypeError):
             converted[index] = convert_to_openai_tool(cast("dict[str, Any]", tool))
     return json.dumps(converted, ensure_ascii=False, default=str) if converted else ""

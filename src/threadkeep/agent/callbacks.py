@@ -42,10 +42,10 @@ _PUSHED = "__pregel_push"
 
 @dataclass(frozen=True)
 class NodeAttempt:
-    """An attempt to execute a task of a graph: the LangChain run of its node, and the runs inside it (`below`).
+    """An attempt to execute a task of a graph: the LangChain run of the node, and the runs inside this run (`below`).
 
-    `task` has the step number and the path of the task. If two calls resume one checkpoint, these are equal, but the
-    task ids differ.
+    `task` is the step number and the path of the task. It is the same in two calls that resume the same checkpoint,
+    although the task ids differ.
     """
 
     run_id: UUID
@@ -96,7 +96,7 @@ class RootCallbacks(BaseCallbackHandler):
         self._calls: OrderedDict[UUID | None, RootCall] = OrderedDict()
         self._current: ContextVar[UUID | None] = ContextVar("threadkeep_root_run", default=None)
         self.branch: ContextVar[int | None] = ContextVar("threadkeep_sent", default=None)
-        """The index of the current task's branch among those started with `Send`; None if it is in no such branch."""
+        """The index of the current task's branch, if the branch was started with `Send`; otherwise None."""
         self.attempts: ContextVar[Mapping[str, NodeAttempt]] = ContextVar("threadkeep_attempts", default=_NO_ATTEMPTS)
         """The attempts in which the current code runs, outermost first, by the checkpoint namespaces of their tasks.
 
@@ -107,9 +107,9 @@ class RootCallbacks(BaseCallbackHandler):
 
     @property
     def call(self) -> RootCall | None:
-        """The root run that the current task is part of; None outside of a run, or if the run is not stored.
+        """The root run that contains the current task; None outside of a run, or if the root run is not stored.
 
-        A stream leaves its run id in the context of its reader, although other calls of the reader are not part of it.
+        A stream leaves its run id in the context of its reader. Outside of a run, this id is ignored.
         """
         return None if var_child_runnable_config.get() is None else self._calls.get(self._current.get())
 
@@ -151,7 +151,7 @@ class RootCallbacks(BaseCallbackHandler):
             self._note_attempt(metadata or {}, run_id, parent_run_id)
 
     def _note_branch(self, metadata: Mapping[str, Any]) -> None:
-        """Note whether a run is in a branch. A tool, or a run in another LangGraph thread, is not in the branch."""
+        """Note the branch of a run. A tool, or a run in another LangGraph thread, is in no branch."""
         call = self._calls.get(self._current.get())
         if metadata.get("langgraph_node") == _TOOLS or (call is not None and call.thread != metadata.get("thread_id")):
             self.branch.set(None)
@@ -225,8 +225,8 @@ class PartialAnswer(BaseCallbackHandler):
     """A handler that collects the text of a streaming model, to store it if the run is cancelled.
 
     `text` belongs to the newest model call that streamed text, which may be a retry. `failed` is True if the model call
-    that ended last failed. `asked` contains the messages of each call, `models` the names of the models. Calls of other
-    middleware, such as those that select tools, are ignored.
+    that ended last failed. `asked` contains the messages of each call, `models` the names of the models. Calls that
+    other middleware makes, for example to select tools, are ignored.
     """
 
     run_inline = True  # asynchronous runs call the handler without another OS thread

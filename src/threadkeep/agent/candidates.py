@@ -77,7 +77,7 @@ def bounded_state(reducer: BoundedMessages) -> type[CandidateState]:
     class BoundedState(CandidateState, total=False):
         """The state of a candidate graph."""
 
-    # Annotations in the class body are strings, in which the local variable `reducer` is unknown.
+    # Set the annotation here: in the class body it is a string, in which the local variable `reducer` is unknown.
     BoundedState.__annotations__["messages"] = Annotated[list[AnyMessage], reducer]
     return BoundedState
 
@@ -109,7 +109,7 @@ class CandidateNodes:
     clock: Callable[[], datetime]
 
     async def ingest_prompt(self, state: CandidateState, config: RunnableConfig) -> CandidateState:
-        """Add the event's prompt as one human message. Skip an event without a prompt; answer a repeat as before."""
+        """Add the event's prompt as one human message. Skip an event without a prompt; keep a repeat's answer."""
         prompt = prompt_of(state.get("event") or {})
         if prompt is None:
             return {**_NOTHING, "outcome": "SKIP"}
@@ -176,7 +176,7 @@ class CandidateNodes:
         return [SystemMessage(self.system_prompt, id=SYSTEM_PROMPT_ID, additional_kwargs=created), *before, question]
 
     def _created(self, messages: Sequence[BaseMessage] = (), message_id: str = "") -> dict[str, str]:
-        """Return metadata with the time at which the message with this id entered the memory; now, if it is new."""
+        """Return as metadata the time at which a message entered the memory; for a new message, the current time."""
         times = (one.additional_kwargs.get(CREATED_AT) for one in messages if one.id == message_id)
         return {CREATED_AT: next((str(time) for time in times if time), None) or self.clock().isoformat()}
 
@@ -258,7 +258,7 @@ class CandidateGraph(CompiledStateGraph[CandidateState, None, CandidateState, Ca
     ) -> AsyncIterator[Any]:
         """Run the graph after earlier runs of its thread have ended, and yield its stream."""
         running = cast("AsyncGenerator[Any]", super().astream(input, config, **options))
-        # The lock is released when the run ends, even if the reader stops in the middle.
+        # Close the stream if the reader stops early, so that the run has ended when the lock is released.
         async with self._turn(config), aclosing(running) as parts:
             async for part in parts:
                 yield part
@@ -304,7 +304,7 @@ def candidate_graph(
         system_prompt: the first message of every call.
         max_messages: the maximum number of remembered messages, including the system prompt; at least 1.
         max_chars: the maximum number of characters of the texts of the remembered messages; 0 means no limit.
-        flat: True to send one text, `(role) content` joined by blank lines; a template produces another text.
+        flat: True to send one text, with each message as `(role) content`; a template formats the text differently.
         timeout_seconds: the maximum seconds of a model call; None means no limit.
         observers: receivers of an event for each memory update, model call and failure; events contain no texts.
         clock: returns the time of candidates and errors.

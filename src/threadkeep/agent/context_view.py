@@ -255,7 +255,7 @@ class Difference:
 
 
 async def call_before(memory: Memory, call: StoredManifest, *, user_id: str | None = None) -> StoredManifest | None:
-    """Return the recorded call before `call`, in its session (or run, without a session); None if it is the first."""
+    """Return the recorded call before `call` in its session, or else in its run; None if `call` is the first."""
     if call.session_id is None:
         older = [one for one in await memory.manifests.of_run(call.run_id) if one.call < call.call][-1:]
     else:
@@ -281,7 +281,7 @@ def _is_of(entry: Entry, left: LeftOut, before: ContextManifest, after: ContextM
     """Return True if a message of the earlier call is in the range `left`, which the later call excluded.
 
     A range has the ids of its first and last message. If the earlier call did not send one of these, the range is open
-    at that end. If it sent neither, a range of another run has none of its messages.
+    at that end. If it sent neither and belongs to another run, the range has none of its messages.
     """
     if left.last_id is None or entry.id is None:
         return entry.id is not None and entry.id == left.id

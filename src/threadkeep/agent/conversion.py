@@ -94,7 +94,7 @@ def transcript_text(message: BaseMessage) -> str:
 
 
 def with_only_text[M: BaseMessage](message: M, text: str) -> M:
-    """Return a copy whose content is the text. It is not marked as LangChain's `v1`, whose contents are lists."""
+    """Return a copy whose content is the text. Remove the mark of LangChain's `v1` format, which requires a list."""
     known = {key: value for key, value in message.response_metadata.items() if key != "output_version"}
     return message.model_copy(update={"content": text, "response_metadata": known})
 
@@ -113,7 +113,7 @@ def role_of(message: BaseMessage) -> Role | None:
 
 
 def is_utterance(message: BaseMessage) -> bool:
-    """Return True if transcripts store a message: it is the user's, or the assistant's and has no tool calls."""
+    """Return True if transcripts store a message: a user's message, or an assistant's message without tool calls."""
     return role_of(message) in SPEAKERS and not (isinstance(message, AIMessage) and message.tool_calls)
 
 
@@ -154,7 +154,7 @@ ENDS: Final = "threadkeep:ends"
 """The key in the metadata of an answer for the recorded graph that ended with it, set if its state has nothing else."""
 
 FORGETS: Final = "threadkeep:forgets"
-"""The key in the metadata of a tool that deletes facts: the turn's later model calls read the facts again."""
+"""The key in the metadata of a tool that deletes facts. After its call, the turn's model calls read the facts again."""
 
 REPEATS: Final = "threadkeep:repeats"
 """The key in a copied answer's `additional_kwargs` for the id of the original; copies are only in the graph's state."""
@@ -163,7 +163,7 @@ REPEATS: Final = "threadkeep:repeats"
 def from_langchain(message: BaseMessage, *, full: bool = False, others: Mapping[str, Any] | None = None) -> Message:
     """Return the message to store: its `transcript_text`, its id and, with `full`, its JSON in `original`.
 
-    `others` are the values of fields of the row; they replace the values that come from the message.
+    `others` are values of the row's fields, which replace the values from the message.
 
     Raises:
         InvalidMessage: the message is not from a user, an assistant or the system; for example, a tool's result.
@@ -228,7 +228,7 @@ def _sent_at(message: BaseMessage) -> datetime | None:
 def as_data(message: BaseMessage) -> dict[str, Json]:
     """Return everything in a message that a provider may receive, as JSON values that `messages_from_dict` reads.
 
-    Values that JSON does not have (bytes, NaN, objects) become text or None. A tool's artifact is not sent to models.
+    Values that JSON does not have (bytes, NaN, objects) become text or None. A tool's artifact is left out.
     """
     if isinstance(message, ToolMessage) and message.artifact is not None:
         message = message.model_copy(update={"artifact": None})
@@ -244,10 +244,10 @@ def _original(message: Message) -> BaseMessage | None:
         (full,) = messages_from_dict([message.original])
     except (ValueError, TypeError):
         return None  # another version of LangChain wrote it, so the caller uses the stored text
-    # Providers do not receive a refusal beside the content, and the call of a structured response has no result.
+    # Use the stored text of a refusal (not sent to providers) and of a structured response (its call has no result).
     if full.additional_kwargs.get("refusal") or STRUCTURED in message.metadata:
         return None
-    # The content may lack the marks for images and files (`[image]`): early versions stored only the visible text.
+    # Accept a content without marks for images and files (`[image]`): early versions stored only the visible text.
     if message.content not in (transcript_text(full), text_of(full)):
         return None
     return full if full.id == message.id else full.model_copy(update={"id": message.id})

@@ -81,7 +81,7 @@ def media_name(block: object) -> str:
 def media_indexes(message: BaseMessage) -> list[int]:
     """Return the indexes of the content blocks that can be left out: all blocks except text.
 
-    In an assistant's message, only media can be left out, because the provider requires its reasoning and searches.
+    In an assistant's message, only media can be left out, because providers require reasoning and searches.
     """
     if isinstance(message.content, str):
         return []

@@ -185,7 +185,7 @@ def _recollection(questions: Sequence[str], statements: Sequence[str]) -> str:
 
 
 def _best(wanted: set[str], statements: Sequence[str]) -> list[str]:
-    """Return the statements with the highest score, if one has a wanted word. Rare words score higher."""
+    """Return the statements with the highest score; none if no statement has a wanted word. Rare words score higher."""
     features = [_features(statement) for statement in statements]
     spread = Counter(feature for one in features for feature in one)
     scores = [
@@ -232,7 +232,7 @@ def _features(sentence: str) -> set[str]:
 
 
 def _stem(word: str) -> str:
-    """Return a word without a common ending, such as that of a plural; `our` is replaced by `or`."""
+    """Return a word without a common ending, such as a plural ending; replace `our` by `or`."""
     word = word.replace("our", "or")
     for ending in ("ies", "ing", "ed", "es", "en", "s", "y", "e", "n"):
         if word.endswith(ending) and len(word) - len(ending) >= 3 and not word.endswith("ss"):

@@ -30,8 +30,8 @@ KEPT_TOKENS: Final = 16_000
 _MOST_TURNS: Final = 20
 """The maximum number of turns with stored steps, if the steps fit into their share of the budget.
 
-Below this number, all steps stay, so that model calls begin alike. At this number, only the steps of the newest
-`tool_memory` turns stay.
+Below this number, all steps are kept, so that model calls begin with the same messages. When the number is reached,
+only the steps of the newest `tool_memory` turns are kept.
 """
 
 
@@ -82,7 +82,7 @@ class TurnSteps:
                 self._own.append(message)
 
     def add(self, messages: Sequence[BaseMessage], result: ToolMessage | Command[Any]) -> None:
-        """Add a finished tool call, in case no model call follows it; `messages` are those of the state.
+        """Add a finished tool call, in case no model call follows. `messages` are the messages of the state.
 
         `UNREAD_RESULT` is added instead of the result's text, because other middleware may still redact the text.
         """
@@ -98,9 +98,9 @@ class TurnSteps:
         ]
 
     def answered_by(self, message_id: str | None) -> None:
-        """If a message with tool calls is the answer, keep its finished calls under another id, without the others.
+        """If the answer is a message with tool calls, keep a copy with another id and only its finished calls.
 
-        A model may call tools in the message in which it calls for its structured response, which is the answer.
+        The answer may be the call of a structured response, and the model may call other tools in the same message.
         """
         ended = {message.tool_call_id for message in self._own if isinstance(message, ToolMessage)}
         for at, message in enumerate(self._own):
@@ -140,7 +140,7 @@ class TurnSteps:
     async def earlier(
         self, messages: Sequence[Message], before: Sequence[BaseMessage], measure: CallMeasure
     ) -> EarlierSteps:
-        """Return the stored steps of the agent's earlier turns, within their share; none if the database fails.
+        """Return the stored steps of earlier turns that fit into their share. If the database fails, return no steps.
 
         Args:
             messages: the messages of earlier turns in the call.
@@ -217,7 +217,7 @@ def _reduced(message: BaseMessage) -> BaseMessage:
 
 
 def _cut(messages: Sequence[BaseMessage], room: int, counter: TokenCounter) -> list[BaseMessage]:
-    """Return the tool calls and results that fit into `room` tokens, cut as those of the current turn are cut."""
+    """Return the tool calls and results that fit into `room` tokens, cut like the steps of the current turn."""
     try:
         # `trim` keeps the messages after a question, so put an empty question before them.
         return [] if room <= 0 else trim([HumanMessage(""), *messages], room, counter=counter)[1:]

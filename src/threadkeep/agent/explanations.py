@@ -92,7 +92,7 @@ class CallRecord:
 
 
 def outcome_of(message: Message, home: SessionInfo, call: CallRecord) -> MessageOutcome:
-    """Return what happened to a message in a recorded call. `home` is the message's session, perhaps not the call's."""
+    """Return what happened to a message in a recorded call. `home` is the session of the message."""
     own = home.session_id == call.session.session_id
     found = _sent_as_itself(message, call.manifest) if own else None
     found = found or _quoted(message, home.session_id, call.manifest)

@@ -1,4 +1,4 @@
-"""Extra sections of a prompt, such as recalled turns and passages of a knowledge base, and where they come from."""
+"""Extra sections of a prompt, such as recalled turns and passages of a knowledge base, and their sources."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def find_all(
         if room < _LEAST_ROOM:
             request.notes.append(f"no_room_for_{source.section}")
             return None
-        # After a failure, the agent answers without the section.
+        # If a source fails, let the agent answer without the section.
         with ErrorBoundary(raising=(StoreClosed,)) as attempt:
             return await source.find(request, room)
         error = type(attempt.caught).__name__
@@ -159,7 +159,7 @@ class RetrievedSnippets:
 
 
 def query_with(recent: Sequence[str], text: str) -> str:
-    """Return the query for a knowledge base: the last 1,000 characters of the messages before a question, then it."""
+    """Return the query for a knowledge base: the last 1,000 characters before the question, then the question."""
     before = "\n".join(recent)[-_RECENT_CHARACTERS:]
     return f"{before}\n{text}".strip()
 

@@ -1,4 +1,4 @@
-"""Learns facts in the background after turns; a chat model can be asked for them."""
+"""Learns facts in the background after turns, with or without a chat model."""
 
 from __future__ import annotations
 
@@ -128,9 +128,9 @@ class ModelLearner:
 
 
 def _listed(text: str) -> list[Any]:
-    """Return the first JSON list in a text that contains an object; if none does, the last JSON list.
+    """Return the first JSON list with an object in it from a text. If no list has an object, return the last list.
 
-    Only 100 brackets that begin no list are tried, because each attempt may read the whole text.
+    Stop after 100 brackets that begin no list, because each attempt may read the whole text.
 
     Raises:
         ValueError: there is no list.

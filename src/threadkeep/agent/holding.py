@@ -19,8 +19,8 @@ class HeldAnswer:
     """An answer that waits to be stored in the transaction that ends its run.
 
     `told` is True if a caller in this process waits for the answer. `anchor` returns the SQL statement that moves the
-    window's anchor in this transaction, if it moves. `store` stores the answer without ending the run. `settle` must be
-    called when the answer is stored.
+    window's anchor in this transaction; None if the anchor stays. `store` stores the answer without ending the run.
+    `settle` must be called when the answer is stored.
     """
 
     session: Session
@@ -38,8 +38,8 @@ class RunHold:
 
     `lost` is True if another process owns the run; `told` is True if a caller in this process waits for the answer.
     `told_id` is the id of the answer that was stored for this caller. `replaced` is True if the answer of another
-    process was adopted; `was_pending` is True if an answer was pending, so that another may be stored in its place.
-    `sessions` are the conversations that agents of the run store under their own keys.
+    process was adopted; `was_pending` is True if the answer could only be stored as a pending write; another answer may
+    replace it. `sessions` are the conversations that agents of the run store under their own keys.
 
     A run with one speaker stores its answer in the transaction that ends the run: `joins` is the id of its session, and
     `answer` and `manifests` are stored in this transaction. `begun` is the question that was stored when the run began.
@@ -69,7 +69,7 @@ class RunHold:
         return session.session_id == self.joins and not session.waiting()
 
     async def store(self) -> AIMessage | None:
-        """Store the waiting answer unless another process owns the run; return the answer stored instead, or None."""
+        """Store the waiting answer, unless another process owns the run. Return the answer stored instead, if any."""
         answer, self.answer = self.answer, None
         if answer is None or self.lost:
             return None

@@ -84,15 +84,15 @@ class TurnHooks:
             part.root.writers.append(part.writer)
             if (run := root_callbacks.call) is not None:
                 run.at_end.append(partial(self._run_ended, part))
-            # An agent in a tool waits only if it has its own conversation. If it runs in a tool of an agent with its
-            # own conversation, it does not wait, because the two could wait for each other.
+            # An agent in a tool waits only if it has its own conversation and its tool is not inside another tool:
+            # agents in nested tools could wait for each other.
             tools = len(tool_of_sessions.get())
             may_wait = tools < 2 if part.parent is not None else run_hold.get() is None and not tools
             if self._options.ordered and may_wait:
                 await part.root.order.acquire(part.root, self.memory.observers)
 
     async def begin_model_call(self, call: AgentCall, request: ModelRequest[Any]) -> ModelStep | None:
-        """Store the question; return the model request or the stored answer, or None if the agent is `silent`."""
+        """Store the question. Return the model request or the stored answer; return None if the agent is `silent`."""
         part = self._part(call)
         if part.silent:
             return None
@@ -119,7 +119,7 @@ class TurnHooks:
         changed = request.override(messages=cast("list[AnyMessage]", list(sent.messages)), system_message=sent.system)
         part.root.open_calls += 1
         part.partial = partial = PartialAnswer()
-        # The model that the messages were chosen for; middleware behind `SessionMemory` may call another one.
+        # Note the model for which the messages were chosen: middleware behind `SessionMemory` may call another one.
         if (describe := getattr(model, "_get_ls_params", None)) is not None:  # as in `facts_of`
             partial.models.add(describe(**request.model_settings).get("ls_model_name"))
         whole = [*([sent.system] if sent.system else []), *sent.messages]
@@ -137,7 +137,7 @@ class TurnHooks:
         part.stop_waiting()
         part.root.open_calls += 1
         if request.tool is not None and request.tool.return_direct:
-            # Other middleware may turn an error of the tool into a result, which also ends the run.
+            # Note the call now, because middleware may turn the tool's error into a result, which also ends the run.
             part.direct_calls.add(str(request.tool_call["id"]))
         newest = next((message for message in reversed(call.messages) if isinstance(message, AIMessage)), None)
         part.text = AIMessage(text_of(newest), id=newest.id) if newest else ""
@@ -168,11 +168,11 @@ class TurnHooks:
         return {"messages": [RemoveMessage(id=str(answer.id)), named_as_agent(winner, call.config)]}
 
     def _run_ended(self, part: Participation, state: object, error: BaseException | None) -> Awaitable[None] | None:
-        """Release the session; return a coroutine that ends the turn first if the run failed or was cut off, or None.
+        """Release the session. If the run failed or was cut off, return a coroutine that ends the turn first.
 
         This is called in the OS thread of the run.
         """
-        # The agent is the graph that ended if it is not nested, and if the question of its turn is in the state.
+        # Pass no question id for a nested agent, because the state is the state of an outer graph.
         self._others.check_end(state, part.root.answers, None if part.key[1] else part.root.question_id)
         # The worker that executes a run settles its cancelled turns, because the run may continue in another process.
         by_owner = run_hold.get() is not None and not isinstance(error, Exception)
@@ -184,7 +184,7 @@ class TurnHooks:
         return self._settle_from_any_loop(part, error)
 
     async def _settle_from_any_loop(self, part: Participation, error: BaseException) -> None:
-        # A closed memory has already settled its runs.
+        # Ignore a closed memory, because it has already settled its runs.
         with suppress(StoreClosed):
             await self.memory.loop.run_from_any_loop(part.fail(error))
 
@@ -301,7 +301,7 @@ class ModelStep(Step[ModelRequest[Any], ModelResponse[Any]]):
         self.others.check_calls(self.sent, self.partial)
 
     async def fail(self, error: BaseException) -> None:
-        """Store the text received so far if the call was cancelled; if it failed, hold it (`Participation.hold`)."""
+        """If the call was cancelled, store the text so far; if it failed, keep the text (`Participation.hold`)."""
         part = self.part
         part.root.call_ends()
         part.partial = None
@@ -344,14 +344,14 @@ class ToolStep(Step[ToolCallRequest, ToolMessage | Command[Any]]):
             part.turn.steps.add(self.call.messages, result)
 
     async def fail(self, error: BaseException) -> None:
-        """End a call that handed over, was interrupted or failed. If it was cancelled, store the text beside it."""
+        """End a call that handed over, was interrupted or failed. If it was cancelled, store its message's text."""
         part = self.part
         part.root.call_ends()
         if isinstance(error, ParentCommand):
             part.hand_over()
         elif isinstance(error, Exception):
             part.discard()
-            # An interrupt or a failure may end the run, so release the session. A retry does not acquire it again.
+            # Release the session, because an interrupt or a failure may end the run. A retry does not acquire it again.
             if not isinstance(error, GraphBubbleUp):
                 part.root.release(part.author, part.key)
             part.root.release_session()

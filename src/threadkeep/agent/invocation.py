@@ -25,9 +25,9 @@ type CallKey = tuple[int, str, int]
 def session_for(
     memory: Memory, options: TurnOptions, config: RunnableConfig, runtime: Runtime[Any] | None = None
 ) -> Session:
-    """Return the session that the options' functions, the run's config or the run's context name.
+    """Return the session that is named by the options' functions, the run's config or the run's context.
 
-    `runtime` is the runtime of the run; if it is None, the current graph's is used.
+    `runtime` is the runtime of the run; if it is None, the runtime of the current graph is used.
 
     Raises:
         InvalidKey: the run names no session, or the session's name is not a valid id.
@@ -139,8 +139,8 @@ def task_of(config: RunnableConfig) -> str | None:
     """Return a name of a nested agent's call; None if the call cannot be resumed from a checkpoint.
 
     The name is a digest of the steps and paths of the task in which the agent runs and of the tasks around it. It is
-    the same if a resumed run repeats the task, and in another run that is resumed from the same checkpoint. From the
-    second graph that the node calls on, the graph's number follows: `digest|1`.
+    the same if a resumed run repeats the task, and in another run that is resumed from the same checkpoint. If the node
+    calls several graphs, the number of the graph is added from the second on: `digest|1`.
     """
     configurable = config.get("configurable", {})
     parts = str(configurable.get("checkpoint_ns", "")).split("|")[:-1]

@@ -79,7 +79,7 @@ def scopes_of(
     for kind, owner in zip(ALL_SCOPES, (session_id, workspace, user_id), strict=True):
         if owner and kind in kinds:
             try:
-                found.usable[kind] = Scope(kind, cast("str", owner))  # raises unless it is a text
+                found.usable[kind] = Scope(kind, cast("str", owner))  # raises unless the owner is a text
             except InvalidInput as error:
                 found.refused[kind] = error
     return found
@@ -330,7 +330,7 @@ class _KnowledgeTools:
         return failed if answer is None else answer
 
     def _readable(self, session: Session, runtime: ToolRuntime[Any, Any]) -> tuple[list[Scope], str]:
-        """Return the usable scopes, and sentences that tell the model which scopes are unusable. Report those, too."""
+        """Return the usable scopes, and sentences for the model about unusable scopes. Report the unusable scopes."""
         usable, refused = self._scopes.of(session, runtime.config)
         for error in refused.values():
             self._memory.observers.notify(

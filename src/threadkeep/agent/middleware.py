@@ -108,7 +108,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         """The number of agent calls that take part in a turn and have not ended; at most 1,000 per event loop."""
         return sum(hooks.open_runs for hooks in self._hooks.made)
 
-    # The hook is a node, so that it also runs if other middleware rejects the question, which is then stored as failed.
+    # Use a node hook, because it also runs if other middleware rejects the question, which is then stored as failed.
     async def abefore_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Begin the agent's part in the turn; if turns are ordered, wait for the earlier turns of the session."""
         await self._hooks.call(TurnHooks.before_agent, AgentCall(runtime, state["messages"]))
@@ -150,7 +150,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         call = AgentCall(get_runtime(), request.state["messages"])
         return self._run(TurnHooks.begin_tool_call, call, request, handler)
 
-    # The hook is a node, because other middleware may change the answer first, and because only nodes change the state.
+    # Use a node hook, because other middleware may change the answer first, and because only nodes change the state.
     async def aafter_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Store the final answer. If another process stored one first, put that answer into the state instead."""
         return await self._hooks.call(TurnHooks.after_agent, AgentCall(runtime, state["messages"]), state)
@@ -163,7 +163,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
     async def _arun[R, T](
         self, begin: _Begin[R, T], call: AgentCall, request: R, handler: Callable[[R], Awaitable[T]]
     ) -> T:
-        """Call the model or a tool (`handler`) as a step of the turn; without a step, call it unchanged."""
+        """Call the model or a tool (`handler`) as a step of the turn. If there is no step, only call it."""
         step = await self._hooks.call(begin, call, request)
         if step is None:
             return await handler(request)
@@ -173,7 +173,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
             with step.block:
                 result = await handler(step.request)
         except (asyncio.CancelledError, Exception) as error:
-            # A variable with the error would form a cycle with its traceback, and keep the run's stream writer alive.
+            # Do not use the error in the lambda, because a cycle with its traceback would keep the stream writer alive.
             failing = step.fail(error)
             await self._hooks.call(lambda _: failing)
             raise

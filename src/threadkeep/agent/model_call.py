@@ -31,7 +31,7 @@ class Call:
     `messages` are the run's own messages, including the `question`. `budget` is in tokens of `counter`. `max_messages`
     limits the messages of earlier turns. `forgotten` are messages of the run that precede a reset; `superseded` are
     messages that are superseded in the transcript. `question_as_stored` is True if the transcript has the question with
-    the same text. The shares of sections are parts of `shared` tokens, or of the budget if that is None.
+    the same text. The shares of sections are parts of `shared` tokens, or of the budget if `shared` is None.
     """
 
     messages: Sequence[BaseMessage]
@@ -50,7 +50,7 @@ class Call:
 class Piece(NamedTuple):
     """A message that may be sent, its section, and the id with which it is stored.
 
-    A `mark` is a placeholder that exists only in this model call, sent or excluded with the message before it.
+    A `mark` is a placeholder that exists only in this model call. It is sent or excluded with the message before it.
     """
 
     message: BaseMessage
@@ -189,7 +189,7 @@ def exclusions(
     out_of_state = draft.unsendable or draft.chosen.excluded or call.forgotten or call.superseded
     out_of_session = recollection.excluded or recollection.begin or recollection.end != len(read) + 1
     if not out_of_state and not out_of_session and (not read or read[0].seq == 1):
-        # This call has all messages of its session and of the run's state, as most calls do.
+        # Return early if no message of the session or of the run's state is excluded, as in most calls.
         return (), ()
     pieces = [(draft.pieces[index], reason) for index, reason in draft.chosen.excluded]
     out = [(id_of(message), reason) for message, reason in draft.unsendable]
@@ -206,7 +206,7 @@ def exclusions(
 
 
 def _not_read(recollection: Recollection, low: int) -> dict[int, ExclusionReason]:
-    """Return each `seq` from `low` up to the question whose message the window does not have, with the reason."""
+    """Return, from `low` up to the question, each `seq` that is missing in the window, with the reason."""
     messages, end = recollection.messages, recollection.end
     single = any(gap.reason in _SINGLE for gap in recollection.excluded)
     if not single and end is not None and end - low == len(messages) and (not messages or messages[0].seq == low):
@@ -262,7 +262,7 @@ def _left_out(call: Call, out: Sequence[tuple[str | None, ExclusionReason]], row
 
 
 def _before(end: int | None, gaps: Iterable[Exclusion]) -> Iterator[Exclusion]:
-    """Yield the excluded ranges before the question, cut off there. Skip folded and superseded messages."""
+    """Yield the excluded ranges before the question, cut off at the question. Skip folded and superseded messages."""
     for gap in gaps:
         if gap.reason not in _SINGLE and (end is None or gap.first_seq < end):
             yield gap if end is None else Exclusion(gap.first_seq, min(gap.last_seq, end - 1), gap.reason)

@@ -33,7 +33,7 @@ def make_model(name: str, *, variable: str = "THREADKEEP_MODEL") -> BaseChatMode
         raise InvalidSettings(
             f"{variable}={name} needs a package that is not installed: {error}", variable=variable
         ) from error
-    # Each provider raises other errors for a missing key. Some texts quote the key, so only the class is shown.
+    # For a missing key, each provider raises its own error. Show only the class, because some texts quote the key.
     except Exception as error:
         raise InvalidSettings(
             f"{variable}={name} cannot be used ({type(error).__name__}): check the name (openai:gpt-5-mini, "

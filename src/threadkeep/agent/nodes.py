@@ -114,7 +114,7 @@ class NodeTurn:
             self._report()
             calls_tools = self.answered is None and isinstance(reply, AIMessage) and bool(reply.tool_calls)
             if error is not None or calls_tools:
-                # The next call of the node gives the answer that this number is for.
+                # Release the number of the answer, because the next call of the node gives this answer.
                 part.root.release(part.author, part.key)
             if error is None:
                 await (turn.close("") if calls_tools else self._close())
@@ -196,7 +196,7 @@ class TurnBlock:
         """Store the answer, or the part of it that arrived."""
         turn = self._ended()
         if isinstance(error, GeneratorExit):
-            # The caller's coroutine is being closed, so it cannot await.
+            # Only release the session, because a coroutine that is being closed cannot await.
             turn.part.root.release_session()
         else:
             await self._on_loop.call(lambda _: turn.end(error))

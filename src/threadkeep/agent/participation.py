@@ -53,8 +53,8 @@ type _Writer = weakref.ref[Callable[[Any], None]]
 class OpenCalls:
     """The agent calls of one middleware in this process that have begun and not ended, by key.
 
-    The memory settles the calls before it closes. At most a thousand calls are kept. A dropped call, such as a call of
-    an interrupted run, continues from the transcript.
+    The memory settles the calls before it closes. At most a thousand calls are kept. If a dropped call (usually of an
+    interrupted run) is resumed, it continues from the transcript.
     """
 
     def __init__(self) -> None:
@@ -156,17 +156,17 @@ class Participation:
     _settling: asyncio.Task[None] | None = field(default=None, repr=False)
 
     def enter(self, messages: Sequence[BaseMessage]) -> None:
-        """Take part in the turn of the root run, or begin it. An agent whose input the program wrote becomes silent.
+        """Take part in the turn of the root run, or begin it. Become silent if the graph's code wrote the input.
 
-        An agent that gets the caller's question begins a turn even if an earlier agent of the run began one with a
-        question that the program wrote.
+        An agent that gets the caller's question begins a turn, even if an earlier agent of the run began a turn with a
+        question from the graph's code.
         """
         root = self.root
         question: Sequence[BaseMessage] | None = root.question
         if not root.begun:
             question = question_asked(messages) if self.parent is None else question_before(messages)
         elif not root.has_part(messages):
-            # The turn may have begun with a question that the program wrote.
+            # If the turn began with a question from the graph's code, begin a turn with the caller's question.
             question = None if callers_question(root.question) else callers_question(messages) or None
         if question is None:
             self.silent = True
@@ -214,7 +214,7 @@ class Participation:
             if self.task and (call := root_callbacks.call) is not None and call.is_continued:
                 number = self._number_of_resumed(turn, self.task, messages)
             if number is None:
-                # If a caller repeats a question, the state of a checkpointer has the answers of the first attempt.
+                # In a new run, use only the sent messages: a saved state may have answers of an earlier attempt.
                 seen = () if not root.answers else messages if self._is_continued else root.sent
                 number = root.claim_after_seen(self.author, self.key, seen)
             turn.speak_as(self.author, number)
@@ -223,9 +223,9 @@ class Participation:
     def _number_of_resumed(self, turn: OpenTurn, name: str, messages: Sequence[BaseMessage]) -> int | None:
         """Return the number of the answer in a resumed run; None if the author's stored answers do not determine it.
 
-        A task (`name`) that LangGraph repeats gets the number of its stored answer. Another task gets the number after
-        the stored answers in its input, even if a run that was resumed at the same time has stored this number. If its
-        input has none, or if the other task is an earlier call in the same node, it gets a free number.
+        A task (`name`) that LangGraph repeats gets the number of its stored answer. Another task gets the next number
+        after the stored answers in its input, even if a run that was resumed at the same time has stored this number.
+        Skip the numbers of earlier calls in the same node; if the input has no stored answer, skip all stored numbers.
         """
         root = self.root
         earlier = [one for one in turn.earlier if one.author == self.author]
@@ -245,7 +245,7 @@ class Participation:
         turn = self._open(self._question_in(messages))
         turn.join(first)
         if self._tried_before:
-            # LangGraph repeats a failed node, and the node's agents may have answered in the failed attempt.
+            # Read the answers that the node's agents may have stored in a failed attempt, which LangGraph now repeats.
             await turn.read_answers()
         return turn
 
@@ -268,7 +268,7 @@ class Participation:
             turn.speak_as(self.author, ordinal)
 
     async def _ask(self, messages: Sequence[BaseMessage]) -> OpenTurn:
-        """Store the question without leading messages that are stored, because clients may send the whole chat."""
+        """Store the question without its leading messages that are already stored: clients may send the whole chat."""
         if len(self.root.question) > 1:
             self.root.question = await self._without_later_turns(self.root.question)
         history = SentHistory(self.root.question)
@@ -285,10 +285,10 @@ class Participation:
         return turn
 
     async def _without_later_turns(self, question: tuple[BaseMessage, ...]) -> tuple[BaseMessage, ...]:
-        """Return the question without messages of a later turn or a program that follow the caller's last message.
+        """Return the question without messages at its end that belong to a later turn or come from the graph's code.
 
         In a checkpointed state, a repeated question that got no reply is directly followed by the next question, or by
-        a text that a program wrote for another agent. The latter is not stored, although the question is.
+        a text that the graph's code wrote for another agent. Such a text is not stored, but the question is.
         """
         sent = [id(message) for message in self.root.sent]
         end = max([at for at, message in enumerate(question, start=1) if id(message) in sent], default=len(question))
@@ -296,7 +296,7 @@ class Participation:
             if end < len(question):
                 async with self.session.timeout():
                     rows = [await self.session.find(id_of(one) or "") for one in question[end - 1 : end + 1]]
-                # A stored message without a run differs from one that is not stored.
+                # Use tuples to distinguish a stored message without a run from a message that is not stored.
                 asked, following = [None if row is None else (row.run_id,) for row in rows]
                 if asked != following:
                     return question[:end]
@@ -317,7 +317,7 @@ class Participation:
             await self.memory.finish(self.session.record, [refused])
 
     def _question_in(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the turn's question, with the current form of each of its messages if `messages` has it."""
+        """Return the turn's question. Take the current form of each message from `messages`, if it is there."""
         now = {id_of(message): message for message in messages}
         return [now.get(id_of(message), message) for message in self.root.question]
 
@@ -339,8 +339,8 @@ class Participation:
 
         A human message after an interrupt is a further question. A human message that a tool added, such as an image,
         is not a question: it follows the tool's result, and the session does not have it. If the state has replies to
-        the question, it was stored before and is not stored again. If the state has only a summary of the question, it
-        is read from the session. A reply to a repeated older question has that question's id in its metadata.
+        the question, the question is not stored again. If the state has only a summary of the question, the question is
+        read from the session. A reply to a repeated older question has that question's id in its metadata.
         """
         question = question_before(messages)
         for block in questions_back(messages):
@@ -391,12 +391,12 @@ class Participation:
     def hold(self, answer: BaseMessage | str, status: Status, runtime: Runtime[Any]) -> None:
         """Hold an answer in memory until the run ends or continues. A timer stores it if the run makes no further call.
 
-        Only if an earlier node of the run had the same stream writer, the writer is known to live as long as the run.
+        The stream writer is known to live as long as the run only if an earlier node of the run had the same writer.
         """
         self.stop_waiting()
         self.text, self.status = answer, status
         writer = weakref.ref(runtime.stream_writer)
-        # Weak references to the same live object are equal.
+        # Compare the weak references, which are equal if the same object is alive.
         self._all_runs_known = self._all_runs_known and writer == self.writer
         self._runs = [run for run in self._runs if run() is not None] + [writer]
         self._check_later(_MOST_CHECKS)
@@ -478,7 +478,7 @@ class Participation:
                 return
             if self.turn is None and isinstance(error, Exception):
                 self.leave()
-                # The caller gets the error of the run.
+                # Ignore an error of the memory, because the caller gets the error of the run.
                 with contextlib.suppress(ThreadkeepError):
                     await self.refuse()
             elif isinstance(error, PIIDetectionError):

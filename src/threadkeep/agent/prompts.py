@@ -25,7 +25,7 @@ class Prompt:
     """The prompt of an event: its text and a stable id.
 
     `message_id` is the id of the event's message, else the id of the event, else a hash of the text and of the
-    annotations' ids and times. Without any of these it is None, as two messages may have the same text.
+    annotations' ids and times. If none of these exists, it is None, because two messages may have the same text.
     """
 
     text: str
@@ -130,7 +130,7 @@ class PromptTemplate:
     text: str
 
     def __post_init__(self) -> None:
-        """Check that the required placeholders are there, and that none is unknown."""
+        """Check that the required placeholders are there, and that no placeholder is unknown."""
         named = self._named()
         for name in sorted(named - {*_NEEDED, *_OPTIONAL}):
             known = ", ".join(f"{{{{{one}}}}}" for one in (*_NEEDED, *_OPTIONAL))
@@ -145,7 +145,7 @@ class PromptTemplate:
         """Return the text for these messages. Braces in messages are not treated as placeholders.
 
         The input is the newest user message and all later messages. The system messages replace `{{system}}`; without
-        it, they are in the history. The history is the rest, in the form of `flatten_messages`.
+        this placeholder, they are in the history. The history is the rest, in the form of `flatten_messages`.
 
         Raises:
             InvalidInput: a summary or context is given, but the template has no placeholder for it.

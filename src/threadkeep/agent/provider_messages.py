@@ -123,7 +123,7 @@ def repair(messages: Sequence[BaseMessage]) -> Repaired:
 
 
 def _calls_of(messages: Sequence[BaseMessage]) -> tuple[dict[int, _Calls], dict[int, ExclusionReason]]:
-    """Return the assistant messages with the results of their calls, and why other results are dropped, by index."""
+    """Return by index the assistant messages with the results of their calls, and why other results are dropped."""
     calls: dict[int, _Calls] = {}
     open_calls: dict[str, _Calls] = {}
     reasons: dict[int, ExclusionReason] = {}
@@ -160,11 +160,11 @@ def plain(messages: Sequence[BaseMessage], provider: str | None = None) -> list[
 
 
 def mark_between(before: BaseMessage, message: BaseMessage | None, provider: str | None) -> BaseMessage | None:
-    """Return the mark that a provider requires between two messages of a call, or after its last one; None if none.
+    """Return the mark that a provider requires between two messages or after the last message; None if none.
 
-    Claude, Gemini and Mistral refuse a call that ends with an answer, such as that of another agent of the turn. The
-    mark stays before the tool calls that follow, because Gemini refuses tool calls after an answer. Mistral refuses a
-    user message after a tool's result, which occurs if a structured response ended the earlier turn.
+    Claude, Gemini and Mistral refuse a call that ends with an answer, such as that of another agent of the turn. Later
+    calls keep the mark before the tool calls that follow, because Gemini refuses tool calls after an answer. Mistral
+    refuses a user message after a tool's result, which occurs if a structured response ended the earlier turn.
     """
     name = _PROVIDERS.get(provider or "")
     if isinstance(before, AIMessage) and not before.tool_calls:
@@ -180,7 +180,7 @@ def is_blank(message: BaseMessage) -> bool:
 
 
 def _is_only_reasoning(message: AIMessage) -> bool:
-    """Return True if an answer has nothing but reasoning, which providers refuse without a text or call behind it."""
+    """Return True if an answer has nothing but reasoning, which providers refuse without a text or call after it."""
     rest = [one for one in _blocks(message) if not (isinstance(one, Mapping) and one.get("type") in _REASONING)]
     blank = all(is_text(one) and not _text(one).strip() for one in rest)
     return blank and _REASONING.issuperset(message.additional_kwargs)
@@ -260,8 +260,8 @@ def _is_foreign(message: AIMessage, target: str | None) -> bool:
 def merged_system(systems: Sequence[BaseMessage]) -> SystemMessage | None:
     """Merge system messages into one, because providers accept only one. Return None if all of them are empty.
 
-    The result has no id: LangGraph adds a new id to it in each turn, but no provider receives it, so equal system
-    messages must have equal digests.
+    The result has no id, so that equal system messages have equal digests: LangGraph adds a new id in each turn, but
+    providers do not receive the id.
     """
     given = [without_empty_text(message) for message in systems if not is_blank(message)]
     if len(given) == 1 and isinstance(given[0], SystemMessage):

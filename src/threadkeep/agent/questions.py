@@ -73,7 +73,7 @@ def steps_begin(messages: Sequence[BaseMessage], said_ids: Container[str | None]
 
 
 _MORE_ROWS: Final = 50
-"""The number of rows that are read in addition to one for each message: for failed and superseded rows, for example."""
+"""The number of rows that are read beyond one row for each message, because some rows failed or are superseded."""
 
 
 async def unanswered_question(session: Session, run_id: str | None) -> list[BaseMessage]:
@@ -105,7 +105,7 @@ class SentHistory:
 def sent_by_caller(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
     """Return the agent's messages that the caller of the root run sent, without messages from a checkpoint.
 
-    A checkpointer keeps a repeated message at its old position, so messages are found by their ids if all have one.
+    A checkpointer keeps a repeated message at its old position, so messages are found by id if all sent ones have ids.
     """
     call = root_callbacks.call
     if call is None or call.input is None:
@@ -117,9 +117,9 @@ def sent_by_caller(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
 
 
 def question_asked(messages: Sequence[BaseMessage]) -> list[BaseMessage] | None:
-    """Return the question with which an agent begins a turn; None in a branch whose input the program wrote.
+    """Return the question with which an agent begins a turn; None in a branch whose input the graph's code wrote.
 
-    The question is the newest block of human messages, or the caller's earlier question if the program wrote the block.
+    The question is the newest block of human messages, or the caller's question if the graph's code wrote the block.
     """
     question, own = question_before(messages), callers_question(messages)
     if {id(message) for message in question} & {id(message) for message in own}:
@@ -141,7 +141,7 @@ def _asked_by_caller() -> list[BaseMessage]:
     try:
         return [] if call is None else question_before(convert_to_messages(call.sent))
     except (TypeError, ValueError, NotImplementedError):
-        return []  # this program's `messages` are no LangChain messages
+        return []  # the `messages` of this graph are no LangChain messages
 
 
 async def compare_history(
@@ -214,8 +214,8 @@ def known_messages(
 
     A message is known if a row has its id, or has its text at a matching position. If middleware changed the text, the
     row's digest of the received text is compared. Other human messages count as changed, except those before the first
-    row, which are older or written by the program. With `by_position`, an answer at the position of a stored answer is
-    known, because clients may change the text. If no message is known, no message counts as changed.
+    row, which are older or come from the graph's code. With `by_position`, an answer at the position of a stored answer
+    is known, because clients may change the text. If no message is known, no message counts as changed.
     """
     sent = _sent(messages, rows, digest)
     pairs = _aligned(sent, rows)
@@ -242,7 +242,7 @@ def known_messages(
 def _rows_between(gap: Sequence[_Sent], rows: Sequence[Message], beside: range) -> Sequence[Message]:
     """Return the rows at the positions of the messages in a gap between known messages.
 
-    If the numbers differ, only answers directly after a known message get a row: clients join, split and omit answers.
+    If the counts differ, only answers directly after a known message get a row: clients join, split and omit answers.
     """
     if len(gap) == len(beside):
         return rows[beside.start : beside.stop]
@@ -257,9 +257,9 @@ def known_beginning(
 ) -> list[Message]:
     """Return the stored rows of the first messages of a question, as many as match. The last message is always new.
 
-    `rows` are the rows after the last known message before the question, and the messages are compared with their human
-    messages. If no earlier message is known (`whole`), `rows` are all rows that were read. Unless the messages then
-    equal all human messages in the rows, they are compared only with the human messages after the last answer.
+    `rows` are the rows after the last known message before the question. The question is compared with the human
+    messages in these rows. If no earlier message is known (`whole`), `rows` are all rows that were read. If the
+    question does not equal all their human messages then, it is compared only with those after the last answer.
     """
     told = _sent(question[:-1], rows, digest)
     asked = [row for row in rows if row.role == "user"]
@@ -328,7 +328,7 @@ def _is_answer(row: Message) -> bool:
 
 
 def _aligned(sent: Sequence[_Sent], rows: Sequence[Message]) -> list[_Pair]:
-    """Return the longest list of pairs of a message and its row that is in order on both sides. Prefer newer pairs."""
+    """Return the longest list of (message, row) pairs in which messages and rows are in order. Prefer newer pairs."""
     ids, texts = {row.id for row in rows}, {(row.role, row.content) for row in rows}
     received = {row.metadata.get(RECEIVED) for row in rows}
     some = [
@@ -367,7 +367,7 @@ def _longest(same: Sequence[Sequence[bool]]) -> list[_Pair]:
 
 
 def _gaps(pairs: Sequence[_Pair], sent: int, rows: int) -> Iterator[tuple[range, range]]:
-    """Yield the indexes between the pairs, of messages and of rows. The first gap has no more messages than rows."""
+    """Yield the index ranges of messages and rows between the pairs. The first gap has no more messages than rows."""
     before: _Pair = (-1, -1)
     for end in (*pairs, (sent, rows)):
         gap, beside = range(before[0] + 1, end[0]), range(before[1] + 1, end[1])

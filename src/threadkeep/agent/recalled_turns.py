@@ -28,7 +28,7 @@ _PATIENCE_SECONDS = 3.0
 _DAY_TOKENS = 11
 """The tokens of the line above the turns of a day."""
 _OTHER_COUNTS = 16
-"""If the model's counter is not that of the stored counts, the search may find 1/16 more tokens than `room`."""
+"""If the model's counter is not the counter of the stored counts, the search may find 1/16 more tokens than `room`."""
 _UNUSED, _MARGIN = 0.04, 0.01
 """If a larger share than `_UNUSED` of the section's tokens stays unused, select again, leaving `_MARGIN` free."""
 
@@ -134,7 +134,7 @@ def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extr
     block = _block_of(found, quoted, indexes, request)
     tokens = block.entry.tokens
     if tokens > room or (tokens < (1 - _UNUSED) * room and len(indexes) < len(found)):
-        # The sizes were wrong, because the request's counter is not that of the stored messages. Select again.
+        # Select again: the sizes were wrong, because the stored messages were counted by another counter.
         indexes = _fitting(quoted, sizes, budget * (1 - _MARGIN) * room / max(tokens, 1))
         other = _block_of(found, quoted, indexes, request)
         block = other if other.entry.tokens <= room or tokens > room else block

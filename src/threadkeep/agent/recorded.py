@@ -48,7 +48,7 @@ def recorded(
 
 
 class RecordedGraph(Runnable[Any, Any]):
-    """A wrapper that records the turns of a graph; see `recorded`. Attributes that it lacks are those of the graph."""
+    """A wrapper that records the turns of a graph; see `recorded`. Other attributes are read from the graph."""
 
     def __init__(self, graph: Runnable[Any, Any], memory: Memory | SyncMemory, options: TurnOptions) -> None:
         self._graph: Any = graph
@@ -281,7 +281,7 @@ def _nodes(graph: Runnable[Any, Any]) -> Iterator[tuple[str, object]]:
 def _update_to(winner: AIMessage, state: Any, config: RunnableConfig) -> tuple[RunnableConfig, list[list[StateUpdate]]]:
     """Return the arguments of `bulk_update_state` that replace the last reply of a graph's saved state by `winner`.
 
-    A reply that calls tools stays, because their results need it. The update counts as one of the first node, which is
+    A reply that calls tools stays, because the tools' results need it. The update is made as the node `START`, which is
     never ambiguous. The second step removes the tasks that follow.
     """
     last = next(message for message in reversed(state["messages"]) if isinstance(message, AIMessage))

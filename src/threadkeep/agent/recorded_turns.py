@@ -97,14 +97,14 @@ class GraphTurns:
                 part.enter(stored)
             if messages and not part.silent:
                 await part.begin(stored)
-                root.release(None, key)  # only an answer has a number
+                root.release(None, key)  # the question needs no number
                 await turn.find_end()
                 if turn.ended is None and turn.role == "owner" and not has_saver:
                     await turn.add_history()
         return turn
 
     def _without_redacted(self, message: BaseMessage) -> BaseMessage:
-        """Return a person's message as the graph's agents will redact it, if its content is a text; else unchanged."""
+        """Return a person's text message as the graph's agents will redact it. Return any other message unchanged."""
         if not isinstance(message, HumanMessage) or not isinstance(message.content, str):
             return message
         storing = storable(message.content, self._redacted, whole=True)
@@ -112,7 +112,7 @@ class GraphTurns:
 
 
 class GraphTurn:
-    """A call of a recorded graph, which has its own turn (`owner`), takes part in another's (`guest`), or has none."""
+    """A call of a recorded graph: it owns a turn (`owner`), takes part in another's turn (`guest`), or has no turn."""
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ class GraphTurn:
         return {**values, "messages": whole, **restored_values(end.values, classes)}
 
     async def end(self, state: object) -> AIMessage | None:
-        """Store the final answer if no agent did, and the turn's end. Return the answer stored instead, or None."""
+        """Store the turn's end, and the answer unless an agent stored it. Return the answer stored instead, or None."""
         if self.ended is not None or self.part.silent:
             return None
         if not isinstance(state, Mapping) or not state.get("messages"):
@@ -233,7 +233,7 @@ class GraphTurn:
             await self._keep_end(self.part.turn, str(id_of(stored)), state)
             return None
         self.part.author = spoken.name
-        # In a resumed run, a question that no reply precedes may not be stored yet.
+        # Begin with the messages before the reply, because a resumed run may not have stored its question yet.
         end = next((index for index, one in enumerate(messages) if one is spoken), len(messages))
         turn = await self.part.begin(messages[:end])
         turn.speak_as(self.part.author, root.claim_after_seen(self.part.author, self.part.key, root.sent))
@@ -260,7 +260,7 @@ class GraphTurn:
     async def _stored_end(self, turn: OpenTurn) -> GraphEnd | None:
         """Return the stored end of a repeated turn; None if none is stored or the database fails."""
         memory, session, seq = self.part.memory, self.part.session, turn.question_seq
-        # The answer is stored even if the process ends or the database fails before the turn's end is stored.
+        # Look for a marked answer first: after a crash or a database failure, the turn's end may not be stored.
         for number, one in enumerate(turn.earlier, start=1):
             if one.metadata.get(ENDS) == self._author:
                 return GraphEnd(turn.earlier[:number])
@@ -297,7 +297,7 @@ class GraphTurn:
             return result
         replies = [index for index, message in enumerate(messages) if isinstance(message, AIMessage)]
         if winner is not None and replies:
-            if messages[replies[-1]].tool_calls:  # it stays, because the results of the tools need it
+            if messages[replies[-1]].tool_calls:  # keep it, because the tools' results need it
                 messages.append(winner)
             else:
                 messages[replies[-1]] = winner

@@ -60,9 +60,9 @@ def calling_tool(memory: Memory, session: Session) -> Iterator[None]:
 class RootRun:
     """The turn of one root run in one session.
 
-    LangGraph gives all nodes and nested graphs of one call the same `Runtime.control` object. Whether an agent takes
-    part in the turn is decided by the agent's input. Its LangGraph thread id, which nested agents inherit, and its
-    checkpoint namespace do not show it. `question` are the messages that began the turn; `sent` are all messages that
+    LangGraph gives all nodes and nested graphs of one call the same `Runtime.control` object. The input of an agent
+    decides whether the agent takes part in the turn. The LangGraph thread id, which nested agents inherit, and the
+    checkpoint namespace do not show this. `question` are the messages that began the turn; `sent` are all messages that
     the caller sent with them. `turn` is the turn of the agent that stored the question. `answers` are the complete
     answers of all speakers, in order; the `name` of an answer is its author. A `recorded` run holds its session until
     the graph ends; any other run holds it until an agent's answer is stored.
@@ -146,7 +146,7 @@ class RootRun:
         return len(sent) > 1 and [text_of(message) for message in messages[: len(sent)]] == sent
 
     def with_question(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages with each message of the question only once. A copy that is left gets the stored id.
+        """Return the messages with each message of the question only once. A copy that remains gets the stored id.
 
         A message with the question's text that precedes an answer of an earlier turn is an earlier question, not a
         copy.
@@ -179,7 +179,7 @@ class RootRun:
         return max((index for index, is_other in enumerate(answers, start=1) if is_other), default=0)
 
     def with_answers(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages with the turn's earlier answers, which are inserted after the question if it is there."""
+        """Return the messages with the turn's earlier answers inserted after the question, if the question is there."""
         if not self.answers:
             return list(messages)
         ids = {id_of(message) for message in messages}
@@ -209,7 +209,7 @@ class RootRun:
     def claim(self, author: str | None, call: Hashable) -> int:
         """Return the number of an author's answer in this run, from 1. `release` frees the number of a call.
 
-        In a branch, the numbers begin with that of the branch, so that a resumed branch gets its number again.
+        In a branch, the numbers begin with the branch's number, so that a resumed branch gets the same number again.
         """
         claims = self._claims.setdefault(author, {})
         if call not in claims:
@@ -242,13 +242,13 @@ class RootRun:
     def claim_resumed(self, author: str | None, call: Hashable, after: int, taken: Collection[int]) -> int:
         """Return the number of an author's answer in a resumed run, which is above `after` and not in `taken`."""
         claims = self._claims.setdefault(author, {})
-        # Numbers of calls that have not been claimed here yet can still change.
+        # Ignore the numbers of calls that are not resumed yet, because these numbers can still change.
         known = {*taken, *(claims[one] for one in self._resumed & claims.keys() - {call})}
         first = 1 + after + (root_callbacks.branch.get() or 0)
         return self.reserve(author, call, min({*range(first, first + len(known) + 1)} - known))
 
     def reserve(self, author: str | None, call: Hashable, number: int) -> int:
-        """Return `number`, which is that of a stored answer that a resumed run repeats."""
+        """Claim `number` for a call of a resumed run, and return it."""
         self._claims.setdefault(author, {})[call] = number
         self._resumed.add(call)
         return number
@@ -274,7 +274,7 @@ def own_session(memory: Memory, session: Session, author: str | None) -> Session
 def root_run(memory: Memory, control: object, session_id: str, *, shared: bool = True) -> RootRun:
     """Return the turn of a root run in a session. It is created at the first call and kept until the run ends.
 
-    At most a thousand turns are kept, because the end of some runs is not reported, such as streams without a reader.
+    At most a thousand turns are kept, because the end of some runs (such as streams without a reader) is not reported.
     If `shared` is False, as in a workflow's node without a transcript, each call gets a new turn.
     """
     order = _orders.get(memory.identity) or _orders.setdefault(memory.identity, SessionOrder())
@@ -325,7 +325,7 @@ class SessionOrder:
         """Wait until the root run gets its session.
 
         Return at once if the run has its session, or if its caller blocks the event loop of an earlier run. A wait is
-        reported once, after 30 seconds. It never ends if a tool runs the same session in its own OS thread.
+        reported once, after 30 seconds. The wait never ends if a tool runs the same session in its own OS thread.
         """
         session_id = run.session_id
         run.loops |= {asyncio.get_running_loop(), *filter(None, [caller_loop.get()])}
@@ -344,7 +344,7 @@ class SessionOrder:
         def leave() -> None:
             with self._lock:
                 queue.pop(turn, None)
-                # The run may have got the session at the moment when its caller was cancelled.
+                # Release the session, in case the run got it at the moment when its caller was cancelled.
                 self.hand_on(run)
 
         report_at = time.monotonic() + _REPORT_SECONDS

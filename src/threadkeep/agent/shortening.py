@@ -25,7 +25,7 @@ _ARGUMENTS = ("args", "input", "arguments")  # keys of the arguments in blocks t
 
 
 def size_of(message: BaseMessage, counter: TokenCounter) -> Size:
-    """Return the number of tokens of a message, and that of the shortest form to which the message can be cut."""
+    """Return the number of tokens of a message, and of the shortest form to which the message can be cut."""
     if is_plain(message):
         tokens = counter(str(message.content))
         return Size(tokens, min(tokens, counter(CUT_MARK)))
@@ -90,7 +90,7 @@ def _merged(message: BaseMessage, text: str, removed: Collection[int]) -> BaseMe
     mark = media_mark([message.content[index] for index in removed], _GONE)
     text = "\n".join(part for part in (text, mark) if part)
     texts = [n for n, block in enumerate(message.content) if is_text(block)]
-    # Providers require their reasoning and searches before the text that follows from them.
+    # Keep reasoning and searches before the text, because providers require this order.
     position = texts[-1] if texts and isinstance(message, AIMessage) else 0
     others = [(n, block) for n, block in enumerate(message.content) if not is_text(block) and n not in removed]
     if not others:
@@ -101,7 +101,7 @@ def _merged(message: BaseMessage, text: str, removed: Collection[int]) -> BaseMe
 
 
 def _shortened_calls(message: AIMessage, tokens: int, counter: TokenCounter) -> BaseMessage:
-    """Return the message with its arguments and texts cut to one length, the greatest with which the message fits."""
+    """Return the message with its arguments and texts cut to the same length, which is the greatest that fits."""
     if count_message(_with_short_calls(message, 0), counter) > tokens:
         message = _with_marks(message, media_indexes(message))
     best = _with_short_calls(message, 0)
@@ -142,7 +142,7 @@ def _with_short_calls(message: AIMessage, most: int) -> AIMessage:
 
 
 def _short_block(block: Block, most: int, arguments: Mapping[str, Mapping[str, object]]) -> object:
-    """Return a block of a message with tool calls. Cut its text, and replace arguments that repeat those of a call."""
+    """Return a block of a message with tool calls. Cut its text, and replace arguments that repeat a call's."""
     if isinstance(block, str):
         return _short(block, most)
     if is_text(block):

@@ -163,7 +163,7 @@ class TurnContext:
         return assembler
 
     def report(self, reply: AIMessage | None) -> None:
-        """Add the usage that the provider reported to the last call's manifest, and correct the token counter with it.
+        """Add the provider's reported usage to the last call's manifest, and correct the token counter with the usage.
 
         The manifest is stored with the answer. If the model called tools or a run executes the turn, `keep` is called
         now.
@@ -245,7 +245,7 @@ class TurnContext:
             summarizer = ModelSummarizer(model, context_window=self._options.context_window)
         if summarizer is not None:
             gaps = self._recollection.excluded
-            # The newest message that is neither in the window nor in a summary.
+            # Find the newest message that is neither in the window nor in a summary.
             out = [gap.last_seq for gap in gaps if gap.reason in ("before_anchor", "over_budget", "over_limit")]
             left_out_upto = 0 if self._options.no_history else max(*out, (self._new_begin or 1) - 1, 0)
             session_id, room = self.session.session_id, self._room or WindowRoom()
@@ -272,7 +272,7 @@ class TurnContext:
         """
         begin, end = self._end(messages) if self.question_seq else len(messages), len(messages)
         with contextlib.suppress(StoreError, TimeoutError):
-            # A later turn begins with its own question, or with a reply to a question other than this turn's.
+            # Find the beginning of a later turn, which is its question or a reply to another question.
             for message in messages[begin:]:
                 begins = is_question(message) or ANSWERS in message.response_metadata
                 if begins and await self._is_later(message):
@@ -335,7 +335,7 @@ class TurnContext:
     async def _draft(self, assembler: Assembler, call: Call) -> Draft:
         """Return a draft with the window and the extra sections.
 
-        These are read at the turn's first call, and again after `read_sources_again`.
+        The extra sections are read at the turn's first call, and again after `read_sources_again`.
         """
         if self._extras is not None:
             return assembler.draft(call, extras=self._extras)

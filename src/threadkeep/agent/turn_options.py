@@ -155,7 +155,7 @@ def call_id_function(function: IdOf, config: RunnableConfig, runtime: Runtime[An
 
 
 def _takes_two(function: IdOf) -> bool:
-    """Return True if a function takes a second argument. With a default, the argument must be named `runtime`."""
+    """Return True if a function takes a second argument. If that has a default, it must be named `runtime`."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # some functions in C have no signature
@@ -294,7 +294,7 @@ class ModelFacts:
 
 
 def facts_of(model: BaseChatModel | None, override: int | None = None) -> ModelFacts:
-    """Return the facts of a model. The window is `override`, or else that of the model's profile or name.
+    """Return the facts of a model. The window is `override`, or else it comes from the model's profile or name.
 
     The name is the name that a LangChain chat model sends to its provider, in a form that can be stored. The provider
     is the provider that the model reports to tracers.
@@ -304,7 +304,7 @@ def facts_of(model: BaseChatModel | None, override: int | None = None) -> ModelF
     profile = getattr(model, "profile", None)
     limit = profile.get("max_input_tokens") if isinstance(profile, Mapping) else None
     window = known_window(name, override if override is not None else limit)
-    # LangChain has no public way to ask. Models with retries, and configurable ones without a default, lack the method.
+    # Call a private method, because LangChain has no public one. Some models, such as models with retries, lack it.
     describe = getattr(model, "_get_ls_params", None)
     provider = describe().get("ls_provider") if describe is not None else None
     return ModelFacts(

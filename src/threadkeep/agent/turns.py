@@ -42,7 +42,7 @@ _READ_PAUSES: Final = (0.0, 0.2, 0.5, 1.0, 2.0)
 
 
 def as_answer(row: Message) -> AIMessage:
-    """Return a stored answer as a message, with the JSON of its structured response if that is stored."""
+    """Return a stored answer as a message, with the JSON of its structured response if the row has it."""
     structured = row.metadata.get(STRUCTURED)
     beside = {STRUCTURED: structured} if isinstance(structured, str) else {}
     return AIMessage(row.content, id=row.id, additional_kwargs=beside)
@@ -85,7 +85,7 @@ class OpenTurn(TurnContext):
         question = await self._question_rows(metadata or {}, received)
         waiting = self._pending()
         if waiting:
-            # Another process may have stored an answer, so try to write first. The database decides which is valid.
+            # Deliver first: another process may have stored an answer, and the database decides which answer is valid.
             await in_time(self.session, self.session.deliver())
             waiting = self._pending()
         self.earlier = tuple([m for m in waiting if m.answers == self.question_id and m.status == "complete"])
@@ -93,7 +93,7 @@ class OpenTurn(TurnContext):
         if waiting:
             self._repeated = True
             if question[:-1]:
-                # The newest message is pending; the earlier messages may be neither pending nor stored.
+                # Store the earlier messages. Unlike the newest message, they may be neither pending nor stored.
                 await self._memory.finish(self._record, question[:-1])
         else:
             if EDITS in self.question[-1].response_metadata:
@@ -113,7 +113,7 @@ class OpenTurn(TurnContext):
         return [m for m in self.session.waiting() if self.question_id in (m.id, m.answers)]
 
     async def _question_rows(self, metadata: Mapping[str, Json], received: Sequence[BaseMessage]) -> list[Message]:
-        """Return the rows of the question. If middleware changed a text, its row has the received text's digest."""
+        """Return the rows of the question. If middleware changed a text, the row has the digest of the received one."""
         rows = [self._stored(message, "complete", metadata=metadata) for message in self.question]
         texts = dict(enumerate(map(transcript_text, received)))
         changed = [index for index, row in enumerate(rows) if texts.get(index, row.content) != row.content]
@@ -330,7 +330,7 @@ class OpenTurn(TurnContext):
         self._find_answer()
 
     def _find_answer(self) -> None:
-        # Answers that early versions stored have neither the id of their question nor an author.
+        # Early versions stored answers without the id of their question. Count such an answer as the first one.
         found = [
             one
             for one in self.earlier
