@@ -82,8 +82,8 @@ class WindowRoom:
     def nearly_full(self, extent: Extent) -> tuple[Size, ...]:
         """Return the sizes to which a nearly full window is cut; an empty tuple if it is not nearly full.
 
-        It is nearly full above 90 % of its tokens, or above its number of messages. The sizes leave some tokens for the
-        next input, and two messages for the next turn.
+        A window is nearly full above 90 % of its tokens, or above its number of messages. The sizes leave some tokens
+        for the next input, and two messages for the next turn.
         """
         keep: list[Size] = []
         if self.tokens is not None and extent.tokens > self.tokens * _FULL:
@@ -139,15 +139,15 @@ def is_worth_it(extent: Extent, trigger: Size, budget: int) -> bool:
 
 
 def kept_from(rows: Sequence[Message], keep: Size, budget: int, *, complete: bool) -> int | None:
-    """Return the first `seq` of the kept tail, which has the newest messages within `keep`, from the start of a turn.
+    """Return the first `seq` of the kept tail, which begins with a turn and has the newest messages within `keep`.
 
-    The newest user message is always part of the tail.
+    The newest user message is always part of the tail. Return None if older rows are needed.
 
     Args:
         rows: the newest rows, newest first, without gaps.
         keep: the minimum number of messages of the tail, or its maximum number of tokens.
         budget: the budget of a model call, in tokens.
-        complete: True if the rows include everything after the last summary. If not, None may ask for older rows.
+        complete: True if the rows include everything after the last summary.
     """
     unit, value = in_units(keep, budget)
     spoken = _spoken(rows)
@@ -163,12 +163,12 @@ def kept_from(rows: Sequence[Message], keep: Size, budget: int, *, complete: boo
 
 
 def kept_after(rows: Sequence[Message], left_out_upto_seq: int, *, complete: bool) -> int | None:
-    """Return the first `seq` to keep after a position: the start of the next turn or, without one, of the newest.
+    """Return the first `seq` to keep after a position: the start of the next turn, or else of the newest turn.
 
     Args:
         rows: the newest rows, newest first, at least back to the position.
         left_out_upto_seq: the position: the `seq` of the newest message that did not fit into the window.
-        complete: True if the rows include everything after the last summary. If not, None may ask for older rows.
+        complete: True if the rows include everything after the last summary. Otherwise None asks for older rows.
     """
     spoken = _spoken(rows)
     starts = [_seq(row) for index, row in enumerate(spoken) if _starts_turn(spoken, index, complete=complete)]
@@ -180,7 +180,7 @@ def kept_after(rows: Sequence[Message], left_out_upto_seq: int, *, complete: boo
 def part_length(rows: Sequence[Message], sizes: Sequence[int], room: int) -> int:
     """Return how many of the oldest rows a model reads next: as many as fit into `room`, but at least one.
 
-    These rows end with a whole turn, unless that would be less than half of what fits.
+    These rows end with a whole turn, unless they would then be less than half of the rows that fit.
     """
     used = fitting = 0
     for size in sizes:
@@ -291,7 +291,7 @@ class SummaryText:
 
     @classmethod
     def read(cls, text: str) -> SummaryText:
-        """Split a text into prose and facts. A text without a heading for facts and lines below it is all prose."""
+        """Split a text into prose and facts. If there are no facts below a heading for facts, all of it is prose."""
         lines = text.strip().splitlines()
         heading = next((index for index, line in enumerate(lines) if _HEADING.fullmatch(line)), None)
         if heading is None:
@@ -321,7 +321,7 @@ class SummaryText:
 
 
 def merged_facts(texts: Iterable[SummaryText]) -> tuple[str, ...]:
-    """Return the facts of all texts, oldest first. A fact that occurs several times is returned at its last place."""
+    """Return the facts of all texts, oldest first. Of equal facts, keep only the last."""
     found: dict[str, str] = {}
     for fact in (fact for text in texts for fact in text.facts):
         key = " ".join(fact.casefold().split()).rstrip(" .!。！")

@@ -109,7 +109,7 @@ class Patterns:
 
 @cache
 def patterns_by_script() -> dict[str, Patterns]:
-    """Return the patterns of each script by the kind of its lead bytes; those for all texts have an empty key."""
+    """Return the patterns of each script by the kind of its lead bytes; general patterns have an empty key."""
     found = json.loads(files("threadkeep.context").joinpath("token_costs.json").read_text(encoding="utf-8"))
     return {key: _patterns(groups) for key, groups in ({"": found} | found["scripts"]).items()}
 

@@ -251,7 +251,7 @@ class ContextManifest:
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Return the JSON schema, with the fields that every stored manifest has as required."""
+        """Return the JSON schema, in which the fields of every stored manifest are required."""
         found = handler(schema)
         handler.resolve_ref_schema(found)["required"] += ["call", "created_at"]
         return found
@@ -264,6 +264,6 @@ class ContextManifest:
 
 @cache
 def _adapter() -> TypeAdapter[ContextManifest]:
-    # The models of the web API set `use_attribute_docstrings`, for their JSON schemas. It is not set here, because it
-    # reads the source of each class, which would double the time of a process's first turn.
+    # Unlike the models of the web API, do not set `use_attribute_docstrings`: it reads the source of each class, which
+    # would double the time of a process's first turn.
     return TypeAdapter(ContextManifest)

@@ -73,7 +73,7 @@ def fitting_lines(lines: Sequence[str], budget: int, counter: TokenCounter) -> l
         if tokens <= left:
             taken.append(index)
             left -= tokens
-    # The tokens of the block may differ from the sum of its lines' tokens.
+    # Check the whole block, because its tokens may differ from the sum of its lines' tokens.
     while taken and counter(facts_text([lines[index] for index in taken])) > budget:
         taken.pop()
     return taken
@@ -87,7 +87,7 @@ def in_stable_order(facts: Iterable[Fact]) -> list[Fact]:
 def _safe(line: str) -> str:
     """Escape the line, so that its text cannot end the line or the block."""
     line = line.replace("</", "<\\/")
-    # JSON leaves some characters unescaped that some programs treat as line ends.
+    # Escape the characters that some programs treat as line ends and that JSON leaves unescaped.
     return line if line.isascii() else _LINE_ENDS.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
 
 
@@ -126,7 +126,7 @@ class Quote:
 
 @lru_cache(maxsize=1_000)
 def attribution(role: str, author: str | None) -> str:
-    """Return the name of a user, or the role; the role is followed by the author's name, if there is one.
+    """Return the name of a user, if there is one; otherwise the role, followed by the author's name, if there is one.
 
     A name can neither end the source line nor imitate a role.
     """
@@ -161,7 +161,7 @@ class QuotedTurn:
 
     @cached_property
     def day(self) -> tuple[str, date | None]:
-        """The session and the UTC day of the message. Turns for which both are the same share one heading."""
+        """The session and the UTC day of the message. Turns of the same session and day share one heading."""
         return self.session_id, self.time and self.time.date()
 
     @cached_property
@@ -247,7 +247,7 @@ def summary_message_text(summaries: Sequence[Summary]) -> str:
 def fitting_summaries(summaries: Sequence[Summary], budget: int, counter: TokenCounter) -> tuple[Summary, ...]:
     """Return as many of the newest summaries as fit uncut into the budget of one message.
 
-    If not even the newest summary fits, return it alone, cut at its end; return none if too little would be left.
+    If not even the newest summary fits, return it alone, cut at its end; return none if too little text would remain.
     """
     for oldest in range(len(summaries)):
         if counter(summary_message_text(summaries[oldest:])) <= budget:
@@ -267,7 +267,7 @@ def _blocks(summaries: Iterable[Summary]) -> Iterable[str]:
             if count == 1
             else f"messages {summary.first_seq} to {summary.last_seq} ({count} messages)"
         )
-        # The text derives from messages of people, so it must not contain the mark that ends the block.
+        # Replace the mark that ends the block, because the text derives from messages of people.
         text = _FENCE.sub("‹", summary.text.strip())
         yield f'<summary of="{messages}">\n{text}\n</summary>'
 

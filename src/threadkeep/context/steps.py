@@ -17,7 +17,7 @@ _SMALL: Final = 8
 
 @dataclass(frozen=True)
 class Size:
-    """The tokens of a message, and those of its shortest form; both are the same if the message cannot be cut."""
+    """The tokens of a message and of its shortest form; both are the same if the message cannot be cut."""
 
     tokens: int
     minimum: int
@@ -54,7 +54,7 @@ def level_of(step: Step, room: int) -> int:
 
 
 def shares(parts: Sequence[Step], steps: Sequence[Step], room: int) -> list[int | None]:
-    """Return the tokens for each part and each step, in order; None for one that is excluded.
+    """Return the tokens for each part and each step, in order; None for each excluded part or step.
 
     Args:
         parts: other messages of the question, oldest first; they are cut only after the older steps.
@@ -97,7 +97,7 @@ def whole_shares(steps: Sequence[Step], room: int) -> list[int | None]:
 
 
 def _replayed(steps: Sequence[Step], parts: int, room: int) -> list[int]:
-    """Return the tokens of each step, as in all calls of the turn so far. The first `parts` are the question's."""
+    """Return the tokens of each step by replaying the turn's calls. The first `parts` steps belong to the question."""
     granted: list[int] = []
     older = 0
     for step in steps:

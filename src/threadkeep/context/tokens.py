@@ -60,7 +60,7 @@ A name in the table also matches longer names that continue it after a separator
 
 
 SAFETY_TOKENS = 512
-"""The tokens that are reserved for what is not counted: the tokens that a provider adds around messages and tools."""
+"""The tokens reserved for uncounted tokens, which a provider adds around messages and tools."""
 
 _MAX_RESERVE = 16_384
 
@@ -68,8 +68,8 @@ _MAX_RESERVE = 16_384
 def context_window(model: str | None, override: object = None) -> int:
     """Return the context window of a model in tokens: input and output together.
 
-    A positive override takes precedence; other overrides are ignored. Without one, the lower-case name without its
-    provider is looked up: first exactly, then by the longest known name that it continues. Unknown models have 128,000.
+    A positive override takes precedence; other overrides are ignored. Otherwise the lower-case name without its
+    provider is looked up: first exactly, then by the longest known name that it continues. Unknown ones get 128,000.
     """
     return known_window(model, override) or DEFAULT_WINDOW
 
@@ -123,7 +123,7 @@ GREATEST_OF_OTHER = 8.0
 """The upper bound of the factor for other scripts; only models of an unknown family have this factor."""
 
 MIN_TOKENS = 200
-"""Factors do not learn from smaller prompts, because the tokens that a provider adds are a large part of these."""
+"""The least size of a prompt from which factors learn: in smaller prompts, the provider's own tokens weigh too much."""
 
 _LONGEST_STEP = 0.15  # one report changes the logarithm of the factor by this at most, so the factor by 16 %
 _LEAST_WEIGHT = 0.1  # the least weight of a new report; about twenty reports count
@@ -297,7 +297,7 @@ _BY_FAMILY: dict[Family, str] = {
     "qwen3": "qwen- qwen2 qwen2. qwen3 qwen3. deepseek-r1-distill-qwen",
     "deepseek": "deepseek-v3 deepseek-v3. deepseek-r1 deepseek-chat deepseek-reasoner",
 }
-# It matches Claude 4.7 and later 4.x versions. A longer number is a release date: claude-opus-4-20250514 is Claude 4.
+# Match Claude 4.7 and later 4.x versions. A longer number is a release date: claude-opus-4-20250514 is Claude 4.
 _LATE_CLAUDE_4 = re.compile(r"claude-(?:[a-z]+-)?4[-.](?:[7-9]|[1-9]\d)(?!\d)")
 _FAMILIES: dict[str, Family] = {name: family for family, names in _BY_FAMILY.items() for name in names.split()}
 

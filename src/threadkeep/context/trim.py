@@ -45,7 +45,7 @@ class Anchor:
     is set is cut back: together with the question, it gets at most `fraction` of its limits for tokens and messages. It
     then begins with a user message; the last exchange stays if it fits. Without `set`, history consists of the newest
     messages that fit. If the turn's steps leave too little space, history is cut back in any case, so that the next
-    steps fit and the model calls of the turn begin alike.
+    steps fit and the turn's model calls begin with the same messages.
     """
 
     begin: int = 0
@@ -224,7 +224,7 @@ class _Planner:
     def _place_history(
         self, history: Sequence[list[int]], places: int | None, anchor: Anchor | None, reason: Reason
     ) -> Sequence[list[int]]:
-        """Place and return the newest history that fits; if some does not fit, cut it back to the anchor's fraction."""
+        """Place and return the newest history that fits; if a part does not fit, cut back to the anchor's fraction."""
         fitting, stopped = self._newest(history, self._left, places)
         if _overflows(anchor) or len(fitting) < len(history):
             self._pushed_out = bool(self._steps)
@@ -337,7 +337,7 @@ def _overflows(anchor: Anchor | None) -> bool:
 def _reserved(wanted: int, room: int) -> int:
     """Return the tokens for the steps beside a cut question: 0 without steps, else a 16th, an 8th or a 4th of `room`.
 
-    It does not depend on the exact size of the steps, because each call would then cut the question differently.
+    The result does not depend on the exact size of the steps: otherwise each call would cut the question differently.
     """
     if not wanted:
         return 0

@@ -3,8 +3,8 @@
 A window takes rows without gaps, from the newest one backwards, and stops at the first message that does not fit. The
 result is in the order of the session. The newest user message is always included: its tokens are reserved first, and if
 it is older than the other messages of the window, it comes first. If this message alone exceeds the budget, it is cut,
-and the window has no other message. If the newest message does not fit beside the newest user message, it is cut so
-that the history is not empty. A limit of 0 allows no messages; None means no limit.
+and the window has no other message. If the newest message does not fit beside the newest user message, the newest
+message is cut, so that the history is not empty. A limit of 0 allows no messages; None means no limit.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ class Limits:
 class Extent:
     """The extent of a session beyond the rows that were read, so that a window can name all excluded ranges.
 
-    `first_seq` is the oldest stored `seq`, `reset_seq` that of the last reset (0: never), and `archived_seq` that of
-    the newest archived message (0: none).
+    `first_seq` is the oldest stored `seq`, `reset_seq` is the `seq` of the last reset, and `archived_seq` is the `seq`
+    of the newest archived message; 0 means that there is none.
     """
 
     first_seq: int = 1
@@ -181,7 +181,7 @@ class WindowChooser:
     """
 
     def __init__(self, limits: Limits, *, newest_user: Message | None = None, before_question: bool = False) -> None:
-        """Create a chooser. `before_question`: the newest user message is not stored yet, and follows all rows.
+        """Create a chooser. With `before_question`, the newest user message is not stored yet and follows all rows.
 
         In that case nothing is cut, and the newest row is included even if it alone exceeds the budget.
         """
@@ -242,7 +242,7 @@ class WindowChooser:
         return limit is not None and len(self._chosen) + (self._pinned is not None) >= limit
 
     def _start(self, rows: Sequence[Message]) -> Sequence[Message]:
-        """Reserve tokens for the newest user message; return the rows, preceded by it if it is newer than they are."""
+        """Reserve tokens for the newest user message; return the rows, with the message first if it is newer."""
         self._started = True
         among = next((row for row in rows if row.role == "user"), None) if not self._before_question else None
         if self._pinned is None or (among and _seq(among) >= _seq(self._pinned)):
@@ -273,7 +273,7 @@ class WindowChooser:
             self._pinned = None
             return
         if self._full:
-            # Treat this row as unread, because the result must not depend on how large pages are.
+            # Treat this row as unread, because the result must not depend on the size of pages.
             self._stop = (_seq(self._chosen[-1][0]) - 1 if self._chosen else _seq(row), "over_limit")
             return
         tokens, budget = self._tokens(row), self._limits.max_tokens

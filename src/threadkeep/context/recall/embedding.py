@@ -28,7 +28,7 @@ class Embedder(Protocol):
         ...
 
     async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
-        """Return a vector for each text, all of one length."""
+        """Return a vector for each text, all of the same length."""
         ...
 
     async def embed_query(self, text: str) -> Sequence[float]:

@@ -29,8 +29,8 @@ NOBODY: Final = -1
 class TurnColumns:
     """The turns by position, stored in columns, because each query reads hundreds of turns.
 
-    Empty positions separate episodes and precede the first, so that the neighbours of a turn belong to its own
-    episode. Their ids are empty.
+    Empty positions, whose ids are empty, separate episodes and precede the first episode, so that the neighbours of a
+    turn belong to its own episode.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class TurnColumns:
         number = self.speakers.setdefault(speaker, len(self.speakers))
         self._add(turn_id, priors, episode, topics, 2 * number + first_person)
 
-    def leave(self) -> None:
+    def add_gap(self) -> None:
         """Add empty positions, before the turns of a new episode."""
         for _ in range(BESIDE + 1):
             self._add("", (0.0,) * len(KINDS), NOBODY, 0, NOBODY)
@@ -67,7 +67,7 @@ class TurnColumns:
         self.voices.append(voice)
 
     def extend(self, other: Self, episodes: int, changes: Sequence[float]) -> None:
-        """Add the turns of another conversation after `episodes` existing ones; add `changes` to their priors."""
+        """Add the turns of another conversation after `episodes` existing episodes; add `changes` to their priors."""
         self.ids += other.ids
         for column, priors in zip(self.priors, other.priors, strict=True):
             column.extend(map(add, priors, changes))
@@ -77,8 +77,8 @@ class TurnColumns:
         voices = [2 * number + first_person for number in numbers for first_person in (0, 1)]
         self.voices.extend(NOBODY if voice == NOBODY else voices[voice] for voice in other.voices)
 
-    def best_of_speakers(self, begin: int) -> dict[str, list[tuple[float, int]]]:
-        """Return each speaker's turns from a position on: the prior of the last kind (negated), and the position."""
+    def negated_priors(self, begin: int) -> dict[str, list[tuple[float, int]]]:
+        """Return a pair for each turn from `begin` on, by speaker: the negated prior of the last kind, the position."""
         names, priors = list(self.speakers), self.priors[-1]
         found: dict[str, list[tuple[float, int]]] = {}
         for index in range(begin, len(self)):
@@ -216,7 +216,7 @@ class Hits:
 
 
 def _others(postings: Postings, terms: Sequence[tuple[float, str]]) -> Iterator[tuple[int, float, Sequence[int]]]:
-    """Yield the substitutes of the terms: the term's number, the share of it that they cover, their positions."""
+    """Yield the substitutes of the terms: the term's number, the share of the term that is covered, the positions."""
     for number, (weight, term) in enumerate(terms):
         for topic in ASKS.get(term, ()):
             positions = postings.of_topic(topic)
@@ -228,7 +228,7 @@ def _others(postings: Postings, terms: Sequence[tuple[float, str]]) -> Iterator[
             yield number, _ALIKE, positions
 
 
-# At most this many hits are scored with their neighbours. Informative turns are added up to this number of positions.
+# The most hits to score with their neighbours; the number of positions up to which informative turns are added.
 _MOST_HITS, _LEAST_CANDIDATES = 72, 320
 _BEST_TURNS = 3
 

@@ -142,7 +142,7 @@ class RecallIndex:
         self._episode_days = sorted([*self._episode_days, *days])
         self._names = other._names | self._names
         self._nicknames = other._nicknames | self._nicknames
-        for speaker, found in self._columns.best_of_speakers(begin).items():
+        for speaker, found in self._columns.negated_priors(begin).items():
             self._speakers[speaker] = nsmallest(_TELLING_TURNS, [*self._speakers.get(speaker, ()), *found])
         for role, speakers in other._of_role.items():
             self._of_role.setdefault(role, set()).update(speakers)
@@ -203,7 +203,7 @@ class RecallIndex:
             now: The time of the input; by default the time of the last turn.
             exclude: Ids to leave out, such as those of the window.
             limit: The maximum number of turns.
-            semantic: The embedding similarity to the input, by turn id; turns without one count as dissimilar.
+            semantic: The embedding similarity to the input, by turn id; a turn without one counts as average.
         """
         likeness = self._likeness(semantic) if semantic else None
         matching = self._matching(query, recent, asker, now, likeness.best() if likeness else (), exclude)
@@ -212,7 +212,7 @@ class RecallIndex:
             scores = [(score + likeness.share(position), position) for score, position in scores]
         # A stable sort: equal scores stay in the order of positions.
         scores.sort(key=itemgetter(0), reverse=True)
-        # A query creates hundreds of entries, and the constructor of a named tuple takes twice as long.
+        # Do not call the constructor of the named tuple, which takes twice as long for the hundreds of entries.
         ids, new = self._columns.ids, tuple.__new__
         return [new(Ranked, (ids[position], score, position, matching)) for score, position in scores[:limit]]
 
@@ -273,7 +273,7 @@ class RecallIndex:
         return spans_of(query[:2_000], known, now.toordinal() if now else known.last)[:12]
 
     def _dates(self, spans: Sequence[Span]) -> dict[int, tuple[float, float]]:
-        """Return for each episode near these days its nearness from 0 to 1, and 1.0 if it began on one of them."""
+        """Return, for each episode near these days, the nearness (0 to 1), and 1.0 if it began on such a day."""
         near: dict[int, tuple[float, float]] = {}
         for span in spans:
             reach = 4 + (span.last - span.first) / 4
@@ -301,7 +301,7 @@ class RecallIndex:
         speaker = turn.speaker
         if speaker not in self._speakers:
             self._speakers[speaker] = []
-            # The name of an agent in a program, such as `researcher`, is an ordinary word in questions.
+            # Skip an agent of a program, such as `researcher`, because its name is an ordinary word in questions.
             if not _is_agent(turn):
                 for word in words_of(speaker):
                     self._names.setdefault(word, speaker)
@@ -321,7 +321,7 @@ class RecallIndex:
             if pause <= _EPISODE_PAUSE_SECONDS:
                 last.last_time = turn.time or last.last_time
                 return len(self._episodes) - 1
-        self._columns.leave()
+        self._columns.add_gap()
         day = date.toordinal(turn.time) if turn.time else None
         self._episodes.append(_Episode(turn.session, turn.time, len(self._columns)))
         if day is not None:
@@ -330,7 +330,7 @@ class RecallIndex:
 
 
 def _counted(terms: Sequence[str]) -> dict[str, int]:
-    """Return the count of each term. A turn in which no term occurs twice, as in most turns, is counted faster."""
+    """Return the count of each term. Count most turns faster, because no term occurs twice in them."""
     counts = dict.fromkeys(terms, 1)
     return counts if len(counts) == len(terms) else Counter(terms)
 

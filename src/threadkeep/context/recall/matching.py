@@ -34,7 +34,7 @@ class Found:
 class Scoring:
     """The weighted sum of the signals of `Matching.signals`, plus the prior of each turn.
 
-    Its terms are written out in code instead of a loop, because it is computed for hundreds of turns in each query.
+    The terms of the sum are written out instead of a loop, because it is computed for hundreds of turns in each query.
     """
 
     def __init__(self, columns: TurnColumns, found: Found, weights: Mapping[str, float]) -> None:
@@ -61,7 +61,7 @@ class Scoring:
         for position, (a, b, c, d, e, own, f, g, h, i, j) in zip(chosen, self._windows(chosen), strict=True):
             score = priors[position] + amounts[position] + shares.get(episodes[position], 0.0)
             if asked:
-                # Most candidates follow each other: two of the three shares are then known from the previous one.
+                # Reuse two of the three shares if this turn follows the previous one, as most candidates do.
                 if position == following:
                     before, here = here, after
                 else:
@@ -222,15 +222,15 @@ class Matching:
 _MOST_ALIKE = 120
 _BEST_TURNS = 3
 _ASSUMED_DISSIMILAR = 8
-# The limit of an outlier's weight. Without it, the weight would be very large if few similarities are known.
+# The limit of an outlier's weight, which would otherwise be very large if few similarities are known.
 _MOST_SPREADS = 5.0
 
 
 class Likeness:
     """The similarity of turns in standard deviations from the mean, because every embedding has its own scale.
 
-    Neighbours of a similar turn and its episode share in its similarity. A turn without a similarity counts as
-    average: it may not be embedded yet, and words alone decide about it.
+    Neighbours of a similar turn and its episode share in its similarity. A turn without a similarity, which may not be
+    embedded yet, counts as average, so only its words decide.
 
     Args:
         by_position: The similarity of each turn that has one, by position; at least one.
@@ -239,7 +239,7 @@ class Likeness:
     """
 
     def __init__(self, by_position: Mapping[int, float], turns: int, columns: TurnColumns) -> None:
-        # Few similarities have no reliable mean and spread, so some turns without one are assumed to be dissimilar.
+        # Few similarities have no reliable mean and spread, so assume that some other turns are dissimilar.
         assumed = min(_ASSUMED_DISSIMILAR, turns - len(by_position))
         known = [*by_position.values(), *[min(0.0, *by_position.values())] * assumed]
         mean = self._mean = math.fsum(known) / len(known)

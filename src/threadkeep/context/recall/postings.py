@@ -24,7 +24,7 @@ _LEAST_ALIKE = 0.8
 _ROUNDING = 1e-9
 # The memory in bytes of a term with its arrays, and of a position with its weight, as measured on conversations.
 _TERM_BYTES, _POSITION_BYTES = 550, 10
-# Of a frequent term, only positions within this distance of the best hits are read, and the newest ones.
+# Of a frequent term, read only the newest positions, and positions within this distance of the best hits.
 _REACH = 2
 
 
@@ -186,7 +186,7 @@ def _letters_of(term: str) -> int:
 
 
 def beside(positions: Sequence[int], known: Iterable[int], first: int) -> Iterator[int]:
-    """Yield indexes of `positions`: before `first` those of positions near a `known` one (sorted), then all others."""
+    """Yield indexes of `positions`: below `first`, those near a `known` position (sorted); from `first` on, all."""
     last = -1
     for position in known:
         index = max(bisect_left(positions, position - _REACH, 0, first), last + 1)

@@ -173,7 +173,7 @@ def _kind(text: str, words: Sequence[str]) -> Kind:
     return "why" if "why" in opening else "other"
 
 
-# A piece is a sentence, or a line without one; a longer piece is split after 400 characters.
+# A piece is a sentence, or a line without a sentence end; a longer piece is split after 400 characters.
 _PIECES = re.compile(r"[^\n]{1,400}?(?:[.!?。！？]{1,9}(?=\s)|[。！？]|$)|\n|[^\n]{1,400}", re.MULTILINE)
 _QUOTED_CHARACTERS = 60_000
 _MOST_PIECES = 3_000

@@ -115,7 +115,7 @@ def _mended(rest: str) -> str:
 
 
 def _without_derivation(word: str) -> str:
-    # Most words have none of the endings.
+    # Check all endings at once first, because most words have none of them.
     if not word.endswith(_DERIVED_ENDINGS):
         return word
     for ending, kept, least in _DERIVED:
@@ -156,7 +156,7 @@ _UNSPACED_CHARACTER = re.compile(f"[{_UNSPACED}]")
 
 
 def is_unspaced(text: str) -> bool:
-    """Return whether a text has characters of a script without spaces between words."""
+    """Return True if a text has characters of a script without spaces between words."""
     return not text.isascii() and _UNSPACED_CHARACTER.search(text) is not None
 
 
