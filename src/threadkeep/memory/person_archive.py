@@ -40,7 +40,7 @@ _TITLES: Final[Mapping[str, str]] = {
 
 
 class _Sink:
-    """A file to which a ZIP archive is written; `take` returns what was written since the last call of `take`."""
+    """A file to which a ZIP archive is written; `take` returns the bytes written since its last call."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -61,7 +61,7 @@ class _Sink:
 
 
 async def archive(lines: AsyncIterator[str], now: datetime) -> AsyncIterator[bytes]:
-    """Yield a ZIP archive in parts, while lines of an export arrive; it has these lines and a page that shows them.
+    """Yield, in parts, a ZIP archive with the lines of an export and a page that shows them, while the lines arrive.
 
     The lines are also written to an anonymous temporary file, from which the page is made.
     """
@@ -86,7 +86,7 @@ async def archive(lines: AsyncIterator[str], now: datetime) -> AsyncIterator[byt
 def whole_lines(file: BinaryIO) -> tuple[str | None, int]:
     """Truncate an unfinished export after its last position line; return this position, and the number of lines left.
 
-    The file is left at its end, so that the caller can append further lines.
+    Leave the file position at the end, so that the caller can append further lines.
     """
     after, count, end, number = None, 0, 0, 0
     while line := file.readline():

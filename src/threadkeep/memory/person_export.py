@@ -99,7 +99,7 @@ class PersonExport:
         """Yield the lines of a person's export; with `after`, continue an interrupted export after this position.
 
         Raises:
-            InvalidInput: the user id or the position is not valid; the position may be that of another person's export.
+            InvalidInput: the user id or the position is not valid, or the position belongs to another person's export.
             StoreUnavailable: the database does not answer; continue after the last position.
         """
         check_argument("after", after, str)

@@ -139,7 +139,7 @@ class SyncMemory(Wrapper[Memory]):
 
     @classmethod
     def companion_of(cls, memory: history.Memory) -> Self:
-        """Open the database of an asynchronous memory again, in a thread; closing that memory closes the result too.
+        """Open the database of a memory again, in a thread; closing the given memory also closes the returned memory.
 
         The returned memory takes over search indexing and retention, which stop in the given memory.
 
