@@ -111,7 +111,7 @@ def check_group_id(group_id: str) -> str:
     """Check the id of a Graphiti group, and return it.
 
     Raises:
-        InvalidInput: the id is not valid; a Graphiti server would accept it, but fail later in its worker.
+        InvalidInput: the id is not valid; a Graphiti server would accept the id, but its worker would fail later.
     """
     if not (isinstance(group_id, str) and re.fullmatch("[A-Za-z0-9_-]{1,200}", group_id)):
         raise InvalidInput("A Graphiti group id has 1 to 200 letters, digits, - and _.")

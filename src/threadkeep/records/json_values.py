@@ -11,7 +11,7 @@ from threadkeep.errors import InvalidMessage
 
 type Json = None | bool | int | float | str | Sequence[Json] | Mapping[str, Json]
 
-# Most values in records have one of these types. Checking the type is faster than checking for a mapping.
+# Check for these types first: most values have one of them, and this is faster than a check for a mapping.
 _WITHOUT_KEYS = frozenset({type(None), bool, int, float, str})
 _TEXT = frozenset({str})
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -55,7 +55,7 @@ def example(**values: Any) -> dict[str, Any]:
 
 
 def as_json(value: Any) -> Json:
-    """Return a copy of a value with the types that a JSON parser returns; it equals the value as a store returns it.
+    """Return a copy of a value with the types that a JSON parser returns, equal to the value that a store returns.
 
     Raises:
         InvalidMessage: the value contains something that JSON cannot express.

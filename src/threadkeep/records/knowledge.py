@@ -135,8 +135,8 @@ class Proposal:
     """A fact that a `learner` or a directive in a message has proposed; `directive` is the kind of the directive.
 
     `evidence` names the message, and `fact_id` the fact that was stored when the proposal was accepted. `decided_by` is
-    the person who accepted, rejected or undid the proposal; if it was accepted automatically, it is the required
-    confidence.
+    the person who accepted, rejected or undid the proposal; if it was accepted automatically, `decided_by` is the
+    required confidence.
     """
 
     id: str
@@ -162,7 +162,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class ProposalQuery:
-    """A filter for a list of proposals, most recently changed first; fields that `FactQuery` has too mean the same."""
+    """A filter for a list of proposals, most recently changed first. Its fields mean the same as in `FactQuery`."""
 
     status: ProposalStatus | None = None
     scope: Scope | None = None
@@ -235,7 +235,7 @@ class Procedure:
 
 @dataclass(frozen=True)
 class ProcedureQuery:
-    """A filter for a list of procedures, most recently changed first; fields that `FactQuery` has too mean the same."""
+    """A filter for a list of procedures, most recently changed first. Its fields mean the same as in `FactQuery`."""
 
     scope: Scope | None = None
     scope_kind: ScopeKind | None = None
@@ -274,9 +274,9 @@ class Person:
 class Episode:
     """A question of a person with its answer and the outcome of its run.
 
-    `seq` is that of the first message of the question. `ended` is the status of the run if the run has ended, otherwise
-    the status of the answer. `tools` has the names of the called tools, as far as the tool calls are still stored.
-    `feedback` is the value of the key `feedback` in the metadata of the answer or the question.
+    `seq` is the position of the first message of the question. `ended` is the status of the run if the run has ended,
+    otherwise the status of the answer. `tools` has the names of the called tools, as far as the tool calls are still
+    stored. `feedback` is the value of the key `feedback` in the metadata of the answer or the question.
     """
 
     session_id: str

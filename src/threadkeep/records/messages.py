@@ -180,12 +180,12 @@ class Turn:
 class Receipt:
     """The result of an append.
 
-    `first_seq` and `last_seq` are the positions (`seq`) of the stored messages, or those of the existing messages if
-    all of them were duplicates. `duplicates` are the ids that were stored already. `cleaned` are the ids of messages in
+    `first_seq` and `last_seq` are the positions (`seq`) of the stored messages, or of the existing messages if all
+    messages were duplicates. `duplicates` are the ids that were stored already. `cleaned` are the ids of messages in
     which characters that databases reject (NUL, lone surrogates) were replaced by U+FFFD. `deleted` are the duplicates
-    whose messages have been deleted; they are not stored again. `adopted` is the id of an answer that already
-    existed for the same question; the answer of this call was not stored, or was stored as superseded. The positions
-    are 0 if the existing answer is still pending.
+    whose messages have been deleted; they are not stored again. `adopted` is the id of an answer that already existed
+    for the same question; the answer of this call was not stored, or was stored as superseded. The positions are 0 if
+    the existing answer is still pending.
     """
 
     first_seq: int
@@ -199,7 +199,7 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Page:
-    """A page of messages, oldest first. `next_before` is the `before` of the next older page; None if there is none."""
+    """A page of messages, oldest first. Pass `next_before` as `before` to read the next older page, if any."""
 
     messages: tuple[Message, ...]
     next_before: int | None

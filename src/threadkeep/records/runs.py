@@ -75,7 +75,7 @@ NO_BUDGET: Final = RunBudget()
 
 @dataclass(frozen=True)
 class RunInput:
-    """The input of a run from one message. `message_id` is the platform's id; it is None if there is no message."""
+    """The input that one message gives to a run. `message_id` is the platform's id, or None for other input."""
 
     values: Mapping[str, Json]
     message_id: str | None = None
@@ -85,8 +85,8 @@ class RunInput:
 class NewRun:
     """A request for a run. A second request with the same `run_id`, or `message_id` of a session, is for the same run.
 
-    A child run names its parent run, and the node that started it. `conversations` are those that the run's agents
-    store under their own keys; the run waits for earlier turns of its session and of these conversations. With
+    A child run names its parent run, and the node that started it. `conversations` are the conversations that the run's
+    agents store under their own keys; the run waits for earlier turns of its session and of these conversations. With
     `any_session`, the caller did not choose the session, so the message may join a turn in another session.
     """
 

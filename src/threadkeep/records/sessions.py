@@ -145,9 +145,9 @@ class SessionInfo:
     Messages up to `deleted_seq` are deleted. Messages up to `archived_seq`, which is at least `deleted_seq`, are in no
     window and no search. Both are 0 until retention removes messages. `retention` has the session's own limits, which
     replace the general ones. `revision` starts at 0 and increases whenever messages are superseded or erased. A branch
-    names the session from which it was made (`parent_session_id`), and the `seq` at which it was made (`parent_seq`).
-    A conversation that an agent keeps below a session has this session as `parent_session_id` and the agent's name as
-    `agent`. `namespace` is its location in the LangGraph store, for a conversation that an agent stores by itself.
+    names the session from which it was made (`parent_session_id`), and the `seq` at which it was made (`parent_seq`). A
+    conversation that an agent keeps below a session has this session as `parent_session_id` and the agent's name as
+    `agent`. For a conversation that an agent stores by itself, `namespace` is its location in the LangGraph store.
     """
 
     session_id: str
@@ -181,7 +181,7 @@ class Summary:
     """A text that replaces a `seq` range of a session's messages, both ends included.
 
     `level` is 1 for a summary of messages; for a summary of summaries, it is one more than the highest level of its
-    sources. `model` and `prompt_version` are those that wrote it. The store sets `created_at` unless it is given.
+    sources. `model` and `prompt_version` name its origin. The store sets `created_at` unless it is given.
     """
 
     session_id: str
