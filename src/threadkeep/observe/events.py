@@ -105,11 +105,11 @@ class WriteDropped(StoreEvent):
 
 
 class AgentOutsideTurn(SessionEvent):
-    """A program called an agent with memory outside a turn; this agent call neither reads nor writes the session."""
+    """An agent with memory was called outside of a turn; this call neither reads nor writes the session."""
 
 
 class TurnBegunInTool(SessionEvent):
-    """An agent without memory called the first agent with memory in a tool, so the tool's message begins the turn."""
+    """The first agent with memory runs in a tool of an agent without memory, so the tool's message begins the turn."""
 
 
 class TurnWaits(SessionEvent):
@@ -432,7 +432,7 @@ class AnswerSent(SessionEvent):
 
 
 class ChannelTrouble(Event):
-    """The work of a bot failed and will be retried; if `bot` is None, the work is that of all bots."""
+    """The work of a bot failed and will be retried; if `bot` is None, the work is for all bots."""
 
     channel: Channel
     bot: str | None = None

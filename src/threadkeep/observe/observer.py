@@ -25,8 +25,7 @@ class Observer(Protocol):
 class Observers:
     """An observer that passes each event to other observers (sinks), in the order in which they were added.
 
-    A sink may raise errors: they are counted, and the first error of each sink is logged. Without sinks, nothing
-    happens.
+    A sink may raise errors: they are counted, and the first error of each sink is logged.
     """
 
     def __init__(self, *sinks: Observer) -> None:
