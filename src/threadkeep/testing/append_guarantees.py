@@ -36,7 +36,7 @@ class AppendGuarantees(TranscriptSource):
             assert receipt.first_seq == 1
 
     async def test_a_turn_that_is_refused_leaves_nothing(self) -> None:
-        """If one message cannot be stored, nothing of the turn is stored, and the next turn gets the turn's numbers."""
+        """If one message cannot be stored, nothing of the turn is stored, and the next turn gets its numbers."""
         async with self.open_transcripts() as transcripts:
             bad = Message(role="assistant", content="two", metadata={"score": 1.0})
             object.__setattr__(bad, "metadata", {"score": float("nan")})  # as if other code had set it after validation
@@ -194,7 +194,7 @@ class AppendGuarantees(TranscriptSource):
             assert contents((await transcripts.newest("room:2", limit=10)).messages) == ["anew"]
 
     async def test_an_author_has_one_complete_answer_to_a_question(self) -> None:
-        """A second answer is not stored; its receipt names the first. Other authors and ordinals have own answers."""
+        """A second answer is not stored; its receipt names the first. Other authors and ordinals have their own."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "q")))
             first = Message("assistant", "one", id="a1", author="writer", answers="q")

@@ -26,7 +26,7 @@ _REASONS = {200: "OK", 202: "Accepted", 404: "Not Found", 422: "Unprocessable Co
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of the server, for the next `times` requests whose path begins with `path` (None: for all of them).
+    """A fault of the server, for the next `times` requests (None: all requests) whose path begins with `path`.
 
     `status` responds with that status, `hang` never responds, and `slow_body` takes `seconds` to send the body. `reset`
     closes the connection before the request is processed, `reset_after` after it is processed. `blackhole` accepts
@@ -186,7 +186,7 @@ class FakeGraphiti:
             await asyncio.Event().wait()
         if fault is not None and fault.kind == "status":
             await _write(writer, fault.status, b"Internal Server Error", headers=fault.headers)
-            # The real server closes the connection after a failure without announcing it.
+            # Close the connection without announcing it, as the real server does after a failure.
             return fault.status < 500
         status, value = self._handle(request, store=fault is None or fault.kind != "blackhole")
         if fault is not None and fault.kind == "reset_after":
@@ -252,7 +252,7 @@ class FakeGraphiti:
         return status, answer
 
     def _delete_episode(self, uuid: str) -> tuple[int, Any]:
-        """Delete an episode, but not its facts. Over FalkorDB no episode is found, as with the real server."""
+        """Delete an episode, but not its facts. With FalkorDB, no episode is found, as in the real server."""
         for episodes in self.stored.values() if self.backend == "neo4j" else ():
             for episode in episodes:
                 if episode["uuid"] == uuid:
@@ -263,7 +263,7 @@ class FakeGraphiti:
     def _take_messages(self, body: Any, *, store: bool) -> tuple[int, Any]:
         for message in body["messages"]:
             if message.get("role_type") not in ("user", "assistant", "system") or "role" not in message:
-                # The real server quotes the request in its response.
+                # Quote the request in the response, as the real server does.
                 return 422, {"detail": [{"type": "literal_error", "loc": ["body"], "input": message}]}
         if store:
             self.queue += [(body["group_id"], message) for message in body["messages"]]

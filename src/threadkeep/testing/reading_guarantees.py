@@ -22,7 +22,7 @@ class ReadingGuarantees(TranscriptSource):
             assert page.next_before == 8
 
     async def test_pages_walk_back_to_the_beginning(self) -> None:
-        """The pages that `next_before` links have each message once. On the page with the first message, it is None."""
+        """Pages linked by `next_before` have each message once. On the page with the first message, it is None."""
         async with self.open_transcripts() as transcripts:
             await _say_numbers(transcripts, 10)
             before, found = 2**62, list[int | None]()
@@ -99,7 +99,7 @@ class ReadingGuarantees(TranscriptSource):
             assert told.content == "one"
 
     async def test_answers_without_a_question_of_their_own_are_known_by_their_run(self) -> None:
-        """If old answers name no question, the newest complete answer of the question's run after it is returned."""
+        """If answers name no question, the run's newest complete answer after the question is returned."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(
                 turn(assistant("earlier", run_id="r1"), Message("user", "question", id="q", run_id="r1"))
@@ -174,7 +174,7 @@ class ReadingGuarantees(TranscriptSource):
             assert recent.newest_user.content == "first"
 
     async def test_recent_after_a_place_knows_nothing_of_what_came_before(self) -> None:
-        """Messages up to the position are not returned, and neither is a user message among them as `newest_user`."""
+        """Messages up to the position are not returned, not even a user message as `newest_user`."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("first"), *[assistant(f"step {n}") for n in range(5)]))
             recent = await transcripts.recent("room:1", limit=2, after=1)

@@ -92,7 +92,7 @@ class SessionGuarantees(TranscriptSource):
             assert found == ["e", "d", "c", "b", "a"]
 
     async def test_a_conversation_of_an_agent_is_deleted_with_its_session(self) -> None:
-        """The turn that creates it names the session and the agent; later turns and other sessions do not change."""
+        """The conversation's first turn names its session and agent; later turns need not. Other sessions stay."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi"), session="a"))
             own = replace(turn(user("find it"), session="own:1"), parent=("a", "searcher"))
@@ -173,7 +173,7 @@ class SessionGuarantees(TranscriptSource):
             assert await _ids(transcripts, SessionQuery()) == ["b", "a"]
 
     async def test_a_change_leaves_what_it_does_not_name(self) -> None:
-        """Title, tags, metadata and `active` change independently. Their texts are cleaned as those of messages are."""
+        """Title, tags, metadata and `active` change independently. Their texts are cleaned like message texts."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi")))
             await transcripts.change("room:1", SessionChanges(tags=["vip", "中文"], metadata={"a": {"b": [1, 2.5]}}))

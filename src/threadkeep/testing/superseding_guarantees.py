@@ -142,7 +142,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (info.message_count, info.last_seq, info.last_message) == (2, 3, "told")
 
     async def test_an_answer_that_a_repeat_was_told_stays(self) -> None:
-        """If a repeated request was told the first answer, the late answer is stored as superseded."""
+        """If a repeated request got the first answer, the late answer is stored as superseded."""
         async with self.open_transcripts() as transcripts:
             takeover = replace(_TOLD, id="takeover", content="of it")
             await transcripts.append(Turn("room:1", (Message("user", "hi", "q"), takeover)))
