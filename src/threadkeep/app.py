@@ -110,7 +110,7 @@ async def open_app(
 def bots_of(
     settings: Settings, workflows: Workflows
 ) -> Callable[[Memory, RunsOnDemand], AbstractAsyncContextManager[ChannelService]] | None:
-    """Read the file with the bots that the settings name; return a function that opens them, None without a file.
+    """Read the file of bots that the settings name. Return a function that opens the bots; None if no file is named.
 
     Raises:
         InvalidSettings: the file is invalid, or a bot's workflow does not exist; the error says where.
@@ -273,6 +273,6 @@ def _spans(settings: Settings) -> list[Observer]:
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Return the signals that stop a server. SIGHUP (a closed terminal) does, unless `nohup` ignores it."""
+    """Return the signals that stop a server. SIGHUP (a closed terminal) is one of them unless `nohup` ignores it."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]

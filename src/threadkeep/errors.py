@@ -1,4 +1,4 @@
-"""The tree of errors. Each error says what is wrong and how to cure it; its attributes contain the details.
+"""The tree of errors. Each error says what is wrong and how to fix it; its attributes contain the details.
 
 ::
 
@@ -96,7 +96,7 @@ type CallbackRefusal = Literal["signature_missing", "signature_wrong", "stale", 
 
 @dataclass(frozen=True)
 class WorkflowProblem:
-    """A problem of a workflow: what is wrong, the cure, and where in which file (None if the location is unknown)."""
+    """A problem of a workflow: what is wrong, the fix, and the location in a file (None if it is unknown)."""
 
     sentence: str
     file: str | None = None
@@ -309,7 +309,7 @@ class RunWaits(ThreadkeepError):
 
 
 class RunBusy(ThreadkeepError):
-    """A run that does not yet wait for the answer to its child, although the child does. Nothing was stored."""
+    """A run that does not wait for a person yet, although its child already does. Nothing was stored."""
 
     def __init__(self, run_id: str) -> None:
         super().__init__(f"Run {run_id!r} does not wait yet for the answer to its child; send the answer again later.")
@@ -408,7 +408,7 @@ class GraphitiClosed(ThreadkeepError, PermissionError):
     """Nothing may be sent to Graphiti; `reason` says why."""
 
     def __init__(self, reason: GraphitiClosure, data_class: str = "chat_text") -> None:
-        # Without `--data`, a grant does not cover all kinds of data.
+        # Name the kinds of data in the command, because a grant without `--data` does not cover this kind.
         other = reason == "no_consent" and data_class != "chat_text"
         kinds = f" --data chat_text --data {data_class}" if other else ""
         super().__init__(_GRAPHITI_CLOSURES[reason] + kinds)
@@ -515,7 +515,7 @@ class StoreClosed(StoreError):
     """The memory or the run service was used while it was closing, or after its `async with` block ended."""
 
 
-# Names of error classes of providers and databases. Names are compared, so that those packages need not be imported.
+# Names of error classes of providers and databases. Compare names, so that these packages need not be imported.
 _TRANSIENT_NAMES = frozenset(
     {
         "APIConnectionError",

@@ -417,7 +417,7 @@ def load_settings(**overrides: object) -> Settings:
     """Return the settings of the environment; an override takes precedence over the variable for the same setting.
 
     Raises:
-        InvalidSettings: a setting is invalid; the error names its variable and the cure, and quotes no secret.
+        InvalidSettings: a setting is invalid; the error names its variable and the fix, and quotes no secret.
     """
     try:
         return Settings(**overrides)  # type: ignore[arg-type]
@@ -429,7 +429,7 @@ def unknown_variables() -> list[str]:
     """Return a sentence for each `THREADKEEP_*` variable, in the environment or in `.env`, that is not a setting."""
     known = [name.upper() for name in Settings.model_fields]
     names = (name.upper() for name in (*os.environ, *dotenv_values(".env")))
-    # Compare the names without their common prefix, because it would make any two of them similar.
+    # Compare the names without their common prefix, which would make any two names similar.
     given = {name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)}
     sentences = []
     for name in sorted(given.difference(known)):
