@@ -57,7 +57,7 @@ def make_runs(arguments: Sequence[str]) -> int:
     engines = ENGINES if given.engine is None else (given.engine,)
     until = time.monotonic() + 60 * given.minutes
     broken = 0
-    # Each part has its own database, so that a fault is found in a history short enough to read.
+    # Give each part its own database, so that the history with a fault is short enough to read.
     while not broken and (left := until - time.monotonic()) > 0:
         for engine in engines:
             broken += asyncio.run(

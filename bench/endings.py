@@ -34,7 +34,7 @@ def end_with_parent() -> None:
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
-    # The parent is the fork server. It ends when no process holds this pipe; each of its children gets a copy.
+    # Close this process's copy of the pipe, because the parent, a fork server, lives while any process holds a copy.
     server: Any = forkserver._forkserver  # noqa: SLF001
     if (alive := getattr(server, "_forkserver_alive_fd", None)) is not None:
         os.close(alive)

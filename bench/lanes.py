@@ -94,5 +94,5 @@ async def _open_conversations(lane: Lane, plan: Plan, stack: AsyncExitStack) -> 
 
 
 def _names(stored: int, plan: Plan) -> list[str]:
-    """Return the names of the sessions of a length. The longest exists once: a few turns hardly lengthen it."""
+    """Return the names of the sessions of a length; one for the longest, which a few turns hardly lengthen."""
     return [f"stored-{stored}:{copy}" for copy in range(1 if stored == plan.largest else plan.copies)]

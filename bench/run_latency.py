@@ -68,6 +68,6 @@ async def _timed(turn: Turn, session_id: str, text: str, workflow: str) -> float
     started = time.perf_counter()
     await turn(session_id, text, str(uuid4()), workflow)
     spent = (time.perf_counter() - started) * 1_000
-    # A caller reads its answer before it asks again; cleanup of the last run must not delay the next turn.
+    # Pause like a caller that reads the answer, so that the cleanup of this run does not delay the next turn.
     await asyncio.sleep(_PAUSE_SECONDS)
     return spent

@@ -52,7 +52,7 @@ class MemoryContender:
     async def settle(self) -> None:
         """Bring the search index up to date, as the memory does by itself every few seconds.
 
-        A search waits up to two seconds for the index; one that takes less found everything indexed.
+        A search waits up to two seconds for the index, so repeat it until it takes less: everything is then indexed.
         """
         patience_left = False
         while not patience_left:

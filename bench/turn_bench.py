@@ -109,7 +109,7 @@ def _run(engine: Engine, seed: int, given: argparse.Namespace) -> Report:
 def plans(
     engine: Engine, seed: int, turns: int, faults: Mapping[FaultName, int], *, shape: str | None = None
 ) -> list[TurnPlan]:
-    """Return the parts of a run, each with its share of turns and faults, its own seed, and a shape (all in turn)."""
+    """Return the parts of a run, each with its share of turns and faults, its own seed, and the next shape in turn."""
     parts, found = max(1, round(turns / _TURNS_OF_PART)), []
     for part in range(parts):
         kind, transcripts = SHAPES[shape] if shape is not None else list(SHAPES.values())[part % len(SHAPES)]
@@ -121,7 +121,7 @@ def plans(
                 turns // parts,
                 Counter({name: times for name, times in shares.items() if times}),
                 pause_seconds=_PAUSES[kind],
-                # Alternate between services on one machine, with one folder, and on two.
+                # Alternate between one folder, as for services on one machine, and a folder for each service.
                 one_pending_folder=(seed + part) % 2 == 0,
                 kind=kind,
                 transcripts=transcripts,

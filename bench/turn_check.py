@@ -154,7 +154,7 @@ class _Check:
                 yield Fault("told is not stored", says)
 
     def _gave_way(self, told: Told) -> bool:
-        # An answer to coalesced messages names the newest one, and is stored with any of them.
+        # Search the whole session, because the answer to coalesced messages may be stored with any of them.
         rows = self.sessions.get(told.session_id, ())
         kept = any(row.superseded and row.content == told.text for row in rows)
         asked = self.asked[told.message_id].at if told.message_id in self.asked else told.begun_at

@@ -104,7 +104,7 @@ class Faults:
             stack.callback(service.wake)
             await asyncio.sleep(_LOOK_SECONDS)
             if await asyncio.to_thread(lock_is_held, self._url):
-                # Other services cannot write what it has locked; a pause without a lock does not affect them.
+                # Record an outage of all services, because they cannot write rows that the paused one has locked.
                 stack.enter_context(self.outages.during("paused in a transaction", *self._services))
             await asyncio.sleep(self._chance.uniform(*self._plan.pause_seconds) - _LOOK_SECONDS)
 

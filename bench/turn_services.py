@@ -66,7 +66,7 @@ class Service:
         return file.read_text() if file.exists() else ""
 
     async def start(self) -> None:
-        """Start the process and wait until it listens. If it ends before, as without its database, start it again."""
+        """Start the process and wait until it listens; start it again if it ends early, as without its database."""
         deadline = time.monotonic() + _START_SECONDS
         self._spawn()
         while not (found := re.findall(r"listens on (http://\S+)", self.log)):

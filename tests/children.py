@@ -64,7 +64,7 @@ class Child[T]:
         """Return the function's result.
 
         Raises:
-            AssertionError: it raised, was killed, or takes too long.
+            AssertionError: the function raised, or the process was killed or takes too long.
         """
         try:
             assert wait([self._answer], HANG_SECONDS), "the process takes too long"

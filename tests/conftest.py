@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 STORED_DATABASES = Path(__file__).parent / "store" / "databases"
 
-# Before the first test there is no garbage, but the collector would search many objects.
+# Turn the collector off until the first test: there is no garbage before, and it would search many objects.
 gc.disable()
 
-# Folders of tests are in memory, and removed after tests that pass: most of a commit is waiting for the disk.
+# Put the folders of tests in memory, because a commit mostly waits for the disk. Folders of passed tests are removed.
 if "TMPDIR" not in os.environ and (_MEMORY := memory_folder()) is not None:
     os.environ["TMPDIR"] = tempfile.tempdir = str(_MEMORY)
 
@@ -51,10 +51,10 @@ if "TMPDIR" not in os.environ and (_MEMORY := memory_folder()) is not None:
 _FOLDER = Path(tempfile.mkdtemp(prefix="threadkeep-tests-"))
 os.environ |= {"XDG_DATA_HOME": str(_FOLDER / "data"), "XDG_STATE_HOME": str(_FOLDER / "state")}
 os.environ.setdefault("XDG_RUNTIME_DIR", str(_FOLDER))
-# The command line uses the same setting.
+# Use the same setting as the command line.
 os.environ["LANGGRAPH_STRICT_MSGPACK"] = "true"
 
-# The contract suite has assertions too; rewriting them shows the compared values.
+# Rewrite the assertions of the contract suite too, so that a failure shows the compared values.
 for module in ("append_guarantees", "reading_guarantees", "session_guarantees", "superseding_guarantees"):
     pytest.register_assert_rewrite(f"threadkeep.testing.{module}")
 
@@ -73,7 +73,7 @@ DATABASES = ("sqlite-file", pytest.param("sqlite-memory", marks=pytest.mark.slow
 # For packages that use the database through a memory: on PostgreSQL only with the slow tests.
 MOSTLY_SQLITE = ("sqlite-file", pytest.param("postgres", marks=pytest.mark.slow))
 
-# The same few examples each time, so that an unrelated change does not fail because of a random example.
+# Use the same few examples each time, so that an unrelated change does not fail because of a random example.
 # Examples of a test share its fixtures: databases are created once, and sessions are new each time.
 settings.register_profile(
     "ci",
@@ -130,7 +130,7 @@ def long_timeouts() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def schema_created_once(sqlite_template: Path) -> Iterator[None]:
-    """Create the schema of SQLite databases by the migrations once, and in every test by a copy."""
+    """Create the schema of SQLite databases with the migrations once, and copy it in every test."""
     with pytest.MonkeyPatch.context() as patch, schema_templates(sqlite_template):
         patch.setattr("threadkeep.history.opening.open_database", open_prepared)
         yield

@@ -12,5 +12,5 @@ from threadkeep import MemoryOptions, StoreOptions
 if _KEY := os.environ.get("TESTS_DATABASE_KEY"):
     *_OTHER_DEFAULTS, _ = StoreOptions.__init__.__defaults__ or ()
     StoreOptions.__init__.__defaults__ = (*_OTHER_DEFAULTS, _KEY)
-    # `MemoryOptions` has a default that was created before.
+    # Change the default store options of `MemoryOptions` too, which were created before.
     object.__setattr__(MemoryOptions().store, "key", _KEY)

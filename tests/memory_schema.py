@@ -26,7 +26,7 @@ _files: list[Path] = []
 
 @contextmanager
 def schema_templates(file: Path) -> Iterator[None]:
-    """Keep what `open_prepared` copies: this file, and a database in memory."""
+    """Keep the templates that `open_prepared` copies: this file, and a database in memory."""
     # A database in memory exists as long as a connection to it.
     with closing(_connected(_TEMPLATE)):
         asyncio.run(_migrate())
@@ -37,8 +37,8 @@ def schema_templates(file: Path) -> Iterator[None]:
 
 @asynccontextmanager
 async def open_prepared(address: DatabaseAddress, options: StoreOptions) -> AsyncIterator[Driver]:
-    """Open a database, and give a new one of SQLite its schema: a copy takes 1 ms, the migrations 12 to 16 ms."""
-    # The file has the key of a memory's options, which the suites on encrypted files do not change.
+    """Open a database; copy the schema into a new SQLite database (1 ms), because migrating it takes 12 to 16 ms."""
+    # Copy the file only for the default key, with which the template file is encrypted.
     if _files and address.path is not None and options.key == MemoryOptions().store.key:
         _copy_file(address.path)
     async with open_database(address, options) as driver:
@@ -49,8 +49,8 @@ async def open_prepared(address: DatabaseAddress, options: StoreOptions) -> Asyn
 
 
 def _copy_file(path: Path) -> None:
-    """Create a file if its folder exists and it does not; several tasks and processes may do so at once."""
-    # Where this cannot be done, the code under test creates the file or fails, as it does outside of tests.
+    """Copy the template to a path unless the file exists or its folder does not; safe for concurrent processes."""
+    # If the copy fails, the code under test creates the file or fails, as it does outside of tests.
     with contextlib.suppress(OSError):
         if path.exists() or not path.parent.is_dir():
             return

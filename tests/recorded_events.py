@@ -29,7 +29,7 @@ class RecordedEvents:
         """Wait until the condition holds; check it after each event.
 
         Raises:
-            TimeoutError: it takes too long.
+            TimeoutError: the condition does not hold in time.
         """
         async with asyncio.timeout(HANG_SECONDS):
             while not condition():

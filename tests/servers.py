@@ -26,7 +26,7 @@ from threadkeep.store.postgres import PostgresDriver
 type StopMode = Literal["smart", "fast", "immediate"]
 
 _TEMPLATE = "threadkeep_template"
-# With a number, databases are partitioned; see tests/store/test_partitions.py.
+# The number of partitions of each database, 0 for none; see tests/store/test_partitions.py.
 _PARTITIONS = int(os.environ.get("THREADKEEP_TEST_PARTITIONS", "0"))
 # Durability is off, because the tests kill processes but simulate no power failure. The kernel copies the files of new
 # databases, with a fifth less CPU for creating and dropping one.
@@ -60,7 +60,7 @@ class Postgres:
         template = "template0" if empty else f"{_TEMPLATE}_{partitions}"
         if not empty and template not in self._templates:
             self._command(f"CREATE DATABASE {template}")
-            # In a thread, because the caller may be in an event loop.
+            # Migrate in a thread, because the caller may be in an event loop.
             with ThreadPoolExecutor(1) as thread:
                 thread.submit(asyncio.run, _migrate(self.url(template), partitions)).result()
             self._templates.add(template)
@@ -125,7 +125,7 @@ class Postgres:
 def running_postgres() -> Iterator[Postgres]:
     """Start a new server; stop and remove it after the block, and also if this process is killed."""
     folder = Path(tempfile.mkdtemp(prefix="threadkeep-postgres-", dir=memory_folder()))
-    # As root, the server runs as another user, who needs access to the folder.
+    # Let other users read the folder: if this process is root, the server runs as another user.
     folder.chmod(0o755)
     with guarded_postgres(folder):
         server = get_server(folder / "data", cleanup_mode=None, start=False)

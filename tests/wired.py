@@ -17,7 +17,7 @@ BOTH = "stored True, remembered True, begun 1 times: yes"
 
 PARENT = "schema: 1\nname: above\nnodes:\n  ask: {kind: subworkflow, workflow: wired, next: end}\n"
 NAMED = "wired=tests.wired:graph"
-"""The graph in the form of the setting; the parent is set by its file."""
+"""The graph as an entry of the setting for workflows; the entry of the parent is its file."""
 
 _PLACE = ("wired",)
 

@@ -119,7 +119,7 @@ def check_coverage(manifest: ContextManifest, rows: Sequence[Message], summaries
 def check_state(sent: Sent, state: Sequence[BaseMessage], question: BaseMessage, rows: Sequence[Message]) -> None:
     """Check that each message of the state up to the question is sent, excluded for a reason, or has a stored seq.
 
-    A message with the text of a stored one may have the id of that one.
+    A message with the same text as a stored message may have the id of the stored message.
     """
     manifest = sent.manifest
     seqs = {row.id: row.seq for row in rows}
@@ -131,12 +131,12 @@ def check_state(sent: Sent, state: Sequence[BaseMessage], question: BaseMessage,
         stretch = _between(ids, one.id, one.last_id) if one.last_id is not None else [{one.id}]
         # Messages that got their ids in this call are counted separately. Of messages with equal text, any may match.
         exact = all(len(known) == 1 for known in stretch)
-        # A message that was stored as new is at its position in the transcript.
+        # Allow messages that were stored as new, because each is at its position in the transcript.
         placed = sum(bool(known & set(seqs)) for known in stretch)
         assert one.id is None or not exact or 0 <= len(stretch) - one.count <= without_id + placed
         told.update(*stretch)
     for message in state[: state.index(question) + 1]:
-        # The agent's own answer to an invalid tool call gets its id after the model call.
+        # Allow None, because the agent's own answer to an invalid tool call gets its id after the model call.
         known = _ids_of(message, rows) | ({None} if isinstance(message, ToolMessage) else set())
         in_transcript = any(seqs.get(known_id) in out for known_id in known)
         assert isinstance(message, SystemMessage) or known & told or in_transcript

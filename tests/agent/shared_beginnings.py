@@ -1,4 +1,4 @@
-"""Measures how much of a model call is repeated at the beginning of the next call."""
+"""The part of a model call that is repeated at the beginning of the next call."""
 
 from __future__ import annotations
 

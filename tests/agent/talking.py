@@ -59,7 +59,7 @@ def input_of(words: str, message_id: str | None = None) -> dict[str, list[BaseMe
 
 
 class Meanwhile(AgentMiddleware[AgentState[Any], Any, Any]):
-    """Middleware that changes the session before each model call, as another program would."""
+    """Middleware that changes the session before each model call, as another process might."""
 
     def __init__(self, event: Callable[[], Awaitable[object]]) -> None:
         super().__init__()

@@ -71,7 +71,7 @@ class FakeGateway:
         return [frame for frame in self._control("frames") if frame["cmd"] == cmd]
 
     def streams(self, req_id: str) -> list[tuple[str, bool]]:
-        """Return the texts that the reply to a message showed, in order, each with whether it was the last."""
+        """Return the texts that the reply to a message showed, in order; each with True if it was the last."""
         frames = [frame["body"] for frame in self.frames("aibot_respond_msg") if frame["headers"]["req_id"] == req_id]
         assert len({body["stream"]["id"] for body in frames}) <= 1
         return [(body["stream"]["content"], body["stream"]["finish"]) for body in frames]

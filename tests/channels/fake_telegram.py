@@ -48,7 +48,7 @@ class FakeTelegram:
     def refuse(self, status: int, description: str = "", *, page: str = "", times: int = 1, **parameters: int) -> None:
         """Refuse the next messages; for status 0, accept them and break the connection before the response.
 
-        If `page` is not empty, it is the response, as if a proxy had answered.
+        If `page` is not empty, send it as the response, as a proxy would.
         """
         body = page or {"ok": False, "error_code": status, "description": description, "parameters": parameters}
         self._control("refuse", refusals=[{"status": status, "body": body}] * times)

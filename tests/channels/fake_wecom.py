@@ -83,7 +83,7 @@ class FakeWeCom:
         self._control("limit", messages=messages)
 
     def write(self, *items: Values, page: int = 1000) -> None:
-        """Add messages to a desk, which is read in pages of a size. An item without an id is a gap in its page."""
+        """Add messages to a desk, whose pages have `page` messages. A page lacks the items that have no message id."""
         self._control("write", items=items, page=page)
 
     @staticmethod

@@ -55,13 +55,13 @@ def searcher(model: ScriptedModel, mode: str, memory: Memory | None = None, **op
 
 
 async def transcript(memory: Memory) -> list[list[str | None]]:
-    """Return author, status and text of what is stored."""
+    """Return author, status and text of the stored messages."""
     messages = await memory.session("telegram:1").tail(50)
     return [[one.author, one.status, one.content] for one in messages]
 
 
 def texts(call: list[BaseMessage]) -> list[str]:
-    """Return what a model was sent, without system messages."""
+    """Return the texts that a model was sent, without system messages."""
     return [message.text for message in call if message.type != "system"]
 
 
@@ -116,6 +116,6 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    # Forks are in beta, and deepagents says so.
+    # Ignore the warning of deepagents that forks are in beta.
     warnings.simplefilter("ignore")
     asyncio.run(main())

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def main(address: str, folder: str) -> dict[str, Any]:
-    """Return what the service sent, as the client's models hold it."""
+    """Return the responses of the service, in the form of the client's models."""
     sys.path.insert(0, folder)
     models, client_module = importlib.import_module("client.models"), importlib.import_module("client.client")
     client = client_module.Client(base_url=address, raise_on_unexpected_status=True)

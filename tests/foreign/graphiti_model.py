@@ -1,7 +1,7 @@
 """A deterministic model and embedder for Graphiti's servers on a loopback port, without a network.
 
 Runs in the environment of `make foreign`: `python graphiti_model.py PORT`. Entities are the speaker and capitalised
-words; a sentence with two of them is a fact. `POST /_control` sets `latency_ms`, and `fail`: how many model calls fail.
+words; a sentence with two of them is a fact. `POST /_control` sets `latency_ms`, and `fail`: the number of failures.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ DAY = 86_400.0
 
 
 async def say(memory: Memory, clock: SettableClock, session_id: str, *days: float, user_id: str | None = None) -> None:
-    """Append a turn of two messages before each pause of so many days."""
+    """For each number in `days`, append a turn of two messages, and then let so many days pass."""
     for pause in days:
         turn = [
             Message(role="user", content="What now?", tokens=3),

@@ -76,7 +76,7 @@ async def ranges(memory: Memory, session_id: str = "room") -> list[tuple[int, in
 async def check_coverage(memory: Memory, session_id: str = "room") -> list[Summary]:
     """Check that each message since the reset is in exactly one active summary or after all of them.
 
-    The newest question must be in none.
+    No summary may contain the newest question.
     """
     session = memory.session(session_id)
     active = await memory.summaries.active(session_id)

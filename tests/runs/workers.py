@@ -59,7 +59,7 @@ class Notes:
 
 
 def faults(notes: list[Note], runs: set[str]) -> list[str]:
-    """Return a sentence about each run that was lost, executed twice at a time, or cancelled without a reason."""
+    """Return a sentence about each run that was lost, executed twice at once, or cancelled without a reason."""
     ended = {note.run_id for note in notes if note.what == "end"}
     found = [f"{run_id} was not executed to its end" for run_id in sorted(runs - ended)]
     holders: defaultdict[str, set[int]] = defaultdict(set)
@@ -114,8 +114,8 @@ async def _work(job: Job, stop: Event | None) -> None:
 async def _take_over(engine: Engine, notes: Notes) -> None:
     """Enqueue the runs of dead processes again, as the maintenance of runs does.
 
-    If the database is busy, the runs are enqueued later. The note `taken` stands for the record of the run, which
-    shows the maintenance of all processes that the run is in no queue.
+    If the database is busy, the runs are enqueued later. The note `taken` replaces the run's row, in which maintenance
+    of any process would see that the run is in no queue.
     """
     taken: set[str] = set()
     while True:

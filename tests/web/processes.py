@@ -56,7 +56,7 @@ async def running(
 ) -> AsyncIterator[tuple[httpx2.AsyncClient, ServiceProcess]]:
     """Start a process that serves, and yield a client and the process. A running process is killed after the block.
 
-    With `work`, the process calls that instead, which calls `serve_in` in the end.
+    If `work` is given, the process calls it instead of serving; it must call `serve_in` at the end.
     """
     service = ServiceProcess(folder, environment, work)
     try:

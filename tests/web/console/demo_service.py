@@ -160,7 +160,7 @@ async def opened_service(folder: Path, **more: object) -> AsyncIterator[tuple[Ap
 
 
 async def _fill(app: App, client: httpx2.AsyncClient, telegram: FakeTelegram) -> None:
-    """Create the sample conversations, the last one of them last."""
+    """Create the sample conversations; the trip is the newest one."""
     await _say(client, "web:porto", "ana", "Our hotel in Porto was right at a tram 28 stop, which was perfect.")
     await _say(client, "web:porto", "ana", "The room to the yard was quiet.")
     await _say(client, SHOP, "ben", "Can I still return the kettle?")
