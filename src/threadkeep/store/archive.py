@@ -145,7 +145,7 @@ class Archive:
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
         """Store the parts in one transaction; return their results in the order of the parts."""
         outcomes: dict[int, Restored | WrongUser] = {}
-        # All writers lock sessions in the order of their ids, which prevents deadlocks.
+        # Lock sessions in the order of their ids, as all writers do, which prevents deadlocks.
         indexes = sorted(range(len(parts)), key=lambda index: parts[index].info.session_id)
         async with self._driver.writing() as connection:
             await connection.execute(self._sql["note_restored"], {"value": str(uuid7())})
@@ -212,7 +212,7 @@ class Archive:
         if info.reset_seq in here:
             parameters = {"session_id": info.session_id, "reset_seq": here[info.reset_seq]}
             await connection.execute(self._sql["restore_reset"], parameters)
-        # If the message has another `seq` here, other messages may precede it that must not be archived.
+        # Restore the archive only at the same `seq`; otherwise messages that must not be archived may precede it.
         if here.get(info.archived_seq) == info.archived_seq:
             border = {"session_id": info.session_id, "archived_seq": info.archived_seq}
             await connection.execute(self._sql["restore_archived"], border)

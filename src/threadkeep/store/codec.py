@@ -189,7 +189,7 @@ def message_of(row: Row) -> Message:
             "id": id_,
             "seq": seq,
             "sent_at": None if sent_at is None else time_of(sent_at),
-            # A text is not passed to `time_of`, which saves a function call per message of a window.
+            # Do not pass a text to `time_of`, to save a function call for each message of a window.
             "created_at": _from_text(created_at) if created_at.__class__ is str else time_of(created_at),
             "tokens": tokens,
             "status": status,
@@ -239,7 +239,7 @@ def session_of(row: Row) -> SessionInfo:
 
 
 def retention_of(text: str | None) -> Retention | None:
-    """Return the limits in the column `retention` of a session; None if the session has no limits of its own."""
+    """Return the limits in the column `retention` of a session, or None if the session has no limits of its own."""
     return None if text is None else Retention.from_dict(json.loads(text))
 
 

@@ -199,8 +199,7 @@ class GroupCommit:
             raise StoreClosed("The memory was closed; append inside its `async with open_memory(...)` block.")
         self._queue.append(prepared)
         if self._task is None:
-            # The task gets an empty context; a copy of the first caller's context would keep that caller's run in
-            # memory.
+            # Use an empty context, because the first caller's context would keep the caller's run in memory.
             self._task = asyncio.create_task(self._write_groups(), context=Context(), name="threadkeep-group-commit")
         return await prepared.stored
 
@@ -323,7 +322,7 @@ class GroupCommit:
         rows: list[dict[str, object]] = []
         graph_turns: list[dict[str, object]] = []
         behind: dict[int, int] = {}
-        # All processes lock sessions in the order of their ids, which prevents deadlocks.
+        # Lock sessions in the order of their ids, as all processes do, which prevents deadlocks.
         for session_id, turns in _by_session(group).items():
             if len({prepared.turn.user_id for prepared in turns}) > 1:
                 raise WrongUser(session_id)

@@ -55,7 +55,7 @@ def decompress(stored: bytes) -> str:
 
 @cache
 def _compressor() -> zstandard.ZstdCompressor:
-    # A new compressor takes four times as long as the compression of a manifest. Only one thread may use it at a time.
+    # Cache this: a new compressor takes four times as long as compressing a manifest. It serves one thread at a time.
     return zstandard.ZstdCompressor(dict_data=_dictionary(_NEWEST), write_checksum=True)
 
 
@@ -74,8 +74,8 @@ def _dictionary(number: int) -> zstandard.ZstdCompressionDict:
     return dictionary
 
 
-# The format before migration 25: the text is deflated with a vocabulary, ids and hashes are stored as bytes before the
-# text, and the entries of a manifest as one list for each field.
+# The format before migration 25: the text is deflated with a vocabulary; ids and hashes are stored as bytes before the
+# text; the entries of a manifest are stored as one list for each field.
 
 _FIRST_FORMAT = b"\x01"
 _RAW_DEFLATE = -15

@@ -95,7 +95,7 @@ async def missing_rights(driver: Driver) -> list[MissingRights]:
 
 
 async def check_unused(driver: Driver) -> None:
-    """Check that a PostgreSQL database has no other connections; the driver must have only one.
+    """Check that a PostgreSQL database has no other connections; the driver itself must have only one.
 
     Raises:
         StoreUnavailable: other connections exist; the error lists them.

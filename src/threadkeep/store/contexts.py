@@ -180,7 +180,7 @@ class IndexedTexts:
     digest: str = ""
 
     def add(self, seq: int, text: str) -> None:
-        """Add the next message; its `seq` must be higher than those of the messages before."""
+        """Add the next message; its `seq` must be higher than the `seq` of each earlier message."""
         self.seqs.append(seq)
         self.digest = sha256(f"{self.digest} {text}".encode("utf-8", "surrogatepass")).hexdigest()
 

@@ -42,7 +42,7 @@ def waiting_until(moment: float | None) -> Iterator[None]:
 
 
 def seconds_left() -> float | None:
-    """Return the seconds that a database call may still wait, at least 0; None if there is no limit."""
+    """Return the seconds that a database call may still wait, at least 0, or None if there is no limit."""
     moment = _deadline.get()
     return None if moment is None else max(moment - time.monotonic(), 0.0)
 
@@ -139,8 +139,8 @@ class PreparedTurn:
 class Connection(Protocol):
     """A connection that is valid only in the block that lends it. Statements refer to parameters as `:name`.
 
-    Raises `StoreUnavailable` if the database does not answer, is locked for longer than the timeout, full or read-only,
-    and `DuplicateRow` if a unique constraint is violated.
+    Raises `StoreUnavailable` if the database does not answer, is full or read-only, or is locked for longer than the
+    timeout, and `DuplicateRow` if a unique constraint is violated.
     """
 
     async def fetch(self, sql: str, parameters: Parameters) -> list[Row]:

@@ -17,7 +17,7 @@ class Duties(ClockedTables, sql=("duties.sql",)):
     """The table `chat_duties`: the current owner of each duty, and the time when it was last done.
 
     Each write is a single call to the database. A transaction of several calls would stay open while blocking code
-    stops the event loop, and forever if that code itself waits for the lock of the SQLite file.
+    stops the event loop. If that code waits for the lock of the SQLite file, it would wait forever.
     """
 
     async def claim(self, duty: str, owner: str, *, seconds: float, every_seconds: float) -> bool:
@@ -62,7 +62,7 @@ class ChannelState(ClockedTables, sql=("{backend}/sessions.sql", "channel_state.
     """
 
     async def value(self, scope: str, name: str) -> str | None:
-        """Return a value; None if it is missing or has expired."""
+        """Return a value, or None if it is missing or has expired."""
         parameters = {"scope": scope, "name": name, "now": time_text(self._clock())}
         rows = await self._driver.fetch(self._sql["value"], parameters)
         return str(rows[0][0]) if rows else None

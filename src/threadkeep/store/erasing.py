@@ -249,7 +249,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return sorted({str(row[0]) for row in rows}.intersection(_CHECKPOINTS))
 
     async def known(self, *, sessions: bool) -> list[str]:
-        """Return the ids of all users; if `sessions` is true, those of all sessions and checkpoint threads instead."""
+        """Return the ids of all users or, with `sessions`, the ids of all sessions and checkpoint threads."""
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["known_sessions" if sessions else "known_users"], {})
             for table in await self._checkpoint_tables(connection) if sessions else ():
@@ -278,7 +278,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
                 [(before,)] = await connection.fetch(self._sql["total_changes"], {})
                 await connection.execute(self._sql["merge_search"], {"pages": pages})
                 [(after,)] = await connection.fetch(self._sql["total_changes"], {})
-            # FTS5 counts one change for the statement itself.
+            # Stop if nothing was merged: FTS5 counts one change for the statement itself.
             if after - before <= 1:
                 return
             pages = _PAGES_AT_ONCE
@@ -290,8 +290,8 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         async with self._driver.reading() as connection:
             for (table,) in await connection.fetch(self._sql["tables"], {}):
                 await connection.execute(f"VACUUM (FULL, ANALYZE) {table}", {})
-            # Without permission, VACUUM only warns and CHECKPOINT fails; the server's next checkpoint then has the same
-            # effect.
+            # Ignore missing permissions: VACUUM only warns, and the server's next checkpoint replaces a failed
+            # CHECKPOINT.
             await connection.execute("VACUUM FULL pg_catalog.pg_statistic", {})
         with contextlib.suppress(StoreError):
             async with self._driver.reading() as connection:

@@ -48,7 +48,7 @@ class NotedManifest:
 
     @property
     def lock_key(self) -> tuple[bool, str]:
-        """The sort key of a record: the session or run whose row is locked when it is stored. Sessions come first."""
+        """The sort key of a record: the session or run whose row is locked to store the record. Sessions come first."""
         return self.session_id is None, self.session_id or self.run_id
 
 
@@ -109,7 +109,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
             DuplicateRow: other processes numbered calls of the same run in all five tries; nothing was stored.
         """
         rows = [(entry, clean_json(dict(entry.manifest()))) for entry in entries]
-        # All writers lock sessions and runs in the same order, which prevents deadlocks.
+        # Lock sessions and runs in the order that all writers use, which prevents deadlocks.
         rows.sort(key=lambda row: row[0].lock_key)
         for _ in range(_TRIES - 1):
             with suppress(DuplicateRow):  # two processes have given the same number to two calls of one run
@@ -301,7 +301,7 @@ def seqs_of_ids(manifest: Mapping[str, Json]) -> set[int]:
 
 
 def without_ids(manifest: Mapping[str, Json], ids: Mapping[int, str] | None = None) -> dict[str, Json]:
-    """Return a manifest without the ids of transcript messages; with `ids`, keep those that differ from `ids`."""
+    """Return a manifest without the ids of transcript messages; with `ids`, keep the ids that differ from them."""
 
     def shorter(entry: Json) -> Json:
         seq = _seq_of(entry)

@@ -1,6 +1,6 @@
-"""Numbered migrations of the schema. Each is applied once, by one process. A database with unknown ones is rejected.
+"""Numbered migrations of the schema, each applied once. A database with an unknown migration is rejected.
 
-The first one creates the whole schema of version 0.1.0; it has the number of the last migration before that version.
+The first migration creates the whole schema of version 0.1.0; its number is that of the last one before that version.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def check_schema(backend: Backend, found: int) -> None:
 
 
 async def schema_version(driver: Driver) -> int:
-    """Return the version of a database's newest migration; 0 for an empty database."""
+    """Return the version of a database's newest migration, or 0 for an empty database."""
     async with driver.reading() as connection:
         return await _version(connection, driver.backend)
 

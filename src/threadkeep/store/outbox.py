@@ -155,7 +155,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return await self._execute("own", {"channel": channel, "session_id": session_id, "user_id": user_id}) > 0
 
     async def recipient(self, session_id: str) -> Recipient | None:
-        """Return the recipient of a session; None if no channel has received a message in it."""
+        """Return the recipient of a session, or None if no channel has received a message in it."""
         rows = await self._driver.fetch(self._sql["recipient"], {"session_id": session_id})
         if not rows:
             return None
@@ -176,11 +176,11 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return bool(await self._driver.fetch(self._sql["waits"], key))
 
     async def find(self, channel: str, session_id: str, message_id: str) -> Outgoing | None:
-        """Return the outbox entry of the answer to a message; None if there is none."""
+        """Return the outbox entry of the answer to a message, or None if there is none."""
         return await self._find(channel, session_id=session_id, message_id=message_id)
 
     async def entry(self, channel: str, number: int) -> Outgoing | None:
-        """Return the outbox entry with a number; None if there is none or it belongs to another channel."""
+        """Return the outbox entry with a number, or None if there is none or it belongs to another channel."""
         return await self._find(channel, number=number)
 
     async def note_partial(self, number: int, text: str) -> bool:
@@ -196,7 +196,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return await self._execute(statement, {"number": number, "now": self._now()}) > 0
 
     async def run_of(self, session_id: str, message_id: str) -> str | None:
-        """Return the id of the run that a message began or joined; None if there is none."""
+        """Return the id of the run that a message began or joined, or None if there is none."""
         key = {"session_id": session_id, "message_id": message_id}
         rows = await self._driver.fetch(self._sql["run_of"], key)
         return str(rows[0][0]) if rows else None
@@ -292,7 +292,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return [_outgoing(row) for row in await self._driver.fetch(self._sql["entries"], parameters)]
 
     async def counts(self, *, open_only: bool = False) -> dict[tuple[str, OutboxStatus], int]:
-        """Return the number of messages by channel and status; with `open_only`, without those that have ended."""
+        """Return the number of messages by channel and status; with `open_only`, without ended messages."""
         rows = await self._driver.fetch(self._sql["open_counts" if open_only else "counts"], {})
         return {(channel, status): count for channel, status, count in rows}
 

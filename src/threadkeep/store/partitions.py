@@ -74,7 +74,7 @@ class PartitionState(NamedTuple):
     views: str | None
 
     def refusal(self, wanted: int) -> str | None:
-        """Return why the tables cannot get the wanted number of partitions, with a cure; None if they can."""
+        """Return why the tables cannot get the wanted number of partitions, with a cure, or None if they can."""
         if self.partitions not in (0, wanted):
             cure = "to change the number, export the sessions and import them into a new database."
             return f"This database has {self.partitions} partitions; {cure}"

@@ -127,7 +127,7 @@ class PostgresDriver(Driver):
                     await PostgresConnection(raw).fetch(sql, parameters)
                 yield PostgresConnection(raw)
             if transaction.status != transaction.Status.COMMITTED:
-                # psycopg ends the block without an error if the connection was closed meanwhile.
+                # Raise an error here, because psycopg raises none if the connection was closed during the block.
                 raise psycopg.OperationalError("The connection was closed before the transaction was committed.")
 
     @asynccontextmanager
@@ -242,7 +242,7 @@ class _Loan:
 
     async def _connection(self) -> RawConnection:
         left = seconds_left()
-        # With a timeout of zero, the pool would never return a connection.
+        # Use no timeout of zero, with which the pool would never return a connection.
         limit = None if left is None else min(max(left, _LEAST_SECONDS), self._pool.timeout)
         return await self._pool.getconn(limit)
 

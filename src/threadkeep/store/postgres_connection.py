@@ -42,7 +42,7 @@ class PostgresConnection:
         except psycopg.OperationalError:
             if self._another is None or not self.raw.closed:
                 raise
-            # Only reads get here with `_another`, and a read can be repeated safely.
+            # Repeat the statement: only reads have `_another`, and a read can be repeated safely.
             self.raw, self._another = await self._another(), None
             cursor = await self.raw.execute(_query(sql), parameters)
         return await cursor.fetchall()
@@ -84,7 +84,7 @@ class PostgresConnection:
 
     async def execute_many(self, sql: str, rows: Sequence[Parameters]) -> None:
         """Execute a statement once for each row of parameters."""
-        # The pipeline that psycopg itself opens would turn a cancellation at its start into an AssertionError.
+        # Open the pipeline here, because psycopg's own would turn a cancellation at its start into an AssertionError.
         async with self._pipeline(), self.raw.cursor() as cursor:
             await cursor.executemany(_query(sql), rows)
 

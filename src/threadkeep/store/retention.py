@@ -113,13 +113,13 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
     async def sessions(
         self, *, after: str, limit: int, user_id: str | None = None, with_own: bool = False
     ) -> list[Prunable]:
-        """Return up to `limit` sessions after the id `after`, by id; with `with_own`, only those with own limits."""
+        """Return up to `limit` sessions after the id `after`, by id; with `with_own`, only sessions with own limits."""
         parameters = {"after": after, "limit": limit, "user_id": user_id}
         statement = self._sql["sessions_with_own" if with_own else "sessions"]
         return [_prunable(row) for row in await self._driver.fetch(statement, parameters)]
 
     async def session(self, session_id: str, *, user_id: str | None = None) -> Prunable | None:
-        """Return the data of one session; None if it does not exist or belongs to another user."""
+        """Return the data of one session, or None if it does not exist or belongs to another user."""
         parameters = {"session_id": session_id, "user_id": user_id}
         rows = await self._driver.fetch(self._sql["session"], parameters)
         return _prunable(rows[0]) if rows else None
@@ -131,7 +131,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
         return int(rows[0][0]) - 1 if rows else session.last_seq
 
     async def end_before_newest(self, session: Prunable, messages: int) -> int:
-        """Return the `seq` before the newest `messages` active messages; 0 if there are fewer."""
+        """Return the `seq` before the newest `messages` active messages, or 0 if there are fewer."""
         parameters = {"session_id": session.session_id, "after": session.deleted_seq, "others": messages - 1}
         rows = await self._driver.fetch(self._sql["first_of_newest"], parameters)
         return int(rows[0][0]) - 1 if rows else 0

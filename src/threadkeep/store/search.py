@@ -76,7 +76,7 @@ class Search(Protocol):
 class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
     """The search index of a database: FTS5 trigrams on SQLite, words and character pairs on PostgreSQL.
 
-    In both, the index only returns messages that may match; their texts are read to find those that do match.
+    In both, the index only returns messages that may match; their texts are read to find the messages that match.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -220,7 +220,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
             for step, documents in zip(steps, rows, strict=True):
                 if not await connection.execute(self._sql["advance"], step.parameters):
                     continue
-                # The locked row prevents other processes from partitioning the tables until the commit.
+                # Choose once: the locked row prevents other processes from partitioning the tables until the commit.
                 sql = sql or await index_statements(connection, self._sql)
                 await connection.execute(sql["add_text"], {**step.parameters, "rows": documents})
                 if step.upto < step.session.last_seq:

@@ -107,7 +107,7 @@ _AVERAGE_CHARACTERS = 500
 
 
 def relevance(text: str, words: str) -> float | None:
-    """Return the score of a text for `relevance_words`, ignoring case; None if the text lacks one of the words."""
+    """Return the score of a text for `relevance_words`, ignoring case, or None if the text lacks one of the words."""
     folded = text.casefold()
     damping = _SATURATION * (1 - _LENGTH_SHARE + _LENGTH_SHARE * len(folded) / _AVERAGE_CHARACTERS)
     score = 0.0

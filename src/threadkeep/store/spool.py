@@ -31,7 +31,7 @@ _LINE_SUFFIX = ".line"
 
 @dataclass(frozen=True)
 class DamagedTurn:
-    """An unreadable line of `size` bytes. `path` is its separate file, or the spool file if that still contains it.
+    """An unreadable line of `size` bytes. `path` is its separate file, or the spool file if the line is still there.
 
     `entry_id` is a digest of the bytes, so the same line has the same id in any file.
     """
@@ -160,7 +160,7 @@ class SpoolFile:
 
     @classmethod
     def take_over(cls, path: Path) -> SpoolFile | None:
-        """Take over the file of a dead process; return None if the process lives or the file is gone."""
+        """Take over the file of a dead process; return None if the process is alive or the file is gone."""
         try:
             descriptor = os.open(path, os.O_RDWR)
         except FileNotFoundError:
@@ -277,7 +277,7 @@ class SpoolFile:
                 raise OSError("only a part of a pending turn could be written to disk")
             os.fsync(self._descriptor)
         except OSError:
-            # A partial line would make the next one unreadable.
+            # Remove the partial line, which would make the next line unreadable.
             os.ftruncate(self._descriptor, size)
             raise
         return size, len(data) - 1
@@ -295,7 +295,7 @@ def _own(descriptor: int) -> bool:
             return True
         if not lock_at_once(descriptor, fcntl.LOCK_SH):
             return False
-        # Another process has a shared lock, which it takes only for a check; an owner's lock would be exclusive.
+        # Try again: another process has a shared lock for a short check; an owner's lock would be exclusive.
         time.sleep(_LOOK_SECONDS)
     return False
 
@@ -359,7 +359,7 @@ def read_spool(path: Path, *, cut_off: bool = False) -> SpoolContent:
 
 
 def read_turn(line: bytes) -> PendingTurn | None:
-    """Return the turn in a line; None if this version cannot read it."""
+    """Return the turn in a line, or None if this version cannot read it."""
     values = _values(line)
     if values is None:
         return None

@@ -300,7 +300,7 @@ def _translate(text: object, characters: str, replacements: str) -> str | None:
     if text is None:
         return None
     result = str(text)
-    # `str.translate` is slower for so few characters.
+    # Do not use `str.translate`, which is slower for so few characters.
     for char, replacement in zip(characters, replacements, strict=True):
         result = result.replace(char, replacement)
     return result
@@ -327,7 +327,7 @@ async def _open_file(connection: aiosqlite.Connection) -> aiosqlite.Connection:
 
 
 async def _close_opened(connection: aiosqlite.Connection, opening: asyncio.Future[aiosqlite.Connection]) -> None:
-    """Close a connection that nobody will use, as soon as it is open."""
+    """Close a connection that no caller will use, as soon as it is open."""
     await asyncio.wait([opening])
     if opening.exception() is None:
         await connection.close()
@@ -362,7 +362,7 @@ async def _to_its_end(work: Coroutine[object, object, None]) -> None:
 
 
 async def _stop(raw: aiosqlite.Connection) -> None:
-    """Interrupt a statement whose result nobody awaits, so that it does not delay the next statement."""
+    """Interrupt a statement whose result no caller awaits, so that it does not delay the next statement."""
     # Repeat the interrupt, because the statement may still be queued. The query `behind` is executed after the
     # statement.
     behind = asyncio.ensure_future(raw.execute_fetchall("SELECT 1"))

@@ -38,7 +38,7 @@ class SqliteConnection:
             cursor = await self.raw.execute(sql, parameters)
             if cursor.rowcount >= 0:
                 return cursor.rowcount
-            # Python does not count the changes of a statement that begins with WITH.
+            # Ask SQLite, because Python does not count the changes of a statement that begins with WITH.
             [(changed,)] = await self.raw.execute_fetchall("SELECT changes()")
             return int(changed)
 
@@ -195,7 +195,7 @@ class OpenFile(NamedTuple):
 
     @classmethod
     def of(cls, path: Path) -> OpenFile | None:
-        """Return the file that is now at a path; None if there is none."""
+        """Return the file that is now at a path, or None if there is none."""
         try:
             found = path.stat()
         except FileNotFoundError:
@@ -308,7 +308,7 @@ def connect(database: str | Path, key: str | None, **options: Any) -> sqlite3.Co
     if key is None:
         return sqlite3.connect(database, factory=ThreadConnection, **options)
     connection = _sqlcipher().connect(database, factory=_cipher_connection(), **options)
-    # A wrong key must raise an error, and not write to stderr.
+    # Turn the log off, because a wrong key must raise an error, and not write to stderr.
     connection.execute("PRAGMA cipher_log_level = NONE").close()
     connection.execute(f"PRAGMA key = \"x'{key}'\"").close()
     return cast("sqlite3.Connection", connection)
@@ -342,7 +342,7 @@ def _cipher_connection() -> type:
             try:
                 return super().execute(sql, parameters)
             except dbapi2.Error as error:
-                # LangGraph's checkpointer expects the errors of the standard library when it sets up its tables.
+                # Raise the standard library's error, which LangGraph's checkpointer expects when it sets up its tables.
                 known = getattr(sqlite3, type(error).__name__)(*error.args)
                 known.sqlite_errorcode, known.sqlite_errorname = error.sqlite_errorcode, error.sqlite_errorname
                 raise known from error

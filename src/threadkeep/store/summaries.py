@@ -48,8 +48,8 @@ _MOST_CLAIM_SECONDS = 86_400 * 365
 class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
     """The table `chat_summaries`, and the claims of processes on the work of summarising sessions.
 
-    Guarantee: the active summaries cover all messages from the last reset to the end of the last summary, except
-    archived ones, and each message exactly once. A summary that would break this guarantee is not stored.
+    Guarantee: from the last reset to the end of the last summary, exactly one active summary covers each message that
+    is not archived. A summary that would break this guarantee is not stored.
     """
 
     async def active(self, session_id: str, *, user_id: str | None = None) -> list[Summary]:

@@ -222,7 +222,7 @@ class SupersedingWriter:
 
 
 def done_before(superseding: Superseding, message: Message, version: Message | None) -> Superseded | None:
-    """Return the result if an earlier call did the same; None if the messages are not superseded yet.
+    """Return the result if an earlier call did the same, or None if the messages are not superseded yet.
 
     `message` is the message that the call names; `version` is the stored message that has the id of the new version.
 

@@ -143,7 +143,7 @@ class TableTranscripts:
         """Return up to `limit` of the newest messages before the `seq` `before`, oldest first."""
         if limit <= 0:
             return Page((), None)
-        # One extra row shows whether there is an older page; the first message need not have `seq` 1.
+        # Read one extra row, which shows whether there is an older page; the first message need not have `seq` 1.
         parameters = {"session_id": session_id, "before": min(before, END), "limit": limit + 1, "user_id": user_id}
         statement, read = ("newest", message_of) if view == "active" else ("newest_of_history", marked_message_of)
         sql = self._sql[statement if user_id is None else f"{statement}_of_user"]
@@ -191,7 +191,7 @@ class TableTranscripts:
             return await connection.fetch_each(statements)
 
     async def find(self, session_id: str, message_id: str) -> Message | None:
-        """Return the message with an id, even if it is superseded; None if there is no such message."""
+        """Return the message with an id, even if it is superseded, or None if there is no such message."""
         if clean_text(message_id) != message_id:
             return None
         rows = await self._driver.fetch(self._sql["message_with_id"], {"session_id": session_id, "id": message_id})
@@ -208,7 +208,7 @@ class TableTranscripts:
         return await self._messages("at_places", session_id, "seq", sorted(set(seqs)))
 
     async def answers_to(self, session_id: str, question: Message) -> list[Message]:
-        """Return the complete answers to a stored question in order; superseded ones only for a superseded question."""
+        """Return the complete answers to a stored question in order; include superseded ones if it is superseded."""
         key = {"session_id": session_id, "question": question.id, "run_id": question.run_id}
         followers = {**key, "after": question.seq or 0, "reach": _ANSWER_REACH}
         async with self._driver.reading() as connection:
@@ -217,7 +217,7 @@ class TableTranscripts:
             else:
                 rows = await connection.fetch(self._sql["answers_to"], key)
             if not rows and question.run_id is not None:
-                # Answers stored before version 0.2 do not name their question, but have its run id.
+                # Also find answers stored before version 0.2, which do not name their question but have its run id.
                 rows = await connection.fetch(self._sql["answer_of_run"], followers)
         return [message_of(row) for row in rows]
 
@@ -254,7 +254,7 @@ class TableTranscripts:
             await self._superseding.branch(connection, branching, now=time_text(self._clock()))
 
     async def session(self, session_id: str, *, user_id: str | None = None) -> SessionInfo | None:
-        """Return the metadata of a session; None if it does not exist or belongs to another user."""
+        """Return the metadata of a session, or None if it does not exist or belongs to another user."""
         rows = await self._driver.fetch(self._sql["session"], {"session_id": session_id, "user_id": user_id})
         return session_of(rows[0]) if rows else None
 
@@ -334,7 +334,7 @@ async def delete_session(
             return None
         if found[0][0] is not None and not await connection.execute(sql["note_deletion"], noted):
             return None
-    # If the session did not exist, another transaction may have created and indexed it since; that index must stay.
+    # Without a session, keep the index: another transaction may have created and indexed the session since.
     if exists:
         for (child_id,) in await connection.fetch(sql["own_sessions"], key):
             await delete_session(connection, sql, child_id)

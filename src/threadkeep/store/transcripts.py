@@ -144,7 +144,7 @@ type Scope = Literal["message", "from", "after", "run"]
 
 @dataclass(frozen=True)
 class Superseding:
-    """A request to supersede active messages: the `newest` ones, or those selected by `message_id` and `scope`.
+    """A request to supersede active messages: the `newest` ones, or the ones that `message_id` and `scope` select.
 
     `by` is appended as the new version of the message `message_id`; without `by`, there is no new version. Messages
     whose `seq` is higher than `upto` stay unchanged.
@@ -265,7 +265,7 @@ class Transcripts(Protocol):
         """Return the messages between `after` and `before`, both excluded, for a window; see `Recent`."""
 
     async def find(self, session_id: str, message_id: str) -> Message | None:
-        """Return the message with an id, even if it is superseded; None if there is no such message."""
+        """Return the message with an id, even if it is superseded, or None if there is no such message."""
 
     async def with_ids(self, session_id: str, message_ids: Collection[str]) -> list[Message]:
         """Return the existing messages with these ids, including superseded ones, in order."""
@@ -274,7 +274,7 @@ class Transcripts(Protocol):
         """Return the existing messages with these `seq` values, including superseded ones, in order."""
 
     async def answers_to(self, session_id: str, question: Message) -> list[Message]:
-        """Return the complete answers to a stored question in order; superseded ones only for a superseded question."""
+        """Return the complete answers to a stored question in order; include superseded ones if it is superseded."""
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
         """Mark an answer, or its replacement, as delivered to a caller; return the marked message, or None."""
@@ -306,7 +306,7 @@ class Transcripts(Protocol):
         """
 
     async def session(self, session_id: str, *, user_id: str | None = None) -> SessionInfo | None:
-        """Return the metadata of a session; None if it does not exist or belongs to another user."""
+        """Return the metadata of a session, or None if it does not exist or belongs to another user."""
 
     async def sessions(self, query: SessionQuery) -> list[SessionInfo]:
         """Return one page of the sessions that match a query, newest activity first."""

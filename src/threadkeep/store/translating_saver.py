@@ -19,12 +19,12 @@ class TranslatingSaver(BaseCheckpointSaver[str]):
     translated: ClassVar[Callable[[], AbstractContextManager[None]]]
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Return the checkpoint that `config` names, or the newest one of its thread; None if there is none."""
+        """Return the checkpoint that `config` names, or the newest one of its thread, or None if there is none."""
         with type(self).translated():
             return await super().aget_tuple(config)
 
     async def aget_delta_channel_history(self, **asked: Any) -> Mapping[str, DeltaChannelHistory]:
-        """Return the writes that rebuild those graph channels which a checkpoint does not store in full."""
+        """Return the writes that rebuild the graph channels that a checkpoint does not store in full."""
         with type(self).translated():
             return await super().aget_delta_channel_history(**asked)
 

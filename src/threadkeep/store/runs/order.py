@@ -73,7 +73,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
             run = await self._arrive(new, policy, owner) if alone else None
             return await self._add(new, policy, owner) if run is None else Added(run, "new")
         except DuplicateRow:
-            # Another process has stored a run for the message between the check and the write.
+            # Try again, because another process has stored a run for the message between the check and the write.
             return await self._add(new, policy, owner)
 
     async def release(self, session_id: str, message_id: str) -> bool:

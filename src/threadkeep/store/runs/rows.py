@@ -66,7 +66,7 @@ def restored(value: Values, texts: Texts) -> dict[str, Json]:
 
 
 def short_result(result: Values) -> dict[str, Json] | None:
-    """Return a run's result without the text of the message that it names; None if there is no such text."""
+    """Return a run's result without the text of the message that it names, or None if there is no such text."""
     text = result.get("text")
     if not isinstance(result.get("message_id"), str) or not isinstance(text, str):
         return None
@@ -144,7 +144,7 @@ def run_of(row: Row, *, inputs: tuple[RunInput, ...] | None = None) -> Run:
 
 
 def json_of(text: str | bytes | None) -> Any:
-    """Return the value of a column that has JSON or compressed JSON; None for NULL.
+    """Return the value of a column that has JSON or compressed JSON, or None for NULL.
 
     Raises:
         RecordUnreadable: the value is damaged, or a newer Threadkeep wrote it.

@@ -65,7 +65,7 @@ class WorkflowVersions(ClockedTables, sql=("runs_records.sql",)):
         await self._driver.write([(self._sql["keep_workflow"], parameters)])
 
     async def version(self, name: str, version: str) -> WorkflowVersion | None:
-        """Return one version of a workflow; None if it is not stored."""
+        """Return one version of a workflow, or None if it is not stored."""
         rows = await self._driver.fetch(self._sql["workflow"], {"name": name, "version": version})
         if not rows:
             return None
@@ -223,8 +223,8 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
     async def wait(self, run_id: str, owner: str, interrupt: Json) -> bool:
         """Mark a run as waiting for a person's answer to `interrupt`. Other runs of its session continue meanwhile.
 
-        Return False if the owner has lost the run, or if the run is to be stopped. If it waits for a child that was
-        cancelled just before, it is queued again.
+        Return False if the owner has lost the run, or if the run is to be stopped. If the run waits for a child that
+        was cancelled just before, the run is queued again.
         """
         waits = await self._execute("wait", {"run_id": run_id, "owner": owner, "interrupt": json_text(interrupt)}) > 0
         for question in questions_in(interrupt):
@@ -244,7 +244,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
     async def resume(self, run_id: str, value: Json, *, asked: Json = None) -> bool:
         """Queue a waiting run again behind the other runs, with a person's answer; return False if it does not wait.
 
-        `asked` is the `interrupt` to which the answer belongs. Return False too if the run now asks another question.
+        `asked` is the `interrupt` to which the answer belongs. Also return False if the run now asks another question.
         """
         given = {"resume_value": json_text(value), "asked": None if asked is None else json_text(asked)}
         return await self._arrive_again("resume", {"run_id": run_id, **given})

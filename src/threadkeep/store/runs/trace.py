@@ -40,7 +40,7 @@ def event_of(row: Sequence[Any]) -> StoredEvent:
 
 
 def packed_events(events: Iterable[StoredEvent]) -> bytes | None:
-    """Return events in packed form, in order; None if there are none, or if they are too many or too long."""
+    """Return events in packed form, in order, or None if there are none, or if they are too many or too long."""
     parts: list[str] = []
     number = moment = 0
     for event in events:
@@ -53,7 +53,7 @@ def packed_events(events: Iterable[StoredEvent]) -> bytes | None:
 
 
 def stored_events(packed: bytes | None) -> list[StoredEvent]:
-    """Return the events of a packed trace; an empty list for None."""
+    """Return the events of a packed trace, or an empty list for None."""
     found: list[StoredEvent] = []
     number = moment = 0
     for step, later, kind, node, data in json.loads(decompress(packed)) if packed else ():
@@ -76,13 +76,13 @@ def usage_of(row: Sequence[Any]) -> TokenUsage:
 
 
 def packed_usage(usage: Iterable[TokenUsage]) -> str | None:
-    """Return the usage of a run as JSON text; None if there is none."""
+    """Return the usage of a run as JSON text, or None if there is none."""
     rows: list[Json] = [list(astuple(used)) for used in usage]
     return dump_json(rows) if rows else None
 
 
 def stored_usage(packed: str | None) -> list[TokenUsage]:
-    """Return the usage in a packed trace; an empty list for None."""
+    """Return the usage in a packed trace, or an empty list for None."""
     return [usage_of(row) for row in json_of(packed) or ()]
 
 
@@ -165,7 +165,7 @@ class RunTrace:
             return await self.store(connection, run_id, held, group)
 
     def hold(self, run_id: str, group: TraceGroup | None, *, ends: bool = False) -> list[Statement]:
-        """Return the statements that read a run's trace and lock it until the commit; none if there is no group."""
+        """Return the statements that read a run's trace and lock it until the commit, or none if there is no group."""
         if group is None:
             return []
         texts = texts_in(event.data for event in group.events)
@@ -223,7 +223,7 @@ class RunTrace:
         ]
         if events or usage:
             statements.append((self._sql["set_trace"], {"run_id": run_id, **asdict(extent)}))
-        # All writers write usage in the same order, which prevents deadlocks.
+        # Write usage in the order that all writers use, which prevents deadlocks.
         in_order = sorted(usage, key=lambda used: used.model)
         return statements + [(self._sql["add_usage"], {"run_id": run_id, **asdict(used)}) for used in in_order]
 
@@ -235,7 +235,7 @@ class RunTrace:
         new: tuple[Sequence[StoredEvent], Sequence[TokenUsage]],
         extent: _Extent,
     ) -> list[Statement]:
-        """Return the statements that pack a trace; an empty list if the trace is too long."""
+        """Return the statements that pack a trace, or an empty list if the trace is too long."""
         (events_before, usage_before), (loose_events, loose_usage) = packed, loose
         events = [*stored_events(events_before), *map(event_of, loose_events), *new[0]]
         usage = added([*stored_usage(usage_before), *map(usage_of, loose_usage), *new[1]])
@@ -264,7 +264,7 @@ class RunTrace:
         return [replace(event, data=restored(event.data, texts)) for event in events]
 
     def whole(self, run_id: str, group: TraceGroup, texts: Mapping[str, str]) -> list[Statement]:
-        """Return the statements that store a run's whole trace in one row; an empty list if the trace is too long.
+        """Return the statements that store a run's whole trace in one row, or an empty list if the trace is too long.
 
         `texts` has the texts that the same transaction stores in the transcript, by message id. Only the owner of the
         run may execute the statements, because they replace the stored trace.
@@ -282,7 +282,7 @@ class RunTrace:
         return statements
 
     async def last_number(self, run_id: str) -> int:
-        """Return the number of a run's newest event; 0 if there is none."""
+        """Return the number of a run's newest event, or 0 if there is none."""
         rows = await self._driver.fetch(self._sql["last_number"], {"run_id": run_id})
         return int(rows[0][0]) if rows else 0
 
