@@ -20,7 +20,7 @@ from threadkeep.observe import Backend
 
 _PAGE_ITEMS = 10_000
 
-# The locks belong to the store, because a node of an agent may create its own transcripts object in each run.
+# Keep the locks by store, because a node of an agent may create its own transcripts object in each run.
 _LOCKS: WeakKeyDictionary[BaseStore, Locks[ItemKey]] = WeakKeyDictionary()
 
 
@@ -53,7 +53,7 @@ class StoreItems:
             [found] = await _whole(self._store, [SearchOp(namespace, wanted, _PAGE_ITEMS, offset, refresh_ttl=False)])
             page = [item for item in found if isinstance(item, SearchItem)] if isinstance(found, list) else []
             for item in page:
-                # The search also returns items of namespaces that begin with this namespace.
+                # Skip items of deeper namespaces, which the search returns too.
                 if item.namespace == namespace:
                     yield item
             if len(page) < _PAGE_ITEMS:
@@ -110,7 +110,7 @@ async def _whole(store: BaseStore, operations: Sequence[Op]) -> list[Result]:
 
 
 def _value(item: Item) -> Value:
-    """Return the JSON object in an item; an empty object if the item has a value of another type."""
+    """Return the JSON object in an item, or an empty object if the item has a value of another type."""
     value: object = item.value
     return value if isinstance(value, dict) else {}
 

@@ -81,7 +81,7 @@ class IndexedTranscripts(GraphTranscripts):
         await self._follow(turn.session_id)
 
     async def _first_seq(self, superseding: Superseding) -> int | None:
-        """Return the first `seq` that will be superseded, as known before the change; None if there is none."""
+        """Return the first `seq` that will be superseded, as known before the change, or None if there is none."""
         session_id, user_id = superseding.session_id, superseding.user_id
         if superseding.message_id is None:
             page = await self.newest(session_id, limit=superseding.newest, user_id=user_id)
@@ -153,10 +153,10 @@ class IndexedTranscripts(GraphTranscripts):
         for own_session_id in await self.writer.own_sessions(session_id):
             await self.delete(own_session_id)
         existed = await self.writer.delete(session_id, created_at=created_at)
-        # A repeated call may find no conversation any more; `catch_up` then deletes the rest.
+        # Note the session for `catch_up`, which deletes the rest if a repeated call finds no conversation any more.
         self._behind.add(session_id)
         rows = await self.index.delete(session_id, run_id=run_id)
-        # Another process may have written to the session in between, and created its rows again.
+        # Update the rows again, because another process may have written to the session and created its rows again.
         await self.index.follow(session_id)
         self._behind.discard(session_id)
         return existed or rows

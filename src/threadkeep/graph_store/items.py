@@ -52,7 +52,7 @@ class Writing(Readable, Protocol):
     """A locked conversation. Other writers that use the same lock wait until the block ends."""
 
     async def keys(self, namespace: Namespace, beginning: str = "") -> list[str]:
-        """Return those keys of a namespace that begin with `beginning`."""
+        """Return the keys of a namespace that begin with `beginning`."""
 
     async def put(self, metadata: Value | None, others: Mapping[ItemKey, Value | None], *, version: int | None) -> None:
         """Write the metadata and other items; None removes an item. It may be called only once in a block.
@@ -300,7 +300,7 @@ def _groups(sql: str, rows: Sequence[Parameters]) -> list[Statement]:
 
 
 def _value(text: str | bytes) -> Value:
-    """Return the JSON object in the text of an item; an empty object if the text is not a valid JSON object."""
+    """Return the JSON object in the text of an item, or an empty object if the text is not a valid JSON object."""
     try:
         value = from_json(text)
     except ValueError:
@@ -320,7 +320,7 @@ def _json(value: object) -> str:
 
 
 def _grown(former: Stored, value: Value) -> str | None:
-    """Return the JSON of a chunk as an extension of its former JSON; None if more than its end has changed."""
+    """Return the JSON of a chunk as an extension of its former JSON, or None if more than its end has changed."""
     names, old, new = list(value), former.get(_GROWING), value.get(_GROWING)
     if list(former) != names or not isinstance(old, list) or not isinstance(new, list) or not old:
         return None

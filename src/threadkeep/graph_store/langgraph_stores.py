@@ -44,7 +44,7 @@ class SqliteGraphStore(TabledStore, IndexedStore, AsyncSqliteStore):
             try:
                 await self._migrate()
             except AttributeError as error:
-                # Some builds of Python lack the method `enable_load_extension`.
+                # Explain the error of builds of Python that lack the method `enable_load_extension`.
                 if self.index_config is None:
                     raise
                 raise InvalidInput(

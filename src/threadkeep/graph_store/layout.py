@@ -84,7 +84,7 @@ def joined(first: Ranges, second: Ranges) -> Ranges:
 
 
 def clipped(ranges: Sequence[tuple[int, int]], first_seq: int, last_seq: int) -> Ranges:
-    """Return those parts of the ranges that lie between `first_seq` and `last_seq`, both included."""
+    """Return the parts of the ranges that lie between `first_seq` and `last_seq`, both included."""
     cut = ((max(low, first_seq), min(high, last_seq)) for low, high in ranges)
     return tuple((low, high) for low, high in cut if low <= high)
 
@@ -160,7 +160,7 @@ class GraphLayout:
         return replace(self, chunk_size=other.chunk_size) == other
 
     def has(self, namespace: Namespace) -> bool:
-        """Return True if a namespace is that of the layout's conversations or message ids, or is below one of them."""
+        """Return True if a namespace has the layout's conversations or message ids, or is below such a namespace."""
         root, *rest = self.namespace
         return any(namespace[: len(own)] == own for own in (self.namespace, (f"{root}_ids", *rest)))
 
@@ -169,7 +169,7 @@ class GraphLayout:
         return ItemKey(self.namespace, f"{session_id}{self.meta_key_suffix}")
 
     def session_of(self, key: str) -> str | None:
-        """Return the session id in the key of metadata; None for any other key."""
+        """Return the session id in the key of metadata, or None for any other key."""
         session_id = key.removesuffix(self.meta_key_suffix)
         return session_id if session_id and session_id != key else None
 
@@ -178,7 +178,7 @@ class GraphLayout:
         return ItemKey(self.namespace, f"{session_id}:{chunk_key(chunk)}")
 
     def is_chunk(self, session_id: str, key: str) -> bool:
-        """Return True if a key is that of a chunk of a conversation."""
+        """Return True if a key is the key of a conversation's chunk."""
         return re.fullmatch(rf"{re.escape(session_id)}:chunk:\d{{6,}}", key) is not None
 
     def message_ids(self, session_id: str) -> Namespace:

@@ -37,7 +37,7 @@ class HeldChunks:
     read: dict[int, Value | None] = field(default_factory=dict)
 
     async def get(self, chunk: int) -> Value | None:
-        """Return a chunk with the changes made so far; None if the chunk is not stored. Raises `SessionDamaged`."""
+        """Return a chunk with the changes made so far, or None if the chunk is not stored. Raises `SessionDamaged`."""
         key = self.layout.chunk(self.conversation.session_id, chunk)
         if key in self.items:
             return self.items[key]
@@ -51,7 +51,7 @@ class HeldChunks:
         return self.read[chunk]
 
     async def messages(self, chunk: int) -> list[Message]:
-        """Return the messages of a chunk, except deleted ones and those left from incomplete writes."""
+        """Return the messages of a chunk, except deleted messages and messages that incomplete writes have left."""
         value = await self.get(chunk)
         found = [message_in(one, self.layout.value_field) for one in value["messages"]] if value is not None else []
         low, high = self.conversation.deleted_seq, self.conversation.last_seq
@@ -106,7 +106,7 @@ class HeldChunks:
 
 
 async def first_user(messages: AsyncIterator[Message]) -> Message | None:
-    """Return the first active user message; None if there is none."""
+    """Return the first active user message, or None if there is none."""
     async for message in messages:
         if message.role == "user" and message.superseded_at is None:
             return message
@@ -114,7 +114,7 @@ async def first_user(messages: AsyncIterator[Message]) -> Message | None:
 
 
 def title_of(message: Message | None) -> str | None:
-    """Return the title that a conversation gets from its first active user message; None without a message."""
+    """Return the title that a conversation gets from its first active user message, or None without a message."""
     return None if message is None else shorten(message.content, TITLE_CHARACTERS)
 
 
@@ -150,7 +150,7 @@ class ConversationReader:
         """A function that returns the owner of a conversation if its damaged metadata do not name the owner."""
 
     def beginning(self, session_id: str) -> list[ItemKey]:
-        """Return the key of a conversation's metadata and, if it is cached, that of its newest chunk."""
+        """Return the key of a conversation's metadata and, if the newest chunk is cached, the key of this chunk."""
         chunk = self.known.chunk(session_id) if self.is_snapshot else None
         newest = [] if chunk is None else [self._layout.chunk(session_id, chunk)]
         return [self._layout.metadata(session_id), *newest]
@@ -167,7 +167,7 @@ class ConversationReader:
     async def conversation(
         self, session_id: str, *, user_id: str | None = None, items: Readable | None = None
     ) -> Conversation | None:
-        """Return the metadata of a conversation; None if it does not exist, or belongs to another user.
+        """Return the metadata of a conversation, or None if it does not exist, or belongs to another user.
 
         Raises:
             SessionDamaged: the metadata cannot be read, and the conversation may belong to this user.
@@ -205,7 +205,7 @@ class ConversationReader:
             yield conversation
 
     async def unreadable(self, session_ids: Sequence[str]) -> set[str]:
-        """Return the ids of conversations with unreadable metadata; an empty set if the store does not answer."""
+        """Return the ids of conversations with unreadable metadata, or an empty set if the store does not answer."""
         damaged: set[str] = set()
         with contextlib.suppress(StoreUnavailable):
             found = await self._items.get([self._layout.metadata(session_id) for session_id in session_ids])

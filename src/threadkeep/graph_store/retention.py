@@ -38,7 +38,7 @@ class ConversationRetention:
     async def sessions(
         self, *, after: str, limit: int, user_id: str | None = None, with_own: bool = False
     ) -> list[Prunable]:
-        """Return up to `limit` undamaged conversations with ids after `after`, by id; none if `with_own` is true."""
+        """Return up to `limit` undamaged conversations with ids after `after`, by id, or none if `with_own` is true."""
         if with_own:
             return []
         found = [one async for one in self._reader.all() if one.session_id > after and user_id in (None, one.user_id)]
@@ -46,7 +46,7 @@ class ConversationRetention:
         return heapq.nsmallest(limit, wanted, key=lambda one: one.session_id)
 
     async def session(self, session_id: str, *, user_id: str | None = None) -> Prunable | None:
-        """Return one conversation; None if it does not exist, or belongs to another user."""
+        """Return one conversation, or None if it does not exist, or belongs to another user."""
         conversation = await self._reader.conversation(session_id, user_id=user_id)
         return None if conversation is None else _prunable(conversation)
 
@@ -62,7 +62,7 @@ class ConversationRetention:
         return session.last_seq
 
     async def end_before_newest(self, session: Prunable, messages: int) -> int:
-        """Return the `seq` before the newest `messages` active messages; 0 if there are fewer."""
+        """Return the `seq` before the newest `messages` active messages, or 0 if there are fewer."""
         conversation = await self._reader.conversation(session.session_id)
         if conversation is None:
             return 0

@@ -64,7 +64,7 @@ class Conversation:
     """The metadata of a conversation. `version` counts its writes; it is -1 before the first write.
 
     `superseded` has the `seq` ranges of superseded messages, and `revision` counts the changes of `superseded`.
-    `foreign` has those fields of the item that Threadkeep does not define.
+    `foreign` has the fields of the item that Threadkeep does not define.
     """
 
     session_id: str
@@ -195,7 +195,7 @@ def conversation_of(session_id: str, value: Value) -> Conversation:
 
 
 def owner_in(metadata: Value) -> str | None:
-    """Return the user id in metadata, even if the metadata are damaged; None if they have no user id."""
+    """Return the user id in metadata, even if the metadata are damaged, or None if they have no user id."""
     user_id = metadata.get("user_id")
     return user_id if isinstance(user_id, str) else None
 
@@ -287,7 +287,7 @@ def missing_chunk(conversation: Conversation) -> SessionDamaged:
 
 
 def noted_seq(note: Value) -> int | None:
-    """Return the `seq` in a note; None if the note is damaged."""
+    """Return the `seq` in a note, or None if the note is damaged."""
     try:
         return _Fields(note).number("seq", least=1)
     except _UnexpectedFormat:
@@ -305,7 +305,7 @@ def message_value(seq: int, columns: Mapping[str, object], value_field: str) -> 
 
 
 def answer_note(value: Mapping[str, object]) -> str | None:
-    """Return the name of the note for an active, complete answer; None for every other message.
+    """Return the name of the note for an active, complete answer, or None for every other message.
 
     Answers with the same question, author and ordinal have the same name.
     """

@@ -134,7 +134,7 @@ class ConversationSuperseding:
     async def _appended(
         self, chunks: HeldChunks, conversation: Conversation, new: Prepared, now: datetime
     ) -> tuple[Conversation, Message]:
-        """Append the new version of a message to a conversation whose changes are not written yet; return both."""
+        """Append a message's new version to a conversation with unwritten changes; return conversation and message."""
         appended = await self._writer.appended(ReadItems(chunks.writing, chunks.items), conversation, new, {}, now)
         chunks.items |= appended.items
         field = self._layout.value_field
@@ -144,7 +144,7 @@ class ConversationSuperseding:
     async def replace_answers(
         self, writing: Writing, conversation: Conversation, prepared: Prepared, losers: Sequence[Value], now: datetime
     ) -> Receipt:
-        """Store an answer in place of others, which become superseded; return its receipt."""
+        """Store an answer in place of other answers, which become superseded; return the receipt of the new one."""
         message = prepared.messages[0]
         superseding = Superseding(conversation.session_id, message_id=losers[-1]["id"], scope="message", by=message)
         ranges = ranges_of(int(loser["seq"]) for loser in losers)
@@ -192,7 +192,7 @@ class ConversationSuperseding:
         self._reader.known.forget(session_id)
 
     async def _current_version(self, chunks: HeldChunks, message_id: str) -> Value | None:
-        """Return the stored message with an id, or the last of its replacements; None if the message is missing."""
+        """Return the stored message with an id, or the last of its replacements, or None if the message is missing."""
         known, wanted = set[str](), message_id
         while True:
             seqs = await self._writer.seqs_of(chunks.writing, chunks.conversation, [wanted])

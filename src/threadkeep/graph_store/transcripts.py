@@ -138,7 +138,7 @@ class GraphTranscripts:
         return Recent(tuple(found), conversation.reset_seq, newest_user, deleted, deleted, conversation.revision)
 
     async def find(self, session_id: str, message_id: str) -> Message | None:
-        """Return the message with an id, even if it is superseded; None if there is no such message."""
+        """Return the message with an id, even if it is superseded, or None if there is no such message."""
         found = await self.with_ids(session_id, [message_id])
         return found[0] if found else None
 
@@ -173,7 +173,7 @@ class GraphTranscripts:
                 found.append(message)
             elif message.answers is None and message.run_id is not None and message.run_id == question.run_id:
                 of_run.append(message)
-        # Answers stored before version 0.2 do not name their question, but have its run id.
+        # Also find answers stored before version 0.2, which do not name their question but have its run id.
         return found[::-1] or of_run[:1]
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
@@ -209,7 +209,7 @@ class GraphTranscripts:
         await self._superseding.branch(branching, self._clock())
 
     async def session(self, session_id: str, *, user_id: str | None = None) -> SessionInfo | None:
-        """Return the metadata of a session; None if it does not exist or belongs to another user."""
+        """Return the metadata of a session, or None if it does not exist or belongs to another user."""
         conversation = await self.reader.conversation(session_id, user_id=user_id)
         return None if conversation is None else conversation.info()
 

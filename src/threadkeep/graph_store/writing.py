@@ -163,7 +163,7 @@ class ConversationWriter:
         return self._items.locks.setdefault(self.layout.metadata(session_id), asyncio.Lock())
 
     def _named(self, turn: Turn, prepared: Prepared) -> list[ItemKey]:
-        """Return the keys of the notes that an append reads, and the key of the first chunk if no chunk is cached."""
+        """Return the keys of the notes that an append reads and, if no chunk is cached, the key of the first chunk."""
         names = [id_note(str(message.id)) for message in prepared.messages]
         names += [note for row in prepared.columns if (note := answer_note(row)) is not None]
         names += [] if turn.answers is None else [id_note(turn.answers)]
@@ -424,7 +424,7 @@ class ConversationWriter:
         conversation: Conversation,
         others: Mapping[ItemKey, Value | None] | None = None,
     ) -> None:
-        """Write the metadata of a conversation with the version after that of `former`, and the items `others`.
+        """Write the metadata of a conversation, with the version that follows `former.version`, and the items `others`.
 
         A new conversation of an agent below a session is also named in an item of that session.
         """
@@ -461,7 +461,7 @@ class ConversationWriter:
         if last - first > _MOST_CHUNKS:
             return ids + await self._written_chunks(writing, session_id)
         chunks = [self.layout.chunk(session_id, chunk) for chunk in range(first, last + 1)]
-        # In a store without transactions, chunks may be left from a turn whose write was not completed.
+        # Add chunks that an incomplete write has left in a store without transactions.
         while await writing.get([left := self.layout.chunk(session_id, last := last + 1)]) != [None]:
             chunks.append(left)
         return ids + chunks
