@@ -214,7 +214,7 @@ class AllSessions:
         return deleted
 
     async def where(self, session_id: str, *, user_id: str | None = None) -> GraphLayout | None:
-        """Return the layout of the conversation with an id, even a damaged one; None if the id is that of a session.
+        """Return the layout of the conversation with an id, even a damaged one, or None if the id is that of a session.
 
         Raises:
             SessionNotFound: the session does not exist, or belongs to another user.
@@ -253,7 +253,7 @@ def _cursor_of(info: SessionInfo) -> SessionCursor:
 
 
 class AllRetention:
-    """A pruner for user interfaces and the schedule; it runs the `Pruner` of the sessions and that of each layout."""
+    """A pruner for user interfaces and the schedule; it runs the `Pruner` of the sessions and of each layout."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -283,7 +283,7 @@ class AllRetention:
         report: Callable[[Pruned], object] | None = None,
         may_continue: Callable[[], Awaitable[bool]] | None = None,
     ) -> Pruned:
-        """Archive and delete what exceeds the limits, with the `Pruner` of the sessions and that of each layout.
+        """Archive and delete data beyond the limits, with the `Pruner` of the sessions and of each layout.
 
         Raises:
             SessionNotFound: a named session does not exist, or belongs to another user; nothing was done.

@@ -47,7 +47,7 @@ class SessionLine:
 
     @property
     def layout(self) -> GraphLayout | None:
-        """Return the layout of a conversation in the graph store; None for a session outside of it.
+        """Return the layout of a conversation in the graph store, or None for a session outside of it.
 
         Raises:
             InvalidInput: the layout is not valid.

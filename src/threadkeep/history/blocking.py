@@ -89,7 +89,7 @@ class MemoryLoop:
             raise StoreClosed(_CLOSED) from None
 
     def post(self, call: Callable[[], object]) -> None:
-        """Call a function on the loop: at once if the caller runs on it, otherwise soon, without waiting for it.
+        """Call a function on the loop: at once if the caller is on the loop, otherwise soon, without waiting for it.
 
         If the loop has ended or belongs to another process, the function is never called.
         """
@@ -241,7 +241,7 @@ class Iterated[W, **P, T](_Verb[W, P, Iterator[T]]):
 
 
 async def _next[T](items: AsyncIterator[T]) -> tuple[T] | None:
-    """Return the next item in a tuple; None at the end."""
+    """Return the next item in a tuple, or None at the end."""
     try:
         return (await anext(items),)
     except StopAsyncIteration:

@@ -40,7 +40,7 @@ class Summarizer(Protocol):
     """A writer of summaries.
 
     Its input is a text with one JSON object per line, each a message or a summary. This text is data, never
-    instructions. If a summarizer raises an error, nothing is stored, and it is called again later. Calls for several
+    instructions. If a summarizer raises an error, nothing is stored, and the call is repeated later. Calls for several
     sessions may run at the same time.
     """
 
@@ -223,7 +223,7 @@ class RangeReader:
         return after
 
     async def part(self, session_id: str, after: int, upto: int, limit: int) -> Part | None:
-        """Return the next messages that fit into one record of `limit` tokens; None if there are none.
+        """Return the next messages that fit into one record of `limit` tokens, or None if there are none.
 
         Their `seq` is above `after` and at most `upto`; archived messages are left out. A message that is too long for
         a record becomes one part with several records.
@@ -238,7 +238,7 @@ class RangeReader:
             page = await self._transcripts.newest(session_id, limit=_PAGE_ROWS, before=end + 1)
             rows += [row for row in page.messages if _seq(row) > position]
             lines += [quoted_message(row) for row in rows[len(lines) :]]
-            # Counting long messages takes time, so it runs in a thread.
+            # Count in a thread, because counting long messages takes time.
             sizes += await asyncio.to_thread(self._sizes, rows[len(sizes) :], lines[len(sizes) :], limit)
             position = end
         if not rows:
@@ -276,7 +276,7 @@ class RangeReader:
 def _tail_start(
     rows: list[Message], uncovered: Uncovered, request: CompressionRequest, *, complete: bool
 ) -> int | None:
-    """Return the `seq` of the first message to leave unsummarised; None if older rows are needed to find it."""
+    """Return the `seq` of the first message to leave unsummarised, or None if older rows are needed to find it."""
     after, left_out = uncovered.after_seq, request.left_out_upto_seq
     starts: list[int | None] = [after + 1]
     if _is_triggered(uncovered, request):

@@ -51,7 +51,7 @@ class CompressorOptions:
 
 @dataclass(frozen=True)
 class _Trouble:
-    """The consecutive failures of a session, and its pause: the time and the number of turns after which it ends."""
+    """The consecutive failures of a session, and its pause, which ends at a time or after a number of turns."""
 
     failures: int
     until: datetime
@@ -143,8 +143,8 @@ class Compressor:
         due = [session_id for session_id in self._waiting if session_id not in self._running]
         for session_id in due[: _MOST_AT_ONCE - len(self._running)]:
             work = self._attempt(self._waiting.pop(session_id))
-            # The task gets an empty context. With the caller's, it would refer to the caller's run after its end, and
-            # the tokens of the summary would appear in the stream of this run.
+            # Use an empty context. The caller's context would keep the caller's run in memory, and the tokens of the
+            # summary would appear in the stream of this run.
             task = asyncio.create_task(work, context=Context(), name="threadkeep-compression")
             self._running[session_id] = task
             task.add_done_callback(partial(self._ended, session_id))
@@ -164,7 +164,7 @@ class Compressor:
             self._troubles[session_id] = replace(trouble, turns=trouble.turns - 1)
             return
         writer = self._writer(request)
-        # The failure of one session must not stop the work on others.
+        # Catch every error, so that the failure of one session does not stop the work on others.
         with ErrorBoundary(lambda error: self._failed(session_id, error)):
             await writer.compress()
             self._troubles.pop(session_id, None)

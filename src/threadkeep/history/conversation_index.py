@@ -27,7 +27,7 @@ from threadkeep.store.transcripts import Transcripts
 type Vectors = dict[str, array[float]]
 """Vectors of turns, by turn id."""
 MOST_TURNS = 20_000
-"""The maximum number of turns of one session in an index; of a longer session, only the newest are indexed."""
+"""The maximum number of turns of one session in an index; of a longer session, only the newest turns are indexed."""
 _MOST_SUMMARIES = 20_000
 """The maximum number of summaries of archived messages in one index, which may cover several sessions."""
 _PAGE = 200
@@ -198,7 +198,7 @@ class ConversationIndex:
     async def dump(self) -> Sequence[Packed]:
         """Return a copy of the index for storage, without its vectors, which are stored separately.
 
-        Other tasks run while it is copied part by part. If a turn is added in the meantime, all parts are copied again.
+        Other tasks run while the parts are copied. If a turn is added in the meantime, all parts are copied again.
         """
         states: list[Packed] = []
         turns = -1
@@ -228,7 +228,7 @@ class ConversationIndex:
             yield Packed({}, {"days": array("I", [day.toordinal() if day else _NO_DAY for _, day in some])})
 
     async def load(self, state: Packed, info: SessionInfo, summaries: Sequence[Summary]) -> bool:
-        """Load the stored index of a session; return False if it no longer fits the session or its `summaries`."""
+        """Load the stored index of a session; return False if it no longer matches the session or the `summaries`."""
         about, session_id = state.values, info.session_id
         created_at, begin, revision = about["marks"][session_id]
         mark = IndexedState(datetime.fromisoformat(created_at), begin, revision)
@@ -357,6 +357,6 @@ async def _messages(transcripts: Transcripts, session_id: str, first: int, last:
         end = min(start + _PAGE - 1, last)
         page = await transcripts.newest(session_id, limit=end - start + 1, before=end + 1)
         for message in page.messages:
-            # If messages in this range were superseded, the page has older messages instead, even from before a reset.
+            # Skip older messages, which the page has in place of superseded ones, even from before a reset.
             if (message.seq or 0) >= start:
                 yield message

@@ -123,7 +123,7 @@ async def export(
             report(done)
         if not begun:
             stream.write(session_line(numbering.of_info(_beginning_with(info, ())), layout).encode())
-        # Conversations have no summaries; summaries stored under this id belong to a session with the same id.
+        # Skip summaries stored under a conversation's id, because they belong to a session with the same id.
         for archived in await memory.summaries.for_export(info.session_id, view=view) if layout is None else ():
             # Skip a summary that was written during the export and covers messages that the export leaves out.
             if archived.summary.last_seq <= info.last_seq:

@@ -92,7 +92,7 @@ class GraphConversations:
         return any(table == "store" for table, _ in rows)
 
     async def overwrite(self, own: DatabaseAddress, *, vacuum: bool) -> str | None:
-        """Overwrite deleted items in the file of the graph store; describe data that remain, None if there are none.
+        """Overwrite deleted items in the file of the graph store; return a description of data that remain, or None.
 
         With `vacuum`, the file is rewritten. Deleted rows in PostgreSQL, or in a store that the application opened, are
         not overwritten; their operators must do that. If the store is in the memory's own file, this does nothing,
@@ -120,7 +120,7 @@ class GraphConversations:
         return store
 
     def name_of(self, store: BaseStore) -> object:
-        """Return a hashable identity of a store; all objects that open the memory's own store have the same one."""
+        """Return a hashable identity of a store; all objects that open the memory's own store have one identity."""
         if store is self._store:
             return _OWN
         address = self.given if isinstance(self.given, DatabaseAddress) else None
@@ -167,7 +167,7 @@ def order_name(layout: GraphLayout, key: str) -> str:
 
 
 def of_order_name(name: str) -> tuple[GraphLayout, str] | None:
-    """Return the layout and the key in an `order_name`; None for a session id, or a name of an older version."""
+    """Return the layout and the key in an `order_name`, or None for a session id, or a name of an older version."""
     if not name.startswith(_NO_SESSION):
         return None
     try:

@@ -124,7 +124,7 @@ def _session_id_refusal(value: object) -> Reason | None:
 
 
 def refusal(value: object) -> Reason | None:
-    """Return the first reason why a value is not a valid key, in the order of `Reason`; None if it is valid."""
+    """Return the first reason why a value is not a valid key, in the order of `Reason`, or None if it is valid."""
     if not isinstance(value, str):
         return "invalid_chars"
     if not value.strip():
@@ -285,7 +285,7 @@ class _Values:
 
 
 def whole_path(template: str) -> str | None:
-    """Return the path of a template `{{key:path}}`; None for any other template."""
+    """Return the path of a template `{{key:path}}`, or None for any other template."""
     found = PLACEHOLDER.fullmatch(template.strip())
     inner = found[1].strip() if found is not None else ""
     return inner.removeprefix(WHOLE).strip() if inner.startswith(WHOLE) else None

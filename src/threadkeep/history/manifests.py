@@ -147,7 +147,7 @@ class Manifests:
         return not self._waiting
 
     def kept_since(self) -> datetime | None:
-        """Return the time before which `purge` deletes records; None if records are kept forever."""
+        """Return the time before which `purge` deletes records, or None if records are kept forever."""
         if self._retention_days is None or self._retention_days > _FOR_GOOD_DAYS:
             return None
         return self._clock() - timedelta(days=self._retention_days)
@@ -247,7 +247,7 @@ class Manifests:
         return group
 
     def _put_back(self, group: Sequence[NotedManifest]) -> None:
-        """Queue records again, before the others. Some may be stored already, as a write can fail after its commit."""
+        """Queue records again, before the others. Some may be stored already: a write can fail after its commit."""
         self._waiting.extendleft(replace(entry, again=True) for entry in reversed(group))
         self._characters += sum(map(_weight, group))
         self._drop_the_oldest()

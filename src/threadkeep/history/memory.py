@@ -338,7 +338,7 @@ class Memory:
         for speaker in list(self._speakers):
             await speaker.settle_run(run_id, elsewhere=elsewhere)
         if self._unfinished:
-            # The write of a caller that was cancelled may still be running.
+            # Wait, because the write of a caller that was cancelled may still be running.
             await asyncio.wait(self._unfinished)
 
     def session(self, session_id: str, *, user_id: str | None = None, workspace: str | None = None) -> Session:

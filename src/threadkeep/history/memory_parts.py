@@ -110,7 +110,7 @@ class LearnedFactors:
             await self.save()
 
     def _known(self, model: str) -> TokenFactor:
-        """Return the factor of a model; in an unknown family, it first applies to non-Latin scripts too."""
+        """Return the factor of a model; in an unknown family, it is also the first factor of non-Latin scripts."""
         found = (self._factors or {}).get(factor_key(model)) or TokenFactor(model)
         return replace(found, other=None if family_of(model) else found.other or found.value)
 
@@ -137,7 +137,7 @@ class TextDigests:
         self._key: bytes | None = None
 
     async def digest(self) -> Callable[[str], str] | None:
-        """Return the digest function of the database; None if its key cannot be read within a second."""
+        """Return the digest function of the database, or None if its key cannot be read within a second."""
         if self._key is None:
             try:
                 async with asyncio.timeout(_READ_SECONDS):

@@ -153,7 +153,7 @@ class OlderTurns:
         return found
 
     def index(self, scope: RecallScope, name: str) -> ConversationIndex | None:
-        """Return the cached index of a session or of a user; None if it is not cached."""
+        """Return the cached index of a session or of a user, or None if it is not cached."""
         return self._indexes.get((scope, name))
 
     def forget(self, session_id: str) -> None:
@@ -291,7 +291,7 @@ class OlderTurns:
         """Update an index in a task, unless a task is updating it already; wait for this task for up to 0.3 seconds."""
         task = self._tasks.get(key)
         if task is None or task.done():
-            # The task gets an empty context; the first caller's context would keep its run alive.
+            # Use an empty context, because the first caller's context would keep the caller's run in memory.
             task = asyncio.create_task(work(), context=Context(), name="threadkeep-older-turns")
             task.add_done_callback(retrieve_exception)
             self._tasks[key] = task
@@ -303,7 +303,7 @@ class OlderTurns:
                 task.result()
 
     async def _read(self, turn_ids: Sequence[str], index: ConversationIndex) -> list[FoundTurn]:
-        """Return those messages and summaries with these ids that still exist and are active, in the given order."""
+        """Return the messages and summaries with these ids that still exist and are active, in the given order."""
         summaries = index.summaries
         found = {position_of(one): _summary_turn(summaries[one]) for one in turn_ids if one in summaries}
         every = [position_of(one) for one in turn_ids]

@@ -88,7 +88,7 @@ class PendingTurns:
         self.database_fails = False
         """True if the newest call could not reach the database; the next calls then wait at most 0.5 seconds."""
         self.own: list[PendingTurn] = []
-        """The pending turns of this object, in order; they do not include those of other namespaces."""
+        """The pending turns of this object, in order; turns of other namespaces are not included."""
         self._unfinished: set[asyncio.Task[Any]] = set()
         self._withheld: set[str] = set()
         self._delivering = asyncio.Lock()
@@ -116,7 +116,7 @@ class PendingTurns:
 
     @property
     def entries(self) -> tuple[PendingTurn, ...]:
-        """The pending turns, oldest first. The memory's own object also lists those of agents' conversations."""
+        """The pending turns, oldest first. The memory's own object also lists turns of agents' conversations."""
         return tuple(sorted((entry for each in self._listed for entry in each.own), key=lambda entry: entry.kept_at))
 
     @property
@@ -130,7 +130,7 @@ class PendingTurns:
 
     @property
     def _listed(self) -> list[PendingTurns]:
-        """The objects whose turns this object lists: all of the memory for its own object, otherwise only itself."""
+        """The objects whose turns this object lists: the memory's own object lists all, any other only itself."""
         return self._all if self._all[0] is self else [self]
 
     async def start(self) -> None:
@@ -218,7 +218,7 @@ class PendingTurns:
         return None
 
     def _answer_at(self, turn: Turn) -> Message | None:
-        """Return another pending answer to the question that this turn answers; None if there is none."""
+        """Return another pending answer to the question that this turn answers, or None if there is none."""
         if len(turn.messages) != 1 or (key := turn.messages[0].answer_key) is None:
             return None
         pending = (message for each in self.turns_of(turn.session_id) for message in each.messages)
@@ -307,19 +307,18 @@ class PendingTurns:
         blocked: set[str] = set()
         timeouts = 0
         tried: set[str] = set()
-        # Turns that become pending during this pass are tried too; otherwise those of a busy session might never be
-        # written.
+        # Also try turns that become pending during this pass; otherwise turns of a busy session might never be written.
         while entry := self._next(session_id, blocked, tried):
             tried.add(entry.entry_id)
             entry.tries += 1
-            # An error in one turn blocks only the later turns of its session.
+            # Catch every error, so that an error in one turn blocks only the later turns of its session.
             with ErrorBoundary() as attempt:
                 delivered = await self._deliver(entry)
             if attempt.error is None:
                 self.database_fails = self.database_fails and not delivered
                 continue
             await self._note_failure(entry, attempt.error)
-            # A first timeout may be due to a locked session; after a second one, the database is taken to be down.
+            # A first timeout may be due to a locked session; after a second one, the database is considered down.
             timeouts += isinstance(attempt.error, TimeoutError)
             if timeouts > 1 or is_outage(attempt.error):
                 return False
@@ -372,8 +371,8 @@ class PendingTurns:
         """Append a turn; its answer gets a new id if another message of the session has the same id.
 
         A model may return the same id twice, for example from LangChain's cache. Pass `is_new=False` if an earlier
-        attempt may have stored the turn. If the other message is the same answer, which was stored as incomplete
-        because its run failed or was cut off, and the run has continued, that message is superseded.
+        attempt may have stored the turn. If the other message is an incomplete version of the same answer, because
+        its run had failed or was cut off, that message is superseded.
         """
         receipt = await self._transcripts.append(turn)
         while (renamed := await self._renamed(turn, receipt, is_new=is_new)) is not None:
@@ -381,7 +380,7 @@ class PendingTurns:
         return receipt
 
     async def _renamed(self, turn: Turn, receipt: Receipt, *, is_new: bool) -> Turn | None:
-        """Return the turn with a new, reproducible id for its answer; None if the answer can keep its id."""
+        """Return the turn with a new, reproducible id for its answer, or None if the answer can keep its id."""
         answer = turn.messages[-1]
         if answer.answers is None or len(turn.messages) > 1 or answer.id not in receipt.duplicates:
             return None
@@ -395,7 +394,7 @@ class PendingTurns:
         return replace(turn, messages=(replace(answer, id=free),), completes=answer.id if completes else turn.completes)
 
     async def close(self) -> None:
-        """Finish recording and deleting, and try the pending turns once more; those that are left stay on disk."""
+        """Finish recording and deleting, and try the pending turns once more; the remaining turns stay on disk."""
         while self._unfinished:
             await asyncio.wait(self._unfinished)
         await self._spool_pending()
@@ -441,7 +440,7 @@ class PendingTurns:
     def _ensure_delivery(self) -> None:
         self._wake.set()
         if self._task is None:
-            # The task gets an empty context; the first caller's context would keep its whole run alive.
+            # Use an empty context, because the first caller's context would keep the caller's run in memory.
             self._task = asyncio.create_task(
                 self._deliver_until_closed(), context=Context(), name="threadkeep-pending-writes"
             )
@@ -455,7 +454,7 @@ class PendingTurns:
                 await self._pause(pause * random.uniform(0.5, 1.5))
                 self._wake.clear()
                 pause = min(pause * 2, self.options.longest_pause_seconds)
-                # The loop continues if the disk fails; the turns stay pending.
+                # Catch every error, so that the loop continues if the disk fails; the turns then stay pending.
                 with ErrorBoundary(self._report_failure_of_oldest):
                     await self._deliver_own()
 

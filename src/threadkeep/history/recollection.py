@@ -38,8 +38,8 @@ class Past:
     """The parameters of `recollect`, which reads the messages before a question, within limits.
 
     `profile` names the agents whose windows begin at the same stored message, the anchor; without a profile, the window
-    has no anchor and slides. `known_ids` are messages that the caller already has: the result names those that are from
-    before the last reset, and those that were superseded. The history ends before the message `before_id`; if this
+    has no anchor and slides. `known_ids` are messages that the caller already has: the result names the known messages
+    from before the last reset, and the superseded ones. The history ends before the message `before_id`; if this
     message is not stored (its write may be pending), all messages are history. Pass its `seq` as `before_seq` if it is
     known. The last `questions` messages, up to this message, are current questions and therefore not part of the
     history.

@@ -177,7 +177,7 @@ class Pruner:
         return Pruner(rows, self.rules, pending=pending, observer=self._observer, clock=self._clock)
 
     async def of(self, session_id: str, *, user_id: str | None = None) -> Retention | None:
-        """Return the limits of one session; None if it has none, so that the default rules apply.
+        """Return the limits of one session, or None if it has none, so that the default rules apply.
 
         Raises:
             SessionNotFound: the session does not exist, or belongs to another user.
@@ -333,7 +333,7 @@ class Pruner:
         return session.last_seq - messages
 
     async def _end_of_old(self, session: Prunable, action: Action, limits: RetentionLimits, now: datetime) -> int:
-        """Return the last `seq` of the messages that are older than allowed; 0 if there are no such messages."""
+        """Return the last `seq` of the messages that are older than allowed, or 0 if there are no such messages."""
         after = session.archived_seq if action == "archive" else session.deleted_seq
         first_at = session.first_live_at if action == "archive" else session.first_stored_at
         if limits.max_age_days is None or first_at is None or after >= session.last_seq:

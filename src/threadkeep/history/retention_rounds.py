@@ -243,8 +243,7 @@ class RunPruner:
                 large = replace(large, events=max(0, large.events - removed.events))
                 await work.end_step(removed)
                 if removed.events < _STEP_ROWS:
-                    # Few rows are left to delete with the tree, because the events of a finished run are packed in one
-                    # row.
+                    # Delete the few remaining rows with the tree. The events of a finished run are packed in one row.
                     break
             group = [large]
         if not await work.begin_step():

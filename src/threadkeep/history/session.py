@@ -265,7 +265,7 @@ class Session:
             raise
 
     async def find(self, message_id: str) -> Message | None:
-        """Return the message with an id, even if it is superseded or pending; None if there is no such message."""
+        """Return the message with an id, even if it is superseded or pending, or None if there is no such message."""
         check_argument("message_id", message_id, str, required=True)
         for message in self.waiting():
             if message.id == message_id:
@@ -373,12 +373,12 @@ class Session:
             return
         async with ReportedRead(self._events):
             info = await self._transcripts.session(self.session_id)
-        # The user's own session may have been created since the first read.
+        # Compare the owner, because the user's own session may have been created since the first read.
         if info is not None and info.user_id != self.user_id:
             raise WrongUser(self.session_id)
 
     async def count(self, *, view: View = "active") -> int:
-        """Return the number of messages in a view of the session; 0 if the session does not exist."""
+        """Return the number of messages in a view of the session, or 0 if the session does not exist."""
         _check_view(view)
         info = await self._info()
         if info is None:

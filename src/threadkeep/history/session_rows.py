@@ -130,7 +130,7 @@ class SessionCache:
         self._entries: OrderedDict[str, tuple[SessionRows, int]] = OrderedDict()
 
     def get(self, session_id: str) -> SessionRows | None:
-        """Return the cached rows of a session; None if the session is not in the cache."""
+        """Return the cached rows of a session, or None if the session is not in the cache."""
         found = self._entries.get(session_id)
         if found is None:
             return None

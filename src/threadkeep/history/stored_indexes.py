@@ -25,7 +25,7 @@ _UNREADABLE = (zlib.error, ValueError, TypeError, LookupError, AttributeError, O
 
 
 class StoredIndexes:
-    """The stored recall indexes of sessions. Those of a user's sessions can be joined into one index."""
+    """The stored recall indexes of sessions. The indexes of a user's sessions can be joined into one."""
 
     def __init__(
         self, rows: RecallIndexes, transcripts: Transcripts, summaries: Summaries | None, observer: Observer

@@ -57,7 +57,7 @@ class SummaryWriter:
         self._counter = counter
         self._owner = str(uuid4())
         self.rest: CompressionRequest | None = None
-        """The work that is left if it was too much for the steps of one call; otherwise None."""
+        """The remaining work, if there was too much for the steps of one call; otherwise None."""
 
     async def compress(self, *, most_steps: int | None = _MOST_STEPS) -> Summary | None:
         """Write the due summaries; return the newest, or None if none is due or another process compresses the session.
@@ -87,8 +87,7 @@ class SummaryWriter:
             return self._request.upto_seq, self._request.upto_seq
         active = await self._summaries.active(session_id)
         if active and active[-1].last_seq != uncovered.after_seq:
-            # Another process stored a summary before this claim. Only then is the counting repeated, because it is
-            # slow.
+            # Count again, because another process stored a summary before this claim.
             uncovered = await self._summaries.uncovered(session_id)
         return uncovered.after_seq, await self._reader.upto(self._request, uncovered)
 
@@ -171,8 +170,8 @@ class SummaryWriter:
                 continue
             if self._counter(text) <= room:
                 break
-        # A text that is still too long is cut; without it, the messages would be in no model call until another
-        # attempt.
+        # Cut a text that is still too long, because without a summary the messages would be in no model call until the
+        # next attempt.
         return SummaryText.read(text).within(room, self._room.facts, self._counter)
 
     async def _answer(self, record: str, earlier: str | None, task: SummaryTask, length: int) -> str:
