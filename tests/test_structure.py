@@ -1,7 +1,6 @@
 """Limits on the size of the code and on the functions that a message enters; they may only fall.
 
-A feature that needs more removes code elsewhere, or raises a limit in a commit that says why. The limits
-of
+A feature that needs more removes code elsewhere, or raises a limit in a commit that says why. The limits of
 functions have some reserve, because a busy machine takes other branches than a quiet one.
 """
 

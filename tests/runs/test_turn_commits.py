@@ -20,6 +20,7 @@ from threadkeep.agent.turn_options import ChatOptions
 from threadkeep.history.pending import Join
 from threadkeep.records import Turn
 from threadkeep.runs.requests import RunRequest
+from threadkeep.runs.retries import Debounced
 from threadkeep.store.address import parse_address
 from threadkeep.testing import Gate, ScriptedModel
 
@@ -78,6 +79,40 @@ async def test_a_trace_that_was_stored_during_the_model_call_ends_in_the_same_tr
         assert [event.number for event in events] == list(range(1, len(events) + 1))
         assert [event.kind for event in events][:2] == ["status", "node_started"]
         assert events[-1].data["status"] == "done"
+
+
+async def test_a_trace_that_is_due_at_the_end_of_a_turn_is_stored_once(
+    postgres_url: str, memory_options: MemoryOptions, make_chat: Chats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write of the trace that is due during the transaction of the answer waits for it, and then stores nothing."""
+    timers: list[Debounced] = []
+    disarm = Debounced.disarm
+
+    def disarm_noted(self: Debounced) -> None:
+        timers.append(self)
+        disarm(self)
+
+    async with open_memory(postgres_url, options=memory_options) as memory:
+        monkeypatch.setattr(Debounced, "disarm", disarm_noted)
+        record = memory.pending.record_joined
+
+        async def record_late(turn: Turn, join: Join) -> object:
+            answers = turn.messages[-1].role == "assistant"
+            if answers:
+                timers[-1].within(0)
+            for _ in range(20 * answers):
+                if query(postgres_url, "SELECT 1 FROM chat_run_events"):
+                    break
+                await asyncio.sleep(0.01)
+            return await record(turn, join)
+
+        monkeypatch.setattr(memory.pending, "record_joined", record_late)
+        answer = await make_chat(memory, ScriptedModel(["hello"])).ask(said("hi", ID))
+        [transactions] = query(postgres_url, TRANSACTIONS)
+        assert len({str(one) for one in transactions}) == 1
+        assert query(postgres_url, "SELECT 1 FROM chat_run_events") == []
+        events = await memory.runs.trace.events(answer.run_id)
+        assert [event.number for event in events] == list(range(1, len(events) + 1))
 
 
 async def test_a_queued_run_ends_with_its_answer_and_looks_for_no_checkpoints(

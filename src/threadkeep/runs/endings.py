@@ -193,23 +193,23 @@ class RunEndings:
         store the answer, and then the end of the run, unless this process has lost the run. The database rejects the
         transaction if another process owns the run by now or has answered the question.
         """
-        hold, run = active.hold, active.run
-        answer, group = hold.answer, await active.tracer.whole()
-        if answer is None or group is None:
+        hold, run, answer = active.hold, active.run, active.hold.answer
+        if answer is None:
             return False
         others = [one for entry in hold.manifests for one in self._memory.manifests.joined(entry)]
         if (anchor := answer.anchor()) is not None:
             others.append(anchor)
         ending = RunEnding("done", outcome.result, asked=run)
-        stored = await answer.session.record_joined(
-            [answer.message],
-            partial(self._runs.ending, run, ending, group, others),
-            answers=answer.question_id,
-            told=answer.told,
+        stored = await active.tracer.store_whole(
+            lambda group: answer.session.record_joined(
+                [answer.message],
+                partial(self._runs.ending, run, ending, group, others),
+                answers=answer.question_id,
+                told=answer.told,
+            )
         )
         if stored is None:
             return False
-        active.tracer.stored_elsewhere()
         hold.answer = None
         hold.manifests.clear()
         hold.told_id = answer.message.id if answer.told else None

@@ -107,22 +107,21 @@ class RunTracer:
         self._stream.signal()
         return stored
 
-    async def whole(self) -> TraceGroup | None:
-        """Return all events of the run, so that the caller can store them; None if they are not all in memory.
+    async def store_whole[T](self, store: Callable[[TraceGroup], Awaitable[T | None]]) -> T | None:
+        """Let `store` store all events of the run, and return its result; None if they are not all in memory.
 
-        The group's `after` is the number of the newest stored event. Call `stored_elsewhere` once they are stored.
+        The group's `after` is the number of the newest stored event. If `store` returns None, nothing was stored.
         """
         self._storing.disarm()
         async with self._storing.working:
             if self._sealed or self._stored is None:
                 return None
             events, usage = self._stored.events + self._group.events, self._stored.usage + self._group.usage
-            return TraceGroup(events, usage, self._number)
-
-    def stored_elsewhere(self) -> None:
-        """Forget the events of `whole`, because the caller has stored them."""
-        self._storing.disarm()
-        self._group, self._stored = TraceGroup(), None
+            stored = await store(TraceGroup(events, usage, self._number))
+            if stored is not None:
+                self._storing.disarm()
+                self._group, self._stored = TraceGroup(), None
+        return stored
 
     async def close(self) -> None:
         """Wait for a write in progress; store nothing after it."""
@@ -153,7 +152,7 @@ class RunTracer:
             self._number = number
 
     def _remember(self, group: TraceGroup) -> None:
-        """Cache the stored events of a short trace, so that `whole` can return the complete trace."""
+        """Cache the stored events of a short trace for `store_whole`."""
         if self._stored is not None:
             self._stored.events += group.events
             self._stored.usage += group.usage
