@@ -253,7 +253,7 @@ def test_a_deleted_text_is_marked_in_the_view(cli: CommandLine, tmp_path: Path) 
     with closing(sqlite3.connect(tmp_path / "threadkeep.db")) as connection, connection:
         connection.execute("DELETE FROM chat_context_texts")
     shown = cli(*SHOW, "--call", "1").out
-    assert "(not there any more)" in shown
+    assert "(no longer stored)" in shown
     assert "first" in shown
     assert cli(*SHOW, "--call", "1", "--json").json["messages"][0]["content"] is None
 

@@ -87,8 +87,8 @@ def test_excluded_facts_are_shown_with_their_reason(cli: CommandLine) -> None:
 
     cli.with_memory(talking)
     shown = cli(*SHOW).out
-    assert f"user: 1 are hidden by another fact under their key ({ids[0]})" in shown
-    assert f"workspace: 1 had no room ({ids[2]})" in shown
+    assert f"user: 1 are hidden by another fact with the same key ({ids[0]})" in shown
+    assert f"workspace: 1 did not fit ({ids[2]})" in shown
 
 
 def test_quoted_and_summarized_messages_are_shown(asked: CommandLine) -> None:
@@ -105,7 +105,7 @@ def test_added_and_removed_rows_differ(asked: CommandLine) -> None:
     lines = asked(*SHOW, "--diff").out.splitlines()
     came, went = (next(line for line in lines if line.startswith(mark) and "selected" in line) for mark in "+-")
     assert came[1:] != went[1:]
-    assert lines[lines.index(went) - 1] == "- looked for anew for each input:"
+    assert lines[lines.index(went) - 1] == "- searched again for each input:"
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
@@ -152,6 +152,6 @@ def test_excluded_messages_of_a_run_are_shown_as_ranges(capsys: pytest.CaptureFi
     show_excluded(manifest)
     assert capsys.readouterr().out.splitlines() == [
         "out: 900 messages of the run, m1 to m900, over the budget of 4,000 tokens",
-        "out: 1 message of the run, nothing is in it that could be sent",
-        "out: the run's message m907, in already",
+        "out: 1 message of the run, without content that can be sent",
+        "out: the run's message m907, already in the call",
     ]

@@ -81,7 +81,7 @@ async def test_an_agents_own_conversation_is_referred_to_and_not_copied(desk: Ru
     assert told(await rebuild(call)) == told(desk.model.calls[-1])
     for item in await desk.store.asearch(("agent_chat_history",)):
         await desk.store.adelete(item.namespace, item.key)
-    with pytest.raises(ContextGone, match="not there any more"):
+    with pytest.raises(ContextGone, match="was deleted"):
         await rebuild(call)
 
 
@@ -142,5 +142,5 @@ async def test_manifests_of_runs_are_purged(desk: RunDesk, clock: SettableClock)
     clock.advance(3600)
     assert await manifests.purge() == 2
     assert await manifests.of_run(run.run_id) == []
-    with pytest.raises(ContextGone, match="a text is not there any more"):
+    with pytest.raises(ContextGone, match="a text was deleted"):
         await rebuild(call)

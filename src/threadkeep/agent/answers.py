@@ -101,7 +101,7 @@ def _structured(text: str, wanted: object) -> object:
         return None
     try:
         data = json.loads(text)
-        # For a JSON schema the response is plain data.
+        # Return plain data for a JSON schema, as LangChain does.
         schema: Any = wanted.schema
         return data if isinstance(schema, Mapping) else TypeAdapter(schema).validate_python(data)
     except (ValueError, ValidationError):
@@ -195,23 +195,23 @@ type Finding = Literal["summaries", "cleared", "behind", "model", "before"]
 
 _SENTENCES: Final[Mapping[Finding, str]] = {
     "summaries": (
-        "SummarizationMiddleware and SessionMemory both shorten the conversation, and the model is sent the summary "
-        "beside turns that it covers; remove it and use SessionMemory(memory, compression=Compression())."
+        "SummarizationMiddleware and SessionMemory both shorten the conversation, so the model receives the summary "
+        "beside turns that it covers; remove the former and use SessionMemory(memory, compression=Compression())."
     ),
     "cleared": (
-        "ContextEditingMiddleware and SessionMemory both shorten old tool results; remove it: SessionMemory keeps each "
-        "model call within max_tokens."
+        "ContextEditingMiddleware and SessionMemory both shorten old tool results; remove the former: SessionMemory "
+        "keeps each model call within max_tokens."
     ),
     "behind": (
-        "A middleware behind SessionMemory changed the messages of a model call: the change is neither within the "
-        "budget nor in the manifest; list SessionMemory behind it."
+        "A middleware behind SessionMemory changed the messages of a model call: the change is not counted in the "
+        "budget and not recorded in the manifest; list SessionMemory behind it."
     ),
     "model": (
         "A middleware behind SessionMemory called another model, and the messages were chosen for the window of the "
         "first one; list SessionMemory behind it."
     ),
     "before": (
-        "A middleware before SessionMemory changed the answer in after_agent, when it was stored already; list "
+        "A middleware before SessionMemory changed the answer in after_agent, after it was stored; list "
         "SessionMemory before it."
     ),
 }

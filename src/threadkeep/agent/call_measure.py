@@ -72,7 +72,7 @@ class CallMeasure:
     other: int = 0
 
     def unscaled(self, tokens: int) -> int:
-        """Return the tokens before the learned factors (one for Latin letters, one for other scripts) were applied."""
+        """Return the number of tokens without the learned factors (one for Latin letters, one for other scripts)."""
         if not isinstance(self.counter, ScaledCounter):
             return tokens
         other_hundredths = self.counter.other_hundredths or self.counter.hundredths

@@ -128,7 +128,7 @@ class CandidateNodes:
         sent = sorted(repair(state["messages"]).messages, key=lambda message: role_of(message) != "system")
         prompt = self._prompt(sent)
         self._notify_prompt(sent, prompt, config)
-        # Each error of a provider is reported as the outcome ERROR.
+        # Catch every error of a provider, and report it as the outcome ERROR.
         with ErrorBoundary(raising=(GraphBubbleUp,)) as call:
             async with asyncio.timeout(self.timeout_seconds):
                 reply = await self.model.ainvoke(prompt)

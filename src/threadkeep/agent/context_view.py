@@ -66,7 +66,7 @@ class SeenMessage:
     def words(self) -> str:
         """The text (without the introduction of quotes) and the tool calls, or a notice if the text is gone."""
         if self.text is None:
-            return "(not there any more)"
+            return "(no longer stored)"
         text = self.text.partition("\n\n")[2] if self.entry.section in _INTRODUCED else ""
         return " ".join(filter(None, (text or self.text, *(f"→ {call}" for call in self.calls))))
 
@@ -189,12 +189,12 @@ _DEPARTURES: Mapping[Section, Departure] = {
     "selected": "found_anew",
 }
 _WORDS: dict[str, str] = {
-    "found_anew": "looked for anew for each input",
-    "turn_over": "the turn that it belonged to is over",
-    "other_summary": "another summary, or none, stands in its place",
-    "other_prompt": "the system message is another one",
-    "changed": "in, but cut or written in another way",
-    "deleted": "not there any more",
+    "found_anew": "searched again for each input",
+    "turn_over": "its turn has ended",
+    "other_summary": "another summary, or none, is sent instead",
+    "other_prompt": "the system message is different",
+    "changed": "still sent, but cut or written differently",
+    "deleted": "no longer stored",
 }
 
 
@@ -255,7 +255,7 @@ class Difference:
 
 
 async def call_before(memory: Memory, call: StoredManifest, *, user_id: str | None = None) -> StoredManifest | None:
-    """Return the recorded call before `call` in its session, or else in its run; None if `call` is the first."""
+    """Return the recorded call before `call` in its session (or run, if it has no session); None if it is the first."""
     if call.session_id is None:
         older = [one for one in await memory.manifests.of_run(call.run_id) if one.call < call.call][-1:]
     else:

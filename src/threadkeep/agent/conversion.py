@@ -151,7 +151,7 @@ TASK: Final = "threadkeep:task"
 """The key in the metadata of an answer for the digest of the LangGraph task in which a nested agent gave it."""
 
 ENDS: Final = "threadkeep:ends"
-"""The key in the metadata of an answer for the recorded graph that ended with it, set if its state has nothing else."""
+"""The key in an answer's metadata for the recorded graph that ended with it, set if the state has only messages."""
 
 FORGETS: Final = "threadkeep:forgets"
 """The key in the metadata of a tool that deletes facts. After its call, the turn's model calls read the facts again."""

@@ -17,36 +17,36 @@ _REASONS: Mapping[ExclusionReason, str] = {
     "reset": "before the reset",
     "summarised": "a summary stands for it",
     "failed": "an answer that failed",
-    "duplicate": "in already",
-    "role": "a note, which no model is sent",
+    "duplicate": "already in the call",
+    "role": "a system note, which models do not receive",
     "orphan_tool": "a tool's result without its call, or a call without its result",
     "archived": "archived",
-    "folded": "said before in the same words, and counted there",
+    "folded": "repeated later in the same words, and counted there",
     "superseded": "taken back, or replaced by a later version",
-    "empty": "nothing is in it that could be sent",
+    "empty": "without content that can be sent",
 }
 _OUTCOMES: Mapping[GraphOutcome, str] = {
     "ok": "asked",
     "deadline": "did not answer in time",
     "failed": "failed",
-    "breaker_open": "not asked, since it failed a moment ago",
+    "breaker_open": "not asked, because it failed a moment ago",
     "off": "off",
     "no_consent": "not asked: no consent was given",
     "untrusted": "not asked: the workspace is not trusted",
 }
 _COUNTS = {
-    "superseded": "do not hold any more",
+    "superseded": "are no longer valid",
     "duplicate": "are shown for another scope",
     "over_quota": "are beyond the limit",
-    "no_room": "had no room",
+    "no_room": "did not fit",
     "queued": "messages are not sent yet",
-    "unconfirmed": "messages were sent and not seen there yet",
+    "unconfirmed": "messages were sent, but are not confirmed yet",
     "dead": "messages were given up; see `threadkeep knowledge deliveries`",
 }
 _LEFT_OUT: Mapping[FactExclusion, str] = {
-    "no_room": "had no room",
-    "same_key": "are hidden by another fact under their key",
-    "over_limit": "further facts do not bear on the input",
+    "no_room": "did not fit",
+    "same_key": "are hidden by another fact with the same key",
+    "over_limit": "further facts are not relevant to the input",
 }
 
 
@@ -102,7 +102,7 @@ def outcome_of(message: Message, home: SessionInfo, call: CallRecord) -> Message
         return _absent(message, call)
     if home.user_id != call.session.user_id:
         owner = home.user_id or "nobody"
-        return MessageOutcome("foreign", f"another user's ({owner}): nothing of it is ever recalled here")
+        return MessageOutcome("foreign", f"another user's ({owner}), so it is never recalled here")
     return MessageOutcome("elsewhere", "in another session of the same user, and not recalled for this call")
 
 
@@ -136,7 +136,7 @@ def _absent(message: Message, call: CallRecord) -> MessageOutcome:
         newest = max([entry.seq or 0 for entry in manifest.entries] + [one.last_seq for one in manifest.excluded] + [0])
         if seq > newest:
             return MessageOutcome("later", "said after this call")
-        return MessageOutcome("unknown", "the record of the call does not name it")
+        return MessageOutcome("unknown", "not in the record of the call")
     if gap.reason == "summarised":
         covering = _covering(seq, manifest.entries, call.summaries)
         return MessageOutcome("summarised", f"in the summary of {covering}" if covering else "a summary stands for it")

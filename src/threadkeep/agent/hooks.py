@@ -191,7 +191,7 @@ class TurnHooks:
     def _part(self, call: AgentCall) -> Participation:
         """Return the part of an agent in the turn.
 
-        An unknown call gets a new part: it continues after an interrupt, or other middleware skipped `before_agent`.
+        A call gets a new part if it continues after an interrupt, or if other middleware skipped `before_agent`.
         """
         part = self._open.calls.get(call.key)
         if part is None:

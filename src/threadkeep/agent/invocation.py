@@ -136,7 +136,7 @@ def in_tool(config: RunnableConfig) -> bool:
 
 
 def task_of(config: RunnableConfig) -> str | None:
-    """Return a name of a nested agent's call; None if the call cannot be resumed from a checkpoint.
+    """Return a name for the call of a nested agent; None if the call cannot be resumed from a checkpoint.
 
     The name is a digest of the steps and paths of the task in which the agent runs and of the tasks around it. It is
     the same if a resumed run repeats the task, and in another run that is resumed from the same checkpoint. If the node
@@ -154,7 +154,7 @@ def task_of(config: RunnableConfig) -> str | None:
 
 
 def has_saver(graph: object, config: RunnableConfig) -> bool:
-    """Return True if a call of a graph continues from the state that its last call in the same thread left.
+    """Return True if a call of a graph continues from the state of the graph's last call in the same thread.
 
     A graph in a node uses the checkpointer of the outer graph, and keeps its state only with `checkpointer=True`.
     """
@@ -174,12 +174,12 @@ def redacted_kinds(config: RunnableConfig) -> frozenset[str]:
 
 
 def kinds_among(names: Iterable[object]) -> frozenset[str]:
-    """Return the kinds of data that `PIIMiddleware` detects. They are part of the names of its nodes and channels."""
+    """Return the kinds of data that `PIIMiddleware` detects, from the names of its nodes and channels."""
     return frozenset({found[1] for name in names if (found := _REDACTING.search(str(name)))})
 
 
 def author_of(config: RunnableConfig, site: CallSite | None) -> str | None:
-    """Return the name of the workflow's node, else the agent's name, else that of the graph's node, else None."""
+    """Return the name of the workflow's node, else of the agent, else of the graph's node, else None."""
     if site is not None and site.node:
         return site.node
     if name := config.get("metadata", {}).get("lc_agent_name"):

@@ -36,7 +36,7 @@ from threadkeep.records.knowledge import SCOPE_KINDS, Evidence, FactKind, Scope,
 def memory_tool[M: history.Memory, H](
     tools: OnLoop[M, H], verb: Callable[[H], Callable[..., Coroutine[Any, Any, str]]]
 ) -> BaseTool:
-    """Return a tool with a method's name, arguments and docstring; it calls the method on the memory's event loop."""
+    """Return a tool with a method's name, arguments and docstring; the tool calls the method on the memory's loop."""
     described = verb(tools.made[0])
 
     @functools.wraps(described)

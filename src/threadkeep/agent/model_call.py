@@ -140,7 +140,7 @@ class Draft:
 
     @property
     def reserved(self) -> int:
-        """The tokens of the extras that were found, plus those for sections that are still to be searched."""
+        """The tokens of the extras that were found, plus the tokens for sections that are still to be searched."""
         return sum(self.rooms.values()) + sum([extra.entry.tokens for extra in self.extras])
 
 

@@ -68,9 +68,9 @@ class OpenCalls:
             del self.calls[next(iter(self.calls))]
 
     async def settle_before(self, new: Participation) -> None:
-        """Store the held answers of a session's cut-off runs before `new` begins; leave live runs alone.
+        """Before `new` begins, store the held answers of the session's cut-off runs, but not of live runs.
 
-        Discard an answer to the same question that a failed or ended run held, because `new` is the next attempt.
+        If a failed or ended run holds an answer to the same question, discard it, because `new` is the next attempt.
         """
         for call in list(self.calls.values()):
             if call is new or call.session.session_id != new.session.session_id or call.silent:

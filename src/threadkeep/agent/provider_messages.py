@@ -160,7 +160,7 @@ def plain(messages: Sequence[BaseMessage], provider: str | None = None) -> list[
 
 
 def mark_between(before: BaseMessage, message: BaseMessage | None, provider: str | None) -> BaseMessage | None:
-    """Return the mark that a provider requires between two messages or after the last message; None if none.
+    """Return the mark that a provider requires between two messages or after the last; None if it requires none.
 
     Claude, Gemini and Mistral refuse a call that ends with an answer, such as that of another agent of the turn. Later
     calls keep the mark before the tool calls that follow, because Gemini refuses tool calls after an answer. Mistral
@@ -279,7 +279,7 @@ def merged_system(systems: Sequence[BaseMessage]) -> SystemMessage | None:
 def superseded_indexes(messages: Sequence[BaseMessage], superseded: Collection[str]) -> set[int]:
     """Return the indexes of the superseded messages and of the steps that belong to them.
 
-    The steps of an answer are the tool calls and results before it; the steps of a question are those after it.
+    The steps of an answer are the tool calls and results before it; the steps of a question follow the question.
     """
     found: set[int] = set()
     for index, message in enumerate(messages):

@@ -33,7 +33,7 @@ def question_before(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     """Return the question that a run is answering: the newest block of human messages, without summaries.
 
     Return an empty list if there is none, or if a system message follows an answer and no question follows that system
-    message: the run then speaks unasked.
+    message: the agent then speaks without a question.
     """
     end = len(messages)
     instructed = False
@@ -174,7 +174,7 @@ async def compare_history(
 def _stored_turn(
     sent: Sequence[BaseMessage], question: Sequence[BaseMessage], rows: Sequence[Message], digest: Digest | None
 ) -> SentHistory | None:
-    """Return the stored question if the transcript has it and a message that was sent after it; otherwise None."""
+    """Return the stored turn if the transcript has the question and a later sent message; otherwise None."""
     found = known_messages(sent, rows, digest, by_position=False).rows
     known = {index: row for index, row in found.items() if row.superseded_at is None}
     asked = [index for index, message in enumerate(sent) if any(message is one for one in question)]

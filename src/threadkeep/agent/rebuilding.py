@@ -40,8 +40,8 @@ async def rebuild(
     messages = [parts.message(entry) for entry in context.entries]
     if digest_of_all(messages) != context.digest:
         raise ContextGone(
-            "The messages of this model call are not what they were: its session was deleted and begun anew, or this "
-            "version of Threadkeep words a section in another way."
+            "The messages of this model call have changed: its session was deleted and begun again, or this version of "
+            "Threadkeep writes a section differently."
         )
     return messages
 
@@ -50,7 +50,7 @@ def _read(manifest: Mapping[str, Json]) -> ContextManifest:
     try:
         return ContextManifest.from_dict(manifest)
     except ValueError:
-        raise InvalidInput("This is not the manifest of a model call; take it as the API gives it.") from None
+        raise InvalidInput("This is not the manifest of a model call; pass one that the API returned.") from None
 
 
 @dataclass
@@ -114,5 +114,5 @@ class ContextParts:
 
 def _there[T](found: T | None, what: str) -> T:
     if found is None:
-        raise ContextGone(f"Of what this model call was sent, {what} is not there any more: it was deleted since.")
+        raise ContextGone(f"This model call cannot be rebuilt, because {what} was deleted.")
     return found

@@ -110,7 +110,7 @@ def _room_of(memory: Memory, request: ExtraRequest, room: int) -> int:
 
 
 def _without_copies(found: Sequence[FoundTurn], request: ExtraRequest) -> list[FoundTurn]:
-    """Leave out turns whose message is in the prompt or was found before, because copied sessions have the same ids."""
+    """Leave out turns whose message is in the prompt or was found before: copies in other sessions have the same id."""
     seen = set(request.known_ids)
     first: list[FoundTurn] = []
     for turn in found:
@@ -126,7 +126,7 @@ def _time_of(turn: FoundTurn) -> datetime:
 
 
 def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extra | None:
-    """Return the best turns that fit, as one message; None if none fits. If its size is unexpected, select again."""
+    """Return the best turns that fit, as one message; None if none fits. If the size is unexpected, select again."""
     quoted = [QuotedTurn(turn.session_id, turn.message, turn.part) for turn in found]
     sizes = _sizes(quoted, request.counter)
     budget = room - request.counter(TURNS_HEADER)

@@ -288,7 +288,7 @@ class TurnContext:
     async def _is_later(self, message: BaseMessage) -> bool:
         """Return True if the message replies to another question.
 
-        If it does not name its question, return True if another run stored it after this turn's question.
+        If the message does not name its question, return True if another run stored it after this turn's question.
         """
         if (answers := message.response_metadata.get(ANSWERS)) is not None:
             return bool(answers != self.question[-1].id)

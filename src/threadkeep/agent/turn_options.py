@@ -175,8 +175,8 @@ def _check_turns(turns: object) -> None:
 class CallSite:
     """The run, node and session to which the model calls of a workflow's node belong.
 
-    The manifests of the calls are stored with the session `session_id`, or if it is None, with the run `run_id`.
-    Earlier turns come from the session, or from the `conversation` outside of the session, if it is set. If
+    The manifests of the calls are stored with the session `session_id`, or, if `session_id` is None, with the run
+    `run_id`. Earlier turns come from the session, or from the `conversation` outside of the session, if it is set. If
     `transcript` is False, there are no earlier turns, and the turn is not stored.
     """
 
@@ -257,14 +257,14 @@ class ChatOptions:
             raise InvalidSettings(
                 f"THREADKEEP_SYSTEM_PROMPT has {prompt:,} tokens, and a model call may have {room:,} of a context "
                 f"window of {facts.window:,}: shorten it, lower THREADKEEP_MAX_OUTPUT_TOKENS, or set "
-                "THREADKEEP_CONTEXT_WINDOW to what the model really has.",
+                "THREADKEEP_CONTEXT_WINDOW to the real window of the model.",
                 variable="THREADKEEP_SYSTEM_PROMPT",
             )
         if prompt and 0 < self.max_tokens < needed:
             variable = "THREADKEEP_HISTORY_MAX_TOKENS"
             raise InvalidSettings(
-                f"THREADKEEP_SYSTEM_PROMPT has {prompt:,} tokens, and {variable}={self.max_tokens} is for all that a "
-                f"model call is sent: raise it to {needed} at least (4000 more is better), or shorten the prompt.",
+                f"THREADKEEP_SYSTEM_PROMPT has {prompt:,} tokens, and {variable}={self.max_tokens} limits the "
+                f"whole model call: raise it to at least {needed} (4000 more is better), or shorten the prompt.",
                 variable=variable,
             )
 
@@ -274,8 +274,8 @@ class ChatOptions:
         except BudgetTooSmall as error:
             numbers = str(error).partition(":")[0]
             raise InvalidSettings(
-                f"{numbers}: lower THREADKEEP_MAX_OUTPUT_TOKENS, or set THREADKEEP_CONTEXT_WINDOW to what the model "
-                "really has.",
+                f"{numbers}: lower THREADKEEP_MAX_OUTPUT_TOKENS, or set THREADKEEP_CONTEXT_WINDOW to the real "
+                "window of the model.",
                 variable="THREADKEEP_MAX_OUTPUT_TOKENS" if self.max_output_tokens else "THREADKEEP_CONTEXT_WINDOW",
             ) from None
 

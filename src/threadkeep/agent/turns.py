@@ -1,8 +1,8 @@
 """A turn of a session inside a run: its question, and the answer of one speaker.
 
-The middleware and the node helper both use `OpenTurn`. It has no state that another process would need: the context of
-a model call is built from stored messages, so another process can continue an interrupted run. Of several complete
-answers of a speaker, the first that the database stores is valid.
+The middleware and the node helper both use `OpenTurn`. `OpenTurn` has no state that another process would need: the
+context of a model call is built from stored messages, so another process can continue an interrupted run. Of several
+complete answers of a speaker, the first that the database stores is valid.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ class OpenTurn(TurnContext):
         return await self._store_answer(answer, told=told)
 
     async def _store_answer(self, answer: Message, *, told: bool) -> AIMessage | None:
-        """Store the answer; if possible, store the manifest of its call and the window's anchor together with it.
+        """Store the answer, if possible together with the manifest of the model call and the window's anchor.
 
         Return the answer that was stored in its place, or None.
         """
@@ -276,7 +276,7 @@ class OpenTurn(TurnContext):
             else:
                 receipt = await self._record([answer], answers=question_id, told=told)
         except QuestionGone:
-            # The session was deleted in the meantime, so the answer is dropped.
+            # Drop the answer, because its session was deleted in the meantime.
             self._forgotten = True
             self._open = self._new_begin = None
             self.steps.forget()
@@ -312,7 +312,7 @@ class OpenTurn(TurnContext):
         )
 
     async def is_stored(self, message: BaseMessage) -> bool:
-        """Return True if the session has this message and it is not superseded; False also if the database fails."""
+        """Return True if the session has this message and it is not superseded. Return False if the database fails."""
         stored = await self._find(id_of(message))
         return stored is not None and stored.superseded_at is None
 
