@@ -20,11 +20,11 @@
     ├── ContextGone (LookupError)         some messages of a model call no longer exist
     ├── WorkflowNotFound (LookupError)    no workflow of that name is registered
     ├── ChildFailed                       a child workflow gave no result
-    ├── BudgetSpent                       a run has used up its tokens or its money
+    ├── BudgetSpent                       a run has used up its limit of tokens or cost
     ├── ModelCallFailed                   the model did not answer; the question is stored
     ├── RunFailed                         a workflow gave no answer; its run says why
     ├── RunWaits                          a workflow asks a person before it answers
-    ├── RunBusy                           a run does not wait yet for the answer to its child
+    ├── RunBusy                           a run does not wait for a person yet, but its child does
     ├── ChannelNotFound (LookupError)     no bot of that name is configured
     ├── ApiKeyNotFound (LookupError)      no valid key of the service has that name
     ├── CallbackRefused (PermissionError)  a callback did not come from the platform, or came too late
@@ -41,8 +41,8 @@
         ├── SchemaTooNew                  the database was written by a newer Threadkeep
         └── StoreClosed                   the memory or the run service is closing, or its `async with` ended
 
-No error carries message text: errors are logged, and people's words are not. There is one warning, `MiddlewareWarning`.
-`is_transient` says whether a failed call may succeed later.
+No error contains the text of a message, because errors are logged and people's words must not be. There is one warning,
+`MiddlewareWarning`. `is_transient` says whether a failed call may succeed later.
 """
 
 from __future__ import annotations

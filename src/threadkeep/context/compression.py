@@ -284,7 +284,7 @@ _MOST_CHARACTERS = 300
 
 @dataclass(frozen=True)
 class SummaryText:
-    """A summary's prose and its facts, oldest first."""
+    """The prose of a summary, and its facts, which are in order with the oldest first."""
 
     prose: str
     facts: tuple[str, ...] = ()

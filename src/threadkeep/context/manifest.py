@@ -134,11 +134,11 @@ class Entry:
     digest: str | None = None
     """SHA-256 of the stored text."""
     summaries: tuple[str, ...] = ()
-    """Ids of the summaries in it."""
+    """Ids of the summaries in the message."""
     turns: tuple[QuoteReference, ...] = ()
     """The quoted messages."""
     snippets: tuple[str, ...] = ()
-    """Ids of the passages in it."""
+    """Ids of the passages in the message."""
     facts: tuple[FactReference, ...] = ()
     """The quoted facts."""
     tokens_before: int | None = None

@@ -36,7 +36,7 @@ def _fact_line(key: str, value: Json, scope: ScopeKind, since: datetime) -> str:
     return _safe(f"> {dump_json(key)[1:-1]}: {dump_json(value)} ({scope}, {_day(since)})")
 
 
-# The lines of text facts are cached, because a chat quotes the same facts in each turn.
+# Cache the lines of text facts, because a chat quotes the same facts in each turn.
 _known_line = lru_cache(maxsize=2_000)(_fact_line)
 
 

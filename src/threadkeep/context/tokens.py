@@ -105,7 +105,7 @@ def input_budget(model: str | None, max_output_tokens: int | None = None, contex
     if budget <= 0:
         raise BudgetTooSmall(
             f"A context window of {window} tokens, less {reserve} for the reply and {SAFETY_TOKENS} for safety, leaves "
-            "no room for a prompt: lower max_output_tokens, or set the context window that the model really has."
+            "no room for a prompt: lower max_output_tokens, or set the real context window of the model."
         )
     return budget
 

@@ -284,7 +284,7 @@ class WindowChooser:
         self._stop = (_seq(row), "over_budget")
         if row.seq != self._newest_seq:
             return
-        # Before a question the newest row stays whole: the model call knows its own budget, and cuts the row to fit.
+        # Keep the newest row whole before a question, because the model call knows its budget and cuts the row to fit.
         newest = (row, tokens) if self._before_question else self._shorten(row, tokens, budget - self._used)
         if newest is not None:
             self._chosen.append(newest)

@@ -178,7 +178,7 @@ async def open_memory(
         options: see `MemoryOptions`.
 
     Raises:
-        InvalidSettings: the URL is not that of a SQLite or PostgreSQL database.
+        InvalidSettings: the URL does not name a SQLite or PostgreSQL database.
         StoreUnavailable: the database does not answer, or the folder of pending turns is not usable.
         InvalidInput: the options do not fit this database.
         SchemaTooNew: a newer Threadkeep has upgraded the schema.

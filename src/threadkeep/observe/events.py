@@ -70,7 +70,7 @@ class StoreWrite(StoreEvent):
 
 
 class ReadFailed(StoreEvent):
-    """Memory could not be read; `fallback` if the agent answered without memory, else `error` (the caller got it)."""
+    """Memory could not be read; `fallback` if the agent answered without memory, otherwise `error`."""
 
     outcome: Outcome = "error"
     error: str
@@ -303,7 +303,7 @@ class EmbeddingsSkipped(SessionEvent):
 
 
 class RecallIndexNotStored(SessionEvent):
-    """The recall index of a session could not be stored; when the index has grown, storing it is tried again."""
+    """The recall index of a session could not be stored. The next attempt follows when the index has grown."""
 
     error: str
 

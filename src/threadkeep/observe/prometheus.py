@@ -270,7 +270,7 @@ class PrometheusObserver:
         self._counts[kind].append(count)
 
     def _closed_sets(self, kind: type[events.Event], fields: tuple[str, ...]) -> _Labels:
-        """Return the values that fields of an event can have: the names of workflows, or the values of its type."""
+        """Return the values that fields of an event can have: names of workflows, or the values of the field's type."""
         hints = get_type_hints(kind)
         return {field: self._workflows if field == "workflow" else _values(hints[field]) for field in fields}
 

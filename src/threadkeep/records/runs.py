@@ -116,7 +116,7 @@ class NewRun:
 
 
 REPLY: Final = "reply"
-"""The key in a run's `interrupt` that has the id of the message with which its newest question was answered."""
+"""The key in a run's `interrupt` for the id of the message that answered the run's newest question."""
 
 
 @dataclass(frozen=True, kw_only=True)

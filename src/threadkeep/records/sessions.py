@@ -181,7 +181,7 @@ class Summary:
     """A text that replaces a `seq` range of a session's messages, both ends included.
 
     `level` is 1 for a summary of messages; for a summary of summaries, it is one more than the highest level of its
-    sources. `model` and `prompt_version` name its origin. The store sets `created_at` unless it is given.
+    sources. `model` wrote it with the prompt `prompt_version`. The store sets `created_at` unless it is given.
     """
 
     session_id: str

@@ -210,7 +210,7 @@ class RecallIndex:
         scores = matching.scores()
         if likeness is not None:
             scores = [(score + likeness.share(position), position) for score, position in scores]
-        # A stable sort: equal scores stay in the order of positions.
+        # Use a stable sort, so that equal scores stay in the order of positions.
         scores.sort(key=itemgetter(0), reverse=True)
         # Do not call the constructor of the named tuple, which takes twice as long for the hundreds of entries.
         ids, new = self._columns.ids, tuple.__new__
@@ -330,7 +330,7 @@ class RecallIndex:
 
 
 def _counted(terms: Sequence[str]) -> dict[str, int]:
-    """Return the count of each term. Count most turns faster, because no term occurs twice in them."""
+    """Return the count of each term. Turns without repeated terms, which are most turns, are counted faster."""
     counts = dict.fromkeys(terms, 1)
     return counts if len(counts) == len(terms) else Counter(terms)
 

@@ -233,7 +233,7 @@ class Likeness:
     embedded yet, counts as average, so only its words decide.
 
     Args:
-        by_position: The similarity of each turn that has one, by position; at least one.
+        by_position: The known similarities, by the position of the turn; at least one.
         turns: The number of all turns.
         columns: The columns of the turns.
     """

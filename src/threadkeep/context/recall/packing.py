@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from unicodedata import unidata_version
 
 _LENGTH_BYTES = 8
-# Level 1 of zlib takes a fifth of the default level's time, and a tenth more bytes.
+# Use level 1 of zlib: it takes a fifth of the default level's time, and a tenth more bytes.
 _LEVEL = 1
 COPIED_AT_ONCE: Final = 2_000
 """The number of terms or positions that are copied at once, which takes a millisecond; then other tasks run."""

@@ -65,7 +65,7 @@ _STEMMED_SCRIPTS = (
 
 @cache
 def _stemmer(language: str) -> _Stemmer:
-    # The package is imported at the first use, because it loads all of its languages.
+    # Import the package at the first use, because it loads all of its languages.
     found: _Stemmer = import_module("snowballstemmer").stemmer(language)
     return found
 
