@@ -46,9 +46,12 @@ def filled(any_cli: CommandLine) -> CommandLine:
     return any_cli
 
 
-@pytest.mark.parametrize("content", ["01ff", "7b22"])
+@pytest.mark.parametrize("content", ["01ff", "7b22", "7b7d", "5b7b7d5d"])
 def test_a_damaged_run_is_listed_with_a_mark(filled: CommandLine, content: str) -> None:
-    """The other runs are listed as before, and a reader of the damaged run learns its id."""
+    """The other runs are listed as before, and a reader of the damaged run learns its id.
+
+    The last two contents are JSON of a wrong shape.
+    """
     before = filled("runs", "list", "--json").json["runs"]
     blob = f"X'{content}'" if filled.url.startswith("sqlite") else f"decode('{content}', 'hex')"
     execute(filled.url, f"UPDATE chat_runs SET input = {blob} WHERE run_id = 'r-parent'")

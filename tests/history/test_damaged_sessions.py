@@ -1,4 +1,4 @@
-"""Tests of damaged items in a graph store: only their own session is affected."""
+"""Tests of damaged sessions, in a graph store and in tables: no other session is affected."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 from langgraph.store.memory import InMemoryStore
 
+from tests.databases import execute
 from tests.graph_store.damaging import DAMAGES, SAMPLE, rewrite
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, Message, open_memory
-from threadkeep.errors import SessionDamaged
+from threadkeep.errors import RecordUnreadable, SessionDamaged
 from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.observe import PendingWrites
 from threadkeep.records import Retention, RetentionLimits
+from threadkeep.store.transcripts import SessionQuery
 
 ROOM, WELL = "room", "well"
 LAYOUT = GraphLayout()
@@ -123,3 +125,19 @@ async def test_retention_skips_a_damaged_conversation(
     pruned = await keeper.retention.prune(rules)
     assert (pruned.deleted.sessions, pruned.busy) == (1, 1)
     assert [removal.session_id async for removal in keeper.retention.plan(rules)] == []
+
+
+@pytest.mark.parametrize("column", ["tags", "metadata"])
+async def test_a_damaged_row_is_listed_with_a_mark(memory: Memory, database_url: str, column: str) -> None:
+    """The other sessions are listed as before, and a reader of the damaged session learns its id."""
+    for name in ("s1", "s2"):
+        await memory.session(name).append([Message("user", "hi")])
+        await memory.session(name).update(metadata={"a": 1}, tags=["b"])
+    execute(database_url, f"UPDATE chat_sessions SET {column} = '3' WHERE session_id = 's1'")
+    listed, _ = await memory.sessions_page(SessionQuery())
+    assert {one.session_id: (one.tags, one.metadata) for one in listed} == {
+        "s1": ((), {"error": "RecordUnreadable"}),
+        "s2": (("b",), {"a": 1}),
+    }
+    with pytest.raises(RecordUnreadable, match="session s1 cannot be read"):
+        await memory.session("s1").info()

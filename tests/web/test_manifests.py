@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import httpx2
 import pytest
 
 from scripts.write_reference import openapi_document
+from tests.databases import execute
 from tests.web.services import check_problem, client_of, opened_app, say, settings_for
 from tests.web.test_sessions import cursor_of
 from tests.workflows.test_agent_history import BOT, telegram
@@ -42,6 +44,26 @@ async def test_the_calls_of_a_run_are_listed(client: httpx2.AsyncClient, app: Ap
     assert call == {**stored.manifest, "call": 1}
     assert ContextManifest.from_dict(call).to_dict() == call
     assert "Miso" not in str(call)
+
+
+@pytest.mark.parametrize("content", ["28b52ffd00", "5b5d", "7b7d", "7b22656e7472696573223a317d"])
+async def test_a_damaged_manifest_is_listed_with_a_note(tmp_path: Path, content: str) -> None:
+    """The other model calls are listed as before, in the console, too, and exported. All but the first are JSON."""
+    url = f"sqlite:///{tmp_path}/threadkeep.db"
+    settings = settings_for(tmp_path, database_url=url)
+    async with opened_app(ScriptedModel(["One.", "Two."]), settings) as app, client_of(app) as client:
+        runs = [(await say(client, "hi", session_id="s1", user_id="ann"))["run_id"] for _ in range(2)]
+        newest, oldest = await calls_of(client, "sessions/s1")
+        execute(url, f"UPDATE chat_manifests SET manifest = x'{content}' WHERE run_id = '{runs[0]}'")
+        listed, damaged = await calls_of(client, "sessions/s1")
+        kept = {name: oldest[name] for name in ("session_id", "run_id", "call")}
+        found = {**kept, "counter": "", "notes": ["record_unreadable"], "sections": {}}
+        assert (listed, damaged) == (newest, {**found, "created_at": damaged["created_at"]})
+        assert await calls_of(client, f"runs/{runs[0]}") == [damaged]
+        assert "record unreadable" in (await client.get(f"/console/runs/{runs[0]}/calls/1")).text
+        assert runs[0] in (await client.get("/console/sessions/s1/calls")).text
+        exported = [json.loads(line) async for line in app.memory.export(user_id="ann")]
+        assert [line["run_id"] for line in exported if line["type"] == "model_call"] == [runs[1], runs[0]]
 
 
 def test_the_schema_has_the_formats_of_dates() -> None:

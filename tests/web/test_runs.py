@@ -363,12 +363,13 @@ async def test_a_pruned_run(tmp_path: Path) -> None:
         assert "not stored any more" in problem["detail"]
 
 
-async def test_a_damaged_record_is_no_outage(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["28b52ffd00", "5b315d"], ids=["compressed", "list"])
+async def test_a_damaged_record_is_no_outage(tmp_path: Path, content: str) -> None:
     """A retry does not help, so the problem says what does. The session accepts messages."""
     url = f"sqlite:///{tmp_path}/threadkeep.db"
     async with service(tmp_path, ScriptedModel(["hello"] * 2), database_url=url) as (_, client):
         run_id = (await client.post(RUNS, json={"message": "hi", "session_id": "s1"})).json()["run_id"]
-        execute(url, "UPDATE chat_runs SET result = x'28b52ffd00'")
+        execute(url, f"UPDATE chat_runs SET result = x'{content}'")
         problem = check_problem(await client.get(f"/api/v1/runs/{run_id}"), 500, "record-unreadable")
         assert "restore a backup" in problem["detail"]
         assert run_id in problem["detail"]

@@ -165,9 +165,13 @@ async def recorded_view(memory: Memory, stored: StoredManifest) -> ContextView:
 
 
 def recorded(stored: StoredManifest) -> ContextManifest:
-    """Return the manifest of a recorded call."""
+    """Return the manifest of a recorded call; one that cannot be read has only the note `record_unreadable`."""
     values = {"created_at": stored.created_at.isoformat(), **stored.manifest, "call": stored.call}
-    return ContextManifest.from_dict(values)
+    try:
+        return ContextManifest.from_dict(values)
+    except ValueError:
+        known = {name: getattr(stored, name) for name in ("session_id", "run_id", "call", "created_at")}
+        return ContextManifest(**known, counter="", notes=("record_unreadable",))
 
 
 def _seen(parts: ContextParts, entry: Entry) -> SeenMessage:

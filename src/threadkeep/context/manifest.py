@@ -229,7 +229,8 @@ class ContextManifest:
     reported: ReportedUsage | None = None
     """The tokens that the provider reported; absent if it reported nothing."""
     notes: tuple[str, ...] = ()
-    """Missing parts: `history_unavailable`, `no_room_for_facts`, `no_room_for_snippets`, `no_room_for_selected`."""
+    """Missing parts: `history_unavailable`, `no_room_for_facts`, `no_room_for_snippets`, `no_room_for_selected`, or
+    `record_unreadable` for a damaged record."""
     graph: tuple[ScopeRecall, ...] = ()
     """The outcomes of Graphiti queries; absent if there were none."""
     facts_left_out: tuple[FactsLeftOut, ...] = ()

@@ -17,7 +17,7 @@ from threadkeep.records.knowledge import Episode, Scope
 from threadkeep.records.runs import RUN_ENDS
 from threadkeep.records.sessions import check_argument, check_each
 from threadkeep.store.codec import time_of
-from threadkeep.store.compressed_json import decompress
+from threadkeep.store.compressed_json import json_of
 from threadkeep.store.driver import Driver, Row
 from threadkeep.store.statements import ClockedTables
 
@@ -183,5 +183,5 @@ def _feedback(metadata: str) -> Json:
 
 def _tools_in(body: bytes) -> list[str]:
     """Return the names of the tools that were called in an agent's steps."""
-    calls = [call for step in json.loads(decompress(body)) for call in step.get("data", {}).get("tool_calls") or ()]
+    calls = [call for step in json_of(body) for call in step.get("data", {}).get("tool_calls") or ()]
     return [str(call["name"]) for call in calls if isinstance(call.get("name"), str)]

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
-from threadkeep.errors import InvalidMessage
+from threadkeep.errors import InvalidMessage, RecordUnreadable
 from threadkeep.records import Json, Message, Retention, SessionInfo, Turn, dump_json
 from threadkeep.records.graphiti import CONSENT_VERSION
+from threadkeep.store.compressed_json import json_of, reads_record
 from threadkeep.store.driver import Backend, Row
 
 WRONG_CLOCK_SECONDS = 3_600.0
@@ -227,20 +228,32 @@ _SESSION_COLUMNS = (
 )  # fmt: skip
 
 
-def session_of(row: Row) -> SessionInfo:
-    """Return the session in a row of the statement `session`."""
+def session_of(row: Row, *, damaged: bool = False) -> SessionInfo:
+    """Return the session in a row of the statement `session`.
+
+    With `damaged`, a session that cannot be read is returned with the metadata `{"error": "RecordUnreadable"}`.
+
+    Raises:
+        RecordUnreadable: `damaged` is false, and the session cannot be read; the error names the session.
+    """
     values: dict[str, Any] = dict(zip(_SESSION_COLUMNS, row, strict=True))
     for name in ("created_at", "updated_at"):
         values[name] = time_of(values[name])
-    for name in ("tags", "metadata"):
-        values[name] = json.loads(values[name])
-    active, tags, retention = bool(values["active"]), tuple(values["tags"]), retention_of(values["retention"])
-    return SessionInfo(**{**values, "active": active, "tags": tags, "retention": retention})
+    values["active"] = bool(values["active"])
+    try:
+        tags, metadata = json_of(values["tags"], list), json_of(values["metadata"], dict)
+        values |= {"tags": tuple(tags), "metadata": metadata, "retention": retention_of(values["retention"])}
+    except RecordUnreadable as error:
+        if not damaged:
+            raise RecordUnreadable(f"The session {values['session_id']} cannot be read. {error}") from None
+        values |= {"tags": (), "metadata": {"error": type(error).__name__}, "retention": None}
+    return SessionInfo(**values)
 
 
+@reads_record
 def retention_of(text: str | None) -> Retention | None:
     """Return the limits in the column `retention` of a session, or None if the session has no limits of its own."""
-    return None if text is None else Retention.from_dict(json.loads(text))
+    return None if text is None else Retention.from_dict(json_of(text))
 
 
 def session_parameters(turn: Turn, messages: list[Message], *, now: str) -> dict[str, object]:

@@ -6,13 +6,14 @@ Texts that were written before migration 25 have another format, which is still 
 from __future__ import annotations
 
 import io
+import json
 import re
 import threading
 import zlib
-from collections.abc import Iterable, Mapping
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, wraps
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 import zstandard
@@ -51,6 +52,32 @@ def decompress(stored: bytes) -> str:
         return zstandard.ZstdDecompressor(dict_data=dictionary).decompress(stored).decode()
     except (zstandard.ZstdError, zlib.error, ValueError, IndexError, MemoryError):
         raise RecordUnreadable("A compressed record is damaged; restore a backup of the database.") from None
+
+
+def reads_record[**P, T](read: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a function so that it raises `RecordUnreadable` if its record is damaged or has a wrong shape."""
+
+    @wraps(read)
+    def reading(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return read(*args, **kwargs)
+        except (ValueError, TypeError, LookupError, AttributeError):
+            raise RecordUnreadable("A record is damaged; restore a backup of the database.") from None
+
+    return reading
+
+
+@reads_record
+def json_of(stored: str | bytes | None, shape: type = object) -> Any:
+    """Return the value of a column that has JSON or compressed JSON, or None for NULL.
+
+    Raises:
+        RecordUnreadable: the value is damaged or not of the type `shape`, or a newer Threadkeep wrote it.
+    """
+    value = None if stored is None else json.loads(decompress(stored) if isinstance(stored, bytes) else stored)
+    if value is not None and not isinstance(value, shape):
+        raise TypeError
+    return value
 
 
 @cache

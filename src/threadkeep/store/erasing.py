@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from itertools import batched
 
 from threadkeep.errors import StoreError
 from threadkeep.store.codec import ERASED, time_text
-from threadkeep.store.compressed_json import decompress
+from threadkeep.store.compressed_json import json_of
 from threadkeep.store.driver import Connection, Driver, Row, Statement
 from threadkeep.store.manifests import erase_marker
 from threadkeep.store.outbox import address_of
@@ -183,7 +182,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         """Return the tool calls and results of each turn of a session, with agent, question's `seq` and ordinal."""
         rows = await self._driver.fetch(self._sql["steps_of_session"], {"session_id": session_id})
         return [
-            {"author": author, "seq": seq, "ordinal": ordinal, "steps": json.loads(decompress(body))}
+            {"author": author, "seq": seq, "ordinal": ordinal, "steps": json_of(body)}
             for author, seq, ordinal, body in rows
         ]
 

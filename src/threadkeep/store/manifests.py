@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -11,9 +10,10 @@ from hashlib import sha256
 from itertools import batched
 from typing import Literal
 
+from threadkeep.errors import RecordUnreadable
 from threadkeep.records import Json, dump_json
 from threadkeep.store.codec import clean_json, json_text, short_time, time_of, time_text
-from threadkeep.store.compressed_json import compress, decompress, unpack_manifest
+from threadkeep.store.compressed_json import compress, json_of, reads_record, unpack_manifest
 from threadkeep.store.driver import GROUP_LOCK_SECONDS, Connection, DuplicateRow, Parameters, Row, Statement
 from threadkeep.store.statements import ClockedTables, for_values
 
@@ -56,7 +56,8 @@ class NotedManifest:
 class StoredManifest:
     """The record of one model call; `call` is 1, 2, 3 … in each run. `origin` is the memory from which it was read.
 
-    `session_id` is the session to which the record belongs; it is None if the record belongs to its run.
+    `session_id` is the session to which the record belongs; it is None if the record belongs to its run. A record that
+    cannot be read has the manifest `{"error": "RecordUnreadable"}`.
     """
 
     session_id: str | None
@@ -290,9 +291,17 @@ def _without_columns(manifest: Mapping[str, Json], columns: Mapping[str, str]) -
 def _manifest_of(row: Row) -> StoredManifest:
     session_id, run_id, call, created_at, stored = row
     columns = _columns(session_id, run_id)
-    short = unpack_manifest(json.loads(decompress(stored)), columns)
-    manifest = {name: value if value is not _ELSEWHERE else columns.get(name, value) for name, value in short.items()}
+    try:
+        manifest = _values_of(stored, columns)
+    except RecordUnreadable as error:
+        manifest = {"error": type(error).__name__}
     return StoredManifest(session_id, run_id, int(call), time_of(created_at), manifest)
+
+
+@reads_record
+def _values_of(stored: bytes, columns: Mapping[str, str]) -> dict[str, Json]:
+    short = unpack_manifest(json_of(stored, dict), columns)
+    return {name: value if value is not _ELSEWHERE else columns.get(name, value) for name, value in short.items()}
 
 
 def seqs_of_ids(manifest: Mapping[str, Json]) -> set[int]:

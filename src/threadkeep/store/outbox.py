@@ -10,8 +10,8 @@ from typing import Any, Literal
 from threadkeep.records import Json
 from threadkeep.records.messages import OutboxStatus
 from threadkeep.store.codec import WRONG_CLOCK_SECONDS, clean_text, json_text, time_of, time_text
+from threadkeep.store.compressed_json import json_of
 from threadkeep.store.driver import Connection, Row
-from threadkeep.store.runs.rows import json_of
 from threadkeep.store.statements import ClockedTables
 
 type Address = Mapping[str, Json]

@@ -77,7 +77,7 @@ class TableSessions:
         }
         sql = load_statements("transcripts.sql")["sessions" if query.user_id is None else "sessions_of_user"]
         rows = await self._driver.fetch(sql, parameters)
-        return [session_of(row) for row in rows]
+        return [session_of(row, damaged=True) for row in rows]
 
     async def are_all(self) -> bool:
         """Return True if no agent stores conversations of its own in a graph store; then the table has all sessions."""

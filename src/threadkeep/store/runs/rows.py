@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from itertools import batched
@@ -14,7 +12,7 @@ from threadkeep.errors import RecordUnreadable
 from threadkeep.records import Json
 from threadkeep.records.runs import NO_BUDGET, RUN_ENDS, Run, RunBudget, RunCursor, RunInput, RunQuery
 from threadkeep.store.codec import clean_json, clean_text, cursor_parameters, json_text, time_of, time_text
-from threadkeep.store.compressed_json import compress, decompress
+from threadkeep.store.compressed_json import compress, json_of, reads_record
 from threadkeep.store.driver import Connection, Parameters, Row, RowLocked, Statement
 from threadkeep.store.statements import Tables, for_values, load_statements
 
@@ -112,7 +110,6 @@ def _changed(value: Values, change: Callable[[Values, str, str], dict[str, Json]
 # The columns of the statement `rows`, in the order of the fields of `Run`; the field `inputs` is the column `input`.
 _COLUMNS = tuple(column.name for column in fields(Run) if column.name != "resumed")
 _TIMES = ("started_at", "heartbeat_at", "ended_at", "cancel_requested_at", "created_at", "deadline_at")
-_RECORDS = ("result", "interrupt", "resume_value", "inputs", "budget")
 _AT_ONCE = 200
 _NOT_KEPT: Mapping[str, Any] = {
     **dict.fromkeys((*_COLUMNS, "resumed")),
@@ -125,8 +122,12 @@ _NOT_KEPT: Mapping[str, Any] = {
 }
 
 
-def run_of(row: Row, *, inputs: tuple[RunInput, ...] | None = None) -> Run:
-    """Return the run in a row of the statement `rows`; with `inputs`, do not read them from the row."""
+def run_of(row: Row, *, inputs: tuple[RunInput, ...] | None = None, damaged: bool = False) -> Run:
+    """Return the run in a row of the statement `rows`; with `inputs`, do not read them from the row.
+
+    Raises:
+        RecordUnreadable: `damaged` is false, and a record cannot be read; the error names the run.
+    """
     values: dict[str, Any] = dict(zip(_COLUMNS, row, strict=True))
     for name in _TIMES:
         values[name] = values[name] and time_of(values[name])
@@ -134,46 +135,43 @@ def run_of(row: Row, *, inputs: tuple[RunInput, ...] | None = None) -> Run:
         # The end of a run is also its last heartbeat, so this time is stored in one column only.
         values["heartbeat_at"] = values["ended_at"]
     values["resumed"] = values["resume_value"] is not None
-    for name in ("result", "interrupt", "resume_value"):
-        values[name] = json_of(values[name])
-    values["inputs"] = inputs_of(values["inputs"], values["message_id"]) if inputs is None else inputs
-    budget = json_of(values["budget"])
-    values["budget"] = RunBudget.from_dict(budget) if budget else NO_BUDGET
+    for name, read in _READERS.items():
+        try:
+            values[name] = read(values) if name != "inputs" or inputs is None else inputs
+        except RecordUnreadable as error:
+            if not damaged:
+                raise RecordUnreadable(f"The run {values['run_id']} cannot be read. {error}") from None
+            values[name], values["error"] = _NOT_KEPT[name], RecordUnreadable.__name__
     values["set_aside"] = bool(values["set_aside"])
     return Run(**values)
 
 
-def json_of(text: str | bytes | None) -> Any:
-    """Return the value of a column that has JSON or compressed JSON, or None for NULL.
-
-    Raises:
-        RecordUnreadable: the value is damaged, or a newer Threadkeep wrote it.
-    """
-    try:
-        return None if text is None else json.loads(decompress(text) if isinstance(text, bytes) else text)
-    except ValueError:
-        raise RecordUnreadable("A record is damaged; restore a backup of the database.") from None
-
-
-def _intact(record: str | bytes | None) -> str | bytes | None:
-    """Return a record, or None if it cannot be read."""
-    with suppress(RecordUnreadable):
-        json_of(record)
-        return record
-    return None
-
-
+@reads_record
 def inputs_of(stored: bytes | None, message_id: str | None = None) -> tuple[RunInput, ...]:
     """Return the inputs in a column; an omitted text is None, and is in the transcript under `message_id`."""
-    entries: Sequence[Mapping[str, Any]] = json_of(stored) or ()
+    entries: Sequence[Mapping[str, Any]] = json_of(stored, list) or ()
     return tuple(
         [
             RunInput({"text": None, **entry.get("values", {})}, message_id)
             if entry.get("said")
-            else RunInput(entry["values"], entry.get("message_id"))
+            else RunInput({**entry["values"]}, entry.get("message_id"))
             for entry in entries
         ]
     )
+
+
+@reads_record
+def _budget_of(stored: str | None) -> RunBudget:
+    return RunBudget.from_dict(limits) if (limits := json_of(stored)) else NO_BUDGET
+
+
+_READERS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "result": lambda values: json_of(values["result"], dict),
+    "interrupt": lambda values: json_of(values["interrupt"]),
+    "resume_value": lambda values: json_of(values["resume_value"]),
+    "inputs": lambda values: inputs_of(values["inputs"], values["message_id"]),
+    "budget": lambda values: _budget_of(values["budget"]),
+}
 
 
 def short_inputs(inputs: Sequence[RunInput], message_id: str | None) -> dict[str, str | bytes | None]:
@@ -209,15 +207,7 @@ async def fetch_runs(connection: Connection, run_ids: Sequence[str], *, damaged:
     found: dict[str, Run] = {}
     for some in batched(run_ids, _AT_ONCE):
         for row in await connection.fetch(*for_values(sql, "run_id", some)):
-            try:
-                run = run_of(row)
-            except RecordUnreadable as error:
-                if not damaged:
-                    raise RecordUnreadable(f"The run {row[0]} cannot be read. {error}") from None
-                rest = [
-                    _intact(value) if name in _RECORDS else value for name, value in zip(_COLUMNS, row, strict=True)
-                ]
-                run = replace(run_of(tuple(rest)), error=RecordUnreadable.__name__)
+            run = run_of(row, damaged=damaged)
             found[run.run_id] = run
     await _put_in_texts(connection, found)
     return [found[run_id] for run_id in run_ids if run_id in found]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from datetime import datetime
@@ -11,9 +10,9 @@ from typing import Any
 from threadkeep.records import Json, dump_json
 from threadkeep.records.runs import STATUS, TRACE_CUT, RunEvent, TokenUsage, ToolCall, TraceEvent
 from threadkeep.store.codec import json_text, time_microseconds, time_of, time_text
-from threadkeep.store.compressed_json import compress, decompress
+from threadkeep.store.compressed_json import compress, json_of, reads_record
 from threadkeep.store.driver import Connection, Driver, Parameters, Row, Statement
-from threadkeep.store.runs.rows import json_of, lookups, missing_in, restored, shortened, texts_in, texts_of
+from threadkeep.store.runs.rows import lookups, missing_in, restored, shortened, texts_in, texts_of
 from threadkeep.store.statements import load_statements
 
 MOST_EVENTS = 250
@@ -52,11 +51,12 @@ def packed_events(events: Iterable[StoredEvent]) -> bytes | None:
     return compress(f"[{','.join(parts)}]")
 
 
+@reads_record
 def stored_events(packed: bytes | None) -> list[StoredEvent]:
     """Return the events of a packed trace, or an empty list for None."""
     found: list[StoredEvent] = []
     number = moment = 0
-    for step, later, kind, node, data in json.loads(decompress(packed)) if packed else ():
+    for step, later, kind, node, data in json_of(packed, list) or ():
         number, moment = number + step, moment + later
         found.append(StoredEvent(number, kind, node, dump_json(data), moment))
     return found
@@ -65,7 +65,7 @@ def stored_events(packed: bytes | None) -> list[StoredEvent]:
 def run_event(run_id: str, event: StoredEvent) -> RunEvent:
     """Return a stored event as a `RunEvent`."""
     created_at = time_of(event.moment)
-    return RunEvent(run_id, event.number, event.kind, event.node, json_of(event.data), created_at)
+    return RunEvent(run_id, event.number, event.kind, event.node, json_of(event.data, dict), created_at)
 
 
 def usage_of(row: Sequence[Any]) -> TokenUsage:
@@ -81,6 +81,7 @@ def packed_usage(usage: Iterable[TokenUsage]) -> str | None:
     return dump_json(rows) if rows else None
 
 
+@reads_record
 def stored_usage(packed: str | None) -> list[TokenUsage]:
     """Return the usage in a packed trace, or an empty list for None."""
     return [usage_of(row) for row in json_of(packed) or ()]
