@@ -198,7 +198,7 @@ class IndexedTranscripts(GraphTranscripts):
         return differing
 
     async def _created_at(self, session_id: str) -> datetime:
-        """Return the time when a conversation was created; the earliest time if it does not exist or is damaged."""
+        """Return the time when a conversation was created, or the earliest time if it does not exist or is damaged."""
         with contextlib.suppress(SessionDamaged):
             if (conversation := await self.reader.conversation(session_id)) is not None:
                 return conversation.created_at

@@ -302,7 +302,7 @@ async def open_graph_backend(
 
 
 def langgraph_stores() -> ModuleType:
-    """Import the module of that name. It loads LangGraph, which a memory that uses only tables does not need."""
+    """Import the module `langgraph_stores`, which loads LangGraph; a memory that uses only tables does not need it."""
     from threadkeep.graph_store import langgraph_stores
 
     return langgraph_stores

@@ -51,7 +51,7 @@ class ConversationRetention:
         return None if conversation is None else _prunable(conversation)
 
     async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
-        """Return the `seq` before the first message after `after` stored at `moment` or later, or the last `seq`."""
+        """Return the highest `seq` below every message after `after` that was stored at `moment` or later."""
         conversation = await self._reader.conversation(session.session_id)
         if conversation is None:
             return after

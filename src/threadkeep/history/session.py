@@ -616,7 +616,7 @@ def _keys(message: Message) -> set[object]:
 
 
 def _end(seq: int | None, name: str = "before") -> int:
-    """Return the `seq` that bounds a read, within the numbers that databases have; `END` for None."""
+    """Return the `seq` that bounds a read, limited to numbers that databases can store, or `END` for None."""
     check_argument(name, seq, int)
     return END if seq is None else min(max(seq, 0), END)
 

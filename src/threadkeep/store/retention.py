@@ -1,4 +1,4 @@
-"""Retention in the tables: archives and deletes old messages, and deletes finished runs."""
+"""Retention in the tables: archiving and deleting old messages, and deleting finished runs."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
         return _prunable(rows[0]) if rows else None
 
     async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
-        """Return the `seq` before the first message after `after` stored at `moment` or later, or the last `seq`."""
+        """Return the highest `seq` below every message after `after` that was stored at `moment` or later."""
         parameters = {"session_id": session.session_id, "after": after, "moment": time_text(moment)}
         rows = await self._driver.fetch(self._sql["first_since"], parameters)
         return int(rows[0][0]) - 1 if rows else session.last_seq

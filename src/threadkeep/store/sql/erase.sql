@@ -213,7 +213,7 @@ WITH RECURSIVE gone (run_id) AS (
 DELETE FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone)
 
 -- name: delete_outgoing
--- Delete answers in no session too, such as the answer to a command; their address names the person.
+-- Also delete answers that are in no session, such as the answer to a command; their address names the person.
 DELETE FROM chat_outbox WHERE replace(address, :named, '') <> address OR session_id IN (
     SELECT session_id FROM chat_channel_sessions WHERE replace(address, :named, '') <> address
 )

@@ -138,7 +138,7 @@ UNION
 SELECT key FROM chat_fact_proposals WHERE scope = :scope AND owner IN (SELECT id FROM ids)
 
 -- name: forget_proposals
--- Execute this before the facts are deleted, in the same order as when a proposal is accepted.
+-- Execute this before the facts are deleted: accepting a proposal locks rows in the same order, so no deadlock occurs.
 DELETE FROM chat_fact_proposals
 WHERE scope = :scope AND (CAST(:key AS TEXT) IS NULL OR key = :key)
     AND owner IN (

@@ -97,7 +97,7 @@ WHERE number = :number AND status IN ('queued', 'sent') AND coalesce(reason, '')
 UPDATE chat_graph_groups SET seen_at = :now WHERE group_id = :group_id
 
 -- name: take_back
--- Graphiti did not get the message, so this does not count as an attempt.
+-- Take back the attempt too, because Graphiti did not get the message.
 UPDATE chat_graph_deliveries SET status = 'queued', attempts = attempts - 1, sent_at = NULL
 WHERE number = :number AND status = 'sent'
 

@@ -1,7 +1,8 @@
 -- Learning: messages to learn from, and the facts that were proposed.
 
 -- name: unread_messages
--- The next :limit complete messages of people and agents; they begin up to :before seq before the first unread one.
+-- The next :limit complete messages of people and agents for a learner. They begin with the messages whose seq is among
+-- the last :before ones that the learner has read.
 SELECT m.seq, m.role, m.content, m.author, m.run_id, m.created_at, l.upto_seq
 FROM chat_fact_learning l
     JOIN chat_sessions s ON s.session_id = l.session_id

@@ -101,8 +101,8 @@ ORDER BY m.seq DESC
 LIMIT :limit
 
 -- name: newest_of_user
--- The same, if the session belongs to the user. A separate statement, because PostgreSQL would plan a statement with an
--- optional user again at each call.
+-- The same, if the session belongs to the user. This is a separate statement, because PostgreSQL would plan a statement
+-- with an optional user again at each call.
 SELECT * FROM (
 -- include: newest
 ) m
