@@ -118,7 +118,7 @@ class SenderRates:
         self._seen: dict[str, dict[str | None, float]] = {}
 
     def count(self, sender: str, message_id: str) -> Rate:
-        """Count a message. Return whether it is within the limit, beyond it, or the first one beyond it."""
+        """Count a message. Return whether it is within the limit, the first message beyond it, or a later one."""
         if not self._per_minute:
             return "within"
         now = self._clock()
@@ -190,7 +190,7 @@ def command_in(message: IncomingMessage, texts: Texts) -> Command | None:
             return Command("forget", texts.forgotten)
         case ["/forget"] | ["/forget", "yes"]:
             text = texts.forget_question if message.private else texts.forget_group
-        case ["/start", *_]:  # a person who opens a link to the bot may send a parameter
+        case ["/start", *_]:  # a link to the bot may add a parameter
             text = texts.welcome
         case ["/help"]:
             text = texts.help
@@ -233,7 +233,7 @@ async def question_for(memory: Memory, runs: RunService, bot: Bot, message: Inco
     if run.trigger != "webhook" or run.newest_message_id is None:
         return None  # the question was not shown in this chat
     sent = await memory.channels.outbox.find(bot.name, message.session_id or "", run.newest_message_id)
-    # If there is no entry, it was deleted after the question was sent. After a try, the question may have arrived.
+    # A missing entry was deleted after the question was sent. After an attempt to send, the question may have arrived.
     is_sent = sent is None or sent.status == "delivered" or (sent.status == "ready" and sent.tries > 0)
     return run if is_sent else None
 

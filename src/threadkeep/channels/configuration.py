@@ -122,7 +122,7 @@ class WeComServiceSettings(WeComSettings):
     secret: SecretStr = Field(min_length=1)
     receive: Literal["webhook"] = "webhook"
     desks: frozenset[str] = frozenset()
-    # Customers write several short messages in a row, and these get one common answer.
+    # Answer several messages together, because customers write several short messages in a row.
     double_texting: DoubleTexting | None = "coalesce"
 
     def channel(self) -> WeComServiceChannel:
@@ -221,7 +221,7 @@ def _check(path: Path, bots: Sequence[AnyBot]) -> None:
         if fetches and (other := accounts.setdefault(channel.scope, bot.name)) != bot.name:
             raise InvalidInput(f"{path}: channels {other!r} and {bot.name!r} are the same bot; remove one.")
     for one, two in combinations([bot for bot in bots if bot.kind == "wecom_cs"], 2):
-        # Either bot could fetch the messages of a common desk, and after a crash both could answer one.
+        # Reject a common desk: either bot could fetch its messages, and after a crash both could answer a message.
         if one.corp_id == two.corp_id and (not (one.desks and two.desks) or one.desks & two.desks):
             raise InvalidInput(
                 f"{path}: channels {one.name!r} and {two.name!r} serve the same desk; list other `desks` in one of "
@@ -251,7 +251,7 @@ def _sentence(error: ValidationError) -> str:
     first = error.errors(include_input=False, include_url=False)[0]
     location = [str(part) for part in first["loc"]]
     if location[:1] == ["channels"] and len(location) > 1:
-        # The third part is the kind of the bot, if pydantic recognized it.
+        # Omit the third part, which is the kind of the bot if pydantic recognized the kind.
         location = [f"channel {int(location[1]) + 1}", *location[3 if len(location) > 3 else 2 :]]
     problem = {
         "missing": "is missing; add it",

@@ -37,11 +37,11 @@ class Callback:
     body: bytes = field(default=b"", repr=False)
 
     def header(self, name: str) -> str:
-        """Return a header by its case-insensitive name; empty if it is missing."""
+        """Return the header with a case-insensitive name, or an empty text if it is missing."""
         return next((value for key, value in self.headers.items() if key.lower() == name.lower()), "")
 
     def parameter(self, name: str) -> str:
-        """Return a query parameter, decoded once; empty if it is missing.
+        """Return a query parameter, decoded once, or an empty text if it is missing.
 
         A `+` stays a `+`, because the values of WeCom are base64, and some servers send them unencoded.
         """
@@ -331,7 +331,7 @@ class ChannelClient(Protocol):
 
 
 def read_json(text: str | bytes) -> Json:
-    """Return the JSON value of a text; None if it is not JSON."""
+    """Return the JSON value of a text, or None if it is not JSON."""
     try:
         value: Json = json.loads(text, parse_constant=lambda _: None)
     except (ValueError, RecursionError):
@@ -340,38 +340,38 @@ def read_json(text: str | bytes) -> Json:
 
 
 def object_in(value: Json, *names: str) -> Mapping[str, Json]:
-    """Return the object at a path of field names; an empty object if it is missing."""
+    """Return the object at a path of field names, or an empty object if it is missing."""
     for name in names:
         value = value.get(name) if isinstance(value, Mapping) else None
     return value if isinstance(value, Mapping) else {}
 
 
 def list_in(fields: Mapping[str, Json], name: str) -> Sequence[Json]:
-    """Return the list in a field; an empty list if it is missing."""
+    """Return the list in a field, or an empty list if it is missing."""
     value = fields.get(name)
     return value if isinstance(value, Sequence) and not isinstance(value, str) else ()
 
 
 def text_in(fields: Mapping[str, Json], name: str) -> str:
-    """Return the text in a field; an empty text if it is missing."""
+    """Return the text in a field, or an empty text if it is missing."""
     value = fields.get(name)
     return value if isinstance(value, str) else ""
 
 
 def number_in(fields: Mapping[str, Json], name: str) -> int | None:
-    """Return the integer in a field; None if it is missing or needs more than 64 bits."""
+    """Return the integer in a field, or None if it is missing or needs more than 64 bits."""
     value = fields.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None
 
 
 def id_in(fields: Mapping[str, Json], name: str) -> str:
-    """Return the id in a field as text; empty unless it is an integer or at most 256 printable characters."""
+    """Return the integer or the text of at most 256 printable characters in a field as text, or else an empty text."""
     number = number_in(fields, name)
     text = text_in(fields, name) if number is None else str(number)
     return text if text.isprintable() and len(text) <= 256 else ""
 
 
 def time_in(fields: Mapping[str, Json], name: str) -> datetime | None:
-    """Return the time in a field of seconds since 1970; None if it is missing, not positive, or after year 9999."""
+    """Return the time in a field of seconds since 1970, or None if it is missing, not positive or after year 9999."""
     seconds = number_in(fields, name)
     return datetime.fromtimestamp(seconds, UTC) if seconds is not None and 0 < seconds < 253_402_300_800 else None

@@ -91,7 +91,7 @@ class Delivery:
                 await self.deliver_due(of_all=polls)
                 if polls:
                     await take_orphaned(timedelta(seconds=self._options.take_again_seconds))
-                    # Only after `take_orphaned`: after a long stop, all messages that were left are this old.
+                    # Do this after `take_orphaned`, because after a long stop all messages are old enough to expire.
                     await self._outbox.end_without_run(older_than=timedelta(seconds=self._options.unasked_seconds))
 
     async def finish(self, *, seconds: float) -> None:
@@ -120,11 +120,11 @@ class Delivery:
 
     def _sent(self, task: asyncio.Task[None]) -> None:
         self._sending = {key: each for key, each in self._sending.items() if each is not task}
-        # The session's next message can be sent now, and the number of the bot's deliveries is below its limit.
+        # Check again, because the session's next message can be sent now, and the bot is below its limit.
         self.wake()
 
     async def _deliver(self, bot: Bot, number: int) -> None:
-        # After a failure the claim expires, and the message is sent again.
+        # Only report a failure, because the claim then expires and the message is sent again.
         with ErrorBoundary(lambda error: self._notify_trouble(error, bot)):
             message = await self._outbox.claim(number, self._owner, seconds=self._options.claim_seconds)
             if message is not None:
@@ -149,7 +149,7 @@ class Delivery:
             match await self._send_part(bot, address, part):
                 case Sent(is_all):
                     index = len(parts) if is_all else index + 1
-                    # Repeat this in an outage, because the part would be sent again.
+                    # Retry this in an outage of the database, because otherwise the part would be sent again.
                     note = partial(self._outbox.note_part, message, self._owner, index, seconds=claim_seconds)
                     if not await retry_until_available(note):
                         return  # the message was dropped, or another process claimed it
@@ -175,8 +175,8 @@ class Delivery:
 
     async def _postpone(self, bot: Bot, message: Outgoing, later: Later) -> None:
         now, options = self._memory.clock(), self._options
-        # The age alone would include a time in which the bot was off. A platform that demands a pause has probably
-        # demanded it after the earlier attempts, too.
+        # Sum the pauses, because the age of the message includes times in which the bot was off. Assume that a platform
+        # that demands a pause now has also demanded it after the earlier attempts.
         tried = sum(max(self._pause(tries), later.seconds or 0) for tries in range(1, message.tries))
         if min((now - message.created_at).total_seconds(), tried) > options.give_up_seconds:
             await self._outbox.fail(message.number, self._owner, later.error)
@@ -216,7 +216,7 @@ async def note_failure(memory: Memory, bot: Bot, failed: AnswerFailed) -> None:
 
 
 async def answer_text(memory: Memory, bot: Bot, message: Outgoing) -> str:
-    """Return the text to send for a message; empty if it gets no answer of its own."""
+    """Return the text to send for a message, or an empty text if the message gets no answer of its own."""
     if message.run_id is None:
         return message.content or ""
     run = await memory.runs.run(message.run_id)
@@ -254,12 +254,12 @@ def notify_sent(
 
 
 def _answer_to(message: Outgoing, result: RunResult, bot: Bot) -> str:
-    """Return the answer to a message; empty if it gets none. Of a run's messages, only the newest gets the answer."""
+    """Return the answer to a message, or an empty text. Only the newest message of a run gets the run's answer."""
     if result.run.inputs and result.run.newest_message_id != message.message_id:
         return ""
     match result.status:
         case "done":
-            # The built-in chat must answer every message. Other workflows may end without an answer on purpose.
+            # Replace a blank answer of the built-in chat. Other workflows may end without an answer on purpose.
             is_blank = result.run.workflow == CHAT and result.run.result is not None and not result.text.strip()
             return message.content or (bot.texts.failed if is_blank else result.text)
         case "failed" | "interrupted":

@@ -130,7 +130,7 @@ class Intake:
                 if command is None or (command.action == "forget" and await self._is_requested(message)):
                     await self.take(bot, message, again=True)
             except (ValueError, TypeError, LookupError) as error:
-                self._notify_trouble(error, bot)  # another version of Threadkeep stored the row, which expires
+                self._notify_trouble(error, bot)  # another version of Threadkeep stored the row; let the row expire
             self._taken_again.add(left.number)
 
     async def close(self) -> None:
@@ -150,7 +150,7 @@ class Intake:
                     message = await self._in_first_chat(bot, message)
                     if not await self._has_caption(bot, message) and await self._is_within_rate(bot, message):
                         await self._say(bot, message, bot.texts.media)
-                        if await self._has_caption(bot, message):  # it arrived in the meantime
+                        if await self._has_caption(bot, message):  # the caption arrived in the meantime
                             await self._drop_of_album(bot, message)
                 self.notify(bot, "ignored", reason)
                 return
@@ -165,7 +165,7 @@ class Intake:
     async def _in_first_chat(self, bot: Bot, message: IncomingMessage) -> IncomingMessage:
         """Return the message with the first id of its chat if the chat has changed its id."""
         chat = message.reply_to.get("chat_id")
-        # Only a group becomes a supergroup, and the ids of supergroups begin with -100.
+        # Check only supergroups (-100…), because only a group that becomes a supergroup changes its id.
         if bot.channel.kind != "telegram" or not str(chat).startswith("-100"):
             return message
         first = await self._memory.channels.state.value(bot.channel.scope, _chat_name(str(chat)))
@@ -218,7 +218,7 @@ class Intake:
             await self._outbox.drop(answer.number)
 
     async def _is_within_rate(self, bot: Bot, message: IncomingMessage) -> bool:
-        """Count a message; return True if it is within the rate limit. Answer the first one beyond with `too_many`."""
+        """Count a message and return True if it is within the limit. Answer the first one beyond it with `too_many`."""
         sender = message.sender.id if message.sender else message.session_id or ""
         rate = bot.rates.count(sender, message.message_id)
         if rate == "first_beyond":
@@ -296,7 +296,7 @@ class Intake:
         """
         session_id = message.session_id or ""
         added = await self._expect_answer(bot, message, content)
-        # A process may die after this step. A repeated message starts a run only if its entry still waits.
+        # Start a run for a repeated message if its entry still waits, because a process may have died after adding it.
         if not added and not await self._outbox.waits(bot.name, session_id, message.message_id):
             return False
         try:
@@ -321,7 +321,7 @@ class Intake:
         try:
             return await runs.submit(request, mode=mode)
         except WrongUser:
-            # The key of a private chat identifies one person. This person becomes the owner of the session.
+            # Make the person of a private chat the owner of its session, because the key identifies this person.
             owner, session_id = request.user_id, request.session_id
             if owner is None or session_id is None or not await self._outbox.own(bot.name, session_id, owner):
                 raise
@@ -345,7 +345,7 @@ class Intake:
         self, bot: Bot, message: IncomingMessage, content: str | None, *, waits: bool = True
     ) -> bool:
         """Add an entry for the answer to a message to the outbox; return False if there is one already."""
-        # WeCom fetches the answers of an AI bot without a connection for a limited time. After it, answers are sent.
+        # Do not send an answer while WeCom may fetch it, as it does for an AI bot without a connection.
         channel = bot.channel
         is_fetched = isinstance(channel, WeComAIBotChannel) and not channel.options.connection
         after = STREAM_TIME if is_fetched else _ALBUM_PAUSE if message.album and not message.text else timedelta()
@@ -398,7 +398,7 @@ class Intake:
             await (await self._runs.service()).cancel(run.run_id)
         elif await self._memory.runs.order.take_back(run.run_id, message_id):
             given = from_langchain(message_of_input(taken[0], message_id))
-            # A model sees no failed message.
+            # Store the message as failed, because models do not receive failed messages.
             await session.append([replace(given, status="failed", metadata=map_of(taken[0].values, "metadata"))])
 
     async def _until_ready(self, bot: Bot, started: Started) -> None:
@@ -424,9 +424,9 @@ class Intake:
         Then the deletion is confirmed.
         """
         session_id = message.session_id or ""
-        # The entry has its own key, which names no person. An entry with the id of the session would be deleted with
-        # the session. For an entry with the key of the deletion's record, the outbox would treat that record as the
-        # run that answers.
+        # Give the entry its own key, which names no person. With the id of the session, the entry would be deleted with
+        # the session. With the key of the deletion's record, the outbox would treat that record as the run that
+        # answers.
         key = (bot.name, f"{FORGOTTEN}{deletion_key(session_id)}", message.message_id)
         stored = stored_message(message)
         added = await self._outbox.add(
@@ -481,7 +481,7 @@ class Intake:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         if isinstance(work, Coroutine):
-            # A task that is cancelled before its first step never awaits the work.
+            # Close the work, because a task that is cancelled before its first step never awaits it.
             task.add_done_callback(lambda _: work.close())
 
     def notify(

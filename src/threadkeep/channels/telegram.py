@@ -154,7 +154,7 @@ class TelegramChannel:
             return "chat_type"
         if _sender_of(event).get("is_bot") is True:
             return "from_bot"
-        # Service messages, such as a new member, also arrive as messages, and each move of a live location as an edit.
+        # Ignore service messages, such as a new member, and edits without words, such as a move of a live location.
         known = _WORDS if kind.startswith("edited_") else _WORDS | _MEDIA
         return None if kind == "callback_query" or not known.isdisjoint(message) else "kind"
 
@@ -167,7 +167,7 @@ class TelegramChannel:
         sender = _sender(_sender_of(event))
         fields = self._fields(kind, event, message, text)
         address = {name: fields[name] for name in _ADDRESS if name in fields}
-        # Telegram sends each picture of an album as a separate message. Pictures without text get one common answer.
+        # Telegram sends each picture of an album as a message. Give the ones without text the same id and one answer.
         album = id_in(message, "media_group_id")
         metadata: dict[str, Json] = {"channel": self.name, "platform_message_id": fields["message_id"]}
         if sender is not None:
@@ -210,7 +210,7 @@ class TelegramChannel:
             "update_type": kind,
             "should_process": bool(text),
         }
-        # Replies in a group without topics also have a thread id.
+        # Use the thread id only in topics, because replies in a group without topics also have one.
         if message.get("is_topic_message") is True:
             fields["message_thread_id"] = id_in(message, "message_thread_id")
         return fields
@@ -233,7 +233,7 @@ class TelegramChannel:
             return None  # a command for another bot
         takes_all = self.options.group_messages == "all" or not self.username
         answered = object_in(message, "reply_to_message")
-        # In a topic, Telegram marks a message that replies to none as a reply to the service message that created it.
+        # Ignore a reply to a topic's service message, because in a topic Telegram marks every other message as such.
         answers_bot = id_in(object_in(answered, "from"), "id") == self.options.bot_id
         answers_bot &= "forum_topic_created" not in answered
         return text if takes_all or asked_by_name or command or answers_bot else None
@@ -264,7 +264,7 @@ def in_chat(message: IncomingMessage, chat_id: str) -> IncomingMessage:
 
 
 def _migration(message: Mapping[str, Json]) -> ChatMigrated | None:
-    """Return the change of a chat's id, which Telegram announces in the old and the new chat; None if there is none."""
+    """Return the change of a chat's id, or None. Telegram announces a change in the old and in the new chat."""
     here = id_in(object_in(message, "chat"), "id")
     new, old = id_in(message, "migrate_to_chat_id"), id_in(message, "migrate_from_chat_id")
     if here and new:
@@ -273,7 +273,7 @@ def _migration(message: Mapping[str, Json]) -> ChatMigrated | None:
 
 
 def _sender_of(event: Mapping[str, Json]) -> Mapping[str, Json]:
-    """Return the user or chat that sent an event. For an anonymous administrator, Telegram names a bot and a chat."""
+    """Return the user that sent an event, or the chat if Telegram names a bot for an anonymous administrator."""
     user, chat = object_in(event, "from"), object_in(event, "sender_chat")
     return chat if chat and user.get("is_bot") is True else user
 
@@ -288,6 +288,6 @@ def _name(fields: Mapping[str, Json]) -> str:
 
 
 def _quoted(message: Mapping[str, Json]) -> str:
-    """Return the text that a message replies to, or the part that the person selected; empty if there is none."""
+    """Return the quoted part of the message that is replied to, or else its whole text, or else an empty text."""
     answered = object_in(message, "reply_to_message")
     return text_in(object_in(message, "quote"), "text") or text_in(answered, "text") or text_in(answered, "caption")

@@ -236,7 +236,7 @@ def _outcome(answer: TelegramAnswer, address: Address) -> Outcome:
         return Later("TooManyRequests", float(after or 1))
     if answer.status in (400, 403):
         return Refused(answer.problem)
-    # 401 and 404 mean a wrong token; the operator must correct it.
+    # Retry also after 401 and 404, which mean a wrong token, because an operator can correct the token.
     return Later(answer.problem, None if after is None else float(after), uncertain=answer.uncertain)
 
 

@@ -145,7 +145,7 @@ class WeComCrypto:
 
 
 def xml_envelope(body: bytes) -> str:
-    """Return the encrypted text in an XML body; empty if it is missing.
+    """Return the encrypted text in an XML body, or an empty text if it is missing.
 
     The body is not verified yet, so it is not parsed: a parser would spend a second on two megabytes of elements.
     """

@@ -94,7 +94,7 @@ class WeComAIBotChannel:
         self.options = options
         token, key = options.token, options.encoding_aes_key
         if options.connection:
-            # The key is random and unknown to others, so every callback over HTTP is rejected.
+            # Use a random key, so that every callback over HTTP is rejected.
             token, key = secrets.token_hex(), base64.b64encode(secrets.token_bytes(32)).decode().rstrip("=")
         self._crypto = WeComCrypto(token, key, options.receive_id)
 
@@ -151,7 +151,7 @@ class WeComAIBotChannel:
         if not user or (chat_type == "group" and not chat):
             return Ignored("incomplete")  # without the group's id, the key would be that of the person's private chat
         if corporation := id_in(person, "corpid"):
-            # The bot serves several corporations. Members of two corporations may have the same id.
+            # Add the corporation, because members of two corporations may have the same id.
             user = f"{corporation}:{user}"
         found: dict[str, Json] = {"bot_id": bot, "chat_type": chat_type, "user": user, "msg_type": kind}
         if chat_type == "group":
@@ -304,7 +304,7 @@ def _envelope(body: bytes) -> str:
 
 
 def _text(fields: Mapping[str, Json]) -> str:
-    """Return the text of a message; empty if its kind has no text."""
+    """Return the text of a message, or an empty text if its kind has no text."""
     kind = text_in(fields, "msgtype")
     if kind in ("text", "voice"):  # a voice message includes the recognized words
         return text_in(object_in(fields, kind), "content").strip()

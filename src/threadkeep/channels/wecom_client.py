@@ -87,7 +87,7 @@ class WeComApi:
         self._scope = scope
         self._corp_id = corp_id
         self._secret = secret
-        # A token belongs to a secret: applications of one corporation, or a corrected secret, have other tokens.
+        # Name the token by its secret, because another application and a corrected secret have other tokens.
         self._token_name = f"access_token:{sha256(secret.encode()).hexdigest()[:8]}"
         self._root = f"{api.rstrip('/')}/cgi-bin"
         self._asking = asyncio.Lock()
@@ -249,7 +249,7 @@ class WeComAIBotClient:
         self._own_api = "" if api == API else api
 
     async def send(self, address: Address, part: Part) -> Outcome:
-        """Send a part to the response URL of the message, where WeCom accepts only one; mark a text that goes on."""
+        """Send a part to the message's response URL, which accepts only one. Mark its end if other parts follow."""
         url = text_in(address, "response_url")
         if not is_response_url(url, self._own_api):
             return Refused("NoResponseAddress")

@@ -60,7 +60,7 @@ _GROW_SECONDS = 0.5
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 _CALLBACKS = ("aibot_msg_callback", "aibot_event_callback")
-# At level DEBUG the library would log whole frames, including the secret and the text of messages.
+# Turn DEBUG off, because the library would log whole frames, including the secret and the text of messages.
 _QUIET = logging.getLogger(f"{__name__}.frames")
 _QUIET.setLevel(logging.WARNING)
 
@@ -240,7 +240,7 @@ class AIBotConnection:
         shown = None
         while self._streams.get(stream.req_id) is stream:
             found = await self._memory.channels.outbox.find(bot.name, message.session_id or "", message.message_id)
-            # Without an entry, the message gets no answer. If it is a repeat, the answer is sent to the first one.
+            # Without an entry, the message gets no answer. A repeated message is answered in the stream of the first.
             if found is None or text_in(found.address, "req_id") not in ("", stream.req_id):
                 self._streams.pop(stream.req_id, None)
                 return

@@ -53,7 +53,7 @@ _LONGEST_PAUSE_SECONDS = 30.0
 _TOKEN_SECONDS = 540
 _UNKNOWN_AGE = timedelta(minutes=10)
 _START_TIME = timedelta(hours=1)
-"""How long a start tries to fetch a known desk. Each try fails if the desk was deleted at WeCom."""
+"""The time for which a start tries to fetch a known desk. Fetching a desk that was deleted at WeCom always fails."""
 _NOTICE_PREFIX = "notice:"
 _CURSOR_PREFIX = "cursor:"
 _FAILURES: Mapping[int | None, str] = {4: "ReplyTimeOver", 5: "SessionState", 6: "ReplyLimit", 10: "Forbidden"}
@@ -208,7 +208,7 @@ class DeskFetching:
                     await self._notice_known_desks()
                     begun = True
                 for name, value in (await self._state.values_of(self._channel.scope, _NOTICE_PREFIX)).items():
-                    # Another bot of the corporation may serve the desk; it would not find messages that were read here.
+                    # Skip desks of another bot of the corporation, because that bot would miss messages read here.
                     if self._channel.serves(desk := name.removeprefix(_NOTICE_PREFIX)):
                         error = await self.fetch(desk, value) or error
             if attempt.error is not None:
@@ -290,11 +290,10 @@ def _event(event: Mapping[str, Json], session_id: str | None, customer: str) -> 
 
 
 def _begun_recently(updates: Iterable[Update], began: datetime) -> list[Update]:
-    """Return the updates; mark messages that were sent 10 minutes before `began`, so that they are not answered.
+    """Return the updates of a desk's first fetch, in which WeCom sends up to three days of history.
 
-    They are only stored. A message of this age that has no text, such as a picture, is left out.
-
-    This is done for the first fetch of a desk, because WeCom sends it up to three days of history.
+    Messages that were sent more than 10 minutes before `began` are marked, so that they are stored and not answered.
+    Old messages without text, such as pictures, are left out.
     """
     since = began - _UNKNOWN_AGE
     found: list[Update] = []
