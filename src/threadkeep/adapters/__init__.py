@@ -1,1 +1,1 @@
-"""Adapters for the interfaces of other frameworks. The module of a framework needs the extra that installs it."""
+"""Adapters for the interfaces of other frameworks. Each module needs the extra that installs its framework."""

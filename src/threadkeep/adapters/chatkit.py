@@ -148,7 +148,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         await self._change(self.session(thread_id, context), item.id, item)
 
     async def delete_thread_item(self, thread_id: str, item_id: str, context: TContext) -> None:
-        """Remove an item from the thread, if it exists. It stays in the session's history but is not sent to models."""
+        """Remove an item from the thread, if it exists. The session's history keeps it, but no model receives it."""
         await self._change(self.session(thread_id, context), item_id, None)
 
     async def add_feedback(self, thread_id: str, item_ids: list[str], feedback: str, context: TContext) -> None:
@@ -194,7 +194,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         for message in await messages_after(session, 0):
             stored = stored_item(_NAME, message)
             if not isinstance(stored, Mapping):
-                if (item := _utterance(message, thread_id)) is not None:
+                if (item := _plain_item(message, thread_id)) is not None:
                     items[item.id] = item
             elif isinstance(deleted := stored.get("deleted"), str):
                 items.pop(deleted, None)
@@ -223,7 +223,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         raise StoreUnavailable("The item was not changed: the database is busy. Try again.")
 
     async def _change_once(self, session: Session, item_id: str, new: Message, note: Message) -> bool:
-        """Store `new` at the position of an item; store `note` at the end if no text changes. Return False if it fails.
+        """Store `new` at the position of an item, or `note` at the end if no text changes. Return False on a conflict.
 
         If the thread has no such item, store `new` at the end, unless it is the note of a deletion.
         """
@@ -314,8 +314,8 @@ def user_text(item: UserMessageItem) -> str:
     return "\n".join(filter(None, (*(part.text for part in item.content), mark)))
 
 
-def _utterance(message: Message, thread_id: str) -> ThreadItem | None:
-    """Return a message of another channel or of a run as an item; None for a note."""
+def _plain_item(message: Message, thread_id: str) -> ThreadItem | None:
+    """Return a message of another channel or of a run as an item, or None for a note."""
     created_at = message.created_at or datetime.min.replace(tzinfo=UTC)
     if message.role == "assistant":
         return AssistantMessageItem(

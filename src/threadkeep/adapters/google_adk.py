@@ -87,7 +87,7 @@ class SessionService(BaseSessionService):
     async def get_session(
         self, *, app_name: str, user_id: str, session_id: str, config: GetSessionConfig | None = None
     ) -> Session | None:
-        """Return a session with the events that `config` selects and the state of all scopes; None if there is none."""
+        """Return a session with the events that `config` selects and the state of all scopes, or None if not found."""
         session = await self._read(app_name, user_id, session_id)
         if session is None:
             return None
@@ -165,7 +165,7 @@ class SessionService(BaseSessionService):
         if is_in_memory:
             session.events = [one for one in session.events if one.id != event.id]
         session.last_update_time = event.timestamp
-        session._storage_update_marker = str(revision + 1)  # noqa: SLF001 - ADK's place for it
+        session._storage_update_marker = str(revision + 1)  # noqa: SLF001 - ADK keeps the revision there
         return self._commit_event_to_session(session, event)
 
     async def _append(
@@ -185,7 +185,7 @@ class SessionService(BaseSessionService):
 
     async def _revision(self, session: Session, stored: StoredSession) -> int:
         """Return the number of the newest revision that the caller's copy of a session contains."""
-        if marker := session._storage_update_marker:  # noqa: SLF001 - ADK's place for it
+        if marker := session._storage_update_marker:  # noqa: SLF001 - ADK keeps the revision there
             if await stored.find(f"{_REVISION}{marker}") is None:
                 raise SessionNotFoundError(f"Session {session.id} not found.")
             return int(marker)
@@ -222,7 +222,7 @@ class SessionService(BaseSessionService):
                 session.state |= cast("dict[str, object]", item["state"])
                 session.last_update_time = cast("float", item["created"])
             event = _event(message)
-            # An event that was appended after its text was deleted from the memory counts.
+            # Keep an event whose text was deleted from the memory only if it was appended after the deletion.
             gone = None if event is None else superseded.get(event.id)
             if event is not None and (gone is None or (message.created_at or gone) > gone):
                 session.state |= _state_of_session(event.actions.state_delta)
@@ -232,7 +232,7 @@ class SessionService(BaseSessionService):
         if revision is None:
             return None
         session.events = list(events.values())
-        session._storage_update_marker = str(revision)  # noqa: SLF001 - ADK's place for it
+        session._storage_update_marker = str(revision)  # noqa: SLF001 - ADK keeps the revision there
         return session
 
     async def _shared_state(self, app_name: str, user_id: str) -> dict[str, object]:
@@ -314,9 +314,9 @@ class MemoryService(BaseMemoryService):
 
 
 def _has_word(text: str, word: str) -> bool:
-    """Return False if a word of one or two letters is only a part of other words, as "a" is of "parcel".
+    """Return whether a text that a search found really has the word.
 
-    A search for an accented word in NFD also finds messages that have the word without the accent: return False.
+    A word of one or two letters must not be a part of another ("a" in "parcel"). An accented word needs its accents.
     """
     if not word.isascii():
         return word.lower() in text.lower()
@@ -330,7 +330,7 @@ def _prefix(app_name: str) -> str:
 def _key(app_name: str, user_id: str, session_id: str) -> str:
     """Return the id of a stored session.
 
-    If it would be too long, characters beyond ASCII are not escaped; if that is not enough, it gets a digest.
+    If the id would be too long, characters beyond ASCII are not escaped. If it is still too long, it has a digest.
     """
     parts = [f"{escape(user_id)}:{escape(session_id)}" for escape in (keys.escape_key, _escape_ascii)]
     longest = keys.MAX_KEY_CHARACTERS - len(_prefix(app_name))
@@ -349,7 +349,7 @@ def _escape_ascii(text: str) -> str:
 
 
 def _adk_id(stored_id: str) -> str:
-    """Return the ADK id in the id of a stored session; an empty text if there is none."""
+    """Return the ADK id in the id of a stored session, or an empty text if it has only a digest."""
     escaped = "".join(one if one.isascii() else keys.escape_key(one) for one in stored_id)
     try:
         _, _, _, session_id = map(keys.unescape_key, escaped.split(":"))
@@ -403,9 +403,9 @@ def _content(message: Message) -> Content:
 
 
 def _message(event: Event) -> Message | None:
-    """Return the message of an event, with a mark for its media; None if the event is partial or has only other parts.
+    """Return the message of an event, with a mark for its media, or None if the event is partial or has no message.
 
-    Thoughts are other parts, and so are calls of tools and their results.
+    Thoughts, tool calls and tool results are not part of a message.
     """
     said = [part for part in event.content.parts or [] if not part.thought] if event.content else []
     media = [data for part in said if (data := part.inline_data or part.file_data) is not None]

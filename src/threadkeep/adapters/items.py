@@ -64,7 +64,7 @@ def _openai_part(part: Mapping[str, object]) -> str:
 async def read_messages(
     session: Session, limit: int | None = None, *, keep: Callable[[Message], bool] | None = None
 ) -> list[Message]:
-    """Return the newest `limit` active messages since the last reset, oldest first; all of them if it is None.
+    """Return the newest `limit` active messages since the last reset, oldest first. If `limit` is None, return all.
 
     With `keep`, return and count only messages for which it returns True.
     """
@@ -83,7 +83,7 @@ async def messages_after(
     view: View = "active",
     keep: Callable[[Message], bool] | None = None,
 ) -> list[Message]:
-    """Return the newest `limit` messages of a view with a `seq` above `after`, oldest first; all of them if it is None.
+    """Return the newest `limit` messages of a view after the `seq` `after`, oldest first; all if `limit` is None.
 
     With `keep`, return and count only messages for which it returns True.
     """
@@ -103,7 +103,7 @@ async def messages_after(
 async def take_back_newest(session: Session, keep: Callable[[Message], bool]) -> Message | None:
     """Take back the newest active message since the last reset for which `keep` returns True, and all newer messages.
 
-    Return that message; None if there is none.
+    Return the message for which `keep` returned True, or None if there is no such message.
     """
     while await read_messages(session, 1, keep=keep):
         taken = await session.take_back()
@@ -113,7 +113,7 @@ async def take_back_newest(session: Session, keep: Callable[[Message], bool]) ->
 
 
 async def first_revision(session: Session) -> int:
-    """Return the number of the first revision: the `seq` up to which retention has deleted messages; 0 if none is.
+    """Return the number of the first revision: the `seq` up to which retention has deleted messages, or 0.
 
     Earlier revisions may be among the deleted messages, and ids of deleted messages cannot be stored again.
     """

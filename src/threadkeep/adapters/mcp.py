@@ -173,7 +173,7 @@ def _quoted(lines: Sequence[str]) -> str:
 
 
 def _cut(lines: Sequence[str]) -> list[str]:
-    """Return lines with up to 100,000 characters, but at least one; then a note if others are left out."""
+    """Return the first lines: at least one, and others up to 100,000 characters. Add a note if lines are left out."""
     fitting = sum(end <= _MOST_CHARACTERS for end in accumulate(map(len, lines)))
     shown = lines[: max(fitting, 1)]
     return [*shown] if len(shown) == len(lines) else [*shown, _LEFT_OUT]
@@ -190,7 +190,7 @@ def _tool_errors() -> Iterator[None]:
     """Convert errors of the block to `ToolError`, whose text the model reads."""
     try:
         yield
-    except (SessionNotFound, WrongUser) as error:  # their own sentences name a command, or reveal the session
+    except (SessionNotFound, WrongUser) as error:  # do not show their texts, which name a command or reveal the session
         session = f"The session {error.session_id!r}"
         sentence = f"{session} does not exist, or it belongs to another user; list_sessions lists sessions."
         raise ToolError(sentence) from None

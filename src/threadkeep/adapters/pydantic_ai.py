@@ -71,7 +71,7 @@ class Conversations(ConversationStore):
                 await self._session(conversation_id).delete()  # the delete was interrupted
                 return None
             record = item.get("record")
-            # A fork also contains copies of its origin's records.
+            # Skip the copies of the origin's records that a fork contains.
             if isinstance(record, Mapping) and record["conversation_id"] == conversation_id:
                 return _RECORD.validate_json(json.dumps(record))
         return None
@@ -143,9 +143,9 @@ class Conversations(ConversationStore):
             await self._memory.channels.state.forget(self._scope, name, conversation_id)
 
     async def read_entry(self, entry_id: str) -> ConversationEntry:
-        """Return an entry from the conversation whose record this task read last, or from the one that stored it.
+        """Return an entry of the conversation whose record this task read last, or of the one that stored the entry.
 
-        Of an imported conversation, the record must be read first.
+        Read the record of an imported conversation before its entries.
 
         Raises:
             LookupError: neither conversation has the entry.
@@ -175,7 +175,7 @@ class Conversations(ConversationStore):
         return history[::-1]
 
     async def _left_after(self, record: ConversationRecord, entry_id: str | None) -> int | None:
-        """Return the `seq` after which entries must be superseded; None if no entry must be.
+        """Return the `seq` after which entries must be superseded, or None if no entry must be superseded.
 
         The record continues from `entry_id`. If this entry belongs to another session, branch that session.
         """
