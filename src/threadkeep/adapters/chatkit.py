@@ -336,7 +336,7 @@ def _plain_item(message: Message, thread_id: str) -> ThreadItem | None:
 
 
 def _text(message: Message) -> tuple[Role, str] | None:
-    """Return the role and the text that a model receives for a message; None for a note, which is never sent."""
+    """Return the role and the text that a model receives for a message, or None for a note, which is never sent."""
     return None if message.role == "system" else (message.role, message.content)
 
 
@@ -348,5 +348,5 @@ def _item_id(message: Message) -> str | None:
 
 
 def _position(messages: Sequence[Message], item_id: str) -> int | None:
-    """Return the position of the first message that contains an item; None if there is none."""
+    """Return the position of the first message that contains an item, or None if there is none."""
     return next((position for position, message in enumerate(messages) if _item_id(message) == item_id), None)

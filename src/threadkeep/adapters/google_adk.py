@@ -198,7 +198,7 @@ class SessionService(BaseSessionService):
         return int(newest._storage_update_marker or 0)  # noqa: SLF001 - as above
 
     async def _read(self, app_name: str, user_id: str, session_id: str) -> Session | None:
-        """Return a session without the state of its app and user; None if this service has not stored it."""
+        """Return a session without the state of its app and user, or None if this service has not stored it."""
         stored = self._session(app_name, user_id, session_id)
         return await self._read_stored(stored, app_name, user_id, session_id.strip())
 

@@ -33,7 +33,7 @@ def item_message(framework: str, item: Json, *, role: Role | None, text: str, me
 
 
 def stored_item(framework: str, message: Message) -> Json:
-    """Return the item that a framework stored with a message; None if it stored none."""
+    """Return the item that a framework stored with a message, or None if it stored none."""
     if not isinstance(message.original, Mapping):
         return None
     return message.original.get(framework)

@@ -93,7 +93,7 @@ def _is_item(message: Message) -> bool:
 
 
 def _item(message: Message) -> TResponseInputItem | None:
-    """Return the SDK's item for a message; None for empty messages and for notes that the SDK did not store."""
+    """Return the SDK's item for a message, or None for empty messages and for notes that the SDK did not store."""
     item = stored_item(_NAME, message)
     if item is None and message.role != "system" and message.content:
         item = {"role": message.role, "content": message.content}

@@ -64,7 +64,7 @@ class Conversations(ConversationStore):
         self._others: dict[str, tuple[datetime, int]] = {}
 
     async def read_record(self, conversation_id: str) -> ConversationRecord | None:
-        """Return the newest record of a conversation; None if there is none. Complete a delete that was interrupted."""
+        """Return the newest record of a conversation, or None if there is none. Complete an interrupted delete."""
         _read_last.set(conversation_id)
         async for item in self._items_from_newest(self._session(conversation_id)):
             if item.get("deleted") == conversation_id:
@@ -250,7 +250,7 @@ def _media_type(piece: MultiModalContent) -> str:
 
 
 def _entry(message: Message) -> ConversationEntry | None:
-    """Return the entry that a message contains; None if it contains none."""
+    """Return the entry that a message contains, or None if it contains none."""
     item = stored_item(_NAME, message)
     stored = item.get("entry") if isinstance(item, Mapping) else None
     if not isinstance(stored, Mapping):

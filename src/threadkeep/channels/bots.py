@@ -114,7 +114,7 @@ class SenderRates:
     def __init__(self, per_minute: int = 0, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_minute = per_minute
         self._clock = clock
-        # For each sender, the time of each message by its id. The key None means that the sender was told of the limit.
+        # For each sender, the time of each message by its id. The key None means that the sender knows the limit.
         self._seen: dict[str, dict[str | None, float]] = {}
 
     def count(self, sender: str, message_id: str) -> Rate:
@@ -181,7 +181,7 @@ class Command:
 
 
 def command_in(message: IncomingMessage, texts: Texts) -> Command | None:
-    """Return the command of a message; None if the message is not a command."""
+    """Return the command of a message, or None if the message is not a command."""
     words = message.text.lower().split()
     match words:
         case ["/new"] | ["/reset"]:
@@ -218,7 +218,7 @@ def is_answered_by_text(run: Run) -> bool:
 
 
 async def question_for(memory: Memory, runs: RunService, bot: Bot, message: IncomingMessage) -> Run | None:
-    """Return the run whose question a message answers; None if the message starts a new run.
+    """Return the run whose question a message answers, or None if the message starts a new run.
 
     Only the sender's newest run in the conversation counts. Its question must have been sent, and a text must be able
     to answer it.

@@ -94,12 +94,12 @@ class IncomingMessage:
 
     @property
     def session_id(self) -> str | None:
-        """The session id, which is the key of the conversation; None if a part of the key is missing."""
+        """The session id, which is the key of the conversation, or None if a part of the key is missing."""
         return resolve_key(KEY_CANDIDATES, {"results": self.results}).key
 
     @property
     def user_id(self) -> str | None:
-        """The owner of the session: the sender in a private chat; None for a group."""
+        """The owner of the session: the sender in a private chat, or None for a group."""
         return self.sender.id if self.private and self.sender is not None else None
 
 

@@ -66,7 +66,7 @@ def _fitting(text: str, limit: int, size: Size) -> int:
 
 
 def _cut(text: str, fits: int, avoid: Callable[[str, int], bool] | None = None) -> tuple[int, int] | None:
-    """Return the end of a part and the start of the next one; None if there is no cut that `avoid` permits."""
+    """Return the end of a part and the start of the next one, or None if there is no cut that `avoid` permits."""
     for pattern in _CUTS:
         found = [match.span() for match in pattern.finditer(text, max(1, fits // 2), fits + 1) if match.start() <= fits]
         for span in reversed(found):

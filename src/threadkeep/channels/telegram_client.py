@@ -130,7 +130,7 @@ class TelegramClient:
         return found
 
     async def learn_username(self, channel: TelegramChannel) -> str | None:
-        """Set the channel's username if it is unknown; if that fails, return the kind of the error, otherwise None."""
+        """Set the channel's username if it is unknown. Return the kind of the error if that fails, otherwise None."""
         if channel.username:
             return None
         answer = await self.call("getMe")

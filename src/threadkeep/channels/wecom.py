@@ -154,7 +154,7 @@ def xml_envelope(body: bytes) -> str:
 
 
 def read_xml(text: str | bytes) -> dict[str, str] | None:
-    """Return the fields directly below the root of an XML text; None if it is not XML or has a DOCTYPE.
+    """Return the fields directly below the root of an XML text, or None if it is not XML or has a DOCTYPE.
 
     A DOCTYPE is rejected because it can define entities.
     """

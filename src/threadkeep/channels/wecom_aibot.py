@@ -203,7 +203,7 @@ class AnswerStreams:
         self._outbox = memory.channels.outbox
 
     async def response(self, bot: Bot, channel: WeComAIBotChannel, update: Update) -> CallbackResponse | None:
-        """Return the response to an update that was taken; None if the response must be empty."""
+        """Return the response to an update that was taken, or None if the response must be empty."""
         match update:
             case ChatEntered() if bot.texts.welcome:
                 timestamp, nonce = self._seal()

@@ -82,7 +82,7 @@ def preview_options(settings: Settings) -> PreviewOptions:
 
 
 def model_of(settings: Settings) -> BaseChatModel | None:
-    """Return the configured model; None if it cannot be created."""
+    """Return the configured model, or None if it cannot be created."""
     from threadkeep.agent.models import make_model
 
     try:
@@ -186,7 +186,7 @@ class CallChoice:
         return call
 
     async def newest(self, memory: Memory) -> StoredManifest | None:
-        """Return the newest recorded call of the session; None if there is none."""
+        """Return the newest recorded call of the session, or None if there is none."""
         return next(iter(await self._newest(memory, 1)), None)
 
     async def before(self, memory: Memory, call: StoredManifest) -> StoredManifest:

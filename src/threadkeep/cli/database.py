@@ -61,7 +61,7 @@ class _Schema:
 
     @property
     def unindexed(self) -> int | None:
-        """Return the number of messages that the search index lacks; None if the schema is too old to count them.
+        """Return the number of messages that the search index lacks, or None if the schema is too old to count them.
 
         If the command has filled the index, the messages that arrived after that are not counted.
         """

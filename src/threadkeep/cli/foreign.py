@@ -90,7 +90,7 @@ class Source(ABC):
 
 
 def address_of(source: str) -> DatabaseAddress | None:
-    """Return the address of a database if the argument is a URL; None if it is a path."""
+    """Return the address of a database if the argument is a URL, or None if it is a path."""
     return parse_address(source, variable="The database to import") if "://" in source else None
 
 

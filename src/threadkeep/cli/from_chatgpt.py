@@ -206,7 +206,7 @@ def _piece(part: object) -> str:
 
 
 def _part_of(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the object in a field of a message; an empty object if the field is missing or has another type."""
+    """Return the object in a field of a message, or an empty object if the field is missing or has another type."""
     value = values.get(name)
     return value if isinstance(value, dict) else {}
 
@@ -224,7 +224,7 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def _moment(value: object) -> datetime | None:
-    """Return a time from seconds since 1970; None for any other value."""
+    """Return a time from seconds since 1970, or None for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

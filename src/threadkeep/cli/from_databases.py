@@ -60,7 +60,7 @@ class AgentSessions(Source):
             self.done += 1
 
     async def _rows(self, session_id: str) -> list[Row]:
-        """Return the items of a session; if the session has branches, only those of the chosen branch."""
+        """Return the items of a session, or of its chosen branch if the session has branches."""
         rows, has_branches = self.database.rows, "message_structure" in self.database.columns
         if has_branches and await rows("agent_branches", session_id=session_id):
             return await rows("agent_branch_items", session_id=session_id, branch=self.branch)
@@ -130,7 +130,7 @@ class StoredHistories(Source):
             self.done += 1
 
     def _conversation(self, key: str, row: Row) -> Conversation | Unreadable | None:
-        """Return the history of an item; None for other items, such as chunks of Threadkeep's own layout."""
+        """Return the history of an item, or None for other items, such as chunks of Threadkeep's own layout."""
         value, created_at, updated_at = row
         try:
             item = json.loads(value) if isinstance(value, str | bytes) else value
@@ -254,7 +254,7 @@ def _empty_channel() -> DeltaChannel[Any]:
 
 
 def _message_of(value: object) -> BaseMessage | None:
-    """Return a value of the state as a message; None if it is not a message."""
+    """Return a value of the state as a message, or None if it is not a message."""
     if isinstance(value, str):
         return None
     try:

@@ -98,7 +98,7 @@ def with_whole_options(arguments: Sequence[str]) -> list[str]:
 
 
 def one_of[T: str](option: str, text: str | None, allowed: Sequence[T]) -> T | None:
-    """Return the value of an option; None if it was not given. Reject values that are not allowed."""
+    """Return the value of an option, or None if it was not given. Reject values that are not allowed."""
     for value in allowed:
         if value == text:
             return value
@@ -108,7 +108,7 @@ def one_of[T: str](option: str, text: str | None, allowed: Sequence[T]) -> T | N
 
 
 def write_cursor(cursor: Cursor | None) -> str | None:
-    """Return the cursor as the text for `--cursor`; None if there is none."""
+    """Return the cursor as the text for `--cursor`, or None if there is none."""
     return None if cursor is None else f"{cursor[0].isoformat()}~{cursor[1]}"
 
 

@@ -61,7 +61,7 @@ async def prune_sessions(
 ) -> None:
     """Archive or delete messages beyond the limits of the options, or by default of the settings.
 
-    A session with its own limits uses those. Repeat an interrupted command to continue it.
+    If a session has its own limits, these apply. Repeat an interrupted command to continue it.
     """
     from threadkeep.history.all_sessions import AllRetention
     from threadkeep.history.retention import Amount, Pruned

@@ -170,7 +170,7 @@ def _tokens(usages: Sequence[TokenUsage]) -> str:
 
 
 def _duration(run: Run) -> str:
-    """Return the duration of a run, up to now if it is running; an empty text if it is queued or waits.
+    """Return the duration of a run, up to now if it is running, or an empty text if it is queued or waits.
 
     The duration of a run that asked a person includes the time until the answer, because only its trace has that time.
     """

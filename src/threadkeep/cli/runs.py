@@ -274,7 +274,7 @@ async def _change(run_id: str, user: str | None, change: Change, *, wait: bool) 
 
 
 async def _waits_for_others(run_id: str) -> bool:
-    """Return True if a run must wait for other turns of its conversations; this process then executes those, too."""
+    """Return True if a run must wait for other turns of its conversations. This process then executes these turns."""
     async with opened_memory() as memory:
         found = await memory.runs.run(run_id)
         return found is not None and await memory.runs.order.has_concurrent_runs(found.root_run_id)

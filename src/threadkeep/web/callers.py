@@ -249,7 +249,7 @@ class KeyRing:
         return self._was_read
 
     def caller(self, given: bytes, limits: RateLimits) -> Caller | None:
-        """Return the caller to whom a key belongs; None if the key is not valid. Record the use of a database key."""
+        """Return the caller to whom a key belongs, or None if it is not valid. Record the use of a database key."""
         digest = digest_of(given)
         key = self._known.get(digest)
         if key is None:
@@ -361,7 +361,7 @@ class Credentials:
         self.tokens = None if settings.jwt_key is None else UserTokens(settings, settings.jwt_key.get_secret_value())
 
     async def caller(self, given: bytes) -> Caller | None:
-        """Return the caller to whom a key or a token belongs; None if it is empty or not a valid key.
+        """Return the caller to whom a key or token belongs. Return None if the credential is empty or no valid key.
 
         Raises:
             ProblemRaised: the token is not valid (401), or the service's keys have never been read, or the keys of the

@@ -132,7 +132,7 @@ async def metrics(app: AppInUse) -> Response:
 
 
 async def _runs_now(memory: Memory) -> Mapping[str, int] | None:
-    """Return the numbers of runs for the metrics; None if the database fails or does not answer in time."""
+    """Return the numbers of runs for the metrics, or None if the database fails or does not answer in time."""
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             return asdict(await memory.runs.records.counts())
@@ -141,7 +141,7 @@ async def _runs_now(memory: Memory) -> Mapping[str, int] | None:
 
 
 async def _trouble(memory: Memory) -> str | None:
-    """Return the reason why the database is unavailable, with the cure; None if it answers."""
+    """Return the reason why the database is unavailable, with the cure, or None if it answers."""
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             await memory.check_database()

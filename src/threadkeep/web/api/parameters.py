@@ -107,7 +107,7 @@ def scope_in_query(scope: ScopeKind | None, owner: str | None) -> Scope | None:
 
 
 def write_cursor(position: tuple[datetime, str] | tuple[datetime, str, int] | None) -> str | None:
-    """Return the cursor for a position in a list that is sorted by time and then id; None if `position` is None."""
+    """Return the cursor for a position in a list that is sorted by time and then id, or None if `position` is None."""
     if position is None:
         return None
     moment, *rest = position

@@ -93,7 +93,7 @@ class CallView:
 
     @property
     def question(self) -> str | None:
-        """The text of the input; None if the call has no input message."""
+        """The text of the input, or None if the call has no input message."""
         return next((one.seen.text for one in self.messages if one.seen.entry.section == "input"), None)
 
 
@@ -299,10 +299,7 @@ class _Search:
                     yield await self._found(chosen, message, chosen)
 
     async def call_of(self, info: SessionInfo) -> CallRecord | None:
-        """Return the requested model call; if none is requested, the newest call of a session.
-
-        Return None if that call is not recorded.
-        """
+        """Return the requested model call, or the newest call of a session, or None if that call is not recorded."""
         if info.session_id not in self._calls:
             stored = await self._stored(info)
             self._calls[info.session_id] = None if stored is None else await self._record(stored, info)

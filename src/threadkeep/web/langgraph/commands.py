@@ -79,7 +79,7 @@ class Start:
 
 
 def user_of(start: Start, caller: Caller, named: str | None) -> str | None:
-    """Return the user of a run, from the query or from `config.configurable`; None if neither names one.
+    """Return the user whom the query or `config.configurable` names for a run, or None if neither names a user.
 
     Raises:
         InvalidInput: the query and the config name different users.

@@ -117,12 +117,12 @@ class Thread:
 
     @property
     def newest(self) -> Run | None:
-        """The run that was requested last; None if there is none."""
+        """The run that was requested last, or None if there is none."""
         return self.runs[0] if self.runs else None
 
     @property
     def waiting(self) -> Run | None:
-        """The newest run that waits for a person; None if none waits."""
+        """The newest run that waits for a person, or None if none waits."""
         return next((run for run in self.runs if run.status == "waiting"), None)
 
     @property

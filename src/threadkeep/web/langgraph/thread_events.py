@@ -104,7 +104,7 @@ class ThreadEvents:
     def _next(
         self, service: RunService, newest_first: list[Run], read: RunEvents | None, choice: EventChoice
     ) -> RunEvents | None:
-        """Return the events of the next run; None if there is none yet or the run that is being read has not ended."""
+        """Return the events of the next run, or None if it does not exist yet or the current run has not ended."""
         if read is not None and not read.ended:
             again = next((run for run in newest_first if run.run_id == read.run.run_id), None)
             if again is not None and read.was_resumed(again):
