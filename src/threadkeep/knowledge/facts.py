@@ -54,7 +54,7 @@ _MOST_RANKED = 10_000
 _MOST_INDEXES, _MOST_ENTRIES = 500, 10_000_000
 """The maximum numbers of owners whose facts are indexed in this process, and of entries in all these indexes."""
 _RANKED_AT_ONCE = 2_000
-"""More facts than this are ranked in an OS thread, because each new one takes 20 microseconds of CPU."""
+"""More facts than this are ranked in an OS thread, because indexing a new fact takes 20 microseconds of CPU."""
 
 
 class Knowledge(ClockedTables, sql=OWNER_SQL):
@@ -201,7 +201,8 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         """Return the valid facts that are relevant to a query: the best of each scope, the most specific scope first.
 
         The limit is divided among the scopes; a scope receives more only if others need less. If two scopes have the
-        same statement, only the more specific scope's is returned. In each scope, the newest 10,000 facts are searched.
+        same statement, the fact of the more specific scope is returned. Of each scope, the newest 10,000 facts are
+        searched.
 
         Args:
             query: the new input, or a description of the wanted facts.
@@ -246,10 +247,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         return take_of_each(ranked, limit, lambda fact: (fact.id, normalised(fact.text)))
 
     def _words_of(self, facts: Sequence[Fact]) -> FactWords:
-        """Return the index of an owner's facts; create it if there is none or if the present one is outdated.
-
-        Before an index is added, the least recently used indexes are dropped if there are too many.
-        """
+        """Return the index of an owner's facts; replace an outdated one. Drop the least recently used of too many."""
         scope = facts[0].scope
         index = self._words.pop(scope, None)
         if index is None or index.is_outdated:

@@ -60,7 +60,7 @@ class Procedures(ClockedTables, sql=(*OWNER_SQL, "procedures.sql")):
     ) -> list[Procedure]:
         """Return up to `limit` procedures of one scope, or of all scopes, most recently changed first.
 
-        If `text` is given, the name or the description must contain it. If `active` is given, the state must be equal.
+        If `text` is given, the name or the description contains it. `active` selects active or inactive procedures.
         """
         return (await self.page(ProcedureQuery(scope, text=text, active=active, limit=limit)))[0]
 

@@ -47,7 +47,7 @@ _SUBMIT_SECONDS = 15.0
 
 _STOPS = "The service stops; send the message again, with its message_id."
 _ELSEWHERE_SECONDS = 60.0
-"""Seconds to wait for a turn of another process, which may hang: on SQLite, a suspended process keeps its runs."""
+"""Seconds to wait until another process ends its turn. It may hang: on SQLite, a suspended process keeps its runs."""
 
 ELSEWHERE = "Another process is answering in this session; send the message again later, with the same message_id."
 
@@ -162,11 +162,11 @@ class Chat:
             task.add_done_callback(self._stopping.discard)
 
     async def reset(self, session_id: str) -> None:
-        """Hide all earlier turns from the model once the turns queued before are over; raise the errors of `delete`."""
+        """Hide all earlier turns from the model, after the turns that are queued now; raise the errors of `delete`."""
         await self._between_turns(RESET, session_id)
 
     async def delete(self, session_id: str) -> None:
-        """Delete a session once the turns queued before are over; raise `RunFailed` or `StoreError` on failure."""
+        """Delete a session after the turns that are queued now; raise `RunFailed` or `StoreError` on failure."""
         await self._between_turns(DELETE, session_id)
 
     async def close(self, seconds: float) -> None:
@@ -210,7 +210,7 @@ class Chat:
         return answer
 
     async def _answer_recorded(self, turn: ChatTurn) -> ChatAnswer | None:
-        """Return the answer of a recorded run; None without a run service, or if the database failed during the run."""
+        """Return the answer of a recorded run, or None if there is no run service or the database failed meanwhile."""
         session = self._memory.session(turn.session_id, user_id=turn.request.user_id)
         # Submit one message at a time, so that the turns keep the order of arrival.
         async with self._locks.setdefault(turn.order_key, asyncio.Lock()):
@@ -226,7 +226,7 @@ class Chat:
         return await self._answers.of_recorded(turn, ended, runs, submitted)
 
     async def _service(self, session: Session) -> RunService | None:
-        """Open the run service and return it; None if this process cannot have an engine for the database."""
+        """Open the run service and return it, or return None if this process cannot have an engine for the database."""
         pending = self._memory.pending
         # Limit the wait for locks, because a person waits here; opening the service at startup may wait longer.
         async with session.timeout(pending.wait_seconds):
@@ -398,7 +398,7 @@ class Chat:
                     raise SessionBusy(session.session_id, run.run_id)
 
     async def _asked_by(self, session: Session, run_id: str | None) -> str | None:
-        """Return the id of the message that a run answers; if the run or the id is unknown here, return `run_id`."""
+        """Return the id of the message that a run of the session answers, or `run_id` if no such id is known."""
         run = await self._memory.runs.run(run_id) if run_id is not None else None
         if run is None or run.session_id != session.session_id:
             return run_id

@@ -305,7 +305,7 @@ class ChatAnswers:
                     ended = await with_own_answer(self._memory, ended, turn.message_id)
             answer_id = (ended.result or {}).get("message_id")
             if isinstance(answer_id, str) and (hold is None or hold.told_id != answer_id):
-                # This works even while the database is down: the answer is then pending in this process.
+                # Mark the answer as delivered, even while the database is down and the answer is pending here.
                 async with self._optional(turn):
                     stands = await self._memory.session(turn.session_id).tell(answer_id)
                     if stands is None and (first := await self._answer_to(turn)) is not None:

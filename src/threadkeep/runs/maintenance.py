@@ -92,7 +92,7 @@ class RunMaintenance:
     async def take_over(self) -> None:
         """Enqueue the runs that dead processes owned, or that they had taken from the queue.
 
-        A run that was active when a process died for the second time is executed alone, because it may be the cause.
+        A run that was active during the deaths of two processes is executed alone, because it may be the cause.
         """
         engine = self._worker.engine
         for run_id in await engine.take_from_dead():
@@ -139,7 +139,7 @@ class RunMaintenance:
         while True:
             await changed(sooner, seconds)
             sooner.clear()
-            # Failed work is retried as long as the process lives.
+            # Catch all errors, because the work is repeated as long as the process lives.
             with ErrorBoundary() as attempt:
                 await work()
             # Do not report StoreClosed, which the engine raises during shutdown, and while this process registers again

@@ -181,7 +181,7 @@ def _asked_by_child(question: Mapping[str, Json]) -> list[Mapping[str, Json]]:
 
 
 def text_of_input(given: RunInput) -> str:
-    """Return the text of an input message; an empty text if the input has none."""
+    """Return the text of an input message, or an empty text if the input has none."""
     text = given.values.get("text")
     return text if isinstance(text, str) else ""
 

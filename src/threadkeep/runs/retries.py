@@ -28,7 +28,7 @@ RUN_ERRORS: Final[Mapping[str, str]] = {
 
 
 def pause_before(try_number: int, *, first_seconds: float, longest_seconds: float) -> float:
-    """Return the pause before attempt `try_number` in seconds. It doubles each time up to the longest, with jitter."""
+    """Return the seconds to pause before attempt `try_number`: doubled each time up to a maximum, with jitter."""
     full = min(first_seconds * 2.0 ** (try_number - 2), longest_seconds)
     return full * random.uniform(0.5, 1.0)
 

@@ -71,7 +71,7 @@ class RunTracer:
     def note(
         self, kind: str, node: str | None = None, data: Data | None = None, *, usage: TokenUsage | None = None
     ) -> None:
-        """Note an event, and its `usage` if it reports a model call. The class describes when they are stored."""
+        """Note an event, and its `usage` if it reports a model call. The docstring of the class says when to store."""
         self._group.events.append(TraceEvent(kind, node, data or {}, self._trace.clock()))
         if usage is not None:
             self._group.usage.append(usage)
@@ -163,7 +163,7 @@ class RunTracer:
         try:
             await self.flush()
         except StoreError:
-            # The run must not wait for its trace. The next write stores these events too, unless there are too many.
+            # Ignore the error, because the next write stores these events too. Of too many, drop the oldest groups.
             while sum(len(group.events) for group in self._sealed) > _MOST_EVENTS and len(self._sealed) > 1:
                 self._sealed.popleft()
 

@@ -146,7 +146,7 @@ class Meter(AsyncCallbackHandler):
         output_tokens = reported["output_tokens"] if reported else count_tokens(answer, model)
         details = reported.get("input_token_details") if reported else None
         cached = min((details or {}).get("cache_read") or 0, input_tokens)
-        # Some providers report a model name that differs from the requested one.
+        # Try both names, because some providers report a model name that differs from the requested one.
         price = (self._prices.of(model) or self._prices.of(name)) if self._prices else None
         return TokenUsage(
             model,

@@ -298,7 +298,7 @@ class Worker:
         _set_channel(run)
         run_hold.set(active.hold)
         if run.attempts > 1 and run.session_id is not None:
-            # The dead process may have left the answer in the folder of pending turns.
+            # Adopt the pending turns of the session, because the dead process may have left the answer among them.
             await self._memory.pending.adopt(run.session_id)
         if (workflow := active.workflow) is None:
             try:
@@ -379,7 +379,7 @@ class Worker:
         self, run: Run, outcome: Outcome, *, unstored: bool = False, has_following: bool = True
     ) -> None:
         """Start the following runs, and remove the stored checkpoints of a run that is done."""
-        # The run is over or waits, so a failure here must not cause a retry. Maintenance does the missing work later.
+        # Catch all errors: the run is over or waits, so it must not be retried. Maintenance does the missing work.
         with ErrorBoundary(lambda error: self.report(type(error).__name__, "clearing_up")):
             if has_following:
                 await self.start_following(run)

@@ -40,7 +40,7 @@ NAME_CURE = "a name begins with a letter and consists of up to 64 of A-Z, a-z, 0
 type Name = Annotated[str, Field(pattern=rf"^{NAME.pattern}$")]
 type Targets = str | Annotated[tuple[str, ...], Field(min_length=1, max_length=32)]
 
-# LangGraph uses one namespace for nodes and fields of the state.
+# Reserve the fields of the state, because LangGraph uses one namespace for nodes and fields.
 RESERVED_NAMES = frozenset({"start", "end", "record_question", "record_answer", *WorkflowState.__annotations__})
 
 
@@ -151,7 +151,7 @@ type Entry = (
 ENTRIES: dict[str, type[BaseModel]] = {
     get_args(entry.model_fields["kind"].annotation)[0]: entry for entry in get_args(Entry.__value__)
 }
-"""Maps each kind of node to its pydantic model."""
+"""The pydantic model of each kind of node."""
 
 
 class WorkflowDocument(_Part):

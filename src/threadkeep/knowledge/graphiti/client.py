@@ -130,7 +130,7 @@ def episode_in(value: Json) -> SeenEpisode | None:
 
 
 def time_in(value: Json) -> datetime | None:
-    """Return a time in UTC, or None if `value` is no time. Assume UTC without a zone, as some databases send it."""
+    """Return a time in UTC, or None if `value` is no time. Some databases send UTC times without a zone."""
     if not isinstance(value, str):
         return None
     try:

@@ -88,8 +88,8 @@ class Lease:
 class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge.sql")):
     """The tables `chat_graph_deliveries` and `chat_graph_groups`.
 
-    Guarantees: one process at a time owns a group. Only that process marks a message as sent, before it sends it, and
-    only with consent. A message is in a group at most once.
+    Guarantees: one process at a time owns a group. Only that process marks a message as sent, before sending the
+    message, and only with consent. A message is in a group at most once.
     """
 
     def __init__(self, driver: Driver, endpoint: str, *, observer: Observer, clock: Callable[[], datetime]) -> None:

@@ -188,7 +188,7 @@ class Backfill(ClockedTables, sql=("graph_turns.sql",)):
     """
 
     async def sessions(self, user_id: str | None = None) -> list[str]:
-        """Return the ids of up to 10,001 sessions, of one user or of all, that have turns which were never queued."""
+        """Return the ids of up to 10,001 sessions with turns that were never queued, of one user or of all users."""
         rows = await self._driver.fetch(self._sql["sessions_to_backfill"], {"user_id": user_id, "limit": 10_001})
         return [row[0] for row in rows]
 
@@ -257,7 +257,7 @@ async def purge(
 async def retract(client: GraphitiClient | None, deliveries: Deliveries, fact_id: str) -> Retracted:
     """Delete the episode of a forgotten fact on the server now, and check that it is gone.
 
-    If this fails, the worker of the group tries again. Without a client, no request may be sent.
+    If this fails, the worker of the group tries again. If `client` is None, send no request, and report that.
     """
     name = fact_episode(fact_id)
     recorded = await deliveries.episode_of(name)

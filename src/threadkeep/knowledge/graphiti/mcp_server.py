@@ -133,7 +133,7 @@ class McpClient:
         """
         answer = await self._request(lambda client: client.call_tool(tool, arguments), seconds=seconds)
         if answer.is_error:
-            raise GraphitiError("refused")  # failures of the database or the model arrive in successful responses
+            raise GraphitiError("refused")  # all other failures arrive in successful responses
         content = answer.structured_content
         result = content.get("result", content) if isinstance(content, Mapping) else None
         if not isinstance(result, Mapping):

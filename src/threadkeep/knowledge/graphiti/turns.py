@@ -276,7 +276,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
     async def _question(
         self, connection: Connection, turn: _Turn, answer: Message, messages: Sequence[Message]
     ) -> list[Message]:
-        """Return an answer's question, after the earlier user messages of its run; empty if the question is gone."""
+        """Return an answer's question, after earlier user messages of the same run; nothing if the question is gone."""
         asked = next((one for one in messages if one.id == answer.answers), None)
         if asked is None:
             key = {"session_id": turn.session_id, "message_id": answer.answers}

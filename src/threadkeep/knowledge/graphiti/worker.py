@@ -24,7 +24,7 @@ from threadkeep.observe import EpisodesDelivered, GraphitiTrouble, Observer
 from threadkeep.records.graphiti import DataClass, GraphitiOptions
 
 _GROUPS_AT_ONCE = 8
-# The length of a lease, as a multiple of a call's timeout. A lease is renewed before a call, and must last longer.
+# The length of a lease in timeouts of a call. A lease is renewed before a call, and must last longer than the call.
 _LEASE_TIMEOUTS = 3
 _LONGEST_POLL_SECONDS = 15.0
 _DENIED_SECONDS = 300.0

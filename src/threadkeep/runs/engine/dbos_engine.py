@@ -229,7 +229,7 @@ class DbosEngine:
             try:
                 await (self.work() if self._options.works else self.ready())
             except ThreadkeepError as error:
-                # A process that could not renew its lease may still be unable to reach the database.
+                # Report and retry: a process that lost its lease may still be unable to reach the database.
                 self._troubled(type(error).__name__)
                 await asyncio.sleep(_PAUSE_SECONDS)
             else:

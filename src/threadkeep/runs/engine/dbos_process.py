@@ -258,7 +258,7 @@ class RunQueue:
         """Remove old finished attempts every minute; first at once, because a short command may be the only worker."""
         kept = timedelta(seconds=self._options.keep_finished_seconds)
         while True:
-            # A failed removal is retried as long as the process lives.
+            # Catch all errors, because the removal is repeated as long as the process lives.
             with ErrorBoundary(lambda error: self._troubled(type(error).__name__)):
                 self._check()
                 _remove_finished((datetime.now(UTC) - kept).isoformat())

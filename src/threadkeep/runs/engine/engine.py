@@ -201,7 +201,7 @@ class LocalEngine:
         self._take(self._runs.execute(run_id))
 
     async def enqueue(self, run_id: str, *, alone: bool = False) -> None:
-        """Execute a run once fewer than `concurrency` enqueued runs are active; `alone` has no effect."""
+        """Execute a run as soon as fewer than `concurrency` enqueued runs are active; `alone` has no effect."""
         self._take(self._queued(run_id))
 
     async def dead(self, names: Set[str]) -> Set[str]:

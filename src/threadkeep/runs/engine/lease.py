@@ -270,7 +270,7 @@ class Lease:
 
     def _renew(self) -> None:
         while not self._ended.wait(max(0.05, self._options.dead_seconds / 4)):
-            # A failed renewal is retried as long as the process lives.
+            # Catch all errors, because the renewal is repeated as long as the process lives.
             with ErrorBoundary(lambda error: self._troubled(type(error).__name__)):
                 if not self._presence.renew():
                     self._is_lost = True

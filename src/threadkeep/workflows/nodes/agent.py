@@ -116,7 +116,7 @@ class AgentNode(SpeakingNode, HistoryFields):
         result = await self._agent(step, conversation).ainvoke({"messages": given}, limit, context=context)
         loop = result["messages"][len(given) :]
         get_stream_writer()({"kind": "agent_messages", "node": step.name, "data": {"messages": messages_to_dict(loop)}})
-        # If the answer was stored before, it may be one of the given messages, and the agent adds no message.
+        # If the agent added no message, search the given messages: the answer may have been stored before.
         return reply_update(step, _final(loop or result["messages"]))
 
     def tool_objects(self) -> list[Tool]:
@@ -128,7 +128,7 @@ class AgentNode(SpeakingNode, HistoryFields):
         return [tool for reference in self.tools for tool in _tools_of(reference)]
 
     def turn_options(self, step: Step) -> TurnOptions:
-        """Return the options of the node's turn. If the node has a `tool_memory`, it replaces that of the service."""
+        """Return the options of the node's turn. The node's `tool_memory`, if it is set, replaces the service's."""
         options = super().turn_options(step)
         return options if self.tool_memory is None else replace(options, tool_memory=self.tool_memory)
 
@@ -194,7 +194,7 @@ class AgentNode(SpeakingNode, HistoryFields):
         named = replace(placed, sources=sources, session_id=_session_of, user_id=_user_of)
         if kind == "session":
             return named
-        # Only sessions have anchors, summaries and learned facts; conversations in a store have none of these.
+        # Turn off anchors, summaries and learning, which exist for sessions but not for conversations in a store.
         return replace(named, plan=replace(options.plan, window="sliding"), compression=None, learning=None)
 
 

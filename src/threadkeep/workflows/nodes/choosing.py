@@ -202,7 +202,7 @@ def _by_target(choices: Iterable[tuple[str, str]], otherwise: str) -> Mapping[st
 
 @lru_cache(maxsize=1024)
 def _compiled(pattern: str) -> re2.Pattern:
-    """Return a pattern compiled by RE2. It needs only linear time, so no text blocks the event loop for long."""
+    """Return a pattern compiled by RE2, which matches in linear time, so no text blocks the event loop for long."""
     options = re2.Options()
     options.case_sensitive = False
     options.log_errors = False

@@ -83,7 +83,7 @@ class ConversationFields(BaseModel):
         )
 
     def channel_in(self, state: WorkflowState) -> Channel:
-        """Return the channel of a run without a key: that of the first candidate with a parser result, or `other`."""
+        """Return the channel of a run without a key, from the first candidate with a parser result, or `other`."""
         results = state.get("results") or {}
         for candidate in self.history_key_candidates:
             if not isinstance(candidate, str):

@@ -162,7 +162,7 @@ class AppendMessageNode(Node, ConversationFields):
         message = Message(role=self.role, content=text, id=step.message_id, run_id=step.context.run_id)
         await session.record([message])
         if self.deliver:
-            # The message is stored before it is sent, because the agent would not know a message that was only sent.
+            # Send the message only after storing it, because the agent would not know a message that was only sent.
             outbox = step.context.resources.memory.channels.outbox
             await outbox.send(session.session_id, step.message_id, text)
             is_known = await outbox.recipient(session.session_id) is not None
@@ -184,7 +184,7 @@ class AppendMessageNode(Node, ConversationFields):
             session_id, memory = self._session_id(step, state), context.resources.memory
             user_id = context.user_id if self.session is None else None
             if self.deliver and (recipient := await memory.channels.outbox.recipient(session_id)) is not None:
-                user_id = recipient.user_id  # the session may not be stored yet
+                user_id = recipient.user_id  # the session, which has this user, may not be stored yet
             return memory.session(session_id, user_id=user_id)
         resolution = self.resolve_in(state, step)
         if resolution.key is None:
