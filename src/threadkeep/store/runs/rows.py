@@ -309,7 +309,7 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         return RunCounts(**{state: int(count) for state, count in rows})
 
     async def forget_runs(self, run_ids: Sequence[str]) -> int:
-        """Delete the given runs, their roots and all descendants, except runs with a session; return the number."""
+        """Delete the given runs without a session, and their roots and descendants without one; return the number."""
         async with self._driver.writing() as connection:
             return await self._forget(connection, run_ids)
 

@@ -73,7 +73,7 @@ UNION ALL
 SELECT 'set_aside', count(*) FROM (SELECT 1 FROM chat_runs WHERE set_aside LIMIT :limit) a
 
 -- name: delete_alone
--- Delete the given runs, the roots of their trees, and all descendants of both; runs with a session stay.
+-- Delete the given runs that have no session, and their roots and descendants that have none either.
 WITH RECURSIVE wanted (run_id) AS (
 VALUES (:run_id)
 ),
