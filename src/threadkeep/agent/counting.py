@@ -140,7 +140,7 @@ def _count_known(block: Mapping[str, object], counter: TokenCounter) -> int | No
 
 
 def _parts(value: object) -> list[object] | None:
-    """Return the texts or blocks in the value of a block's field; None if the value has none, as for media."""
+    """Return the texts or blocks in the value of a block's field; None if there are none, as in media blocks."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, list | tuple):
@@ -211,7 +211,7 @@ def count_tokens(
 
     Args:
         message_or_messages: a text, a message, or a sequence of them.
-        model: the name of the model, which selects the counter. It is exact for OpenAI's models with the extra
+        model: the name of the model, which selects the counter. The counter is exact for OpenAI's models with the extra
             `tokens`.
         counter: the counter of texts, used instead of the model's counter.
     """

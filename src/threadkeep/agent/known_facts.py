@@ -209,7 +209,7 @@ def _notes(text: str, missing: Collection[ScopeKind]) -> tuple[str, ...]:
 def _block(
     facts: Sequence[Fact], recalled: GraphRecall, request: ExtraRequest, room: int, notes: Sequence[str] = ()
 ) -> Extra | None:
-    """Return a block of facts, new Graphiti facts that fit, and notes; None if it is empty. Set `request.graph`."""
+    """Return a block of facts, new Graphiti facts that fit, and notes; None for an empty block. Set `request.graph`."""
     lines = [fact_line(fact) for fact in facts]
     known = {normalised(fact.text) for fact in facts} if recalled.facts else set()
     fresh = [(rank, fact) for rank, fact in enumerate(recalled.facts, start=1) if normalised(fact.text) not in known]

@@ -156,7 +156,7 @@ class Participation:
     _settling: asyncio.Task[None] | None = field(default=None, repr=False)
 
     def enter(self, messages: Sequence[BaseMessage]) -> None:
-        """Take part in the turn of the root run, or begin it. Become silent if the graph's code wrote the input.
+        """Take part in the root run's turn, or begin it. The agent becomes silent if the graph's code wrote its input.
 
         An agent that gets the caller's question begins a turn, even if an earlier agent of the run began a turn with a
         question from the graph's code.

@@ -1,10 +1,10 @@
 """The plan of one model call: which messages fit. It is computed from kinds and sizes only.
 
 System messages have the highest priority, and are never cut. The newest user message follows; it is cut if it is too
-big, alone or beside the shortest form of the steps. Then come the newest step of the current turn, which is cut if
-necessary but never excluded, the turn's earlier steps, which are cut before they are excluded (`steps`), and history,
-newest first, up to a number of messages. The newest message of history is cut if no other message of history fits. A
-tool call and its results form one group, which is kept or excluded as a whole.
+big, alone or beside the shortest form of the steps. Then comes the newest step of the current turn, which is cut if
+necessary but never excluded. The turn's earlier steps follow; they are cut before they are excluded (`steps`). The last
+is history, newest first, up to a number of messages. The newest message of history is cut if no other message of
+history fits. A tool call and its results form one group, which is kept or excluded as a whole.
 
 An anchor can fix the start of history, so that consecutive model calls share their leading messages. If the messages no
 longer fit, the start moves by several messages at once (`Anchor`).

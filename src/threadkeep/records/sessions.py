@@ -68,7 +68,7 @@ class RetentionLimits:
 
     With `max_age_days`, messages that were stored longer ago than this are removed. With `max_messages`, only this many
     of the newest messages stay, but always the newest user message and everything after it. With `max_idle_days`, all
-    of a session is removed if it had no new message for longer than this.
+    messages of a session are removed after this many days without a new message.
     """
 
     max_age_days: float | None = None
@@ -181,7 +181,7 @@ class Summary:
     """A text that replaces a `seq` range of a session's messages, both ends included.
 
     `level` is 1 for a summary of messages; for a summary of summaries, it is one more than the highest level of its
-    sources. `model` wrote it with the prompt `prompt_version`. The store sets `created_at` unless it is given.
+    sources. `model` wrote the text with the prompt `prompt_version`. The store sets `created_at` unless it is given.
     """
 
     session_id: str

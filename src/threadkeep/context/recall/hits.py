@@ -113,7 +113,7 @@ class TurnColumns:
         return (2 * number, 2 * number + 1) if number >= 0 else (NOBODY, NOBODY)
 
 
-# A term of the query counts 1. Its substitutes count less: a misspelling, a synonym, a word of a topic, a same prefix.
+# A term of the query counts 1. Its substitutes count less: misspellings, synonyms, words of a topic, equal prefixes.
 _MISSPELT, _SAME, _TOPIC, _ALIKE = 0.9, 0.7, 0.6, 0.4
 _MOST_MISSPELT = 3
 _MOST_TERMS = 16
