@@ -383,7 +383,7 @@ def _state_of_session(state: Mapping[str, object] | None) -> dict[str, Json]:
 
 
 def _event(message: Message) -> Event | None:
-    """Return the event in a message, or a new event for another channel's message; None for a note without an event."""
+    """Return the event in a message, a new event for another channel's message, or None for a note without an event."""
     item = stored_item(_NAME, message)
     if isinstance(item, Mapping):
         return Event.model_validate(item["event"]) if "event" in item else None

@@ -72,7 +72,7 @@ class AgentsSession:
             await self._session.call(lambda session: session.append(messages))
 
     async def pop_item(self) -> TResponseInputItem | None:
-        """Take back and return the newest item; None if there is none. The item stays in the transcript."""
+        """Take back and return the newest item, or return None if there is none. The item stays in the transcript."""
         message = await self._session.call(lambda session: take_back_newest(session, _is_item))
         return None if message is None else _item(message)
 

@@ -233,7 +233,7 @@ class TelegramChannel:
             return None  # a command for another bot
         takes_all = self.options.group_messages == "all" or not self.username
         answered = object_in(message, "reply_to_message")
-        # Ignore a reply to a topic's service message, because in a topic Telegram marks every other message as such.
+        # Telegram marks plain messages of a topic as replies to the topic's service message. Ignore such replies.
         answers_bot = id_in(object_in(answered, "from"), "id") == self.options.bot_id
         answers_bot &= "forum_topic_created" not in answered
         return text if takes_all or asked_by_name or command or answers_bot else None

@@ -158,7 +158,7 @@ def read_xml(text: str | bytes) -> dict[str, str] | None:
 
     A DOCTYPE is rejected because it can define entities.
     """
-    fields: dict[str, list[str]] = {}  # each with the pieces of its text, because joining them one by one is quadratic
+    fields: dict[str, list[str]] = {}  # the pieces of each text, because appending them one by one is quadratic
     path: list[str] = []
 
     def start(name: str, _: object) -> None:

@@ -44,7 +44,7 @@ _HEAD_BYTES = 65_536
 _CHATGPT = re.compile(rb'^\s*\[\s*(\]|\{.*"mapping"\s*:)', re.DOTALL)
 _JSONL = re.compile(rb'^\s*\{[^\n]*"type"\s*:\s*"(session|message|summary)"')
 
-# The beginnings of files that have no lines of JSON in UTF-8, with the error for each; the first match counts.
+# Patterns of the beginnings of files without lines of JSON in UTF-8, each with its error. The first match counts.
 _NO_LINES = (
     (re.compile(rb"\x1f\x8b"), "The file is compressed; decompress it first with `gzip -d`."),
     (re.compile(rb"\x28\xb5\x2f\xfd"), "The file is compressed; decompress it first with `zstd -d`."),

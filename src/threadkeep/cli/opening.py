@@ -203,7 +203,7 @@ def check_others_see(settings: Settings) -> None:
 
 @contextmanager
 def naming_the_database(settings: Settings) -> Iterator[None]:
-    """Add the name of the database to errors about missing sessions or runs that the block raises."""
+    """If the block raises an error about a missing session or run, add the name of the database to the error."""
     from threadkeep.errors import RunNotFound, SessionNotFound
 
     try:

@@ -285,7 +285,7 @@ class Answer:
         self._spinner: Status | None = None
 
     async def show(self, turn: ChatTurn) -> ChatAnswer | None:
-        """Show the answer of a turn as it arrives, and return it; None if there is none. Raise the turn's errors."""
+        """Show the answer of a turn as it arrives, and return it, or None if there is none. Raise the turn's errors."""
         from threadkeep.runs.chat_turns import ChatAnswer, ChatToken
 
         async for event in turn.follow():

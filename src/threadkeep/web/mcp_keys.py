@@ -79,7 +79,7 @@ async def serve_keyed(
         stateless_http=True,
         json_response=True,
         max_request_body_size=settings.body_limit,
-        # Accept any host name, such as that of a proxy: pages of other sites have no key.
+        # Accept any host name, such as the name of a proxy, because pages of other sites have no key.
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
     )
     app.add_middleware(Requests)

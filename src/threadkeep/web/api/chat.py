@@ -61,7 +61,7 @@ async def chat(body: ChatRequestBody, app: AppInUse, caller: CallerInUse) -> Cha
 
 
 async def answer_of(turn: ChatTurn) -> ChatResponseBody:
-    """Wait for the answer of a turn and return it. An error has the ids with which the message can be sent again."""
+    """Wait for the answer of a turn and return it. An error contains the ids for sending the message again."""
     try:
         answer = await turn.answer()
     except (ModelCallFailed, RunFailed, RunWaits, Interrupted, StoreUnavailable) as error:

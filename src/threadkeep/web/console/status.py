@@ -86,7 +86,7 @@ def _seconds(run: Run) -> float:
 
 
 def _file_bytes(app: App) -> int | None:
-    """Return the size in bytes of the SQLite file and its log, or None if there is no file or another database."""
+    """Return the size of the SQLite file and its log in bytes, or None if the database has no file."""
     path = app.settings.database.path
     if path is None or not path.exists():
         return None

@@ -125,7 +125,7 @@ class ThreadCreateBody(BaseModel, json_schema_extra=example(thread_id="session-1
         """Reject options that are not supported.
 
         Raises:
-            InvalidInput: the message names the field.
+            InvalidInput: an option is not supported. The error names the field.
         """
         if self.metadata and in_graph_store:
             raise InvalidInput(
@@ -168,7 +168,7 @@ class ThreadSearchBody(BaseModel, json_schema_extra=example(limit=20)):
         """Reject options that are not supported.
 
         Raises:
-            InvalidInput: the message names the field.
+            InvalidInput: an option is not supported. The error names the field.
         """
         if self.values:
             raise InvalidInput("Search by `values` is not supported; search by `metadata`, or for words with /search.")
@@ -300,7 +300,7 @@ class RunCreateBody(
         """Reject options that are not supported.
 
         Raises:
-            InvalidInput: the message names the field.
+            InvalidInput: an option is not supported. The error names the field.
         """
         for name in _UNSUPPORTED:
             if getattr(self, name):

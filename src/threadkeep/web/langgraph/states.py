@@ -141,7 +141,7 @@ async def find_thread(
     """Return a thread. To read a thread while the application is being closed, pass `runs`.
 
     Raises:
-        SessionNotFound: this user has no such session, and no run in it.
+        SessionNotFound: this user has neither such a session nor a run in it.
         InvalidKey: the id is not valid for a session.
     """
     newest = await newest_runs(runs or await app.runs.service(), thread_id, user_id=user_id)

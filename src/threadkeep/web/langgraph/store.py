@@ -217,7 +217,7 @@ async def search_items(body: SearchItemsBody, app: AppInUse) -> ItemsBody:
 
     try:
         found = await _visible(app, body, read, lambda item: item.namespace)
-    except (ValueError, TypeError):  # stores accept different filters, and their errors may quote values
+    except (ValueError, TypeError):  # do not show the errors of stores, which may quote values
         sentence = "`filter` maps fields to values, or to $eq, $ne, $gt, $gte, $lt or $lte with values of their kind."
         raise InvalidInput(sentence) from None
     return ItemsBody(items=[ItemBody.of(item) for item in found])
