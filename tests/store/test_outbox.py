@@ -92,6 +92,23 @@ async def test_a_clock_that_was_ahead_delays_no_answer(memory: Memory, clock: Se
     assert (await taken(outbox, "c")).message_id == "m2"
 
 
+async def test_a_pause_that_began_while_the_clock_was_ahead_delays_no_answer(
+    memory: Memory, clock: SettableClock
+) -> None:
+    """A correct pause lasts at most an hour, so a longer one is from a wrong clock."""
+    outbox = memory.channels.outbox
+    await add(outbox, "m1", content="hello")
+    clock.advance(7200)
+    message = await taken(outbox, "a")
+    assert await outbox.postpone(message.number, "a", clock() + timedelta(seconds=30), "Timeout")
+    clock.advance(-7200)
+    assert (await taken(outbox, "b")).message_id == "m1"
+    assert await outbox.postpone(message.number, "b", clock() + timedelta(hours=10), "TooManyRequests")
+    assert await claimed(outbox, "c") is None
+    clock.advance(3600)
+    assert (await taken(outbox, "c")).message_id == "m1"
+
+
 async def test_an_answer_to_a_message_that_joined_another_turn_is_ready_with_it(memory: Memory) -> None:
     outbox = memory.channels.outbox
     await run(memory, "m1", status=None)

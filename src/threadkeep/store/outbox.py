@@ -249,8 +249,9 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return await self._change("move", number, owner, address=json_text(address))
 
     async def postpone(self, number: int, owner: str, until: datetime, error: str, *, uncertain: bool = False) -> bool:
-        """Release a message, so that it is tried again at the time `until`; return False if the claim was lost."""
-        values = {"at": time_text(until), "error": error, "uncertain": uncertain}
+        """Release a message, so that it is tried again at `until` or in an hour; return False if the claim was lost."""
+        at = min(time_text(until), self._later(WRONG_CLOCK_SECONDS))
+        values = {"at": at, "error": error, "uncertain": uncertain}
         return await self._change("postpone", number, owner, **values)
 
     async def end(self, number: int, owner: str, status: Literal["delivered", "nothing"]) -> bool:

@@ -107,25 +107,47 @@ async def test_delivery_continues_after_an_attempt_that_did_not_reach_the_server
         assert (await memory.graphiti.status()).counts == {"confirmed": 2, "turns": 0}
 
 
+@pytest.mark.parametrize("ahead", [400 * 86_400, 7_200])
 @pytest.mark.parametrize("killed", [True, False])
 async def test_a_clock_that_was_ahead_blocks_no_deliveries(
-    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, monkeypatch: pytest.MonkeyPatch, killed: bool
+    opening: Opening,
+    graphiti: FakeGraphiti,
+    clock: SettableClock,
+    monkeypatch: pytest.MonkeyPatch,
+    killed: bool,
+    ahead: int,
 ) -> None:
     """A lease or a pause of a process whose clock was ahead does not last until that time."""
-    days = 400 * 86_400
     async with opening(scopes=("session",)) as memory:
         await allow(memory)
         await talk(memory)
-        clock.advance(days)
+        clock.advance(ahead)
         graphiti.fail("status", "/messages", status=500)
         with monkeypatch.context() as patched:
             if killed:
                 patched.setattr("threadkeep.knowledge.graphiti.deliveries.Deliveries.release", do_nothing)
-            await deliver(memory, clock, looks=1)
+            await deliver(memory, clock, looks=5)
         graphiti.mend()
-        clock.advance(-days)
+        clock.advance(-ahead)
         await deliver(memory, clock, looks=20)
         assert (await memory.graphiti.status()).counts == {"confirmed": 2, "turns": 0}
+
+
+async def test_messages_lost_while_the_clock_was_ahead_are_sent_again(
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    async with opening(scopes=("session",)) as memory:
+        await allow(memory)
+        clock.advance(7_200)
+        await talk(memory)
+        await deliver(memory, clock, looks=3)
+        await talk(memory)
+        graphiti.fail("blackhole", "/messages")
+        await deliver(memory, clock, looks=1)
+        graphiti.mend()
+        clock.advance(-7_200)
+        await deliver(memory, clock, looks=20)
+        assert (await memory.graphiti.status()).counts == {"confirmed": 4, "turns": 0}
 
 
 async def do_nothing(*_: object, **__: object) -> None:

@@ -155,17 +155,19 @@ async def test_a_broken_server_costs_the_deadline_once_and_then_nothing(
         assert len(asked) <= 4
 
 
+@pytest.mark.parametrize("ahead", [0, 400 * 86_400])
 async def test_a_recovered_server_is_detected_without_delaying_a_turn(
-    recalling: Opening, graphiti: FakeGraphiti, events: RecordedEvents, clock: SettableClock
+    recalling: Opening, graphiti: FakeGraphiti, events: RecordedEvents, clock: SettableClock, ahead: int
 ) -> None:
-    """A background probe detects that the server works again."""
+    """A background probe detects that the server works again, also after a clock that was ahead."""
     graphiti.fail("status", "/search")
     graphiti.add_fact(SESSION, "The tea is at four")
     async with recalling() as memory:
         await allow(memory)
+        clock.advance(ahead)
         await ask(memory, "When is tea?")
         graphiti.mend()
-        clock.advance(60)
+        clock.advance(60 - ahead)
         while await ask(memory, "When is tea?") == "":
             clock.advance(60)
             await asyncio.sleep(0)

@@ -159,7 +159,8 @@ class Breaker:
         self._longest = longest_seconds
         self._clock = clock
         self._failures = 0
-        self._open_until = 0.0
+        self._pause = 0.0
+        self._failed_at = 0.0
         self._probing = False
 
     @property
@@ -175,7 +176,8 @@ class Breaker:
         """
         if not self.is_open:
             return True
-        if self._probing or self._clock() < self._open_until:
+        # A negative time means that the clock was ahead when the call failed.
+        if self._probing or 0 <= self._clock() - self._failed_at < self._pause:
             return False
         self._probing = True
         return True
@@ -193,4 +195,5 @@ class Breaker:
         self._failures += 1
         self._probing = False
         most = min(self._first * 2.0 ** min(self._failures - self._most, 30), self._longest)
-        self._open_until = self._clock() + max(most * random.uniform(0.5, 1.0), at_least_seconds)
+        self._failed_at = self._clock()
+        self._pause = max(most * random.uniform(0.5, 1.0), at_least_seconds)

@@ -12,14 +12,12 @@ from threadkeep.errors import KnowledgeNotFound
 from threadkeep.observe import DeadReason, EpisodesDelivered, Observer
 from threadkeep.records.graphiti import CONSENT_VERSION, DataClass, Delivery, DeliveryStatus
 from threadkeep.records.knowledge import Scope
-from threadkeep.store.codec import time_of, time_text
+from threadkeep.store.codec import WRONG_CLOCK_SECONDS, time_of, time_text
 from threadkeep.store.driver import Driver, Parameters, Row, Statement
 from threadkeep.store.statements import ClockedTables
 from threadkeep.store.transcripts import END
 
 _DEAD_PERIOD = timedelta(minutes=1)
-# A time that lies further in the future was stored by a wrong clock, because all leases and pauses are shorter.
-_WRONG_CLOCK = timedelta(days=1)
 
 
 class Unconfirmed(NamedTuple):
@@ -213,7 +211,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
 
     async def progress(self) -> tuple[int, datetime | None]:
         """Return the number of unconfirmed messages and the time of the last confirmation."""
-        [(count, seen_at)] = await self._fetch("progress", {})
+        [(count, seen_at)] = await self._fetch("progress", {"beyond": self._beyond()})
         return int(count), time_of(seen_at)
 
     async def newer_episodes(self, group_id: str, said_at: datetime) -> int:
@@ -319,7 +317,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return time_text(self._clock())
 
     def _beyond(self) -> str:
-        return time_text(self._clock() + _WRONG_CLOCK)
+        return time_text(self._clock() + timedelta(seconds=WRONG_CLOCK_SECONDS))
 
 
 def _waiting(row: Row) -> Waiting:

@@ -22,6 +22,7 @@ from threadkeep.knowledge.graphiti.maintenance import delete_episodes
 from threadkeep.knowledge.graphiti.turns import TurnQueue, clamped, sendable, source_of
 from threadkeep.observe import EpisodesDelivered, GraphitiTrouble, Observer
 from threadkeep.records.graphiti import DataClass, GraphitiOptions
+from threadkeep.store.codec import WRONG_CLOCK_SECONDS
 
 _GROUPS_AT_ONCE = 8
 # The length of a lease in timeouts of a call. A lease is renewed before a call, and must last longer than the call.
@@ -214,7 +215,7 @@ class DeliveryWorker:
         now = self._clock()
         if (
             self._known_progress is None
-            or (now - self._known_progress[0]).total_seconds() >= self._options.poll_seconds
+            or abs((now - self._known_progress[0]).total_seconds()) >= self._options.poll_seconds
         ):
             self._known_progress = (now, await self._deliveries.progress())
         return self._known_progress[1]
@@ -235,8 +236,11 @@ class DeliveryWorker:
         if progressed:
             return _Pause(self._options.poll_seconds)
         unconfirmed, seen_at = await self._progress()
-        since = max([one.sent_at for one in left] + ([seen_at] if seen_at else []))
-        waited = (self._clock() - since).total_seconds()
+        now = self._clock()
+        # Times that are far ahead were stored by a wrong clock.
+        beyond = now + timedelta(seconds=WRONG_CLOCK_SECONDS)
+        times = [at for at in (*(one.sent_at for one in left), seen_at) if at is not None and at <= beyond]
+        waited = (now - max(times, default=_BEGINNING)).total_seconds()
         timeout = self._options.confirm_seconds + self._options.confirm_seconds_each * unconfirmed
         if waited < timeout * 2.0 ** (max(one.attempts for one in left) - 1):
             return _Pause(min(max(waited / 4, self._options.poll_seconds), _LONGEST_POLL_SECONDS))

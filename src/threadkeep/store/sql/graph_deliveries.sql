@@ -138,7 +138,7 @@ SELECT number, group_id, status, reason FROM chat_graph_deliveries WHERE name = 
 -- The number of messages that Graphiti has accepted but does not show yet, and the time when it last showed a message.
 SELECT
     (SELECT count(*) FROM chat_graph_deliveries WHERE status IN ('queued', 'sent') AND status = 'sent'),
-    (SELECT max(seen_at) FROM chat_graph_groups)
+    (SELECT max(seen_at) FROM chat_graph_groups WHERE seen_at <= :beyond)
 
 -- name: newer_episodes
 -- The number of a group's sent messages that are as new as :said_at or newer.

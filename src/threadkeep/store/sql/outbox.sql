@@ -95,7 +95,7 @@ UPDATE chat_outbox SET status = 'nothing', error = 'NoRun', address = NULL, ende
 -- The first message of each session, if no process is sending it. Times after :beyond were stored by a wrong clock,
 -- and are ignored.
 SELECT number FROM chat_outbox
-WHERE channel = :channel AND status = 'ready' AND (next_try_at <= :now OR created_at > :beyond)
+WHERE channel = :channel AND status = 'ready' AND (next_try_at <= :now OR next_try_at > :beyond)
     AND (owner IS NULL OR owned_until < :now OR owned_until > :beyond)
     AND NOT EXISTS (
     SELECT 1 FROM chat_outbox b
@@ -109,7 +109,7 @@ LIMIT :limit
 UPDATE chat_outbox SET
     uncertain = uncertain OR owner IS NOT NULL, owner = :owner, owned_until = :until, tries = tries + 1,
     created_at = CASE WHEN created_at > :beyond THEN :now ELSE created_at END
-WHERE number = :number AND status = 'ready' AND (next_try_at <= :now OR created_at > :beyond)
+WHERE number = :number AND status = 'ready' AND (next_try_at <= :now OR next_try_at > :beyond)
     AND (owner IS NULL OR owned_until < :now OR owned_until > :beyond)
     AND NOT EXISTS (
         SELECT 1 FROM chat_outbox b
