@@ -386,8 +386,8 @@ class GraphitiError(ThreadkeepError, ConnectionError):
 
     @property
     def is_final(self) -> bool:
-        """True if the server would reject the same request again."""
-        return self.kind == "refused"
+        """True if the server would reject the same request again. Status 404 or 405 is from another server."""
+        return self.kind == "refused" and self.status not in (404, 405)
 
 
 _GRAPHITI_FAILURES: dict[GraphitiFailure, str] = {

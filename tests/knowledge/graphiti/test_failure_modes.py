@@ -72,6 +72,22 @@ async def test_mode_7_a_healthy_server_without_its_database_is_detected(
         assert (await memory.graphiti.status()).counts == {"confirmed": 4, "turns": 0}
 
 
+async def test_a_wrong_endpoint_delays_messages_as_a_missing_server_does(
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """A proxy responds with 404 while it has no server, so no message becomes a dead letter."""
+    async with opening(scopes=("session",)) as memory:
+        await allow(memory)
+        graphiti.fail("status", "/messages", status=404)
+        await talk(memory, 2)
+        await deliver(memory, clock, looks=5)
+        assert (await memory.graphiti.status()).counts == {"queued": 4, "turns": 0}
+        graphiti.mend()
+        clock.advance(60)
+        await deliver(memory, clock, looks=20)
+        assert (await memory.graphiti.status()).counts == {"confirmed": 4, "turns": 0}
+
+
 @pytest.mark.parametrize(
     ("step", "fails"),
     [("due_groups", True), ("claim", True), ("claim", False)],

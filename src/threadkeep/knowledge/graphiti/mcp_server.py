@@ -242,7 +242,7 @@ def _failure_of_answer(code: int, failed: httpx2.Response | None, *, is_connecte
     if failed is None:
         return GraphitiError("unreadable" if code in _NOT_MCP else "broken", uncertain=is_connected)
     failure = failure_of(failed)
-    if failure.is_final and not (is_connected and failed.status_code in _REFUSING_STATUSES):
+    if failure.kind == "refused" and not (is_connected and failed.status_code in _REFUSING_STATUSES):
         return GraphitiError("unreadable", status=failure.status, retry_after=failure.retry_after)
     failure.uncertain |= failed.status_code >= 500  # the tool may have run
     return failure
