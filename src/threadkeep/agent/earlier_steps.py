@@ -65,8 +65,8 @@ class TurnSteps:
     def gather(self, since_question: Sequence[BaseMessage], author: str | None, ordinal: int) -> None:
         """Collect this agent's tool calls after the question in the state, and the results of these calls.
 
-        If the state already has an answer when this method is first called, the steps before that answer belong to
-        other agents; this and all later calls of the method skip them.
+        If the state already has an answer at the first call of this method, the steps before the answer belong to other
+        agents. All calls of the method skip these steps.
         """
         self._author, self._ordinal = author or "", ordinal
         if self._others is None:

@@ -63,7 +63,7 @@ class KeptWindow:
     """The earlier messages of a session, converted for model calls and cached between the calls. It only grows.
 
     All values are derived from the rows and the counter. `plain` is False if a message is empty or has more than role,
-    text and id, or if a question has no answer. Calls then add the messages one by one and not as a whole.
+    text and id, or if a question has no answer. If it is False, calls add the messages one by one.
     """
 
     def __init__(self, counter: TokenCounter) -> None:

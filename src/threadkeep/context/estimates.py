@@ -71,7 +71,7 @@ def installed_counter(encoding: Encoding) -> ExactCounter | None:
     """Return the exact counter of an encoding; None without the extra `tokens`. The first call takes 0.1 seconds."""
     try:
         package = find_spec("bpe_openai")
-        # The package's own `get_encoding` rejects texts of a million characters or 200,000 tokens.
+        # Avoid the package's own `get_encoding`, which rejects texts of a million characters or 200,000 tokens.
         bindings = _bindings(*(package.submodule_search_locations or ()) if package else ())
         return ExactCounter(encoding, bindings.tokenizer_for_encoding(f"{encoding}_base"))
     except (ImportError, AttributeError, ValueError):  # the package is not installed, or has other contents
@@ -95,7 +95,7 @@ type Pattern = tuple[bytes, tuple[float, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Patterns:
-    """The patterns for one script or for all texts: of character kinds (`kinds`), characters (`text`) and capitals.
+    """Patterns of character kinds (`kinds`), of characters (`text`) and of capitals, for one script or for all texts.
 
     The first pattern in the `kinds` of a script is the kind of the script's lead bytes. Only the patterns for all texts
     have `runs`: words, and groups of up to three digits.
@@ -188,7 +188,7 @@ _IN_NO_OTHER_SCRIPT = bytes(byte for byte in range(256) if KINDS[byte] not in _I
 
 
 def other_scripts(text: str) -> int:
-    """Return approximately which part of a text's tokens is in scripts other than Latin, in thousandths.
+    """Return the approximate share of a text's tokens that is in scripts other than Latin, in thousandths.
 
     A character of another script counts as much as two Latin letters, digits or other characters. This approximation
     takes 1 to 3 % of the time of an estimate; the exact share would need a second sum over all patterns.

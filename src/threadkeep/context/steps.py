@@ -2,7 +2,7 @@
 
 A model would repeat a step whose result is missing, so an older step is cut before it is excluded. A cut stays the same
 in later calls, because each call computes the shares again, beginning with the turn's first step. If one more step does
-not fit, the older steps are at once cut back to half of the budget.
+not fit, the older steps are immediately cut back to half of the budget.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def _formatter(*, json: bool, colors: bool) -> structlog.stdlib.ProcessorFormatt
 
 
 def _message_of_others(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Reduce a log entry to the first line of its template. Only trusted loggers' arguments are inserted into it."""
+    """Reduce a log entry to the first line of its template. Insert the arguments only for trusted loggers."""
     record: logging.LogRecord = event["_record"]
     arguments = event.pop("positional_args", ())
     template = record.msg if isinstance(record.msg, str) else type(record.msg).__name__

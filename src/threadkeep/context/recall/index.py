@@ -345,7 +345,7 @@ def _is_agent(turn: IndexedTurn) -> bool:
 
 
 COST_SHARE: Final = 1.3
-"""A turn that costs e times as many tokens as another has the same value if its score is higher by this number."""
+"""If a turn costs 2.72 times as many tokens as another, its score must be higher by this number for the same value."""
 
 
 def select(

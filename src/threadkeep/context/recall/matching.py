@@ -229,8 +229,8 @@ _MOST_SPREADS = 5.0
 class Likeness:
     """The similarity of turns in standard deviations from the mean, because every embedding has its own scale.
 
-    Neighbours of a similar turn and its episode share in its similarity. A turn without a similarity, which may not be
-    embedded yet, counts as average, so only its words decide.
+    The neighbours and the episode of a similar turn get a part of its similarity. A turn without a similarity, which
+    may not be embedded yet, counts as average, so only its words decide.
 
     Args:
         by_position: The known similarities, by the position of the turn; at least one.

@@ -80,7 +80,7 @@ class Postings:
         return found
 
     def extend(self, other: Self, begin: int, turns: Sequence[int]) -> list[float]:
-        """Add the turns of other posting lists from position `begin` on; `turns` are their positions in those lists.
+        """Add the turns of other posting lists from position `begin` on; `turns` are their positions there.
 
         Return, by position, the change in the rarity of a turn's terms, which is due to the turns that now precede it.
         """
