@@ -88,7 +88,7 @@ class FactWords:
 
     @property
     def is_outdated(self) -> bool:
-        """True if the index has many more facts than were ever ranked at once: most of them are not valid any more."""
+        """True if the index has far more facts than any ranking had, so most of its facts are not valid any more."""
         return len(self._numbers) > 2 * self._most + _MOST_OLD
 
     def rank(

@@ -83,7 +83,7 @@ def answer_of(state: Mapping[str, object]) -> AIMessage | None:
 
 
 def last_text(state: WorkflowState) -> str:
-    """Return the text of the newest message; an empty text if there is no message."""
+    """Return the text of the newest message, or an empty text if there is no message."""
     messages: Sequence[BaseMessage] = state.get("messages") or ()
     return text_of(messages[-1]) if messages else ""
 

@@ -165,7 +165,7 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """True after too many consecutive failures: until a call succeeds, only single calls are allowed."""
+        """True after too many consecutive failures. Until a call succeeds, only one call at a time is allowed."""
         return self._failures >= self._most
 
     def allows(self) -> bool:

@@ -271,7 +271,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return int(queued), int(sent)
 
     def groups_statement(self, scope: Scope, limit: int = 20) -> Statement:
-        """Return the statement for `GroupState` rows: the group of a scope, or those of `limit` ids of a person."""
+        """Return the statement that fetches the `GroupState` rows of a scope; for a person, of up to `limit` ids."""
         return self._sql["groups_of_scope"], {"scope": scope.kind, "owner": scope.owner, "limit": limit}
 
     async def groups_of(self, scope: Scope) -> list[str]:

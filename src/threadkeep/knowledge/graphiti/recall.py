@@ -240,7 +240,7 @@ class GraphRecaller:
         return GraphRecall(tuple(shown), tuple(reported))
 
     def _judge(self, answers: Sequence[list[GraphFact] | GraphOutcome]) -> GraphRecallOutcome:
-        """Count a failure if a search was late or all failed, else close the breaker; return the recall's outcome."""
+        """Count a failure if a search was late or all failed; otherwise close the breaker. Return the outcome."""
         failed = [answer for answer in answers if not isinstance(answer, list)]
         if "deadline" in failed or len(failed) == len(answers):
             self._breaker.failed()
