@@ -14,7 +14,7 @@ import pytest
 from tests.databases import migrated_driver
 from threadkeep import Memory, MemoryOptions, Message, open_memory
 from threadkeep.store.driver import Parameters
-from threadkeep.store.statements import for_psycopg, load_statements
+from threadkeep.store.statements import for_psycopg, for_values, load_statements
 from threadkeep.store.transcripts import END
 
 LONG = 4_000
@@ -104,6 +104,15 @@ async def test_runs_without_an_answer_are_found_by_index(database_url: str) -> N
                 cursor = await connection.execute(f"EXPLAIN (GENERIC_PLAN) {numbered}".encode())
                 plan = [str(step) for (step,) in await cursor.fetchall()]
     assert any("idx_chat_runs_without_answer" in step for step in plan), plan
+
+
+async def test_an_erase_looks_for_episodes_only_in_the_sessions_of_the_person(sqlite_url: str) -> None:
+    """Graphiti's deliveries of other sessions are not read."""
+    others: Parameters = {"session_id": None, "noted": None}
+    sql, parameters = for_values(load_statements("erase.sql")["episodes_elsewhere"], "id", ["ann"], others)
+    async with migrated_driver(sqlite_url) as driver:
+        plan = [str(row[3]) for row in await driver.fetch(f"EXPLAIN QUERY PLAN {sql}", parameters)]
+    assert "SEARCH d USING INDEX idx_chat_graph_deliveries_session_id (session_id=?)" in plan
 
 
 async def test_the_answer_of_a_question_is_found_far_into_a_session(

@@ -264,10 +264,22 @@ WHERE session_id IS NULL AND coalesce(reason, '') NOT IN ('undone', 'purged', 'f
 
 -- name: episodes_elsewhere
 -- Count the messages of the person or of the sessions in Graphiti groups that others also use, because they stay there.
+-- Only the deliveries of sessions with such messages are read.
 -- include: selection
-SELECT count(*) FROM chat_graph_deliveries d JOIN chat_graph_groups g ON g.group_id = d.group_id
+, involved (session_id) AS (
+    SELECT session_id FROM own
+    UNION
+    SELECT m.session_id FROM ids JOIN chat_messages m ON m.author = ids.id
+    WHERE m.role = 'user' AND m.author IS NOT NULL
+    UNION
+    SELECT m.session_id FROM ids JOIN chat_messages m ON CAST(m.metadata ->> 'sender_id' AS TEXT) = ids.id
+    WHERE m.role = 'user' AND length(m.metadata ->> 'sender_id') <= 512
+)
+-- SQLite reads the tables of a cross join in this order.
+SELECT count(*) FROM involved i CROSS JOIN chat_graph_deliveries d
+    JOIN chat_graph_groups g ON g.group_id = d.group_id
     LEFT JOIN chat_messages m ON m.session_id = d.session_id AND m.id = d.message_id
-WHERE d.sent_at IS NOT NULL
+WHERE d.session_id = i.session_id AND d.sent_at IS NOT NULL
     AND g.group_key NOT IN (SELECT 'user:' || id FROM ids)
     AND g.group_key NOT IN (SELECT 'session:' || session_id FROM own)
     AND (d.session_id IN (SELECT session_id FROM own) OR m.role = 'user' AND (
