@@ -164,6 +164,29 @@ async def test_one_connection_too_many_is_refused(tmp_path: Path) -> None:
         assert answers[-1] == 200
 
 
+async def test_an_idle_connection_gives_way_to_a_new_one(tmp_path: Path) -> None:
+    """Idle connections are open for longer than those of common proxies, but do not use up the limit."""
+    request = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    async with (
+        opened_app(ScriptedModel([]), settings_for(tmp_path)) as app,
+        served(app, limits=ConnectionLimits(2, HANG_SECONDS, HANG_SECONDS)) as (_, server),
+        asyncio.timeout(HANG_SECONDS),
+    ):
+        port = server.servers[0].sockets[0].getsockname()[1]
+        idle, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request)
+        assert b"200 OK" in await idle.readline()
+        _, busy = await asyncio.open_connection("127.0.0.1", port)
+        busy.write(request[:9])
+        new, asking = await asyncio.open_connection("127.0.0.1", port)
+        asking.write(request)
+        assert b"200 OK" in await new.readline()
+        assert (await idle.read()).endswith(b"}")
+        for one in (writer, busy, asking):
+            one.close()
+        assert server.config.timeout_keep_alive > 60
+
+
 @pytest.mark.slow
 async def test_many_incomplete_requests_do_not_block_others(tmp_path: Path) -> None:
     """A message is answered while 1,500 connections have sent half a line, and all of them are closed."""

@@ -29,6 +29,11 @@ _BAD_REQUEST = (
 )
 _NOT_HTTP = "The request is not valid HTTP, or its method is unknown; see /docs for the methods of each address."
 _LATE_SECONDS = 0.2
+_IDLE_SECONDS = 75
+"""Seconds until an idle connection is closed.
+
+Longer than the 60 seconds of nginx and of AWS load balancers, which answer 502 if the service closes a connection first.
+"""
 
 
 @dataclass(frozen=True)
@@ -60,13 +65,25 @@ class LimitedProtocol(HttpToolsProtocol):
     """The counted bytes of an incomplete head; None outside of a head."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accept a connection, or reject it with 503 if too many are open."""
+        """Accept a connection. If too many are open, close an idle one; if none is idle, reject this one with 503."""
         super().connection_made(transport)
-        if len(self.connections) > self.limits.connections:
+        if len(self.connections) > self.limits.connections and not self._close_idle():
             transport.write(_TOO_MANY)
             transport.close()
         else:
             self._expect(self.limits.header_seconds)
+
+    def _close_idle(self) -> bool:
+        """Close a connection that waits for its next request; return False if there is none."""
+        for other in self.connections:
+            if (
+                isinstance(other, LimitedProtocol)
+                and other.timeout_keep_alive_task
+                and not other.transport.is_closing()
+            ):
+                other.transport.close()
+                return True
+        return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
@@ -161,6 +178,7 @@ class Server(uvicorn.Server):
                 log_config=None,
                 proxy_headers=False,
                 server_header=False,
+                timeout_keep_alive=_IDLE_SECONDS,
                 timeout_graceful_shutdown=math.ceil(shutdown_seconds) + _GRACE_SECONDS,
                 http=type("Limited", (LimitedProtocol,), {"limits": limits or ConnectionLimits()}),
                 ws="none",
