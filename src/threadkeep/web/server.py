@@ -32,7 +32,7 @@ _LATE_SECONDS = 0.2
 _IDLE_SECONDS = 75
 """Seconds until an idle connection is closed.
 
-Longer than the 60 seconds of nginx and of AWS load balancers, which answer 502 if the service closes a connection first.
+Longer than the 60 seconds of nginx and of AWS load balancers: they answer 502 if the service closes a connection first.
 """
 
 
