@@ -198,6 +198,28 @@ async def test_a_purge_after_consent_was_withdrawn_waits_for_accepted_messages(
         assert await memory.graphiti.retry() == 0
 
 
+@pytest.mark.parametrize("declined", [False, True])
+async def test_an_erase_is_complete_only_after_the_server_has_stored_the_accepted_messages(
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, monkeypatch: pytest.MonkeyPatch, declined: bool
+) -> None:
+    """Otherwise they restore the deleted groups later. A repeated erase then deletes these."""
+    monkeypatch.setattr("threadkeep.knowledge.graphiti.maintenance._DRAIN_SECONDS", 0.1)
+    graphiti.backend, graphiti.auto = "neo4j", False
+    async with opening(scopes=("session", "user")) as memory:
+        await allow(memory)
+        await talk(memory, 1, 1)
+        clock.advance(1)
+        await memory.graphiti.deliver()
+        if declined:
+            await memory.graphiti.decline(by="ann")
+        receipt = await memory.erase(user_id="ann")
+        assert sum("2 accepted messages that it may store later" in one for one in receipt.not_reached) == 2
+        assert not receipt.complete
+        assert graphiti.ingest() == 4
+        assert (await memory.erase(user_id="ann")).complete
+        assert graphiti.stored == {}
+
+
 async def test_dead_messages_of_a_purged_group_are_not_sent_again(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:

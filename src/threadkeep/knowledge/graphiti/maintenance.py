@@ -243,6 +243,7 @@ async def purge(
         await deliveries.wake(group_id)
         await deliver()
         await asyncio.sleep(_QUEUE_LOOK_SECONDS)
+    late = (await deliveries.open_of(group_id))[1]
     dropped += await deliveries.give_up_open("purged", group_id)
     accepted = await deliveries.withdrawn(group_id, timedelta(seconds=_DRAIN_SECONDS))
     while accepted and time.monotonic() < until:
@@ -251,7 +252,9 @@ async def purge(
             await asyncio.sleep(_QUEUE_LOOK_SECONDS)
     await deliveries.purge_dead(group_id)
     await client.delete_group(group_id)
-    return Purged(group_id, dropped, await remains(client, group_id))
+    late += len(accepted)
+    left = [await remains(client, group_id), f"{late} accepted messages that it may store later" if late else ""]
+    return Purged(group_id, dropped, " and ".join(filter(None, left)))
 
 
 async def retract(client: GraphitiClient | None, deliveries: Deliveries, fact_id: str) -> Retracted:
