@@ -223,12 +223,13 @@ async def question_for(memory: Memory, runs: RunService, bot: Bot, message: Inco
     Only the sender's newest run in the conversation counts. Its question must have been sent, and a text must be able
     to answer it.
     """
-    if not await _runs_of(runs, message, RunQuery(session_id=message.session_id, status="waiting", limit=_NEWEST)):
+    query = RunQuery(session_id=message.session_id, status="waiting", limit=_NEWEST)
+    if not (waiting := await _own_runs(runs, message, query)):
         return None
-    newest = await _runs_of(runs, message, RunQuery(session_id=message.session_id, limit=_NEWEST))
-    own = [run for run in newest if message.private or _is_by(message, run)]
-    run = own[0] if own else None
-    if run is None or run.status != "waiting" or not is_answered_by_text(run):
+    newest = await _own_runs(runs, message, replace(query, status=None))
+    # The question may be older than the newest runs of a busy group.
+    run = (newest or waiting)[0]
+    if run.status != "waiting" or not is_answered_by_text(run):
         return None
     if run.trigger != "webhook" or run.newest_message_id is None:
         return None  # the question was not shown in this chat
@@ -244,6 +245,10 @@ async def end_questions(runs: RunService, message: IncomingMessage) -> None:
     for run in await _runs_of(runs, message, query):
         if run.trigger == "webhook":
             await runs.cancel(run.run_id)
+
+
+async def _own_runs(runs: RunService, message: IncomingMessage, query: RunQuery) -> Sequence[Run]:
+    return [run for run in await _runs_of(runs, message, query) if message.private or _is_by(message, run)]
 
 
 async def _runs_of(runs: RunService, message: IncomingMessage, query: RunQuery) -> Sequence[Run]:
