@@ -48,7 +48,7 @@ _PINNED: Final[tuple[Section, ...]] = ("system", "summary")
 
 
 class Assembler:
-    """Builds the contexts of a turn's model calls; `kept` is the window that an earlier turn cached, if any."""
+    """A builder of the contexts of a turn's model calls; `kept` is the window that an earlier turn cached, if any."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Assembler:
     def _assembled(
         self, draft: Draft, head: list[_Sent], tail: list[_Sent], stable: int, texts: Mapping[str, str]
     ) -> Assembled:
-        """Join `head`, the cached window and `tail`. The stable prefix has the first `stable` messages of `tail`."""
+        """Join `head`, the cached window and `tail`; the first `stable` messages of `tail` are in the stable prefix."""
         count = draft.window
         messages = [*[each[0] for each in head], *self.window.messages[:count], *[each[0] for each in tail]]
         entries = (*[each[1] for each in head], *self.window.entries[:count], *[each[1] for each in tail])
@@ -246,7 +246,7 @@ class Assembler:
         return replace(draft, pieces=pieces, summaries=(), chosen=self._plan(call, pieces, call.budget))
 
     def _recalled(self, draft: Draft) -> int:
-        """Return the tokens reserved for recalled turns if there are no older turns to recall, otherwise 0."""
+        """If there are no older turns to recall, return the tokens reserved for recalled turns; otherwise return 0."""
         recollection = self._recollection
         if recollection.begin or recollection.dropped or recollection.overflowing:
             return 0

@@ -42,10 +42,10 @@ _PUSHED = "__pregel_push"
 
 @dataclass(frozen=True)
 class NodeAttempt:
-    """An attempt to execute a task of a graph: the LangChain run of the node, and the runs inside this run (`below`).
+    """An attempt to execute a task of a graph.
 
-    `task` is the step number and the path of the task. It is the same in two calls that resume the same checkpoint,
-    although the task ids differ.
+    `run_id` is the LangChain run of the node, and `below` has the runs inside it. `task` is the step number and path;
+    unlike LangGraph's task id, it is the same in two calls that resume one checkpoint.
     """
 
     run_id: UUID
@@ -151,7 +151,7 @@ class RootCallbacks(BaseCallbackHandler):
             self._note_attempt(metadata or {}, run_id, parent_run_id)
 
     def _note_branch(self, metadata: Mapping[str, Any]) -> None:
-        """Note the branch of a run. A tool, or a run in another LangGraph thread, is in no branch."""
+        """Note the branch of a run. The run of a tool, or a run in another LangGraph thread, is in no branch."""
         call = self._calls.get(self._current.get())
         if metadata.get("langgraph_node") == _TOOLS or (call is not None and call.thread != metadata.get("thread_id")):
             self.branch.set(None)

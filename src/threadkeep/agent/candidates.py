@@ -40,7 +40,7 @@ type CandidateOutcome = Literal["SKIP", "OK", "ERROR"]
 
 
 class Candidate(TypedDict):
-    """A proposed answer. If an event is repeated, the answer has the same id."""
+    """A proposed answer. If an event is repeated, its new answer has the same id as the first one."""
 
     id: str
     kind: Literal["text"]
@@ -60,7 +60,7 @@ class CandidateError(TypedDict):
 
 
 class CandidateState(TypedDict, total=False):
-    """The state of the graph. At the end of a run, `event` contains the new candidate or error, if there is one."""
+    """The state of a candidate graph. At the end of a run, `event` contains the new candidate or error, if any."""
 
     event: Mapping[str, Json]
     messages: list[BaseMessage]
@@ -75,7 +75,7 @@ def bounded_state(reducer: BoundedMessages) -> type[CandidateState]:
     """Return a subclass of `CandidateState` whose messages have the reducer."""
 
     class BoundedState(CandidateState, total=False):
-        """The state of a candidate graph."""
+        """The state of a candidate graph whose messages are bounded by `reducer`."""
 
     # Set the annotation here: in the class body it is a string, in which the local variable `reducer` is unknown.
     BoundedState.__annotations__["messages"] = Annotated[list[AnyMessage], reducer]
@@ -98,7 +98,7 @@ _NOTHING: CandidateState = {"outcome": None, "candidate": None, "errors": [], "c
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateNodes:
-    """The nodes and their options; see `candidate_graph` for each field."""
+    """The nodes of a candidate graph, with their options; see `candidate_graph` for each field."""
 
     model: PromptedModel
     system_prompt: str
@@ -223,7 +223,7 @@ class CandidateNodes:
 
 
 def _update(messages: list[BaseMessage], wanted: list[BaseMessage]) -> list[BaseMessage]:
-    """Return the update that turns `messages` into `wanted`: only new messages if none is removed, else all."""
+    """Return the update that turns `messages` into `wanted`: only the added messages or, if any is removed, all."""
     if wanted[: len(messages)] == messages:
         return wanted[len(messages) :]
     return [RemoveMessage(id=REMOVE_ALL_MESSAGES), *wanted]

@@ -285,7 +285,7 @@ def _is_of(entry: Entry, left: LeftOut, before: ContextManifest, after: ContextM
     """Return True if a message of the earlier call is in the range `left`, which the later call excluded.
 
     A range has the ids of its first and last message. If the earlier call did not send one of these, the range is open
-    at that end. If it sent neither and belongs to another run, the range has none of its messages.
+    at that end. If the earlier call sent neither and belongs to another run, none of its messages is in the range.
     """
     if left.last_id is None or entry.id is None:
         return entry.id is not None and entry.id == left.id

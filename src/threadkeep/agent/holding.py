@@ -38,8 +38,8 @@ class RunHold:
 
     `lost` is True if another process owns the run; `told` is True if a caller in this process waits for the answer.
     `told_id` is the id of the answer that was stored for this caller. `replaced` is True if the answer of another
-    process was adopted; `was_pending` is True if the answer could only be stored as a pending write; another answer may
-    replace it. `sessions` are the conversations that agents of the run store under their own keys.
+    process was adopted. `was_pending` is True if the answer could only be stored as a pending write, so that another
+    answer may replace it. `sessions` are the conversations that agents of the run store under their own keys.
 
     A run with one speaker stores its answer in the transaction that ends the run: `joins` is the id of its session, and
     `answer` and `manifests` are stored in this transaction. `begun` is the question that was stored when the run began.

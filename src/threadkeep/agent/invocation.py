@@ -83,7 +83,7 @@ def _is_id(value: object) -> bool:
 
 
 def _in_context(runtime: Runtime[Any], *names: str) -> object:
-    """Return the value of the first of these fields that is set in the run's context; None if none is set."""
+    """Return the first of the fields `names` that is set in the run's context; None if none is set."""
     context = runtime.context
     for name in names if context is not None else ():
         value = context.get(name) if isinstance(context, Mapping) else getattr(context, name, None)

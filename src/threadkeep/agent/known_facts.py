@@ -58,7 +58,7 @@ REFUSED_LINE = (
 
 
 class _Selection(NamedTuple):
-    """The facts that were chosen from `of` for a set of scopes, within `room` tokens of `counter`."""
+    """The `facts` that were chosen from the facts `of` a set of scopes, within `room` tokens of `counter`."""
 
     ids: frozenset[str]
     facts: list[Fact]
@@ -133,7 +133,7 @@ class KnownFacts:
     async def _known(
         self, knowledge: Knowledge, scopes: tuple[Scope, ...], request: ExtraRequest, room: int
     ) -> list[Fact]:
-        """Return this database's facts that fit, in an order that is stable from turn to turn; note the others."""
+        """Return this database's facts that fit, in the same order in each turn; note the others in `request`."""
         async with asyncio.timeout(_TIMEOUT_SECONDS):
             loaded = await knowledge.valid(scopes, limit=_MOST_FACTS, shadowed=True)
             kept = await self._fitting(knowledge, scopes, without_shadowed(loaded), request, room)
@@ -165,7 +165,7 @@ class KnownFacts:
         request: ExtraRequest,
         room: int,
     ) -> list[Fact]:
-        """Return the facts that fit: the previous selection if it suits this input, otherwise a new selection."""
+        """Return the facts that fit: the previous selection if it has the best facts for this input, else a new one."""
         before = self._selections.get(scopes, _Selection(frozenset(), [], {}, 0, None))
         everything = {fact.id: fact for fact in [*found, *known]}
         ranked = list(everything.values())
@@ -209,7 +209,7 @@ def _notes(text: str, missing: Collection[ScopeKind]) -> tuple[str, ...]:
 def _block(
     facts: Sequence[Fact], recalled: GraphRecall, request: ExtraRequest, room: int, notes: Sequence[str] = ()
 ) -> Extra | None:
-    """Return a block of facts, new Graphiti facts that fit, and notes; None for an empty block. Set `request.graph`."""
+    """Return a block of the facts, further Graphiti facts that fit, and the notes, or None. Set `request.graph`."""
     lines = [fact_line(fact) for fact in facts]
     known = {normalised(fact.text) for fact in facts} if recalled.facts else set()
     fresh = [(rank, fact) for rank, fact in enumerate(recalled.facts, start=1) if normalised(fact.text) not in known]

@@ -92,7 +92,7 @@ class _Lookups:
         return "\n".join([*shown, *_in_short(parts)])
 
     async def _summaries(self, session_id: str, first_seq: int, last_seq: int) -> Sequence[Summary]:
-        """Return up to ten summaries of a `seq` range, but none of a graph store's conversation with the same id."""
+        """Return up to ten summaries of a range; a graph store conversation has none, even if a session has its id."""
         if not (await self._memory.contexts.state(session_id, "")).summaries:
             return ()
         return await self._memory.summaries.of_messages(session_id, first_seq, last_seq, _MOST_HITS)

@@ -206,7 +206,7 @@ def exclusions(
 
 
 def _not_read(recollection: Recollection, low: int) -> dict[int, ExclusionReason]:
-    """Return, from `low` up to the question, each `seq` that is missing in the window, with the reason."""
+    """Return, with the reason, each `seq` from `low` up to the question that is missing in the window."""
     messages, end = recollection.messages, recollection.end
     single = any(gap.reason in _SINGLE for gap in recollection.excluded)
     if not single and end is not None and end - low == len(messages) and (not messages or messages[0].seq == low):

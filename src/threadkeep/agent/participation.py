@@ -51,10 +51,10 @@ type _Writer = weakref.ref[Callable[[Any], None]]
 
 
 class OpenCalls:
-    """The agent calls of one middleware in this process that have begun and not ended, by key.
+    """The agent calls of one middleware in this process that have begun but not ended, by key.
 
-    The memory settles the calls before it closes. At most a thousand calls are kept. If a dropped call (usually of an
-    interrupted run) is resumed, it continues from the transcript.
+    Before the memory closes, it stores their held answers and partial texts. Beyond a thousand calls, the oldest is
+    dropped. A dropped call (usually of an interrupted run) continues from the transcript if it is resumed.
     """
 
     def __init__(self) -> None:

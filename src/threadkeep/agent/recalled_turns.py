@@ -126,7 +126,7 @@ def _time_of(turn: FoundTurn) -> datetime:
 
 
 def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extra | None:
-    """Return the best turns that fit, as one message; None if none fits. If the size is unexpected, select again."""
+    """Return the best turns that fit, as one message; None if none fits. Select again if the sizes were wrong."""
     quoted = [QuotedTurn(turn.session_id, turn.message, turn.part) for turn in found]
     sizes = _sizes(quoted, request.counter)
     budget = room - request.counter(TURNS_HEADER)

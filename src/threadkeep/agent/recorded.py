@@ -168,7 +168,7 @@ class RecordedGraph(Runnable[Any, Any]):
         return graph
 
     def _final(self, turn: GraphTurn) -> object:
-        """Return the output of the graph. Remember the classes of its values, because a repeated call restores them."""
+        """Return the graph's output. Remember the classes of its models, because a repeated call creates them again."""
         state = turn.ending.output
         if isinstance(state, Mapping):
             self._classes |= {name: type(value) for name, value in state.items() if isinstance(value, BaseModel)}
@@ -197,7 +197,7 @@ class RecordedGraph(Runnable[Any, Any]):
         return turn
 
     def _end(self, turn: GraphTurn) -> tuple[object, AIMessage | None]:
-        """End a turn. Return the output of the graph, and the answer stored instead of the graph's, or None."""
+        """End a turn. Return the graph's output, and the answer that was stored in place of the graph's, or None."""
         state = self._final(turn)
         winner = self._turns.wait_for(lambda _: turn.end(state), turn.turns)
         if winner is not None and self._needs_state(turn):
@@ -205,7 +205,7 @@ class RecordedGraph(Runnable[Any, Any]):
         return state, winner
 
     async def _aend(self, turn: GraphTurn) -> tuple[object, AIMessage | None]:
-        """End a turn. Return the output of the graph, and the answer stored instead of the graph's, or None."""
+        """End a turn. Return the graph's output, and the answer that was stored in place of the graph's, or None."""
         state = self._final(turn)
         winner = await self._turns.call(lambda _: turn.end(state))
         if winner is not None and self._needs_state(turn):
@@ -236,13 +236,13 @@ class RecordedGraph(Runnable[Any, Any]):
         turn.options = {name: value for name, value in options.items() if name in _OF_RESULTS}
 
     def _prepare_winner(self, turn: GraphTurn, state: object, winner: AIMessage) -> None:
-        """Set the graph that streams the answer of another process, and its input and options."""
+        """Set the turn's graph, input and options so that its stream has `winner`, another process's stored answer."""
         turn.config = {**turn.config, "run_id": None}
         self._prepare_end(turn, turn.without_history(state, winner), [winner], turn.options)
 
 
 async def _events_without_history(events: AsyncIterator[Any], turns: Sequence[GraphTurn]) -> AsyncIterator[Any]:
-    """Yield the events of a run; the output of the run is without the earlier turns that were inserted."""
+    """Yield the events of a run, without the inserted earlier turns in the output of the run."""
     async with aclosing(cast("AsyncGenerator[Any]", events)) as parts:
         async for event in parts:
             data = event["data"]
@@ -282,7 +282,7 @@ def _update_to(winner: AIMessage, state: Any, config: RunnableConfig) -> tuple[R
     """Return the arguments of `bulk_update_state` that replace the last reply of a graph's saved state by `winner`.
 
     A reply that calls tools stays, because the tools' results need it. The update is made as the node `START`, which is
-    never ambiguous. The second step removes the tasks that follow.
+    never ambiguous. The second update is made as `END`, and removes the tasks that would run next.
     """
     last = next(message for message in reversed(state["messages"]) if isinstance(message, AIMessage))
     removed = [] if last.tool_calls else [RemoveMessage(str(last.id))]

@@ -1,7 +1,7 @@
-"""In-run memory: a LangGraph reducer that bounds the messages in state, first by characters, then by their number.
+"""In-run memory: a LangGraph reducer that bounds the messages in a run's state by characters, then by number.
 
 System messages always stay. The newest user message is never dropped, but it is cut if it alone is too long. The
-messages to drop or cut are chosen as for a model call, by characters instead of tokens.
+character limit uses the same rules as the token limit of a model call.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ class TurnContext:
             self.keep()
 
     def keep(self) -> None:
-        """Queue the manifest of the last model call, or add it to the transaction that ends the run."""
+        """Queue the last call's manifest; if the run's final transaction stores this session's answer, add it there."""
         if self._open is None or (entry := self._entry()) is None:
             return
         if self._hold is not None and self._hold.joins is not None and self._hold.joins == entry.session_id:

@@ -41,7 +41,7 @@ AUTO_SHARED_TOKENS: Final = 16_000
 
 
 class TurnLearning(Protocol):
-    """Learns from a session after the end of a turn; see `FactLearning`."""
+    """A learner that is called after the end of a turn; see `FactLearning`."""
 
     def consider(self, session: Session, model: BaseChatModel | None) -> None:
         """Queue a session for learning after a turn, and return at once; `model` is the model of the turn."""
@@ -155,7 +155,7 @@ def call_id_function(function: IdOf, config: RunnableConfig, runtime: Runtime[An
 
 
 def _takes_two(function: IdOf) -> bool:
-    """Return True if a function takes a second argument. If that has a default, it must be named `runtime`."""
+    """Return True if a function takes a second argument; one with a default counts only if named `runtime`."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # some functions in C have no signature
@@ -282,9 +282,9 @@ class ChatOptions:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The name of a model and of its provider (None if unknown), and its context window in tokens.
+    """The name of a model and of its provider (each None if unknown), and its context window in tokens.
 
-    `known` is False if the window is a default, because the caller, the model and its name do not determine it.
+    `known` is False if `window` is the default, because neither the caller nor the model's profile or name gives it.
     """
 
     name: str | None

@@ -113,7 +113,7 @@ class OpenTurn(TurnContext):
         return [m for m in self.session.waiting() if self.question_id in (m.id, m.answers)]
 
     async def _question_rows(self, metadata: Mapping[str, Json], received: Sequence[BaseMessage]) -> list[Message]:
-        """Return the rows of the question. If middleware changed a text, the row has the digest of the received one."""
+        """Return the rows of the question. A row whose text middleware changed has the digest of the received text."""
         rows = [self._stored(message, "complete", metadata=metadata) for message in self.question]
         texts = dict(enumerate(map(transcript_text, received)))
         changed = [index for index, row in enumerate(rows) if texts.get(index, row.content) != row.content]
