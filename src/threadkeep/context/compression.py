@@ -266,7 +266,7 @@ def _fitting(rows: Sequence[Message], tokens: int) -> int:
 
 
 def _starts_turn(spoken: Sequence[Message], index: int, *, complete: bool) -> bool:
-    """Return True if a turn begins with the row at `index` (newest first): a user message after one of another role."""
+    """Return True if the row at `index` begins a turn: a user message after another role's. The newest row is first."""
     if spoken[index].role != "user":
         return False
     return spoken[index + 1].role != "user" if index + 1 < len(spoken) else complete
@@ -284,7 +284,7 @@ _MOST_CHARACTERS = 300
 
 @dataclass(frozen=True)
 class SummaryText:
-    """The prose of a summary, and its facts, which are in order with the oldest first."""
+    """The prose of a summary, and its facts, oldest first."""
 
     prose: str
     facts: tuple[str, ...] = ()

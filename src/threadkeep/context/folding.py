@@ -15,9 +15,10 @@ from threadkeep.records import Message
 
 @dataclass(frozen=True)
 class Fold:
-    """A group of equal exchanges that is shown as one: its count `times`, and the `seq` of each excluded message.
+    """A group of equal exchanges, shown once with a count.
 
-    `seq` belongs to the user message that shows the count.
+    `seq` is the `seq` of the user message that shows the count, `times` is the number of exchanges, and `left_out` has
+    the `seq` of each omitted message.
     """
 
     seq: int | None
@@ -27,7 +28,7 @@ class Fold:
 
 @dataclass(frozen=True)
 class Folded:
-    """The messages in order after folding, and the folds. If nothing was folded, the messages are unchanged."""
+    """The messages after folding, in order, and the folds. If nothing was folded, the messages are unchanged."""
 
     messages: tuple[Message, ...]
     folds: tuple[Fold, ...] = ()

@@ -147,9 +147,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A message of the run itself that was not sent, or a range of them without system messages, with the reason.
+    """A message of the run itself that was not sent, or a range of such messages, with the reason.
 
-    If such messages are in the transcript, their positions are also listed as excluded.
+    A range has no system messages. The `seq` of each message that is in the transcript is also listed as excluded.
     """
 
     id: str | None

@@ -156,10 +156,10 @@ class TokenFactor:
         return not (within and (self.other is None or LEAST_FACTOR < self.other < GREATEST_OF_OTHER))
 
     def learn(self, estimated: int, reported: int, other: int = 0) -> TokenFactor:
-        """Return the factor corrected by one more reported model call; unchanged if the call has too few tokens.
+        """Return the factor after one more model call; it is unchanged if the call has too few tokens.
 
         The first reports weigh most. A report moves the factor by a bounded step, so an outlier has little effect, and
-        many consistent reports move the factor to their ratio.
+        many consistent reports move it to the ratio of reported to estimated tokens.
 
         Args:
             estimated: the tokens of the whole request including tools, as the counter without a factor estimates them.
@@ -386,7 +386,7 @@ class RememberingCounter:
 
 
 class RememberedCounts:
-    """The counters with caches of one memory, one for each estimate. Exact counters are fast, and have no cache."""
+    """The caching counters of one memory, one for each estimate. Exact counters are fast, and have no cache."""
 
     def __init__(self) -> None:
         self._counters: dict[TokenCounter, RememberingCounter] = {}

@@ -242,7 +242,7 @@ class _Planner:
         return fitting
 
     def _stepped(self, fitting: Sequence[list[int]], places: int | None, fraction: float) -> Sequence[list[int]]:
-        """Return the newest groups in `fraction` of the room, so that history can grow; at least the last exchange."""
+        """Return the newest groups that fit into `fraction` of the room, but at least the last exchange."""
         # Count the question and its answer too, so that the window takes this fraction of its limits after the turn.
         allowed = None if places is None else max(int(fraction * places) - 2, 0)
         # Ignore the turn's steps, so that later turns can begin here too. If nothing fits then, cut for this turn only.
@@ -272,7 +272,7 @@ class _Planner:
         return fitting
 
     def _opening_of(self, history: Sequence[Sequence[int]]) -> int:
-        """Return the tokens of the opening message; 0 if it is placed, or if history begins with a user message."""
+        """Return the tokens of an opening message; 0 if it is placed already or history begins with a user message."""
         asked = self._opened or not history or self._items[history[0][0]].kind == "user"
         return 0 if asked else self._opening
 

@@ -242,7 +242,7 @@ class WindowChooser:
         return limit is not None and len(self._chosen) + (self._pinned is not None) >= limit
 
     def _start(self, rows: Sequence[Message]) -> Sequence[Message]:
-        """Reserve tokens for the newest user message; return the rows, with the message first if it is newer."""
+        """Reserve tokens for the newest user message; return the rows, preceded by this message if it is newer."""
         self._started = True
         among = next((row for row in rows if row.role == "user"), None) if not self._before_question else None
         if self._pinned is None or (among and _seq(among) >= _seq(self._pinned)):

@@ -126,7 +126,7 @@ _BEST_POSITIONS = 24
 
 
 class Coverage(dict[int, float]):
-    """A cache: the share of the query's weight that a set of sources covers, by the bits of these sources.
+    """A cache that maps a set of sources, given by their bits, to the share of the query's weight that it covers.
 
     A source is a term of the query or a substitute, and has one bit. Only the best source of each term counts; its
     bit is the lowest among the sources of the term.
@@ -216,7 +216,7 @@ class Hits:
 
 
 def _others(postings: Postings, terms: Sequence[tuple[float, str]]) -> Iterator[tuple[int, float, Sequence[int]]]:
-    """Yield the substitutes of the terms: the term's number, the share of the term that is covered, the positions."""
+    """Yield for each substitute the number of its term, the share of the term that it covers, and its positions."""
     for number, (weight, term) in enumerate(terms):
         for topic in ASKS.get(term, ()):
             positions = postings.of_topic(topic)

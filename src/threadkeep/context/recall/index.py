@@ -61,7 +61,7 @@ class Ranked(NamedTuple):
 class _Episode:
     """A limited number of consecutive turns of one session, without a long pause between them.
 
-    `asks` is 1 if its last turn has a question.
+    `asks` is 1 if the last turn of the episode has a question, otherwise 0.
     """
 
     session: str
@@ -80,7 +80,7 @@ class Analysis(NamedTuple):
 
 
 def analysis_of(text: str) -> Analysis:
-    """Return the analysis of a turn's text. It takes most of the time of `add`, and may run in an OS thread."""
+    """Return the analysis of a turn's text, the slow part of `RecallIndex.add`; call this in a thread beforehand."""
     words = words_of(text[:_READ_CHARACTERS])
     return Analysis(words, _counted(terms_of(words)[:_MOST_TERMS]), signs_of(text, words))
 
@@ -273,7 +273,7 @@ class RecallIndex:
         return spans_of(query[:2_000], known, now.toordinal() if now else known.last)[:12]
 
     def _dates(self, spans: Sequence[Span]) -> dict[int, tuple[float, float]]:
-        """Return, for each episode near these days, the nearness (0 to 1), and 1.0 if it began on such a day."""
+        """Return the nearness (0 to 1) of each episode near a span, and 1.0 if the episode began in that span."""
         near: dict[int, tuple[float, float]] = {}
         for span in spans:
             reach = 4 + (span.last - span.first) / 4

@@ -83,7 +83,7 @@ class Scoring:
         return scores
 
     def _windows(self, chosen: Sequence[int]) -> list[Sequence[int]]:
-        """Return, for each of these positions, the bits of the hits there and at five positions on each side."""
+        """Return, for each position in `chosen`, the bits of the hits there and at five positions on each side."""
         found = self._found.hits.masks
         if len(self._columns) > _SHORT:
             get, none = found.get, repeat(0)
@@ -137,7 +137,7 @@ class Matching:
         self._weights = {**MATCH, **{name: MATCH[name] + self._many * MATCH[name + OF_MANY] for name in _OF_MANY}}
 
     def _of_many(self) -> float:
-        """Return the number of turns that match about as well as the best one, on a logarithmic scale: 0 for none."""
+        """Return the number of turns that match about as well as the best one, on a logarithmic scale."""
         shares = self._hits.shares
         nearly = _NEARLY * max(shares, default=0.0)
         return _MANY_SCALE * math.log1p(sum([share >= nearly for share in shares]))

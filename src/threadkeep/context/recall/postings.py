@@ -146,7 +146,7 @@ class Postings:
         return self._topics.get(topic, ())
 
     def alike(self, term: str, most: int) -> Iterator[Sequence[int]]:
-        """Yield the positions of other terms with the same prefix, for at most `most` terms."""
+        """For up to `most` other terms with the same first letters, yield the positions of turns with that term."""
         if len(term) >= _BEGINNING:
             for other in self._beginnings.get(term[:_BEGINNING], ())[:most]:
                 if other != term:
@@ -202,7 +202,7 @@ _ASKED, _BELONGING = 1.5, 1.0
 
 
 class Profile(dict[int, float]):
-    """A cache: the share of a query's topics that a turn has, by the bits of the turn's topics."""
+    """A cache that maps a set of topics, given by their bits, to its share of the query's topics."""
 
     def __init__(self, postings: Postings, terms: Sequence[str], shares: Mapping[str, float]) -> None:
         super().__init__()

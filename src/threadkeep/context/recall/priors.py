@@ -117,7 +117,7 @@ type Priors = tuple[float, ...]
 
 
 class Surroundings(NamedTuple):
-    """The number of earlier turns in the episode, and two flags: the turn before asks a question; a program speaks."""
+    """The number of earlier turns in the episode; 1 if the turn before asks a question; True if a program speaks."""
 
     turns_before: int
     after_question: int

@@ -125,7 +125,7 @@ def _nicknamed(word: str, participants: Participants) -> str | None:
 
 
 def _persons(text: str, words: Sequence[str], participants: Participants) -> frozenset[str]:
-    """Return the speakers that "I" or "you" in an input means; none if it has neither."""
+    """Return the speakers that "I" and "you" in an input refer to; none if the input has neither word."""
     if participants.askers and _TO_THE_OTHER.search(text):
         return participants.others
     if not _FIRST_PERSON.isdisjoint(words) or _HAN_FIRST_PERSON in text:

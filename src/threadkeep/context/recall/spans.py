@@ -157,7 +157,7 @@ def spans_of(text: str, known: Span, now: int) -> list[Span]:
 
 
 def _read(readings: Sequence[_Reading], text: str, known: Span, now: int, spans: list[Span]) -> str:
-    """Add the days that a text mentions; return the text without them, so that no pattern reads them again."""
+    """Add the days that a text mentions to `spans`; return the text without the words that were read."""
     for pattern, reading in readings:
         for found in pattern.finditer(text):
             spans.extend(reading(found, known, now))
