@@ -17,7 +17,7 @@ from threadkeep.store.codec import LAST_MESSAGE_CHARACTERS, TITLE_CHARACTERS, Pr
 
 @dataclass(frozen=True)
 class Target:
-    """The layout and the time of a new turn, and the stored chunk that the turn continues, or None for a new chunk."""
+    """The destination of a new turn: the layout, the stored chunk to extend (None begins a new one), and the time."""
 
     layout: GraphLayout
     last_chunk: Value | None

@@ -179,7 +179,7 @@ class SessionIndex:
         *,
         former: int | None,
     ) -> bool:
-        """Add index rows to those of version `former`. If it is None, return False if the session has a row already."""
+        """Add index rows to the rows of version `former`; without `former`, return False if the session has a row."""
         row = _session_row(conversation, upto)
         if former is None and not await connection.execute(self._sql["begin_indexing"], row):
             return False

@@ -136,9 +136,10 @@ _PAGE_ITEMS = 500
 
 
 class TabledStore:
-    """A base class for LangGraph stores that Threadkeep opens, with their `items` and the database's fingerprint.
+    """A base class for LangGraph stores that Threadkeep opens; `fingerprint` identifies the database.
 
-    Both are None for an in-memory store, because only the store's own connection can access its table.
+    `items` accesses the store's table through Threadkeep's driver. Both are None for an in-memory store, whose table no
+    other connection can access.
     """
 
     items: TableItems | None = None

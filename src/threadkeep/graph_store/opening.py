@@ -224,7 +224,7 @@ class ConversationArchive:
         )
 
     def _with_reset(self, appended: Appended, part: ArchivedPart, seqs: dict[str, int]) -> Conversation:
-        """Return the conversation with the export's last reset at the same message, unless its own reset is later."""
+        """Return the conversation with the export's last reset, unless the conversation's own reset is later."""
         reset_seq = part.info.reset_seq
         last_before = next((message for message in part.messages if reset_seq and message.seq == reset_seq), None)
         seq = seqs.get(str(last_before.id), 0) if last_before is not None else 0

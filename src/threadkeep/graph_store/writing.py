@@ -127,7 +127,7 @@ class ConversationWriter:
     async def _losers(
         self, writing: Writing, conversation: Conversation, turn: Turn, adopted: Value | None
     ) -> list[Value]:
-        """Return the stored answers that the turn's answer replaces: `adopted`, and the message that it completes."""
+        """Return the stored answers that `turn` replaces: `adopted`, and the message that the turn completes."""
         names = [] if turn.completes is None else [id_note(turn.completes)]
         found = await self._noted(writing, conversation, names, lambda message: id_note(message.get("id") or ""))
         active = [one for one in found.values() if not one.get("superseded_at")]
@@ -148,7 +148,7 @@ class ConversationWriter:
     async def _locked_with_rows(
         self, session_id: str, work: Callable[..., Awaitable[Written]], needed: Sequence[ItemKey]
     ) -> Written:
-        """Execute work on a conversation with the statements of `beside`; if they may have failed, retry without."""
+        """Do `work` with the statements of `beside`; if these may have failed, do it again without the statements."""
         async with self._order(session_id):
             if self.beside is not None:
                 try:
@@ -483,7 +483,7 @@ class ConversationWriter:
 
 
 def _with_reset(former: Conversation, grown: Conversation, question_seq: int) -> Conversation:
-    """Move the last reset behind the answer if it answers a question before the reset and nothing was stored after."""
+    """Move the last reset, after which nothing was stored, behind the answer to a question from before the reset."""
     if 0 < question_seq <= former.reset_seq == former.last_seq:
         return replace(grown, reset_seq=grown.last_seq)
     return grown

@@ -26,9 +26,9 @@ class LoopBlocked(Exception):
 
 
 class MemoryLoop:
-    """The running event loop of the current thread, for callers in other threads and on other loops.
+    """The event loop on which this object was created; it runs coroutines for other threads and other loops.
 
-    If `dedicated` is true, the thread runs only this memory, so no code of a caller can block the loop.
+    If `dedicated` is true, the loop's thread runs only the memory, so callers' code cannot block the loop.
     """
 
     def __init__(self) -> None:

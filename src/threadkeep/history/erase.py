@@ -299,7 +299,7 @@ class Eraser:
         return [(await self._memory.graph_store(), namespace, key) for namespace, key in found]
 
     async def _named(self, wanted: Erasable, *, others: bool) -> list[tuple[str, ...]]:
-        """Return graph store namespaces that name the person and no other user; with `others`, those naming both.
+        """Return the namespaces that name the person and another user (`others`), or the person and no other user.
 
         An id may also be a common word (`memories`), so a namespace with another user's id is not erased. Conversations
         are erased by their owners and senders, whatever their namespaces are called.

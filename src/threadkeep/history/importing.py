@@ -170,7 +170,7 @@ class Importer:
         return line
 
     def _identified(self, parsed: MessageLine) -> Message:
-        """Return the message with an id; a missing id is made from position and text, so it is always the same."""
+        """Return the message with an id. A missing id is made from position and text: it is the same in each import."""
         message = parsed.message
         if message.id is not None:
             return message

@@ -196,7 +196,7 @@ class Manifests:
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
     async def _write(self, group: list[NotedManifest]) -> None:
-        """Write a group and empty the list; only records delayed by a lock or a duplicate call number stay in it.
+        """Write a group, and remove the records from the list unless a lock or a duplicate call number delays them.
 
         Raises:
             StoreError, TimeoutError: the database is not available; the records in the list must wait.

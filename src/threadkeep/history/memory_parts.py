@@ -110,7 +110,7 @@ class LearnedFactors:
             await self.save()
 
     def _known(self, model: str) -> TokenFactor:
-        """Return the factor of a model; in an unknown family, it is also the first factor of non-Latin scripts."""
+        """Return the factor of a model; in an unknown family, other scripts begin with the factor of Latin script."""
         found = (self._factors or {}).get(factor_key(model)) or TokenFactor(model)
         return replace(found, other=None if family_of(model) else found.other or found.value)
 

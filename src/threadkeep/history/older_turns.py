@@ -242,7 +242,7 @@ class OlderTurns:
     def _store(
         self, stored: StoredIndexes, key: tuple[RecallScope, str], index: ConversationIndex, infos: list[SessionInfo]
     ) -> None:
-        """Store the indexes of sessions that have grown, in a background task; only one such task runs per index."""
+        """Store the indexes of sessions that have grown enough, in a background task, unless such a task still runs."""
         grown = stored.grown(index, infos, of_user=key[0] == "user")
         if grown and (index.storing is None or index.storing.done()):
             index.stored |= {info.session_id: index.read[info.session_id] for info in grown}
@@ -266,7 +266,7 @@ class OlderTurns:
         return index
 
     async def _index_new(self, index: ConversationIndex, infos: dict[str, SessionInfo], most: int) -> Collection[str]:
-        """Index new messages of sessions, in all only the newest `most`; return the ids of sessions that had any."""
+        """Index the new messages of sessions, at most the newest `most`; return the ids of sessions that had any."""
         behind = {
             session_id: allowed
             for session_id, allowed in _allowed(infos, most).items()

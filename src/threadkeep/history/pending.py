@@ -107,7 +107,7 @@ class PendingTurns:
     def of_namespace(
         self, transcripts: Transcripts, options: PendingOptions, *, namespace: tuple[str, ...] = ()
     ) -> PendingTurns:
-        """Create the pending turns of a graph store namespace; this object lists and counts them with its own."""
+        """Create the pending turns of a graph store namespace; this object includes them in `entries` and `count`."""
         other = PendingTurns(transcripts, options, observer=self._observer, clock=self._clock)
         other._namespace = namespace
         self._all.append(other)
@@ -116,12 +116,12 @@ class PendingTurns:
 
     @property
     def entries(self) -> tuple[PendingTurn, ...]:
-        """The pending turns, oldest first. The memory's own object also lists turns of agents' conversations."""
+        """The pending turns, oldest first. The memory's main object includes those of its graph store namespaces."""
         return tuple(sorted((entry for each in self._listed for entry in each.own), key=lambda entry: entry.kept_at))
 
     @property
     def count(self) -> int:
-        """The number of pending turns of the memory, including those of agents' conversations."""
+        """The number of pending turns of the memory, including the turns of its graph store namespaces."""
         return sum(len(each.own) for each in self._all)
 
     def turns_of(self, session_id: str) -> list[Turn]:
@@ -130,7 +130,7 @@ class PendingTurns:
 
     @property
     def _listed(self) -> list[PendingTurns]:
-        """The objects whose turns this object lists: the memory's own object lists all, any other only itself."""
+        """The objects whose turns this object includes: all for the memory's main object, else only this object."""
         return self._all if self._all[0] is self else [self]
 
     async def start(self) -> None:
@@ -329,7 +329,7 @@ class PendingTurns:
         return not any(session_id in (None, entry.turn.session_id) for entry in self.own)
 
     def _next(self, session_id: str | None, blocked: set[str], tried: set[str]) -> PendingTurn | None:
-        """Return the oldest turn that was not tried in this pass and whose session is not blocked; None without one."""
+        """Return the oldest turn that was not tried in this pass and whose session is not blocked, or None."""
         for entry in self.own:
             wanted = session_id in (None, entry.turn.session_id)
             if wanted and entry.turn.session_id not in blocked and entry.entry_id not in tried:
@@ -352,7 +352,7 @@ class PendingTurns:
         return True
 
     async def _append_told(self, turn: Turn) -> None:
-        """Write a turn again that was delivered during its first write, so that it replaces an undelivered answer."""
+        """Write a turn again, because its answer was delivered meanwhile and must replace an undelivered answer."""
         with contextlib.suppress(QuestionGone):
             receipt = await self._transcripts.append(turn)
             for message_id in receipt.duplicates:
@@ -509,7 +509,7 @@ def _completes(answer: Message, stored: Message) -> bool:
 
 
 def _is_same(answer: Message, stored: Message) -> bool:
-    """Return True if a stored message has the same question, status and position (or text) as an answer."""
+    """Return True if a stored message has the same question, status, and author and ordinal (or text) as an answer."""
     if (answer.answers, answer.status) != (stored.answers, stored.status):
         return False
     return (answer.author, answer.ordinal) == (stored.author, stored.ordinal) or answer.content == stored.content

@@ -174,7 +174,7 @@ class PendingFiles:
 
 @dataclass(frozen=True)
 class WaitingFile:
-    """The pending turns in one file. If it is `live`, its process delivers them; otherwise the next process does."""
+    """The pending turns in one file. Its process delivers them if it is alive (`live`), otherwise the next process."""
 
     path: Path
     live: bool
@@ -213,7 +213,7 @@ def _paths(folder: Path) -> list[Path]:
 
 
 def _content(path: Path) -> tuple[bool, SpoolContent]:
-    """Return whether a file's process is alive, and the content; a cut last line of a dead one is unreadable."""
+    """Return whether a file's process is alive, and the content; if not, a cut last line counts as unreadable."""
     live = in_use(path)
     return live, read_spool(path, cut_off=not live)
 

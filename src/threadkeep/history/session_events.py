@@ -37,7 +37,7 @@ class _Labels(TypedDict):
 
 
 class SessionEvents:
-    """A reporter of a session's events to an observer; `started` is a value of `time.perf_counter()`."""
+    """A reporter of a session's events; each argument `started` is a value of `time.perf_counter()`."""
 
     def __init__(self, observer: Observer, backend: Backend, session_id: str) -> None:
         self._observer = observer

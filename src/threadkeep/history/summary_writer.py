@@ -115,7 +115,7 @@ class SummaryWriter:
         return summary
 
     async def _merge(self, summaries: Sequence[Summary]) -> Summary:
-        """Store one summary that replaces several. It keeps their facts, and a model writes its prose again."""
+        """Store one summary in place of several. It has their facts that fit; a model writes the prose again."""
         started = time.perf_counter()
         carried = merged_facts(SummaryText.read(summary.text) for summary in summaries)
         facts = fitting_facts(carried, self._room.facts, self._counter)

@@ -176,10 +176,7 @@ class MemoryUpdated(Event):
 
 
 class PromptSent(Event):
-    """A candidate graph sent its messages to a model. `tokens` is an estimate.
-
-    `flat` is true if the messages were sent as one text.
-    """
+    """A candidate graph sent its messages to a model, as one text if `flat` is true. `tokens` is an estimate."""
 
     messages: int
     characters: int
@@ -259,10 +256,7 @@ class MessagesPruned(Event):
 
 
 class RunsPruned(Event):
-    """A retention pass deleted old finished runs, and workflow versions that no run uses.
-
-    A tree is a run with all its descendants.
-    """
+    """A retention pass deleted finished runs and unused workflow versions. A tree is a run with its descendants."""
 
     trees: int
     runs: int
@@ -407,7 +401,7 @@ DELIVERY_FAILURES = ("ReplyLimit", "ReplyTimeOver", "SessionState", "InvalidUser
 
 
 class UpdateReceived(SessionEvent):
-    """A platform sent an update to a bot, which was `taken`, `repeated`, `ignored` or `refused` (for a `reason`)."""
+    """A bot got an update from its platform: it was `taken`, `repeated`, `ignored` or `refused` (for a `reason`)."""
 
     channel: Channel
     bot: str

@@ -92,9 +92,10 @@ class _Handler(logging.StreamHandler[TextIO]):
 def configure_logging(level: Level = "INFO", *, json: bool = False, stream: TextIO | None = None) -> None:
     """Send all logging to one stream (stderr by default) as readable lines or as JSON.
 
-    `level` applies to Threadkeep's own logger. Other libraries log from WARNING up, and uvicorn from INFO up, because
-    more detailed logs quote requests. Arguments are only inserted into the lines of Threadkeep and uvicorn. An error is
-    logged with its class and its locations but not its message, and a request with its path but not its query.
+    `level` applies to Threadkeep's own logger. Other libraries log at WARNING and above, uvicorn at INFO and above,
+    because more detailed logs contain request data. Except for Threadkeep and uvicorn, a message template is logged
+    without its arguments. An error is logged with its class and its locations but not its message, and a request with
+    its path but not its query.
     """
     target = sys.stderr if stream is None else stream
     handler = _Handler(target)

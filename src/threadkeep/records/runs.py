@@ -189,7 +189,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Begun:
-    """The owner has acquired the run, and executes it from its last checkpoint. A `new` run has never begun before."""
+    """A run that the owner has acquired, to execute it from the last checkpoint; a `new` run has never begun before."""
 
     run: Run
     new: bool = False
@@ -197,7 +197,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class NotYet:
-    """The run cannot start: it waits for the run `behind`, or another process executes it (`behind` is its own id)."""
+    """A run that cannot start: another process executes it (`behind` is its own id), or the run `behind` goes first."""
 
     run: Run
     behind: str
@@ -205,7 +205,7 @@ class NotYet:
 
 @dataclass(frozen=True)
 class Over:
-    """Nothing is left to execute: the run has ended, waits for a person, or does not exist (None)."""
+    """A run with nothing left to execute: it has ended, waits for a person, or does not exist (None)."""
 
     run: Run | None
 

@@ -266,7 +266,7 @@ class GroupCommit:
         task.add_done_callback(self._waiting.discard)
 
     async def _write_locked(self, session_id: str) -> None:
-        """Write the turns of a locked session, and turns queued meanwhile; wait for the lock up to the full timeout."""
+        """Wait up to the full timeout for a session's lock; then write its turns, including turns queued meanwhile."""
         turns = self._locked[session_id]
         begun = 0
         async with self._waiting_slots:
@@ -378,7 +378,7 @@ def _by_session(group: Sequence[PreparedTurn]) -> dict[str, list[PreparedTurn]]:
 
 
 def _noted(graph_turns: GraphTurns, prepared: PreparedTurn, left: int) -> list[dict[str, object]]:
-    """Return the turn's row for Graphiti in a list, or an empty list; `left` counts new messages from this turn on."""
+    """Return a list with the turn's row for Graphiti, if it has one; `left` counts new messages from this turn on."""
     row = graph_turns.row(prepared.turn, prepared.messages, now=prepared.now)
     seqs = {"first_behind": left - 1, "last_behind": left - len(prepared.columns)}
     return [] if row is None else [{**row, **seqs}]

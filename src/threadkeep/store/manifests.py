@@ -248,7 +248,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         return len(rows)
 
     async def _is_there(self, connection: Connection, owner: _Owner, key: Parameters, noted: _Noted) -> bool:
-        """Return True if the record is stored with its owner or, from the time before the session existed, its run.
+        """Return True if the record is stored with its owner, or with its run from before its session existed.
 
         The message ids, which are not stored, are restored before records are compared.
         """

@@ -177,7 +177,7 @@ async def _step[T](driver: Driver, partitions: int, work: Callable[[Connection],
 
 
 async def _copy(connection: Connection) -> tuple[int, int]:
-    """Copy the ranges that were noted first, up to a limit; return how many ranges and how many new messages."""
+    """Copy the oldest noted ranges, up to a limit; return the number of ranges and the number of new messages."""
     taken = await connection.fetch(_SQL["take"], {"limit": _RANGES})
     fields = ("session_id", "first_seq", "last_seq")
     ranges = {"ranges": dump_json([dict(zip(fields, row, strict=True)) for row in taken])}

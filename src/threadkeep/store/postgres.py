@@ -182,7 +182,7 @@ class PostgresDriver(Driver):
         return self._lock_timeout(min(GROUP_LOCK_SECONDS, self._lock_seconds or GROUP_LOCK_SECONDS))
 
     def _lock_timeout(self, given: float | None) -> Sequence[Statement]:
-        """Return the statement that limits the wait for a lock in a transaction; none to use the connection's limit."""
+        """Return the statement that limits a transaction's lock waits; () if the connection's own limit applies."""
         if given is None and self._is_pooled:
             given = self._lock_seconds
         left = seconds_left()
@@ -266,11 +266,11 @@ async def _open[C: RawConnection | DictConnection](
 async def _reach(dsn: str, options: StoreOptions) -> None:
     """Connect once without the pool, because the pool does not report why it gets no connection.
 
-    Retry until the pool's timeout if the server refuses the connection for now; with `waits_for_server`, also if it
-    cannot be reached.
+    Retry until the pool's timeout if the server refuses the connection for now; with `waits_for_server`, also if the
+    server cannot be reached.
 
     Raises:
-        StoreUnavailable: it failed; the error quotes the message of the server or the network, which has no password.
+        StoreUnavailable: no connection; the error quotes the server's or the network's message, without a password.
     """
     seconds, told = options.pool_timeout_seconds, False
     deadline = time.monotonic() + seconds

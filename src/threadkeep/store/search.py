@@ -124,7 +124,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         return True
 
     async def _try_step(self, sessions: Sequence[_Behind], locked: set[str]) -> list[_Behind]:
-        """Index the next messages of sessions; add locked sessions to `locked`; return those with more to index."""
+        """Index the next messages of sessions; add locked ones to `locked`; return sessions with more to index."""
         try:
             return await self._step(sessions)
         except RowLocked:

@@ -88,8 +88,8 @@ class Batch(NamedTuple):
             begin(connection, self.wait_seconds)
         for sql, parameters in self.statements:
             self.rows.append(connection.execute(sql, parameters).fetchall())
-        # Return no row: an unread row would keep the statement active, and an interrupt would then fail later
-        # statements too.
+        # Return a cursor without rows: an unread row would keep the statement active, and an interrupt would then make
+        # later statements fail too.
         return connection.execute("COMMIT") if self.commits else connection.cursor()
 
 

@@ -80,7 +80,7 @@ class TableSessions:
         return [session_of(row, damaged=True) for row in rows]
 
     async def are_all(self) -> bool:
-        """Return True if no agent stores conversations of its own in a graph store; then the table has all sessions."""
+        """Return True if the table has all conversations, because no agent stores any in a graph store."""
         return not await self._driver.fetch(load_statements("conversation_layouts.sql")["layouts"], {})
 
 

@@ -312,7 +312,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         return [cancelled for cancelled, *_ in rows]
 
     async def _continue_above(self, run_id: str) -> None:
-        """Queue the waiting ancestors of a run again, without open questions."""
+        """Queue a run's waiting ancestors again, and remove their open questions."""
         if above := await self._waiting_above(run_id):
             async with self._driver.writing() as connection:
                 await self._lock_orders_of(connection, above)
