@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class App:
-    """The parts that every interface needs; `metrics` is None without its extra, `channels` is None if no bots run."""
+    """The parts that every interface needs. `metrics` is None without its extra, and `channels` without bots."""
 
     settings: Settings
     memory: Memory
@@ -237,7 +237,7 @@ def chat_options(settings: Settings) -> ChatOptions:
 
 
 def _with_summarizer(options: ChatOptions, model: BaseChatModel, name: str) -> Compression | None:
-    """Return the compression options with a summarizer that uses the model `name`, by default `model`; None if off."""
+    """Return the compression options with a summarizer for the model `name` (by default `model`), or None if off."""
     if options.compression is None:
         return None
 

@@ -330,7 +330,7 @@ def _prefix(app_name: str) -> str:
 def _key(app_name: str, user_id: str, session_id: str) -> str:
     """Return the id of a stored session.
 
-    If the id would be too long, characters beyond ASCII are not escaped. If it is still too long, it has a digest.
+    If the id would be too long, characters beyond ASCII are not escaped. If it is still too long, it is a digest.
     """
     parts = [f"{escape(user_id)}:{escape(session_id)}" for escape in (keys.escape_key, _escape_ascii)]
     longest = keys.MAX_KEY_CHARACTERS - len(_prefix(app_name))
@@ -339,7 +339,7 @@ def _key(app_name: str, user_id: str, session_id: str) -> str:
 
 
 def _long_id(stored: StoredSession, session_id: str) -> dict[str, Json]:
-    """Return the fields with the ADK id of a session whose stored id has only a digest; none for other sessions."""
+    """Return a field with the ADK id of a session if its stored id has only a digest; otherwise return no fields."""
     return {} if _adk_id(stored.session_id) else {"session": session_id}
 
 

@@ -51,7 +51,7 @@ class NewMessage(BaseModel):
 
 @dataclass(frozen=True)
 class McpCaller:
-    """The user for whom a client calls, or None for all users, and whether the client may write."""
+    """The rights of a client. It acts for the user `user_id`, or for all users if this is None."""
 
     user_id: str | None = None
     writes: bool = False

@@ -353,7 +353,7 @@ def list_in(fields: Mapping[str, Json], name: str) -> Sequence[Json]:
 
 
 def text_in(fields: Mapping[str, Json], name: str) -> str:
-    """Return the text in a field, or an empty text if it is missing."""
+    """Return the text in a field, or an empty text if the field is missing or has another type."""
     value = fields.get(name)
     return value if isinstance(value, str) else ""
 

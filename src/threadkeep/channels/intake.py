@@ -206,19 +206,19 @@ class Intake:
         self.notify(bot, "taken" if is_new else "repeated", session_id=session_id)
 
     async def _has_caption(self, bot: Bot, message: IncomingMessage) -> bool:
-        """Return whether another picture of the album had a caption, which has an answer of its own."""
+        """Return whether another picture of the album had a caption. The caption gets its own answer."""
         state = self._memory.channels.state
         return bool(message.album) and await state.value(bot.channel.scope, _album_name(message)) is not None
 
     async def _drop_of_album(self, bot: Bot, message: IncomingMessage) -> None:
-        """Drop the answer to the pictures of an album that have no caption, unless it was sent."""
+        """Drop the answer to an album's pictures without a caption, unless this answer was sent."""
         message_id = f"{bot.channel.scope}:{_album_name(message)}"
         answer = await self._outbox.find(bot.name, message.session_id or "", message_id)
         if answer is not None:
             await self._outbox.drop(answer.number)
 
     async def _is_within_rate(self, bot: Bot, message: IncomingMessage) -> bool:
-        """Count a message and return True if it is within the limit. Answer the first one beyond it with `too_many`."""
+        """Count a message; return True if it is within the limit. Answer the first one beyond it with `too_many`."""
         sender = message.sender.id if message.sender else message.session_id or ""
         rate = bot.rates.count(sender, message.message_id)
         if rate == "first_beyond":
@@ -290,7 +290,7 @@ class Intake:
         content: str | None = None,
         started: StartedRuns = None,
     ) -> bool:
-        """Add an entry for the answer to the outbox, and start the run; if it cannot start, answer `busy` or `failed`.
+        """Add an outbox entry for the answer, and start the run. If the run cannot start, answer `busy` or `failed`.
 
         Return False if the message was already processed.
         """
@@ -344,7 +344,7 @@ class Intake:
     async def _expect_answer(
         self, bot: Bot, message: IncomingMessage, content: str | None, *, waits: bool = True
     ) -> bool:
-        """Add an entry for the answer to a message to the outbox; return False if there is one already."""
+        """Add an outbox entry for the answer to a message; return False if the outbox has one already."""
         # Do not send an answer while WeCom may fetch it, as it does for an AI bot without a connection.
         channel = bot.channel
         is_fetched = isinstance(channel, WeComAIBotChannel) and not channel.options.connection

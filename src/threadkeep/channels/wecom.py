@@ -223,7 +223,7 @@ class WeComDirectOptions(WeComOptions):
 
 
 class WeComXmlChannel[O: WeComOptions](ABC):
-    """A channel of a corporation whose callbacks are XML."""
+    """A channel of a WeCom corporation. Its callbacks are XML."""
 
     def __init__(self, options: O) -> None:
         self.name = options.name
@@ -248,7 +248,7 @@ class WeComXmlChannel[O: WeComOptions](ABC):
 
 
 class WeComDirectChannel(WeComXmlChannel[WeComDirectOptions]):
-    """An application that members of the corporation write to."""
+    """The channel of a WeCom application, to which members of the corporation write."""
 
     kind: Literal["wecom_dm"] = "wecom_dm"
 

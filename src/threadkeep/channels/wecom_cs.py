@@ -191,7 +191,7 @@ class DeskFetching:
         self._noticed.set()
 
     async def _notice_known_desks(self) -> None:
-        """Store a notice, which expires, for each known desk, because notices are lost while no process runs."""
+        """Store a notice for each known desk, valid for an hour: WeCom's notices are lost while no process runs."""
         scope, now = self._channel.scope, self._memory.clock()
         value = json.dumps({"token": "", "at": now.isoformat()})
         for name in await self._state.values_of(scope, _CURSOR_PREFIX):
@@ -244,7 +244,7 @@ class DeskFetching:
         cursor = await self._state.value(scope, position)
         if cursor is None:
             await self._state.keep_first(scope, beginning, self._memory.clock().isoformat())
-        # The time is deleted when all pages are read, because a later fetch may continue an interrupted first fetch.
+        # Keep the start of a first fetch until all pages are read, because a later fetch may continue it.
         began = await self._state.value(scope, beginning)
         while True:
             answer = await self._client.page(desk, cursor=cursor, token=token)
@@ -292,7 +292,7 @@ def _event(event: Mapping[str, Json], session_id: str | None, customer: str) -> 
 def _begun_recently(updates: Iterable[Update], began: datetime) -> list[Update]:
     """Return the updates of a desk's first fetch, in which WeCom sends up to three days of history.
 
-    Messages that were sent more than 10 minutes before `began` are marked, so that they are stored and not answered.
+    Messages from more than 10 minutes before the start (`began`) are marked, so that they are stored and not answered.
     Old messages without text, such as pictures, are left out.
     """
     since = began - _UNKNOWN_AGE

@@ -48,7 +48,7 @@ async def show_context(
 ) -> None:
     """Show the context of a model call: its budget, its messages, and the excluded messages with the reasons.
 
-    Without --call it shows the last call, and the context of the built-in chat's next call without its input.
+    Without --call, show the last call, then preview the built-in chat's next call, before its user message is known.
     """
     if session is None and run_id is None:
         raise WrongUse("Name a session or a run: --session ID, or --run RUN.")

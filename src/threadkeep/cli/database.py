@@ -40,7 +40,7 @@ pending_commands = verbs("Turns that are not written to a database yet.")
 
 @dataclass(frozen=True)
 class _Schema:
-    """The schema before and after the command. `left` is the number of unindexed messages after filling the index."""
+    """The schema before and after the command. After filling the search index, `left` messages remain unindexed."""
 
     database: str
     before: int

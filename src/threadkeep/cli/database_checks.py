@@ -98,7 +98,7 @@ def _unreachable(check: str, address: DatabaseAddress, error: StoreError | Modul
 
 
 def _explained(address: DatabaseAddress, error: StoreError) -> tuple[str, str]:
-    """Return the description of an error and the advice. If the text has a cause in brackets, advice follows."""
+    """Return the description of an error, and the advice: the text after a cause in brackets, or general advice."""
     if isinstance(error, RowLocked):
         detail, _, _ = str(error).partition("; ")
         return f"{detail}.", "End that transaction (see `locks`), or wait for its end."
@@ -223,9 +223,10 @@ def _rights(missing: Sequence[MissingRights], condition: Condition) -> list[Find
 def _holding(
     address: DatabaseAddress, holders: Sequence[LockHolder], *, hidden: Mapping[str, str] | None = None
 ) -> list[Finding]:
-    """Return a finding about connections that may block others or, if there are none, that have the SQLite file open.
+    """Return a finding about locks: connections that may block others, or else processes that have the file open.
 
-    `hidden` has the number of connections to PostgreSQL whose transactions this role may not see.
+    Otherwise, it says that no lock is seen. `hidden` maps `hidden_connections` to the number of connections whose
+    transactions this PostgreSQL role may not see.
     """
     if address.path is not None:
         holders = lock_holders(address.path)
@@ -386,7 +387,7 @@ async def check_graph_store(settings: Settings, integrity: Sequence[Finding]) ->
 
 
 async def _layouts(settings: Settings) -> list[GraphLayout]:
-    """Return the layouts in the graph store: the layout of sessions, if they are there, and those of agents."""
+    """Return the layouts of agents' conversations in the graph store, and of sessions if they are stored there."""
     found = [GraphLayout()] if settings.transcripts == "graph_store" else []
     if settings.database.path is None or os.access(settings.database.path, os.F_OK):
         async with open_database(settings.database, settings.store_options()) as driver:
@@ -399,7 +400,7 @@ async def _layouts(settings: Settings) -> list[GraphLayout]:
 
 @dataclass
 class _Conversations:
-    """The number of conversations that were read, and the problems in them."""
+    """A check of `count` conversations. `missing` has the number of missing messages of each incomplete session."""
 
     count: int = 0
     damaged: list[SessionDamaged] = field(default_factory=list)

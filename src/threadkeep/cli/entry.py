@@ -46,7 +46,7 @@ def _prepare_streams() -> None:
 
 
 def _drop_unwritten() -> None:
-    """Drop output that could not be written, because Python would report the error again after the command did."""
+    """Drop output that could not be written. Otherwise, Python would report the error at exit a second time."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -142,7 +142,7 @@ def _array_items(stream: IO[str]) -> Iterator[object]:
 
 
 def _active_branch(mapping: Mapping[str, Any], current: object) -> list[Mapping[str, Any]]:
-    """Return the messages from the root to the node `current`, which was shown last, or else to the newest leaf."""
+    """Return the messages from the root to the node that was shown last (`current`); if None, to the newest leaf."""
     messages: list[Mapping[str, Any]] = []
     seen: set[str] = set()
     if current is None and mapping:

@@ -185,7 +185,7 @@ def _check_version(columns: Mapping[str, frozenset[str]], writes: str) -> None:
 
 @dataclass
 class LangGraphThreads(Source):
-    """The threads of a checkpointer. `has_channel` is true once a thread that was read has the channel."""
+    """The threads of a checkpointer. `has_channel` becomes true when a thread with the channel has been read."""
 
     saver: BaseCheckpointSaver[str]
     threads: Sequence[str]

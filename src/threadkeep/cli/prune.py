@@ -140,7 +140,7 @@ async def prune_runs(
 
 
 def _rules(delete: bool | None, limits: RetentionLimits) -> Retention | None:
-    """Return the limits in the options, or None. Reject limits without --archive or --delete, and vice versa."""
+    """Return the limits in the options, if any. Reject limits without --archive or --delete, and vice versa."""
     if limits.nothing and delete is None:
         return None
     if delete is None:

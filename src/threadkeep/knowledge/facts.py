@@ -247,7 +247,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         return take_of_each(ranked, limit, lambda fact: (fact.id, normalised(fact.text)))
 
     def _words_of(self, facts: Sequence[Fact]) -> FactWords:
-        """Return the index of an owner's facts; replace an outdated one. Drop the least recently used of too many."""
+        """Return the index of an owner's facts; replace an outdated one. Of too many, drop the longest unused."""
         scope = facts[0].scope
         index = self._words.pop(scope, None)
         if index is None or index.is_outdated:

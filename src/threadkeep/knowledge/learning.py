@@ -74,7 +74,7 @@ class Learner(Protocol):
 
 @dataclass(frozen=True)
 class LearningRequest:
-    """A session to learn from, the owners of its facts, and the confidence that accepts proposals (None: never)."""
+    """A session to learn from. Proposals with at least the confidence `accept_from` are accepted (None: never)."""
 
     session_id: str
     learner: Learner

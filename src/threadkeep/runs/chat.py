@@ -56,10 +56,10 @@ _MOST_REMEMBERED = 10_000
 
 @dataclass(frozen=True)
 class RegenerationRequest:
-    """A request to answer a question again: the question of a run, a message, or by default the session's newest one.
+    """A request to answer a question again: the message `message_id`, or the question that the run `run_id` answered.
 
-    Without a `workflow`, the workflow that answered before is used again; if its run was deleted, the chat is used.
-    `double_texting` is the policy of the new run, by default that of the workflow.
+    By default, it is the session's newest question. Without a `workflow`, the same workflow answers as before, or the
+    chat if the earlier run was deleted. `double_texting` is the policy of the new run, by default the workflow's.
     """
 
     run_id: str | None = None
@@ -210,7 +210,7 @@ class Chat:
         return answer
 
     async def _answer_recorded(self, turn: ChatTurn) -> ChatAnswer | None:
-        """Return the answer of a recorded run, or None if there is no run service or the database failed meanwhile."""
+        """Answer a turn with a recorded run; return None if there is no run service or if the database fails."""
         session = self._memory.session(turn.session_id, user_id=turn.request.user_id)
         # Submit one message at a time, so that the turns keep the order of arrival.
         async with self._locks.setdefault(turn.order_key, asyncio.Lock()):
@@ -241,7 +241,7 @@ class Chat:
             return None
 
     async def _end_of(self, turn: ChatTurn, runs: RunService, submitted: Submitted) -> Run | Outcome:
-        """Return a run once it is over or waits; return only its outcome if the database does not respond in time."""
+        """Wait until a run is over or waits. Return the run, or only its outcome if the database does not respond."""
         stream = submitted.stream
         ending = asyncio.create_task(runs.end_of(submitted.run_id, user_id=turn.request.user_id))
 

@@ -121,7 +121,7 @@ class ChatStarted:
 
 @dataclass(frozen=True)
 class ChatToken:
-    """A piece of an answer. `message_id` is the id of the answer; None while it is unknown.
+    """A piece of an answer. `message_id` is the id of the answer, or None while this id is unknown.
 
     Several messages may stream at once. The `last` piece of a message may have an empty text.
     """
@@ -356,7 +356,7 @@ class ChatAnswers:
         return answer if stored is None or stored.answer_id == answer.answer_id else stored
 
     async def _answer_to(self, turn: ChatTurn) -> Message | None:
-        """Return the newest complete answer to the message of a turn, stored or pending; None if there is none."""
+        """Return the newest complete answer, stored or pending, to the message of a turn; None if it has no answer."""
         session = self._memory.session(turn.session_id, user_id=turn.request.user_id)
         found = await newest_answer(session, turn.message_id)
         return found if found is not None and found.status == "complete" else None

@@ -59,7 +59,7 @@ class RunChildren:
         return _result_of(run)
 
     async def _there(self, request: ChildRequest, parent: ActiveRun) -> tuple[Run, Beginning | None]:
-        """Return the child run, after creating or retrying it if necessary, and its beginning if it can begin now."""
+        """Create or retry the child if necessary. Return its run and, if it is new and can begin now, its beginning."""
         run_id = _child_id(request)
         run = await self._runs.run(run_id)
         if run is None:

@@ -353,7 +353,7 @@ class RunExecution:
         return Outcome("done", result={name: value for name, value in result.items() if value is not None})
 
     def _asked(self) -> Json:
-        """Return the open questions to a person, the last reply, and the total number of answers the parent needs."""
+        """Return the open questions to a person, the last reply, and how often the run has asked (`number`)."""
         earlier = self._run.interrupt if isinstance(self._run.interrupt, Mapping) else {}
         before, reply = earlier.get("number"), earlier.get(REPLY)
         asked: list[Json] = [{"id": one.id, "value": jsonable(one.value)} for one in self._interrupts.values()]

@@ -127,7 +127,7 @@ class RunServiceOptions:
 
 
 class RunSettings(BaseSettings):
-    """Settings for execution, retries, traces and retention of runs. `Settings` parses lists and upper case."""
+    """Settings for runs. The validators of `Settings` parse comma-separated lists and accept words in upper case."""
 
     double_texting: DoubleTexting = Field(
         "enqueue",

@@ -133,7 +133,7 @@ class RunTracer:
             self._group = TraceGroup()
 
     async def _newest(self) -> int:
-        """Return the number of the newest stored event; with it, a repeated write does not store an event twice."""
+        """Return the number of the newest stored event. Writes name it, so a repeated write stores no event twice."""
         if self._number is None:
             self._number = await self._trace.last_number(self._stream.run_id)
         return self._number

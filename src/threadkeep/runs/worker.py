@@ -79,7 +79,7 @@ class Worker:
         self.opened.set()
 
     def is_started(self, run_id: str) -> bool:
-        """Return whether `start` has started a run that has not ended yet."""
+        """Return True if this process has started the run and its execution here has not finished."""
         return run_id in self._started
 
     def has(self, run_id: str) -> bool:
@@ -244,7 +244,7 @@ class Worker:
         return active
 
     async def _leave(self, active: ActiveRun, outcome: Outcome | None) -> bool:
-        """Remove a run from `active`, and end its trace and its stream; return True if it stored no checkpoints.
+        """Remove a run from `active`, and end its trace and stream. Return True if no checkpoint of the run is stored.
 
         If the run is over, first cancel its children.
         """
@@ -378,7 +378,7 @@ class Worker:
     async def _clear_up(
         self, run: Run, outcome: Outcome, *, unstored: bool = False, has_following: bool = True
     ) -> None:
-        """Start the following runs, and remove the stored checkpoints of a run that is done."""
+        """Start the runs that waited for this run. If it is done, also remove its stored checkpoints."""
         # Catch all errors: the run is over or waits, so it must not be retried. Maintenance does the missing work.
         with ErrorBoundary(lambda error: self.report(type(error).__name__, "clearing_up")):
             if has_following:
@@ -390,6 +390,6 @@ class Worker:
 
 
 def _set_channel(run: Run) -> None:
-    """Set the channel of the current task. Tasks of workers have none; a child runs in the task of its parent."""
+    """Set the channel of the current task, unless the run is a child, which runs in the task of its parent."""
     if run.trigger != "child":
         work_for("http" if run.trigger == "http" else "other")

@@ -53,7 +53,7 @@ _REQUEST: TypeAdapter[ChatKitReq] = TypeAdapter(ChatKitReq)
 
 @dataclass(frozen=True)
 class ChatKitRequest:
-    """The verified user of a request, the id derived from its idempotency key, and whether it regenerates an answer."""
+    """A request. `repeat_id` is derived from its idempotency key; `asks_again` is true if it regenerates an answer."""
 
     user_id: str | None = None
     repeat_id: str | None = None
@@ -90,7 +90,7 @@ class StoredElsewhere(AttachmentStore[ChatKitRequest]):
 
 
 class ChatServer(ChatKitServer[ChatKitRequest]):
-    """A ChatKit server over an App. The chat answers, or another workflow that the metadata of the thread names."""
+    """A ChatKit server over an App. The chat answers, or the workflow that a thread's metadata names."""
 
     def __init__(self, app: App) -> None:
         self._app = app

@@ -116,7 +116,7 @@ def _is_loopback_address(address: str) -> bool:
 class SafeResponses:
     """Middleware against caching, content sniffing and framing. It keeps headers that the response already has.
 
-    It answers HEAD on every path with the status and the headers of GET, and closes a stream at once.
+    For a HEAD request, it sends the status and the headers of the GET response, but no body.
     """
 
     def __init__(self, app: ASGIApp) -> None:

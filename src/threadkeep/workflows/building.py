@@ -171,12 +171,12 @@ __all__ = ["TurnPlan", "add_node", "build_graph"]
 
 @dataclass(frozen=True)
 class TurnPlan:
-    """The nodes that store the question and the answer of a turn, and the nodes that must be added for this.
+    """A plan of the nodes that store the question and the answer of a turn.
 
     A node in `answering` stores its message as the answer, because it runs only once, and no node after it or in
-    parallel with it adds a message. If the run can end with another message, an additional last node stores the answer.
-    If the first node does not store the question, an additional first node does. The nodes in `meetings` wait for all
-    nodes that lead to them.
+    parallel with it adds a message. If the run can end with another message, an additional last node stores the answer
+    (`records_answer`). If the node `start` does not store the question, an additional first node does
+    (`records_question`). Each node in `meetings` waits for all nodes that lead to it.
     """
 
     start: str

@@ -108,7 +108,7 @@ class ChatNode(AgentNode):
     async def _asked_model(
         self, turn: OpenTurn, step: Step, ask: AskModel, model: BaseChatModel, messages: list[BaseMessage]
     ) -> AIMessage:
-        """Call the model with `ask` and return its answer. If that fails or is cancelled, store the partial answer."""
+        """Call the model with `ask` and return its answer. If this fails or is cancelled, store the partial answer."""
         partial = PartialAnswer()
 
         async def close(kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:

@@ -57,7 +57,7 @@ class Waiting:
 
 
 class GroupState(NamedTuple):
-    """An owner, its group (None before its first message), and the group's queued and unconfirmed message counts."""
+    """An owner's group: its id (None before the first message), and its numbers of queued and unconfirmed messages."""
 
     owner: str
     group_id: str | None

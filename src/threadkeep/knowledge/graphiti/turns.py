@@ -111,7 +111,7 @@ class _Turn:
 
 @dataclass(frozen=True)
 class Outbound:
-    """A message to deliver, with the id of its turn and its name."""
+    """A message to deliver. `turn` is the id of its turn, and `name` identifies the message in the group."""
 
     turn: str
     name: str
@@ -276,7 +276,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
     async def _question(
         self, connection: Connection, turn: _Turn, answer: Message, messages: Sequence[Message]
     ) -> list[Message]:
-        """Return an answer's question, after earlier user messages of the same run; nothing if the question is gone."""
+        """Return the user messages of a run up to an answer's question; return no messages if the question is gone."""
         asked = next((one for one in messages if one.id == answer.answers), None)
         if asked is None:
             key = {"session_id": turn.session_id, "message_id": answer.answers}

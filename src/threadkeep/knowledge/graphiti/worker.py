@@ -36,7 +36,7 @@ _BEGINNING = datetime(1, 1, 2, tzinfo=UTC)
 
 
 class _Pause(NamedTuple):
-    """The pause of a group, and its reason."""
+    """The time until a group is served again, the number of its last failures in a row, and the reason, if any."""
 
     seconds: float
     failures: int = 0

@@ -77,9 +77,9 @@ _CALLING_THREADS = 4
 
 
 class RunQueue:
-    """A queue of runs on a launched dbos; in a worker, it also executes them. `troubled` is called in other threads.
+    """A queue of runs on a launched dbos; in a worker, it also executes them.
 
-    The synchronous methods block on the database; call them in threads.
+    `troubled` is called in other threads. The synchronous methods block on the database; call them in threads.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class RunQueue:
     async def _attempt(self, run_id: str) -> None:
         """Wait in dbos's event loop while the run of an attempt is executed in the engine's event loop.
 
-        If this process stops or loses the run, no outcome of the attempt is recorded, so that another process takes it.
+        If this process stops or loses the run, record no outcome of the attempt, so that another process takes the run.
         """
         if (task := asyncio.current_task()) is not None:
             # Track the current task of dbos, which is done when dbos has recorded the outcome.

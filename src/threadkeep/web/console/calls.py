@@ -41,7 +41,7 @@ class Quote:
 
 @dataclass(frozen=True)
 class Unfolded:
-    """A summary with the newest 20 messages that it covers."""
+    """A summary with up to 20 of the newest messages that it covers."""
 
     summary: Summary
     messages: Sequence[Message]
@@ -68,7 +68,7 @@ class CallMessage:
 
 @dataclass(frozen=True)
 class Gap:
-    """A range of messages that the model did not receive, with the reason in words and its newest 20 messages."""
+    """A range of messages that the model did not receive, the reason in words, and up to 20 of the newest messages."""
 
     exclusion: Exclusion
     why: str
@@ -227,7 +227,7 @@ _PAGE = 500
 
 @dataclass(frozen=True)
 class Found:
-    """A message that contains the words. `outcome` tells whether the model received it; None if no call is recorded."""
+    """A message that a search found. `outcome` says whether the model received it; None if no call is recorded."""
 
     session: SessionInfo
     message: Message
@@ -299,7 +299,7 @@ class _Search:
                     yield await self._found(chosen, message, chosen)
 
     async def call_of(self, info: SessionInfo) -> CallRecord | None:
-        """Return the requested model call, or the newest call of a session, or None if that call is not recorded."""
+        """Return the requested model call, by default the newest of a session; None if the call is not recorded."""
         if info.session_id not in self._calls:
             stored = await self._stored(info)
             self._calls[info.session_id] = None if stored is None else await self._record(stored, info)

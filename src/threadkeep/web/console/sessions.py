@@ -101,7 +101,7 @@ async def show_session(
 
 
 async def _run_to_show(app: App, session_id: str) -> Run | None:
-    """Return the newest unfinished run among a session's last 10, or else the newest run if it failed, or None."""
+    """Return the newest unfinished run of a session's last 10 runs; if there is none, the newest run if it failed."""
     found, _ = await (await app.runs.service()).list(RunQuery(session_id=session_id, limit=_RUNS_LOOKED_AT))
     runs = [run for run in found if run.parent_run_id is None]
     return next((run for run in runs if not run.over), runs[0] if runs and runs[0].status == "failed" else None)

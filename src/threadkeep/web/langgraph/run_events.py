@@ -54,7 +54,7 @@ class RunEvents:
 
     `ended` is true if the run has ended. A run that waits for a person is `paused` until `go_on`. `failed` is true if
     events could not be read. `commanded` is true if a command of this protocol started or resumed the run in this
-    process. `delivered` contains the set of channels of each reader that received all events.
+    process. `delivered` has, for each reader that received all events, the set of channels that it reads.
     """
 
     def __init__(self, runs: RunService, run: Run, read_state: ReadState) -> None:

@@ -151,7 +151,7 @@ class ThreadRuns:
         return values
 
     async def cancel_unless_ended(self, run_id: str, *, wait: bool = False) -> None:
-        """Cancel a run unless it has ended or waits for a person. With `wait`, return after the run has ended."""
+        """Cancel a run unless it has ended or waits for a person. With `wait`, return when it has ended or waits."""
         runs = await self._app.runs.service()
         run = await runs.run(run_id)
         if not run.over and run.status != "waiting":

@@ -38,7 +38,7 @@ _FAILED: ProtocolEvent = {
 
 @dataclass(frozen=True)
 class EventChoice:
-    """The events that a reader wants: their channels, and the `seq` after which they begin."""
+    """A choice of events: those of `channels` with a `seq` after `since`, or no events if `at_root` is false."""
 
     channels: frozenset[str]
     since: int | None
@@ -104,7 +104,7 @@ class ThreadEvents:
     def _next(
         self, service: RunService, newest_first: list[Run], read: RunEvents | None, choice: EventChoice
     ) -> RunEvents | None:
-        """Return the events of the next run, or None if it does not exist yet or the current run has not ended."""
+        """Return the events of the next run, or None if the current run has not ended or no next run exists yet."""
         if read is not None and not read.ended:
             again = next((run for run in newest_first if run.run_id == read.run.run_id), None)
             if again is not None and read.was_resumed(again):

@@ -56,7 +56,7 @@ type Namespace = Annotated[tuple[str, ...], Field(min_length=1, max_length=8), A
 
 
 class ConversationFields(BaseModel):
-    """The location of a conversation in the graph's store, which is used instead of the run's session."""
+    """The location of a conversation in the graph's store. A node can use this conversation instead of the session."""
 
     use_graph_chat_history: bool = Field(False, description="True to read earlier turns from the graph's store.")
     history_namespace: Namespace = Field(("agent_chat_history",), description="The namespace of conversations.")
@@ -113,7 +113,7 @@ class ConversationFields(BaseModel):
 
 
 class HistoryFields(ConversationFields):
-    """The location of an agent's history, and its reset commands."""
+    """The location of an agent's history, and the message that resets the conversation."""
 
     reset_command: Annotated[str, Field(min_length=1), AfterValidator(_command)] | None = Field(
         None, description="The message that resets the conversation; it is not stored."
