@@ -437,6 +437,6 @@ def _added(message: BaseMessage, texts: dict[str, str]) -> str:
 
 @lru_cache(maxsize=64)
 def _system_text(content: str, message_id: str | None) -> tuple[str, str]:
-    """Return the digest and the JSON of a system message; cached, because it is usually the same in all model calls."""
+    """Return the digest and the JSON of a system message. Cache them, because most calls send the same message."""
     body = dump_message(SystemMessage(content, id=message_id))
     return digest_of(body), body

@@ -53,7 +53,7 @@ def chosen_model[M: BaseChatModel | None](model: M, config: RunnableConfig | Non
 class CallMeasure:
     """The token counter of a model call and the budget of its messages.
 
-    `tools` is the number of tokens of the tools; the budget does not include them. `stored` is the counter with which
+    `tools` is the number of tokens of the tools, which `budget` does not include. `stored` is the counter with which
     stored messages were counted; it is None if the caller chose another counter. `learns` is True if the provider's
     count can correct the counter. The shares of sections are parts of `shared` tokens, or of the budget if `shared` is
     None. `other` is the unscaled number of tokens in scripts other than Latin; `other_counter` counts these tokens if

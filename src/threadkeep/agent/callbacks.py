@@ -222,7 +222,7 @@ class Ending(GraphCallbackHandler):
 
 
 class PartialAnswer(BaseCallbackHandler):
-    """A handler that collects the text of a streaming model, to store it if the run is cancelled.
+    """A handler that collects the text of a streaming model, so that a cancelled run can store the text.
 
     `text` belongs to the newest model call that streamed text, which may be a retry. `failed` is True if the model call
     that ended last failed. `asked` contains the messages of each call, `models` the names of the models. Calls that

@@ -153,7 +153,7 @@ def _parts(value: object) -> list[object] | None:
 
 
 def _pdf_pages(value: object) -> int:
-    """Return the number of pages of the PDF in a block, at most 1,000; 0 if it is unreadable or `pypdf` is missing."""
+    """Return the number of pages of a block's PDF, at most 1,000; 0 if the PDF is unreadable or `pypdf` is missing."""
     if isinstance(value, Mapping):
         return max(map(_pdf_pages, value.values()), default=0)
     with ErrorBoundary():  # a broken file may raise anything

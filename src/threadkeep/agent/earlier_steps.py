@@ -48,7 +48,7 @@ class EarlierSteps:
 
 
 class TurnSteps:
-    """The steps (tool calls and results) of one agent in a turn, and the stored steps of its earlier turns."""
+    """The steps (tool calls and results) of one agent in a turn, and the stored steps of the agent's earlier turns."""
 
     def __init__(self, memory: Memory, session: Session, options: TurnOptions, turns: int) -> None:
         """Create the steps of a turn. `turns` is the number of earlier turns whose steps are sent (0: none)."""

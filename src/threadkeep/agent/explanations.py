@@ -129,7 +129,7 @@ def _quoted(message: Message, session_id: str, manifest: ContextManifest) -> Mes
 
 
 def _absent(message: Message, call: CallRecord) -> MessageOutcome:
-    """Return why a message of the call's own session was not sent as it is."""
+    """Return why a message of the call's own session was not sent in its stored form."""
     seq, manifest = message.seq or 0, call.manifest
     gap = next((gap for gap in manifest.excluded if gap.first_seq <= seq <= gap.last_seq), None)
     if gap is None:

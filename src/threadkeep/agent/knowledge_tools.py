@@ -86,7 +86,7 @@ def scopes_of(
 
 
 class RunScopes:
-    """Finds the scopes of a run: its session, workspace and user.
+    """A finder of the scopes of a run: the run's session, workspace and user.
 
     A run without a user has no user scope. For a run that names no workspace, `workspace` is used, or the workspace of
     the memory's Graphiti options. If both are None, the run has no workspace scope.

@@ -317,7 +317,7 @@ class Participation:
             await self.memory.finish(self.session.record, [refused])
 
     def _question_in(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the turn's question. Take the current form of each message from `messages`, if it is there."""
+        """Return the messages of the question. If `messages` contains a newer form of one, return the newer form."""
         now = {id_of(message): message for message in messages}
         return [now.get(id_of(message), message) for message in self.root.question]
 

@@ -156,7 +156,7 @@ class RecordedGraph(Runnable[Any, Any]):
         return self._graph.get_graph(*args, **kwargs)
 
     def _with_streams(self, turns: list[GraphTurn] | None = None) -> Any:
-        """Return a copy of the graph whose streams go through this wrapper; None if it is not a LangGraph graph.
+        """Return a copy of the graph whose streams go through this wrapper; None if the graph is not from LangGraph.
 
         If `turns` is given, the turns that the streams begin are added to it.
         """

@@ -49,7 +49,7 @@ type GraphInput = Any
 
 
 class GraphTurns:
-    """Begins the turns of a recorded graph, on the event loop of one memory."""
+    """A service that begins the turns of a recorded graph, on the event loop of one memory."""
 
     def __init__(
         self,

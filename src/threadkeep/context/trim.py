@@ -38,7 +38,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Anchor:
-    """The start of history, and how far it moves if history does not fit.
+    """The message at which history begins, and how far the beginning moves if history does not fit.
 
     Messages before the index `begin` are excluded. `set` is True if an earlier model call has set the anchor. If the
     messages from `begin` on do not fit, or if not all messages were passed in (`overflowing`), a history whose anchor

@@ -126,7 +126,7 @@ _BEST_POSITIONS = 24
 
 
 class Coverage(dict[int, float]):
-    """A cache that maps a set of sources, given by their bits, to the share of the query's weight that it covers.
+    """A cache. A key is a set of sources, as bits; its value is the share of the query's weight that the set covers.
 
     A source is a term of the query or a substitute, and has one bit. Only the best source of each term counts; its
     bit is the lowest among the sources of the term.

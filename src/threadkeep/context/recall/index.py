@@ -80,7 +80,7 @@ class Analysis(NamedTuple):
 
 
 def analysis_of(text: str) -> Analysis:
-    """Return the analysis of a turn's text, the slow part of `RecallIndex.add`; call this in a thread beforehand."""
+    """Return the analysis of a turn's text: the slow part of `RecallIndex.add`, which a thread may do beforehand."""
     words = words_of(text[:_READ_CHARACTERS])
     return Analysis(words, _counted(terms_of(words)[:_MOST_TERMS]), signs_of(text, words))
 
@@ -314,7 +314,7 @@ class RecallIndex:
             del best[_TELLING_TURNS:]
 
     def _episode_of(self, turn: IndexedTurn) -> int:
-        """Return the number of the episode that this turn continues, or of a new episode."""
+        """Return the number of the episode that this turn continues, or of the new episode that the turn begins."""
         last = self._episodes[-1] if self._episodes else None
         if last is not None and last.turns < _EPISODE_TURNS and last.session == turn.session:
             pause = (turn.time - last.last_time).total_seconds() if turn.time and last.last_time else 0.0

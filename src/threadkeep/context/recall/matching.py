@@ -20,7 +20,7 @@ _SHORT = 4_000
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The findings for a query: hits and topics, weights of episodes and speakers, and scales of the scores."""
+    """The data from which `Scoring` scores turns: hits, topics, weights of episodes and speakers, scales of scores."""
 
     hits: Hits
     profile: Profile

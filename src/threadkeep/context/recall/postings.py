@@ -202,7 +202,7 @@ _ASKED, _BELONGING = 1.5, 1.0
 
 
 class Profile(dict[int, float]):
-    """A cache that maps a set of topics, given by their bits, to its share of the query's topics."""
+    """A cache. A key is a set of topics, as bits; its value is the share of the query's topics that the set has."""
 
     def __init__(self, postings: Postings, terms: Sequence[str], shares: Mapping[str, float]) -> None:
         super().__init__()
