@@ -81,7 +81,7 @@ class IndexedTranscripts(GraphTranscripts):
         await self._follow(turn.session_id)
 
     async def _first_seq(self, superseding: Superseding) -> int | None:
-        """Return the first `seq` that will be superseded, as known before the change, or None if there is none."""
+        """Return the first `seq` that `superseding` will supersede, read before the change; None if there is none."""
         session_id, user_id = superseding.session_id, superseding.user_id
         if superseding.message_id is None:
             page = await self.newest(session_id, limit=superseding.newest, user_id=user_id)
@@ -198,7 +198,7 @@ class IndexedTranscripts(GraphTranscripts):
         return differing
 
     async def _created_at(self, session_id: str) -> datetime:
-        """Return the time when a conversation was created, or the earliest time if it does not exist or is damaged."""
+        """Return when a conversation was created; if it is missing or damaged, return the earliest possible time."""
         with contextlib.suppress(SessionDamaged):
             if (conversation := await self.reader.conversation(session_id)) is not None:
                 return conversation.created_at

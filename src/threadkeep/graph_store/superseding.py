@@ -90,7 +90,7 @@ class ConversationSuperseding:
         return ranges_of(seqs_down(last, first, conversation.superseded))
 
     async def _of_run(self, chunks: HeldChunks, question: Message, last: int) -> Ranges:
-        """Return the `seq` ranges of a question and of the active messages that its run stored after it."""
+        """Return the `seq` ranges of a question and of later active messages that the question's run stored."""
         first, found = question.seq or 0, {question.seq or 0}
         for part in chunk_spans(first, last, chunks.conversation.chunk_size) if question.run_id is not None else ():
             of_run = [message for message in await chunks.messages(part.chunk) if message.run_id == question.run_id]
@@ -120,7 +120,7 @@ class ConversationSuperseding:
         return Superseded(size_of(ranges), *bounds, tuple(taken) if superseding.newest else (), by)
 
     async def _retitled(self, chunks: HeldChunks, conversation: Conversation, taken: Sequence[Message]) -> Conversation:
-        """Return the conversation with its new last message; replace its title if it came from one of `taken`."""
+        """Return the conversation with its new last message, and with a new title if one of `taken` was the source."""
         last_message, last_user_seq = None, 0
         async for message in chunks.active(conversation, newest_first=True):
             if last_message is None:

@@ -314,7 +314,7 @@ class AllRetention:
         raise SessionNotFound(session_id)
 
     async def _chosen(self, session_ids: Sequence[str], user_id: str | None) -> list[tuple[Pruner, list[str]]]:
-        """Return the pruners that know any of the given ids, each with the ids that it knows; without ids, all."""
+        """Return the pruners that know any of the given ids, each with its ids; if no ids are given, return all."""
         wanted = list(dict.fromkeys(session_ids))
         for session_id in wanted:
             check_session_id(session_id)

@@ -154,7 +154,7 @@ _MOST_PIECES = 32
 
 @dataclass(frozen=True)
 class CompressionRequest:
-    """A request to compress a session, with the options for this.
+    """A request to compress a session, with the options of this compression.
 
     `budget` is the token budget of a model call, for sizes given as fractions. `left_out_upto_seq` is the `seq` of the
     newest message that did not fit a window. Messages up to this `seq` are summarised even if the trigger is not
@@ -178,7 +178,7 @@ class CompressionRequest:
 
 @dataclass(frozen=True)
 class Part:
-    """Messages that are summarised together: their `seq` range, and the records for the summarizer, in order.
+    """Messages that are summarised together: their `seq` range, and the `records` for the summarizer, in order.
 
     `revision` is the revision of the session before the messages were read.
     """

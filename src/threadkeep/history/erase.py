@@ -151,7 +151,7 @@ class Eraser:
         return replace(receipt, signature=digest(receipt.signed_text()))
 
     async def _elsewhere(self, wanted: Erasable) -> list[str]:
-        """Describe the data of the target that stay, because they belong to other people, a branch or a child run."""
+        """Describe data of the target that are not erased: they belong to other people, a branch or a child run."""
         found: list[str] = []
         if episodes := await self.rows.episodes_elsewhere(wanted):
             found.append(f"{episodes} episodes in Graphiti's groups of workspaces and of sessions of others")
@@ -272,7 +272,7 @@ class Eraser:
         return found
 
     async def _others(self) -> list[Memory]:
-        """Return the memories of agents' conversations. Layouts that differ only in the chunk size count as one."""
+        """Return the memories of agents' conversations. Layouts that differ only in chunk size share one memory."""
         return [memory for layout, memory in await AllSessions(self._memory).locations() if layout is not None]
 
     async def _empty_conversations(self, wanted: Erasable) -> None:
@@ -318,7 +318,7 @@ class Eraser:
         return [namespace for namespace in naming if (not known.isdisjoint(namespace)) == others]
 
     async def _interrupted(self, subject: str) -> dict[str, Any]:
-        """Return the `ids` and the counts (`found`) of an erasure that is not complete; without one, return {}."""
+        """Return the `ids` and the counts (`found`) of an incomplete erasure, or {} if there is no such erasure."""
         known: dict[str, Any] = json.loads(await self._memory.channels.state.value(_SCOPE, subject) or "{}")
         return known
 

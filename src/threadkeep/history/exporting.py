@@ -22,7 +22,7 @@ PAGE_MESSAGES = 500
 
 
 class Exportable(NamedTuple):
-    """A session and its memory; with a layout, it is a conversation that an agent stores in a graph store."""
+    """A session and its memory; `layout` is set if an agent stores the session as a conversation in a graph store."""
 
     info: SessionInfo
     memory: Memory

@@ -239,7 +239,7 @@ def resolve_key(
 
 
 class _Values:
-    """The values that placeholders may refer to in one resolution."""
+    """The values for the placeholders of the key template, in one resolution of a key."""
 
     def __init__(
         self,

@@ -206,7 +206,7 @@ class MessageSearch:
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """The stores and services of a memory that depend on the store of its messages."""
+    """The stores and services that depend on where a memory stores its messages."""
 
     transcripts: Transcripts
     index: MessageSearch

@@ -76,7 +76,7 @@ _IDS = UUID("3f5e0a52-8d0c-4b0e-9a57-6f2f6f1d9c11")
 
 
 class PendingTurns:
-    """The pending turns of this process, including those that it has taken over from dead processes."""
+    """The pending turns of this process, including turns that the process has taken over from dead processes."""
 
     def __init__(
         self, transcripts: Transcripts, options: PendingOptions, *, observer: Observer, clock: Callable[[], datetime]
@@ -194,7 +194,7 @@ class PendingTurns:
         return None
 
     async def _uninterrupted[T](self, work: Coroutine[Any, Any, T], name: str) -> T:
-        """Await work that continues if the caller is cancelled; `close` waits for it."""
+        """Await work that continues even if the caller is cancelled; `close` waits for the work."""
         task = asyncio.create_task(work, name=name)
         self._unfinished.add(task)
         task.add_done_callback(self._unfinished.discard)
@@ -459,7 +459,7 @@ class PendingTurns:
                     await self._deliver_own()
 
     async def _pause(self, seconds: float) -> None:
-        """Wait for `seconds`, or (after the first second) only until another turn becomes pending."""
+        """Wait for `seconds`; after the first second, stop waiting as soon as another turn becomes pending."""
         soon = min(seconds, _SOON_SECONDS)
         await asyncio.sleep(soon)
         with contextlib.suppress(TimeoutError):

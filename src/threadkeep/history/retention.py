@@ -300,7 +300,7 @@ class Pruner:
             after = page[-1].session_id if len(page) == _PAGE_SESSIONS else None
 
     async def _removals(self, session: Prunable, rules: Retention, now: datetime) -> list[Removal]:
-        """Return the removals of a session: the deletion, then the archiving of messages that it does not delete."""
+        """Return the removals of a session: first the deletion, then the archiving of messages that are not deleted."""
         own = rules if session.retention is None else session.retention
         deletion = await self._removal(session, "delete", own.delete, now)
         if not self._rows.archives or (deletion is not None and deletion.whole_session):

@@ -260,7 +260,7 @@ class RunPruner:
 
 
 def _groups(trees: Sequence[FinishedTree]) -> list[list[FinishedTree]]:
-    """Group trees so that one step can delete a group; a tree with more rows than a step may delete is alone."""
+    """Group trees so that one step can delete a group. A tree that is too large for a step is a group of its own."""
     groups: list[list[FinishedTree]] = []
     rows = _STEP_ROWS
     for tree in trees:

@@ -115,7 +115,7 @@ class StoredIndexes:
                 await self._current(info, summaries)
 
     async def _current(self, info: SessionInfo, summaries: Sequence[Summary]) -> ConversationIndex:
-        """Return the current index of a session, based on the stored one; store it if it has grown by an eighth."""
+        """Load or create a session's index, and bring it up to date; store the index if it has grown by an eighth."""
         index = await self.load(info, summaries) or ConversationIndex()
         await index.catch_up(info, self._transcripts, summaries)
         if index.grown([info.session_id], _LEAST_JOINED):

@@ -141,7 +141,7 @@ class SummaryWriter:
     async def _write(
         self, records: Sequence[str], task: SummaryTask, earlier: str | None, facts: tuple[str, ...] = ()
     ) -> SummaryText:
-        """Return one summary text for all records; with each record, the model reads the prose about the earlier ones.
+        """Return one summary text for all records; with each record, the model reads the prose about earlier records.
 
         If `facts` are given, the text has exactly these facts, and facts in the model's answers are ignored.
         """

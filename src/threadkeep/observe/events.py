@@ -186,7 +186,7 @@ class PromptSent(Event):
 
 
 class SummaryMade(SessionEvent):
-    """A summary was stored. It replaces `messages` messages and was written from messages or older summaries (`of`)."""
+    """A summary of `messages` messages was stored; `of` says if it was written from messages or older summaries."""
 
     channel: Channel = "other"
     messages: int

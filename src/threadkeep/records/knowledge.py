@@ -75,7 +75,7 @@ class Evidence(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """A value of a key in a scope.
+    """A fact: the value of a key in a scope.
 
     `confirmed` counts how often the value was remembered, and `contradicted` how often another value replaced it. A
     fact is valid from `valid_from` until `valid_to`; None means that it is still valid. A scope has at most one valid
@@ -249,7 +249,7 @@ class ProcedureQuery:
 
 @dataclass(frozen=True, kw_only=True)
 class Person:
-    """A person known under one or more ids; each is a `user_id`, or a channel's sender such as `telegram:123`."""
+    """A person known under one or more ids; each id is a `user_id`, or a channel's sender such as `telegram:123`."""
 
     __pydantic_config__ = DESCRIBED
 

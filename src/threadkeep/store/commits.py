@@ -355,7 +355,7 @@ class GroupCommit:
     async def _store_each(
         self, group: Sequence[PreparedTurn], *, lock_timeout_seconds: float | None = GROUP_LOCK_SECONDS
     ) -> list[_Outcome]:
-        """Store a group turn by turn in one transaction, but skip existing messages; return each receipt or error."""
+        """Store new messages of a group turn by turn in one transaction; return each turn's receipt or error."""
         receipts: dict[int, _Outcome] = {}
         async with self._driver.writing(lock_timeout_seconds=lock_timeout_seconds) as connection:
             for index, prepared in sorted(enumerate(group), key=lambda item: item[1].turn.session_id):

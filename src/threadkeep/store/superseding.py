@@ -116,7 +116,7 @@ class SupersedingWriter:
         await connection.execute(self._sql["refresh_session"], known)
 
     async def _title(self, connection: Connection, between: dict[str, object], seqs: frozenset[int]) -> str | None:
-        """Return the session's title; if it came from a superseded message, return a new title, or None without one."""
+        """Return the session's title. If a superseded message was its source, return a new title or None."""
         title: str | None = (await connection.fetch(self._sql["hold"], between))[0][1]
         users = await connection.fetch(self._sql["superseded_users"], between)
         # Ignore messages in the range that had been superseded before.

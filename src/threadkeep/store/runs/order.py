@@ -237,7 +237,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
             raise WrongUser(new.session_id)
 
     async def _join(self, connection: Connection, new: NewRun, policy: DoubleTexting) -> str | None:
-        """Apply the policy to a message; return the id of the run that it joins, None if it needs a new run."""
+        """Apply the policy to a message; return the id of the run that the message joins, or None for a new run."""
         if not (conversations := _conversations(new)):
             return None
         rows = await connection.fetch(*for_values(self._sql["open"], "place", conversations))

@@ -257,7 +257,7 @@ async def fetch_run(connection: Connection, run_id: str, *, damaged: bool = Fals
 
 
 def _run_of_answered(row: Row) -> Run:
-    """Return a deleted run from the record that it answered a message. The run has ended, and has no texts."""
+    """Return a deleted run from the record that the run answered a message. The run has ended, and has no texts."""
     *texts, created_at, ended_at = row
     names = ("run_id", "session_id", "message_id", "workflow", "status", "user_id", "trigger")
     known = {**dict(zip(names, texts, strict=True)), "created_at": time_of(created_at), "ended_at": time_of(ended_at)}
