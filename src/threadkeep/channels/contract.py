@@ -340,14 +340,14 @@ def read_json(text: str | bytes) -> Json:
 
 
 def object_in(value: Json, *names: str) -> Mapping[str, Json]:
-    """Return the object at a path of field names, or an empty object if it is missing."""
+    """Return the object at a path of field names, or an empty object if there is no object."""
     for name in names:
         value = value.get(name) if isinstance(value, Mapping) else None
     return value if isinstance(value, Mapping) else {}
 
 
 def list_in(fields: Mapping[str, Json], name: str) -> Sequence[Json]:
-    """Return the list in a field, or an empty list if it is missing."""
+    """Return the list in a field, or an empty list if the field is missing or has another type."""
     value = fields.get(name)
     return value if isinstance(value, Sequence) and not isinstance(value, str) else ()
 

@@ -223,10 +223,9 @@ def _rights(missing: Sequence[MissingRights], condition: Condition) -> list[Find
 def _holding(
     address: DatabaseAddress, holders: Sequence[LockHolder], *, hidden: Mapping[str, str] | None = None
 ) -> list[Finding]:
-    """Return a finding about locks: connections that may block others, or else processes that have the file open.
+    """Return a finding about locks: connections that may block others, else processes with the file open, else none.
 
-    Otherwise, it says that no lock is seen. `hidden` maps `hidden_connections` to the number of connections whose
-    transactions this PostgreSQL role may not see.
+    `hidden` maps `hidden_connections` to the number of connections whose transactions this PostgreSQL role may not see.
     """
     if address.path is not None:
         holders = lock_holders(address.path)

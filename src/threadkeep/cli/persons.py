@@ -109,7 +109,7 @@ async def export_person(
 
 @contextmanager
 def _continuing(partial: Path, after: str | None) -> Iterator[None]:
-    """Name the partial file in the error if it cannot be continued, for example if it has another person's data."""
+    """If the partial file cannot be continued, for example if it has another person's data, name it in the error."""
     try:
         yield
     except InvalidInput as error:

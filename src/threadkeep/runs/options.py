@@ -43,7 +43,7 @@ class Prices(dict[str, Price]):
         super().__init__({name.strip().lower(): price for name, price in table.items()})
 
     def of(self, model: str) -> Price | None:
-        """Return the price of a model; None if the table has none."""
+        """Return the price of a model, or None if the table has no price for the model."""
         names = names_of(model)
         for name in names:
             if name in self:

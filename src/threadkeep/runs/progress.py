@@ -50,7 +50,7 @@ class RunCheckpoints:
             await self._records.checkpoints_removed(run_ids)
 
     async def remove_before(self, moment: datetime, *, limit: int) -> int:
-        """Remove checkpoints of up to `limit` runs that are done or deleted or ended before `moment`; count them."""
+        """Remove checkpoints of up to `limit` runs that are done, deleted, or ended before `moment`. Count the runs."""
         run_ids = await self._records.with_checkpoints(moment, limit=limit)
         await self.remove(run_ids)
         return len(run_ids)
@@ -77,7 +77,7 @@ class PendingCheckpoint:
 
     @property
     def is_whole(self) -> bool:
-        """True if this has the whole state and can replace earlier checkpoints; delta channels may make it partial."""
+        """True if the checkpoint has the whole state and can replace earlier ones; with delta channels, it may not."""
         return not self.metadata.get("counters_since_delta_snapshot")
 
 

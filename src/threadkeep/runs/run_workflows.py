@@ -115,7 +115,7 @@ class RunPlan:
     """Facts about a workflow that its runs in this process share.
 
     `chat` is the name, node and options of the built-in chat if it is the only node and needs no agent. `at_once` are
-    the options for storing the question together with the run; None if it must be stored later. The model output of
+    the options for storing the question with the run, or None if the question is stored later. The model output of
     `silent` nodes is not part of the run's answer.
     """
 

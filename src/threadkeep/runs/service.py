@@ -220,7 +220,7 @@ class RunService(RunIntake):
 
 
 def _has_stopped(run: Run) -> bool:
-    """Return whether a run is over or waits for a person."""
+    """Return True if a run is over or waits for a person."""
     return run.over or run.status == "waiting"
 
 

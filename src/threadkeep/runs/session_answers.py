@@ -27,7 +27,7 @@ async def with_answer(memory: Memory, run: Run) -> Run:
 
 
 async def _with_answer_that_stands(memory: Memory, run: Run, result: Mapping[str, Json]) -> Run:
-    """Return a run; if its answer was replaced by another answer to the same question, use the other answer."""
+    """Return a run. If another answer to the same question has replaced its answer, the result is the other answer."""
     own_id = result.get("message_id")
     if run.session_id is None or not isinstance(own_id, str):
         return run

@@ -40,7 +40,7 @@ class RunPiece:
 
 
 class RunEndEvent(asyncio.Event):
-    """An event that is set when a run ends or waits; `run` is the run's record, or None if it is not known here."""
+    """An event that is set when a run ends or waits. `run` is its record, or None if this process does not know it."""
 
     run: Run | None = None
 

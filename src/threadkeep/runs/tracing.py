@@ -108,7 +108,7 @@ class RunTracer:
         return stored
 
     async def store_whole[T](self, store: Callable[[TraceGroup], Awaitable[T | None]]) -> T | None:
-        """Let `store` store all events of the run, and return its result; None if they are not all in memory.
+        """Store all events of the run with `store`, and return its result. If not all are in memory, return None.
 
         The group's `after` is the number of the newest stored event. If `store` returns None, nothing was stored.
         """

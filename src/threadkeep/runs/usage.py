@@ -31,7 +31,7 @@ class Ledger:
 
     A recorded run stores its usage in groups with its trace, so a killed process loses only the usage of the last model
     calls. `stored` flushes the pending usage of the whole tree, then returns the usage of a run and all runs below it.
-    It is called before each model call if the run or one of its ancestors has a budget.
+    `stored` is called before each model call if the run or one of its ancestors has a budget.
     """
 
     limited: Sequence[Run]
@@ -84,7 +84,7 @@ class Ledger:
 
 
 def spent_budget(run: Run, usages: Sequence[TokenUsage], *, crossed: bool = False) -> BudgetSpent | None:
-    """Return an error if a run has used up its budget, or with `crossed` if it has used more; otherwise return None."""
+    """Return an error if a run has used up its budget (with `crossed`, exceeded its budget), otherwise return None."""
     total = sum(usages, NO_USAGE)
     for limit, used, allowed in (
         ("max_tokens", total.tokens, run.budget.max_tokens),
@@ -159,7 +159,7 @@ class Meter(AsyncCallbackHandler):
 
 
 class LastContexts:
-    """An observer that records the context of the last model call of each watched run; `close` removes it."""
+    """An observer that records the context of the last model call of each watched run. `close` removes the observer."""
 
     def __init__(self, observers: Observers) -> None:
         self._observers = observers

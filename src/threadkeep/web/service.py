@@ -132,7 +132,7 @@ async def metrics(app: AppInUse) -> Response:
 
 
 async def _runs_now(memory: Memory) -> Mapping[str, int] | None:
-    """Return the numbers of runs for the metrics, or None if the database fails or does not answer in time."""
+    """Return the numbers of runs by status, or None if the database fails or does not answer in time."""
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             return asdict(await memory.runs.records.counts())

@@ -104,7 +104,7 @@ class GraphitiClient(Protocol):
 
 
 def fact_in(value: Json) -> GraphFact | None:
-    """Return the fact in a value of a response; None if it has none. Fields that an older server omits are empty."""
+    """Return the fact in a value of a response, or None if it has no fact. Fields that older servers omit are empty."""
     if not isinstance(value, Mapping):
         return None
     uuid, fact, name = value.get("uuid"), value.get("fact"), value.get("name")
@@ -122,7 +122,7 @@ def fact_in(value: Json) -> GraphFact | None:
 
 
 def episode_in(value: Json) -> SeenEpisode | None:
-    """Return the episode in a response value; None if it has none."""
+    """Return the episode in a value of a response, or None if it has no episode."""
     if not isinstance(value, Mapping):
         return None
     uuid, name = value.get("uuid"), value.get("name")

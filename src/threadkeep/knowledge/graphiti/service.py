@@ -214,7 +214,7 @@ class Graphiti:
         return count
 
     async def drop(self, number: int | None = None, *, status: DeliveryStatus | None = None) -> int:
-        """Permanently drop one queued or dead message, or all of them, or all of a status; return their number.
+        """Permanently drop one queued or dead message, all such messages, or all with a status. Return their number.
 
         Raises:
             KnowledgeNotFound: no queued or dead message has this number.

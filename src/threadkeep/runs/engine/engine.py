@@ -205,7 +205,7 @@ class LocalEngine:
         self._take(self._queued(run_id))
 
     async def dead(self, names: Set[str]) -> Set[str]:
-        """Return the names that belong to no open engine of this process; no other process can use this database."""
+        """Return the names that no open engine of this process has. Other processes cannot use this database."""
         return names - _names
 
     async def take_from_dead(self) -> Set[str]:

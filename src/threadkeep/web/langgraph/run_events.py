@@ -248,7 +248,7 @@ class RunEvents:
 
 @dataclass
 class _OpenMessage:
-    """A message that is being streamed. `node` differs between messages that are streamed at the same time."""
+    """A message that is being streamed. Messages that are streamed at the same time have different nodes."""
 
     message_id: str
     node: str | None

@@ -139,7 +139,7 @@ class RetrieveNode(Node):
         return query_with(earlier[-self.recent_messages :] if self.recent_messages else [], text)
 
     async def _earlier(self, step: Step) -> Sequence[tuple[str | None, str]]:
-        """Return the ids and texts of the session's newest messages; an empty list if the database fails."""
+        """Return the ids and texts of the session's newest messages; if the database fails, return an empty list."""
         context = step.context
         if context.session_id is None or not self.recent_messages:
             return []
