@@ -77,7 +77,7 @@ def test_optional_fields_are_read(tmp_path: Path) -> None:
             "channels 'a' and 'b' are the same bot; remove one",
         ),
         (BOT + "delivery: {poll_seconds: 0}", "delivery"),
-        (BOT + "delivery: {claim_seconds: 3601}", "claim_seconds"),
+        (BOT + "delivery: {claim_seconds: 1801}", "claim_seconds"),
     ],
 )
 def test_a_mistake_is_reported_without_its_value(tmp_path: Path, text: str, sentence: str) -> None:

@@ -15,7 +15,7 @@ from threadkeep.records.graphiti import CONSENT_VERSION
 from threadkeep.store.compressed_json import json_of, reads_record
 from threadkeep.store.driver import Backend, Row
 
-WRONG_CLOCK_SECONDS = 3_600.0
+WRONG_CLOCK_SECONDS = 1_800.0
 """The largest accepted difference between the clocks of two processes. No process may claim a message for longer."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

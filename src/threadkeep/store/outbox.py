@@ -249,7 +249,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return await self._change("move", number, owner, address=json_text(address))
 
     async def postpone(self, number: int, owner: str, until: datetime, error: str, *, uncertain: bool = False) -> bool:
-        """Release a message, so that it is tried again at `until` or in an hour; return False if the claim was lost."""
+        """Release a message, to be tried again at `until` or in half an hour; return False if the claim was lost."""
         at = min(time_text(until), self._later(WRONG_CLOCK_SECONDS))
         values = {"at": at, "error": error, "uncertain": uncertain}
         return await self._change("postpone", number, owner, **values)
