@@ -125,7 +125,7 @@ class Measuring:
                 f"The tools alone have {tools} tokens and a prompt may have {room + tools}: give the agent fewer "
                 "tools, or a model with a larger context window."
             )
-        # If the model's family is unknown, scripts other than Latin have a learned factor of their own.
+        # Count other scripts than Latin separately if the model's family is unknown: they have their own factor.
         unknown = facts.name is not None and family_of(facts.name) is None
         other = memory.remembered_counts.remembering(other_tokens(estimate)) if learns and unknown else None
         return CallMeasure(

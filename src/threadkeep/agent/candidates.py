@@ -336,7 +336,7 @@ def candidate_graph(
 def _after_prompt(state: CandidateState) -> str:
     if state.get("outcome") == "SKIP":
         return END
-    # If the event is a repeat, the state already has the model's text.
+    # Skip the model call if the event is a repeat whose text from the model is already in the state.
     return "call_model" if state.get("llmText") is None else "build_candidate"
 
 

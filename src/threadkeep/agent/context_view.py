@@ -138,7 +138,7 @@ async def preview(memory: Memory, session: Session, parameters: PreviewOptions) 
     """
     await session.info()
     question = HumanMessage("…", id=str(uuid7()))
-    # The preview leaves out sections that depend on the input: recalled turns, passages, tool calls.
+    # Leave out sections that depend on the input, which is unknown: recalled turns, passages, tool calls.
     contexts = TurnContext(memory, session, replace(parameters.options, sources=()), [question], run_id="")
     system = SystemMessage(parameters.system_prompt) if parameters.system_prompt else None
     try:

@@ -126,7 +126,7 @@ class DemoModel(OfflineModel):
         yield ChatGenerationChunk(message=last)
 
     async def _astream(self, messages: list[BaseMessage], *_: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
-        # The default implementation of LangChain uses an OS thread for each word.
+        # Override LangChain's implementation, because it uses an OS thread for each word.
         for chunk in self._stream(messages):
             yield chunk
 

@@ -84,8 +84,8 @@ class TurnHooks:
             part.root.writers.append(part.writer)
             if (run := root_callbacks.call) is not None:
                 run.at_end.append(partial(self._run_ended, part))
-            # An agent in a tool waits only if it has its own conversation and its tool is not inside another tool:
-            # agents in nested tools could wait for each other.
+            # Let an agent in a tool wait only if it has its own conversation and its tool is not inside another tool,
+            # because agents in nested tools could wait for each other.
             tools = len(tool_of_sessions.get())
             may_wait = tools < 2 if part.parent is not None else run_hold.get() is None and not tools
             if self._options.ordered and may_wait:
@@ -174,7 +174,7 @@ class TurnHooks:
         """
         # Pass no question id for a nested agent, because the state is the state of an outer graph.
         self._others.check_end(state, part.root.answers, None if part.key[1] else part.root.question_id)
-        # The worker that executes a run settles its cancelled turns, because the run may continue in another process.
+        # Leave a cancelled turn to the worker that executes the run, because another process may continue the run.
         by_owner = run_hold.get() is not None and not isinstance(error, Exception)
         if error is None or by_owner:
             part.root.release_session()
@@ -205,7 +205,7 @@ class TurnHooks:
         author = author_of(call.config, site)
         parent, shared = None, site is None or site.transcript
         if self._options.scope == "own":
-            # Each call is a turn in the agent's own conversation.
+            # Make each call a turn in the agent's own conversation.
             parent, session, shared = session, own_session(self.memory, session, author), False
         root = root_run(self.memory, call.runtime.control, session.session_id, shared=shared)
         run_id, metadata = run_id_of(call.config, call.runtime), metadata_of(call.config)

@@ -85,7 +85,7 @@ class OpenCalls:
         """Store the held answers of all runs and the text of open model calls. At the end, raise the first error."""
         errors: list[Exception] = []
         for call in list(self.calls.values()):
-            # If storing an answer fails, the other answers are stored nevertheless.
+            # Collect the errors, so that a failure does not stop the storing of the other answers.
             with ErrorBoundary(errors.append):
                 await call.settle()
         for first in errors:

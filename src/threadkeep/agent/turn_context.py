@@ -339,7 +339,7 @@ class TurnContext:
         """
         if self._extras is not None:
             return assembler.draft(call, extras=self._extras)
-        # Without history, quoted older turns are left out too.
+        # If the options exclude history, do not quote older turns either.
         unwanted = ("selected",) if self._options.no_history else ()
         sources = [one for one in self._options.sources if self.question and one.section not in unwanted]
         if not sources:

@@ -208,7 +208,7 @@ class OpenTurn(TurnContext):
         self.question_as_stored = False
         await self._read_stored()
         if self._known_question_id is None and await in_time(self.session, self.session.count()) == 0:
-            # The session is empty, so the question was stored and then deleted with the session.
+            # The session is empty, so treat the question as one that was stored and then deleted with the session.
             self._known_question_id = self.question_id
 
     async def close(self, answer: BaseMessage | str, status: Status = "complete") -> AIMessage | None:

@@ -24,8 +24,8 @@ type Value = Mapping[str, Any]
 class Stored(dict[str, Any]):
     """The value of an item, read by `TableItems`. Each read returns this object while it is in use and unchanged.
 
-    `text` is its JSON, if this process wrote it. `mark` identifies the stored version: on SQLite it is the stored text,
-    on PostgreSQL the version of the row.
+    `text` is the JSON of the value, if this process wrote it. `mark` identifies the stored version: on SQLite it is the
+    stored text, on PostgreSQL the version of the row.
     """
 
     text: str = ""

@@ -320,5 +320,5 @@ async def _open_items(
         if store.in_memory or store.fingerprint != own.fingerprint:
             yield stores.items_of(opened)
             return
-    # Opening the store has created LangGraph's table; from now on, the connections of our own driver are enough.
+    # Use our own driver from now on: the store was opened only to create LangGraph's table.
     yield TableItems(driver)

@@ -104,7 +104,7 @@ class Eraser:
         found = await self._find(wanted)
         shared = {*await self.rows.shared(wanted), *(name for _, name, _ in await self.shared_conversations(wanted))}
         not_reached = [*remains, *await self._elsewhere(wanted), *_ALWAYS]
-        # If an earlier call was interrupted, the receipt has the counts of the first attempt.
+        # If an earlier call was interrupted, put the counts of the first attempt into the receipt.
         interrupted = await self._interrupted(subject)
         known = interrupted.get("found", {})
         before = {name: max(count, known.get(name, 0)) for name, count in found.items()}

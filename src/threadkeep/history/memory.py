@@ -209,7 +209,7 @@ class Memory:
             return
         for layout in await self._conversations.layouts.all():
             if spool_files(folder / folder_of(layout)):
-                with contextlib.suppress(StoreError):  # the next start or the next turn tries it again
+                with contextlib.suppress(StoreError):  # the next start or turn tries again
                     await self.namespace(layout)
 
     @property

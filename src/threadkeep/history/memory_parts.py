@@ -149,7 +149,7 @@ class TextDigests:
     async def _read_key(self) -> bytes | None:
         found = await self._state.value(_SCOPE, _NAME)
         if found is None:
-            # If several processes create a key at the same time, the key that was stored first is used.
+            # Read the key again after storing it, because another process may have stored its own key first.
             await self._state.keep_first(_SCOPE, _NAME, secrets.token_hex(32))
             found = await self._state.value(_SCOPE, _NAME)
         return None if found is None else bytes.fromhex(found)

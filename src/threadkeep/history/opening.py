@@ -53,13 +53,13 @@ async def open_sessions[M: Memory](
     """
     if address.in_memory and address.memory_name is None:
         address = replace(address, memory_name=f"threadkeep-{uuid4().hex}")
-    # A short-lived command has no background work, and does not wait for a server that starts.
+    # Wait for a server that starts if there is background work. A short-lived command has none, and must not wait.
     waits = options.store.waits_for_server or options.background
     options = replace(options, store=replace(options.store, waits_for_server=waits))
     everyone, counts = Observers(*observers), RememberedCounts()
     async with AsyncExitStack() as stack:
         driver = await stack.enter_async_context(open_database(address, options.store))
-        # These resources are on a separate stack, because they must stay open until all remaining data are stored.
+        # Use a separate stack for resources that must stay open until all remaining data are stored.
         late = await stack.enter_async_context(AsyncExitStack())
         await migrate(driver, options.clock(), partitions=options.store.partitions)
         conversations = GraphConversations(
@@ -103,7 +103,7 @@ def _session_backend(
 ) -> Backend:
     """Return the services of the memory's own sessions."""
     transcripts, clock = backend.transcripts, options.clock
-    # If the database is in memory, pending turns are kept in memory only.
+    # Do not write pending turns to disk if the database itself is in memory.
     folder = None if address.in_memory else folder_of(address, options.pending.folder)
     pending = PendingTurns(transcripts, replace(options.pending, folder=folder), observer=observers, clock=clock)
     return Backend(

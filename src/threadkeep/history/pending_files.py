@@ -253,7 +253,7 @@ def drop_unreadable(folder: Path, entry_id: str) -> bool:
         if turn.entry_id != entry_id:
             continue
         if turn.path.stem != entry_id:
-            # The line is still in a pending file: `SpoolFile.entries` moves unreadable lines to files of their own.
+            # Call `SpoolFile.entries` to move the unreadable lines of a pending file to files of their own.
             if (file := SpoolFile.take_over(turn.path)) is None:
                 raise EntryInUse("The process of this file is running: stop it first, or wait until it is done.")
             file.entries()

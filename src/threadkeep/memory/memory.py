@@ -42,7 +42,7 @@ class Memory(history.Memory):
     def __init__(self, parts: MemoryParts) -> None:
         super().__init__(parts)
         clock = parts.options.clock
-        # If sessions are in a graph store, the tables have no texts of messages, so messages are read from that store.
+        # Read messages from the graph store if sessions are there, because the tables then lack the messages' texts.
         messages_at = self._backend.transcripts.at if self.in_graph_store else None
         self.knowledge = Knowledge(parts.driver, observer=parts.observers, clock=clock)
         self.procedures = Procedures(parts.driver, clock=clock)

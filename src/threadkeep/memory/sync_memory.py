@@ -208,7 +208,7 @@ class _MemoryThread:
         self._opening = opening
         self._opened: Future[Memory] = Future()
         self._closed: Future[None] = Future()
-        # It is a daemon thread, so that a program can exit without closing its memory.
+        # Use a daemon thread, so that a program can exit without closing its memory.
         self._thread = threading.Thread(target=self._serve, name="threadkeep-memory", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()

@@ -273,7 +273,7 @@ class GroupCommit:
             try:
                 while begun < len(turns):
                     group, begun = turns[begun:], len(turns)
-                    # If the memory is closing, it must not wait for one lock after another.
+                    # Wait only briefly if the memory is closing, because many sessions may be locked.
                     seconds = GROUP_LOCK_SECONDS if self._closed else None
                     _settle(group, await self._store_each(group, lock_timeout_seconds=seconds))
             except StoreUnavailable as error:

@@ -55,7 +55,7 @@ async def empty_log(driver: Driver, *, vacuum: bool) -> bool:
 
 @dataclass(frozen=True)
 class Erasable:
-    """The target of an erasure: all `ids` of a person, or one session; the other of these two fields is empty.
+    """The target of an erasure: all `ids` of a person, or the session `session_id`; the other field is empty.
 
     `noted` is the scope under which the sessions to erase are noted until the erasure is complete.
     """

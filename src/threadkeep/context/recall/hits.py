@@ -237,8 +237,8 @@ _BEST_TURNS = 3
 class Match:
     """The input of the scoring, apart from the hits: `dates` tells how near episodes are to the days of the query.
 
-    Positions in `certain` are always scored, and those in `telling` if there are too few others. Turns whose ids are in
-    `left_out` are never scored. `everybody` is the number of speakers.
+    Positions in `certain` are always scored; positions in `telling` are scored if there are too few others. Turns whose
+    ids are in `left_out` are never scored. `everybody` is the number of speakers.
     """
 
     dates: Mapping[int, tuple[float, float]]

@@ -61,7 +61,7 @@ class ActiveSessions(ClockedTables, sql=("runs_order.sql",)):
 
 
 class RunPositions(Tables, sql=("runs_order.sql",)):
-    """The positions of runs in agents' conversations; a run gets one when its agent knows the conversation's key."""
+    """The positions of runs in agents' conversations; a run gets its position when its agent knows the key."""
 
     def __init__(self, driver: Driver) -> None:
         super().__init__(driver)
