@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Self
+from typing import Self
 
-from pydantic import Field, field_validator, model_validator
-from pydantic_settings import BaseSettings, NoDecode
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from threadkeep.context.tokens import continues, names_of
 from threadkeep.errors import InvalidInput, InvalidSettings
@@ -126,7 +125,7 @@ class RunServiceOptions:
         return min(2.0, self.engine.dead_seconds / 4) if self.reap_seconds is None else self.reap_seconds
 
 
-class RunSettings(BaseSettings):
+class RunSettings(BaseModel):
     """Settings for runs. The validators of `Settings` parse comma-separated lists and accept words in upper case."""
 
     double_texting: DoubleTexting = Field(
@@ -159,7 +158,7 @@ class RunSettings(BaseSettings):
     run_checkpoint_retention_hours: float = Field(
         24.0, ge=0, le=876_000, description="Hours for which a run without a result can be resumed where it stopped."
     )
-    prices: Annotated[list[str], NoDecode] = Field(
+    prices: list[str] = Field(
         default_factory=list,
         description="Prices of models, comma-separated: model=input/output (or /cached), per million tokens.",
     )
