@@ -132,6 +132,9 @@ def running_postgres() -> Iterator[Postgres]:
         server.ensure_pgdata_inited()
         with (folder / "data" / "postgresql.conf").open("a") as configuration:
             configuration.write(_CONFIGURATION)
+        # Each new database would have copies of these maps of free and of visible pages, an eighth of its files.
+        for optional in (folder / "data" / "base").glob("*/*_[fv]*m"):
+            optional.unlink()
         server.start()
         postgres = Postgres(server)
         yield postgres
