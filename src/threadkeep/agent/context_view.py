@@ -282,7 +282,7 @@ def _departure(entry: Entry, before: ContextManifest, after: ContextManifest) ->
 
 
 def _is_of(entry: Entry, left: LeftOut, before: ContextManifest, after: ContextManifest) -> bool:
-    """Return True if a message of the earlier call is in the range `left`, which the later call excluded.
+    """Return True if `entry`, a message of the earlier call, is in the range `left`, which the later call excluded.
 
     A range has the ids of its first and last message. If the earlier call did not send one of these, the range is open
     at that end. If the earlier call sent neither and belongs to another run, none of its messages is in the range.

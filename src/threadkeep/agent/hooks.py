@@ -168,7 +168,7 @@ class TurnHooks:
         return {"messages": [RemoveMessage(id=str(answer.id)), named_as_agent(winner, call.config)]}
 
     def _run_ended(self, part: Participation, state: object, error: BaseException | None) -> Awaitable[None] | None:
-        """Release the session. If the run failed or was cut off, return a coroutine that ends the turn first.
+        """Release the session. If the run failed or was cut off, return a coroutine that first ends the turn.
 
         This is called in the OS thread of the run.
         """
@@ -189,7 +189,7 @@ class TurnHooks:
             await self.memory.loop.run_from_any_loop(part.fail(error))
 
     def _part(self, call: AgentCall) -> Participation:
-        """Return the part of an agent in the turn.
+        """Return the part that an agent has in the turn.
 
         A call gets a new part if it continues after an interrupt, or if other middleware skipped `before_agent`.
         """

@@ -163,7 +163,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
     async def _arun[R, T](
         self, begin: _Begin[R, T], call: AgentCall, request: R, handler: Callable[[R], Awaitable[T]]
     ) -> T:
-        """Call the model or a tool (`handler`) as a step of the turn. If there is no step, only call it."""
+        """Call the model or a tool (`handler`) as a step of the turn, or directly if the hooks return no step."""
         step = await self._hooks.call(begin, call, request)
         if step is None:
             return await handler(request)

@@ -241,7 +241,7 @@ class Participation:
         return root.claim_resumed(self.author, self.key, after, taken)
 
     async def _join(self, first: OpenTurn, messages: Sequence[BaseMessage]) -> OpenTurn:
-        """Take part in the turn of another agent of the run."""
+        """Take part in the turn that another agent of the run began."""
         turn = self._open(self._question_in(messages))
         turn.join(first)
         if self._tried_before:

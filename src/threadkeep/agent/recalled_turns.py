@@ -177,7 +177,7 @@ def _sizes(quoted: Sequence[QuotedTurn], counter: TokenCounter) -> list[int]:
 def _block_of(
     found: Sequence[FoundTurn], quoted: Sequence[QuotedTurn], indexes: Sequence[int], request: ExtraRequest
 ) -> Extra:
-    """Return the turns at these indexes as one message, grouped by session. The current session comes last.
+    """Return the turns at `indexes` as one message, grouped by session. The current session comes last.
 
     Older sessions and turns come first. The entry refers to stored messages, or to a text if summaries are quoted.
     """

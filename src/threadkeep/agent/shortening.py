@@ -73,7 +73,7 @@ def with_text(message: BaseMessage, text: str) -> BaseMessage:
 
 
 def _with_marks[M: BaseMessage](message: M, removed: Collection[int]) -> M:
-    """Return a copy of a message in which a mark replaces each of the blocks at these indexes."""
+    """Return a copy of a message in which a mark replaces each block whose index is in `removed`."""
     if not removed:
         return message
     blocks = [

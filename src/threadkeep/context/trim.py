@@ -242,7 +242,7 @@ class _Planner:
         return fitting
 
     def _stepped(self, fitting: Sequence[list[int]], places: int | None, fraction: float) -> Sequence[list[int]]:
-        """Return the newest groups that fit into `fraction` of the room, but at least the last exchange."""
+        """Return the newest groups that fit into `fraction` of history's limits, but at least the last exchange."""
         # Count the question and its answer too, so that the window takes this fraction of its limits after the turn.
         allowed = None if places is None else max(int(fraction * places) - 2, 0)
         # Ignore the turn's steps, so that later turns can begin here too. If nothing fits then, cut for this turn only.

@@ -130,7 +130,7 @@ class ConversationSearch(TextSearch):
 
 
 def _score(message: Message, words: list[str]) -> float:
-    """Return the number of matches, reduced for long texts, or 0 if the text does not contain all words."""
+    """Return the number of matches, reduced for long texts; return 0 if the text lacks one of the words."""
     text = message.content.casefold()
     counts = [text.count(word) for word in words]
     return sum(counts) / math.log2(2 + len(text)) if all(counts) else 0.0

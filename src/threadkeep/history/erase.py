@@ -193,7 +193,7 @@ class Eraser:
         return names
 
     async def _erase_all(self, wanted: Erasable) -> dict[str, int]:
-        """Erase until nothing is found, in at most three rounds; return the counts of the data found after the last."""
+        """Erase until nothing is found, in at most three rounds; return the counts of the data that remain."""
         after: dict[str, int] = {}
         for _ in range(_ROUNDS):
             sessions = await self.rows.sessions(wanted)

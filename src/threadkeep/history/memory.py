@@ -251,7 +251,7 @@ class Memory:
         return self._backend.damages.of(user_id)
 
     def _at(self, backend: Backend) -> Self:
-        """Return a copy with another backend's sessions; it shares all but the identity, lifetime and session cache."""
+        """Return a copy with another backend's sessions, and with its own identity, lifetime and session cache."""
         other = copy.copy(self)
         other._use(backend)  # noqa: SLF001 - it is a copy of this object
         other.opened_with, other.identity, other.lifetime = None, Identity(), AsyncExitStack()

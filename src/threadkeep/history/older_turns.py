@@ -303,7 +303,7 @@ class OlderTurns:
                 task.result()
 
     async def _read(self, turn_ids: Sequence[str], index: ConversationIndex) -> list[FoundTurn]:
-        """Return the messages and summaries with these ids that still exist and are active, in the given order."""
+        """Return the messages and summaries with the ids `turn_ids` that still exist and are active, in this order."""
         summaries = index.summaries
         found = {position_of(one): _summary_turn(summaries[one]) for one in turn_ids if one in summaries}
         every = [position_of(one) for one in turn_ids]
@@ -333,7 +333,7 @@ def _allowed(infos: Mapping[str, SessionInfo], most: int) -> dict[str, int]:
 
 
 def _parts_of(messages: Sequence[Message], terms: Mapping[str, float]) -> list[Passage]:
-    """Return the passage of each long message that is most relevant to `terms`."""
+    """Return, for each long message, the passage that is most relevant to `terms`."""
     lengths = [len(message.content) * _PASSAGE_TOKENS // (message.tokens or 1) for message in messages]
     return [passage_of(message.content, terms, length) for message, length in zip(messages, lengths, strict=True)]
 

@@ -155,7 +155,7 @@ class SummaryWriter:
         return text
 
     async def _ask(self, record: str, earlier: str | None, task: SummaryTask, room: int) -> SummaryText:
-        """Return a text for a record, cut to at most `room` tokens; if it is too long, first request a shorter one."""
+        """Return a text for a record. If it is too long, request a shorter one, and then cut it to `room` tokens."""
         known = self._counter(earlier) if earlier and task == "continuation" else 0
         most = self._room.asked * room // self._room.one
         asked = max(min(most, (self._counter(record) + known) // 2), _LEAST_ASKED)

@@ -237,7 +237,7 @@ class GroupCommit:
             await self._write_alone(free, error)
 
     async def _write_separately(self, group: list[PreparedTurn], error: RowLocked) -> None:
-        """Write each session separately after a row was found locked; only the locked sessions then wait."""
+        """Write the turns of each session separately, because a row is locked; only locked sessions then wait."""
         of_session = _by_session(group)
         if len(of_session) == 1:
             self._wait_for_lock(group)
@@ -297,7 +297,7 @@ class GroupCommit:
         _settle(group, receipts)
 
     async def _store_separately(self, group: Sequence[PreparedTurn]) -> list[_Outcome]:
-        """Store a rejected group again: each turn with joined statements alone, the others with a check of each id."""
+        """Store a rejected group again: turns with joined statements one by one, then the others, checking ids."""
         if len(group) > 1:
             for prepared in [one for one in group if one.is_joined]:
                 await self._write_group([prepared])
