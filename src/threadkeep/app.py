@@ -248,7 +248,7 @@ def _with_summarizer(options: ChatOptions, model: BaseChatModel, name: str) -> C
 
 
 def _metrics(settings: Settings, workflows: Workflows) -> PrometheusObserver | None:
-    """Return the metrics observer; None if the extra `metrics` is not installed."""
+    """Return the metrics observer, or None if the extra `metrics` is not installed."""
     if find_spec("prometheus_client") is None:
         return None
     from threadkeep.observe.prometheus import PrometheusObserver

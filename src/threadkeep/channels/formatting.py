@@ -59,7 +59,7 @@ def split_markdown(text: str, limit: int, *, size: Size = len) -> tuple[str, ...
 
 
 def _fitting(text: str, limit: int, size: Size) -> int:
-    """Return the number of a text's first characters that fit into `limit` units, at least one."""
+    """Return how many characters of a text's beginning fit into `limit` units, but at least 1."""
     # A character has at least one unit, so at most `limit` characters fit.
     ends = range(1, min(len(text), limit) + 1)
     return max(1, bisect_right(ends, limit, key=lambda end: size(text[:end])))

@@ -288,6 +288,6 @@ def _name(fields: Mapping[str, Json]) -> str:
 
 
 def _quoted(message: Mapping[str, Json]) -> str:
-    """Return the quoted part of the message that is replied to, or else its whole text, or else an empty text."""
+    """Return the quoted part, or else the whole text, of the message that is replied to, if any."""
     answered = object_in(message, "reply_to_message")
     return text_in(object_in(message, "quote"), "text") or text_in(answered, "text") or text_in(answered, "caption")

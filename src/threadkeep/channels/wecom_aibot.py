@@ -320,6 +320,6 @@ def _event(fields: Mapping[str, Json], found: Mapping[str, Json]) -> Update:
 
 
 def _cut(channel: WeComAIBotChannel, text: str) -> str:
-    """Return the beginning of an unfinished text, as much as fits into one message."""
+    """Return as much of the beginning of an unfinished text as fits into one message."""
     parts = channel.split(text)
     return parts[0] if parts else ""

@@ -227,6 +227,6 @@ class CallChoice:
 
 
 def _key_of(call: StoredManifest) -> object:
-    """Return the key of a call's conversation; None unless an agent stores the conversation itself."""
+    """Return the key of a call's conversation if an agent stores the conversation itself; otherwise return None."""
     conversation = call.manifest.get("conversation")
     return conversation.get("key") if isinstance(conversation, dict) else None

@@ -223,7 +223,7 @@ def _rights(missing: Sequence[MissingRights], condition: Condition) -> list[Find
 def _holding(
     address: DatabaseAddress, holders: Sequence[LockHolder], *, hidden: Mapping[str, str] | None = None
 ) -> list[Finding]:
-    """Return a finding about locks: connections that may block others, else processes with the file open, else none.
+    """Return a finding: connections that may block others, else processes with the file open, else no lock.
 
     `hidden` maps `hidden_connections` to the number of connections whose transactions this PostgreSQL role may not see.
     """

@@ -142,7 +142,7 @@ def _array_items(stream: IO[str]) -> Iterator[object]:
 
 
 def _active_branch(mapping: Mapping[str, Any], current: object) -> list[Mapping[str, Any]]:
-    """Return the messages from the root to the node that was shown last (`current`); if None, to the newest leaf."""
+    """Return the messages from the root to `current`, the node shown last, or to the newest leaf if this is None."""
     messages: list[Mapping[str, Any]] = []
     seen: set[str] = set()
     if current is None and mapping:
@@ -212,7 +212,7 @@ def _part_of(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _seconds(message: object) -> float:
-    """Return the time of a message in seconds since 1970; 0 if it has none."""
+    """Return the time of a message in seconds since 1970, or 0 if the message has no time."""
     moment = _moment(message.get("create_time")) if isinstance(message, dict) else None
     return moment.timestamp() if moment is not None else 0.0
 

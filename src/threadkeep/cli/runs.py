@@ -315,7 +315,7 @@ async def _find(memory: Memory, run_id: str, user: str | None) -> Run:
 
 
 def _parts(payload: Mapping[str, Json]) -> _Payload:
-    """Return the `inputs`, `results` and `user_context` of a payload. A payload without all of them is the `inputs`."""
+    """Return the `inputs`, `results` and `user_context` of a payload. A payload with none of these is the `inputs`."""
     if not any(name in payload for name in _Payload._fields):
         return _Payload(payload)
     given: dict[str, Mapping[str, Json]] = {}

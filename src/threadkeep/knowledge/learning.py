@@ -42,7 +42,7 @@ _CLOSING_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Record:
-    """The input of a learner: messages quoted as JSON, and the `learnable` ones among them by their `seq`.
+    """The input of a learner. `lines` has messages quoted as JSON; `learnable` has the new user messages by `seq`.
 
     `scopes` contains the owners of the run, and `known_keys` the keys of their valid facts (at most 200 per owner).
     """

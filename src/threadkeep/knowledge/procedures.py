@@ -166,5 +166,5 @@ def applying(procedures: Sequence[Procedure], goal: str, context: Collection[str
 
 
 def _success(procedure: Procedure) -> float:
-    """Return the expected success rate; 0.5 before any use."""
+    """Return the expected success rate of a procedure, which is 0.5 before any use."""
     return (procedure.succeeded + 1) / (procedure.succeeded + procedure.failed + 2)

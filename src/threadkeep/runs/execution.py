@@ -316,7 +316,7 @@ class RunExecution:
             self._publish_piece(node or None, self._id_in(namespace, message), message)
 
     def _id_in(self, namespace: str, chunk: AIMessageChunk) -> str | None:
-        """Return the id of the message that a chunk belongs to; None if it is unknown.
+        """Return the id of the message that a chunk belongs to, or None if the id is unknown.
 
         If the model marks no chunk as the last, LangChain adds an empty last chunk with another id. Return the id of
         the message that streams from this node instead; if several messages stream, return the chunk's own id.

@@ -36,7 +36,7 @@ class Price:
 
 
 class Prices(dict[str, Price]):
-    """A table of prices by model name. The entry with the full name applies, or else the longest prefix of the name."""
+    """A table of prices by model name. If a full name has no entry, the longest entry with which it begins applies."""
 
     def __init__(self, table: Mapping[str, Price]) -> None:
         super().__init__({name.strip().lower(): price for name, price in table.items()})

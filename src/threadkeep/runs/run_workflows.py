@@ -44,7 +44,7 @@ class VersionGone(Exception):
 
 
 class RunWorkflows:
-    """The registered workflows, and older versions of them with which unfinished runs began."""
+    """The registered workflows, and the older versions with which unfinished runs began."""
 
     def __init__(self, workflows: Workflows, versions: WorkflowVersions) -> None:
         self._workflows = workflows

@@ -81,7 +81,7 @@ def _is_of_other(answer: Message | None, run: Run) -> TypeGuard[Message]:
 
 
 async def _answer_of_turn(memory: Memory, run: Run, message_id: str) -> Message | None:
-    """Return the answer to a message, or else to the newest message of the same turn; None if neither has an answer."""
+    """Return the answer to a message, otherwise to the newest message of its turn; None if neither is answered."""
     if (answer := await _answer(memory, run, message_id)) is not None or run.session_id is None:
         return answer
     session = memory.session(run.session_id)

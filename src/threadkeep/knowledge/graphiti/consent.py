@@ -189,7 +189,7 @@ class GitMetadata:
         return self._known
 
     async def _git(self, *words: str) -> str | None:
-        """Return the output of git; None if it fails or is not installed."""
+        """Return the output of git, or None if git fails or is not installed."""
         try:
             process = await asyncio.create_subprocess_exec(
                 "git",

@@ -225,7 +225,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
         return scopes
 
     async def _make(self, connection: Connection, turn: _Turn) -> int:
-        """Queue the messages of a turn and return their number; 0 for a turn between two agents."""
+        """Queue the messages of a turn and return their number, which is 0 for a turn between two agents."""
         if turn.agent is not None:
             return 0
         between = {"session_id": turn.session_id, "first_seq": turn.first_seq - _REACH, "last_seq": turn.last_seq}
@@ -318,7 +318,7 @@ def source_of(scope: str, git: dict[str, object] | None) -> str:
 
 
 def _time_of(message: Message) -> datetime | None:
-    """Return the time of a message, or None. Messages stored at the same time get increasing microseconds."""
+    """Return the time of a message, or None if it has none. Messages of the same time get increasing microseconds."""
     moment = message.sent_at or message.created_at
     return None if moment is None else moment + timedelta(microseconds=(message.seq or 0) % 10_000)
 

@@ -115,7 +115,7 @@ class CallReader:
         return CallView(view, messages, gaps, difference)
 
     async def _transcript(self, manifest: ContextManifest) -> Session | None:
-        """Return the session that the `seq` numbers of a manifest refer to; None if the manifest names no session."""
+        """Return the session that the `seq` numbers of a manifest refer to, or None if a manifest names none."""
         if (conversation := manifest.conversation) is not None:
             return (await self._memory.memory_of(conversation)).session(conversation.key, user_id=self._user_id)
         return self._session(manifest.session_id) if manifest.session_id else None

@@ -73,7 +73,7 @@ async def respond_to_browsers(request: Request, error: Exception) -> Response:
 
 
 def _within(address: str) -> str:
-    """Return an address if it is in the console, else the home page: sign-in must not redirect to other sites."""
+    """Return an address if it is in the console, else the home page, because sign-in must not lead to other sites."""
     try:
         parts = urlsplit(address)
     except ValueError:

@@ -127,7 +127,7 @@ class CreatedThread:
         return stored
 
     async def _store(self, metadata: Mapping[str, Json]) -> bool:
-        """Store the thread and its metadata (in SQL tables in one transaction); return False if the thread exists."""
+        """Store the thread and its metadata; in SQL tables, in one transaction. Return False if the thread exists."""
         session = self._session
         with suppress(SessionNotFound):
             await session.info()

@@ -199,7 +199,7 @@ class AgentNode(SpeakingNode, HistoryFields):
 
 
 class ModelLimits(AgentMiddleware[AgentState[Any], Any, Any]):
-    """Limits of an agent: seconds of each model call (`TimeoutError`), and number of calls (`GraphRecursionError`)."""
+    """Limits of an agent: `seconds` for each model call, and `most_calls` (beyond them, `GraphRecursionError`)."""
 
     def __init__(self, seconds: float, most_calls: int) -> None:
         super().__init__()

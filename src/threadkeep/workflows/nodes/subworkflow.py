@@ -215,7 +215,7 @@ def _candidate_state(state: WorkflowState) -> CandidateState:
 
 
 def _result(state: WorkflowState, name: str) -> Json:
-    """Return the first value with this name in the results of the run's nodes; None if there is none."""
+    """Return the first value with this name in the results of the run's nodes, or None if no result has it."""
     for result in (state.get("results") or {}).values():
         if isinstance(result, Mapping) and result.get(name) is not None:
             return result[name]
