@@ -80,9 +80,7 @@ class Intake:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def take_page(self, bot: Bot, updates: Iterable[Update]) -> None:
-        """Take the updates of one page, and execute their runs only after all updates are stored.
-
-        So one run can answer several messages.
+        """Take all updates of a page before executing their runs, so that one run can answer several messages.
 
         Raises:
             StoreUnavailable: some updates were not taken.

@@ -200,7 +200,7 @@ class WeComDirectClient(WeComClient):
     async def send(self, address: Address, part: Part) -> Outcome:
         """Send a part. Ask WeCom to drop duplicates only if the part may have been sent before.
 
-        WeCom compares texts, so it would also drop an intended second "Yes.".
+        WeCom compares only the texts, so it would also drop an answer that has the same text as an earlier one.
         """
         message: dict[str, Json] = {
             "touser": text_in(address, "touser"),

@@ -53,7 +53,7 @@ _LONGEST_PAUSE_SECONDS = 30.0
 _TOKEN_SECONDS = 540
 _UNKNOWN_AGE = timedelta(minutes=10)
 _START_TIME = timedelta(hours=1)
-"""The time for which a start tries to fetch a known desk. Fetching a desk that was deleted at WeCom always fails."""
+"""The time after a start in which known desks are fetched. It is limited, because a deleted desk always fails."""
 _NOTICE_PREFIX = "notice:"
 _CURSOR_PREFIX = "cursor:"
 _FAILURES: Mapping[int | None, str] = {4: "ReplyTimeOver", 5: "SessionState", 6: "ReplyLimit", 10: "Forbidden"}

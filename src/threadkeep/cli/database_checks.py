@@ -223,9 +223,10 @@ def _rights(missing: Sequence[MissingRights], condition: Condition) -> list[Find
 def _holding(
     address: DatabaseAddress, holders: Sequence[LockHolder], *, hidden: Mapping[str, str] | None = None
 ) -> list[Finding]:
-    """Return a finding: connections that may block others, else processes with the file open, else no lock.
+    """Return a finding about locks: connections that may block others, otherwise processes with the SQLite file open.
 
-    `hidden` maps `hidden_connections` to the number of connections whose transactions this PostgreSQL role may not see.
+    If there are none, it says that no lock is seen. `hidden` maps `hidden_connections` to the number of PostgreSQL
+    connections whose transactions this role may not see.
     """
     if address.path is not None:
         holders = lock_holders(address.path)

@@ -63,7 +63,7 @@ def _groups() -> dict[int, frozenset[str]]:
 
 
 _ASKED: Final = _attributes()
-"""The stems of the keys that a question asks for, by a stem of the question or by its kind, such as `?where`."""
+"""For each stem or kind of a question (such as `?where`), the stems of the keys that the question asks for."""
 _MEMBERS: Final = _groups()
 
 

@@ -60,9 +60,9 @@ class LimitedProtocol(HttpToolsProtocol):
     limits = ConnectionLimits()
     _deadline: asyncio.TimerHandle | None = None
     _head = 0
-    """The number of the newest head."""
+    """The number of requests that have begun on this connection."""
     _head_bytes: int | None = None
-    """The counted bytes of an incomplete head; None outside of a head."""
+    """The counted bytes of the request line and headers; None if no headers are being received."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept a connection. If too many are open, close an idle one; if none is idle, reject this one with 503."""
@@ -102,7 +102,7 @@ class LimitedProtocol(HttpToolsProtocol):
                 self._close(_TOO_LONG)
 
     def on_message_begin(self) -> None:
-        """Start counting the bytes of the head."""
+        """Start counting the bytes of the request line and headers."""
         super().on_message_begin()
         self._head += 1
         self._head_bytes = 0
