@@ -223,7 +223,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         raise StoreUnavailable("The item was not changed: the database is busy. Try again.")
 
     async def _change_once(self, session: Session, item_id: str, new: Message, note: Message) -> bool:
-        """Store `new` at the position of an item, or `note` at the end if no text changes. Return False on a conflict.
+        """If an item's text changes, store `new` at its position, else `note` at the end. Return False on a conflict.
 
         If the thread has no such item, store `new` at the end, unless it is the note of a deletion.
         """

@@ -30,8 +30,8 @@ from threadkeep.workflows.built_in import CHAT
 class DeliveryOptions:
     """Options for delivery. Times are in seconds.
 
-    A process sends at most `concurrency` answers of a bot at the same time. It claims a message for `claim_seconds`; an
-    attempt to send a part that takes longer is repeated. A message that is undelivered after `give_up_seconds` of
+    A process sends at most `concurrency` answers of a bot at the same time. It claims a message for `claim_seconds`; if
+    sending a part takes longer, the part is sent again. A message that is undelivered after `give_up_seconds` of
     attempts is marked as failed; a time without attempts, in which the bot was off, does not count. Finished messages
     are remembered for `keep_seconds`, so that a repeated update gets no second answer. If a message has no run after
     `take_again_seconds`, its process may have died, and the message is processed again; if that fails, it expires after
@@ -254,7 +254,7 @@ def notify_sent(
 
 
 def _answer_to(message: Outgoing, result: RunResult, bot: Bot) -> str:
-    """Return the answer to a message, or an empty text. Only the newest message of a run gets the run's answer."""
+    """Return the answer to a message, or an empty text if it gets none: only the newest message of a run gets one."""
     if result.run.inputs and result.run.newest_message_id != message.message_id:
         return ""
     match result.status:

@@ -83,7 +83,7 @@ async def chat(
 
 @dataclass
 class _Statistics:
-    """The counts of turns and tokens since the chat was opened."""
+    """The statistics of a chat. `seconds` has the duration of each turn; `last` is the context of the last turn."""
 
     turns: int = 0
     failed: int = 0

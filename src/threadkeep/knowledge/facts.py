@@ -441,7 +441,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         return (await self._with_evidence(connection, [fact_of(row)]))[0]
 
     async def _lock(self, connection: Connection, scope: Scope, key: str, now: datetime) -> Fact | None:
-        """Lock a key until the transaction ends; return the valid fact of the key, or None if it has none."""
+        """Lock a key until the transaction ends. Return the valid fact of the key, or None if there is none."""
         parameters = {"scope": scope.kind, "owner": scope.owner, "key": key}
         if self.backend == "postgres":
             await connection.fetch(self._sql["lock_key"], parameters)

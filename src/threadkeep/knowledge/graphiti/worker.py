@@ -206,7 +206,7 @@ class DeliveryWorker:
         return _Pause(min(self._options.poll_seconds, 1.0) / 2)
 
     async def _pause_without_messages(self, lease: Lease) -> _Pause:
-        """Return the pause of a group without messages to send; queued messages are then waiting for consent."""
+        """Return the pause of a group that has no messages to send now. Its queued messages wait for consent."""
         queued, _ = await self._deliveries.open_of(lease.group_id)
         return _Pause(_LONGEST_POLL_SECONDS, error="no_consent") if queued else _Pause(self._options.poll_seconds)
 

@@ -387,7 +387,7 @@ def _matches(thread: ThreadBody, body: ThreadSearchBody) -> bool:
 
 
 async def _ends_of(thread: Thread) -> dict[str, Json]:
-    """Return the first and the newest message of a thread, for a list of threads."""
+    """Return the values of a thread in a list of threads: its first and its newest message."""
     start = thread.info.deleted_seq + 1 if thread.info is not None else 1
     first, newest = await thread.session.at([start, start + 1]), await thread.session.tail(1)
     values = [one for one in first if not is_creation(one)][:1]
