@@ -324,7 +324,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return replace(found, run_id=run_id, partial=partial or "")
 
     async def _drop_copies(self, connection: Connection, rows: Sequence[Row]) -> int:
-        """Delete the stored `message` from rows that need no run any more; return the number of these rows."""
+        """Delete the stored `message` from `rows`, which need no run any more; return the number of rows."""
         for number, text in rows:
             address = _address(text)
             if _MESSAGE in address:

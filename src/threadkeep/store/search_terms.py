@@ -131,5 +131,5 @@ def rarity(texts_with_word: int, texts: int) -> float:
 
 @lru_cache(maxsize=16)
 def _read(words: str) -> Sequence[tuple[str, float]]:
-    """Return the parsed words and weights; they are cached, because they are the same for all texts of a search."""
+    """Return the parsed words and weights. Cache them, because all texts of a search use the same ones."""
     return [(word, float(weight)) for word, weight in json.loads(words)]

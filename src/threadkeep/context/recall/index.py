@@ -273,7 +273,7 @@ class RecallIndex:
         return spans_of(query[:2_000], known, now.toordinal() if now else known.last)[:12]
 
     def _dates(self, spans: Sequence[Span]) -> dict[int, tuple[float, float]]:
-        """Return the nearness (0 to 1) of each episode near a span, and 1.0 if the episode began in that span."""
+        """Return for each episode near a span how near it is (0 to 1), and 1.0 if it began in the span."""
         near: dict[int, tuple[float, float]] = {}
         for span in spans:
             reach = 4 + (span.last - span.first) / 4

@@ -61,7 +61,7 @@ class ActiveSessions(ClockedTables, sql=("runs_order.sql",)):
 
 
 class RunPositions(Tables, sql=("runs_order.sql",)):
-    """The positions of runs in agents' conversations; a run gets its position when its agent knows the key."""
+    """The positions of runs in agents' conversations; a run gets its position once the conversation's key is known."""
 
     def __init__(self, driver: Driver) -> None:
         super().__init__(driver)
