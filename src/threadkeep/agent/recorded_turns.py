@@ -112,7 +112,7 @@ class GraphTurns:
 
 
 class GraphTurn:
-    """A call of a recorded graph: it began a turn (`owner`), is part of another call's turn (`guest`), or neither."""
+    """A call of a recorded graph: it owns a turn (`owner`), is part of another call's turn (`guest`), or has none."""
 
     def __init__(
         self,

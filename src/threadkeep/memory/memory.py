@@ -155,7 +155,7 @@ class Memory(history.Memory):
     async def _opened(
         cls, address: DatabaseAddress, observers: Sequence[Observer], options: MemoryOptions
     ) -> AsyncIterator[Self]:
-        """Open the sessions of a database, and send messages to Graphiti in the background if this is enabled."""
+        """Open the sessions of a database; send messages to Graphiti in the background if the options enable this."""
         async with AsyncExitStack() as stack:
             opening = open_sessions(address, cls, observers=observers, options=options)
             memory = await stack.enter_async_context(opening)

@@ -378,7 +378,7 @@ def _by_session(group: Sequence[PreparedTurn]) -> dict[str, list[PreparedTurn]]:
 
 
 def _noted(graph_turns: GraphTurns, prepared: PreparedTurn, left: int) -> list[dict[str, object]]:
-    """Return a list with the turn's row for Graphiti, if it has one; `left` counts new messages from this turn on."""
+    """Return the turn's row for Graphiti, as a list of at most one; `left` counts new messages from this turn on."""
     row = graph_turns.row(prepared.turn, prepared.messages, now=prepared.now)
     seqs = {"first_behind": left - 1, "last_behind": left - len(prepared.columns)}
     return [] if row is None else [{**row, **seqs}]
