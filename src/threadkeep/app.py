@@ -237,7 +237,7 @@ def chat_options(settings: Settings) -> ChatOptions:
 
 
 def _with_summarizer(options: ChatOptions, model: BaseChatModel, name: str) -> Compression | None:
-    """Return the compression options with a summarizer for the model `name` (by default `model`), or None if off."""
+    """Return the options of compression with a summarizer for `name` (by default `model`), or None if it is off."""
     if options.compression is None:
         return None
 

@@ -322,7 +322,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         return deleted, missing
 
     async def _forget(self, connection: Connection, scope: Scope, keys: Collection[str]) -> dict[str, int]:
-        """Delete all values of keys, including values that were stored before keys had a canonical form."""
+        """Delete all values of the given keys, including values that were stored before keys had a canonical form."""
         owner = {"scope": scope.kind, "owner": scope.owner}
         spellings: defaultdict[str, list[str]] = defaultdict(list)
         for (stored,) in await connection.fetch(self._sql["keys_of"], owner):

@@ -204,7 +204,7 @@ def _begun(item: AssistantMessageItem) -> Iterator[ThreadStreamEvent]:
 
 
 async def _ended_other(item: AssistantMessageItem, session: Session) -> AsyncIterator[ThreadStreamEvent]:
-    """Yield the events that end an item which is not the answer. Remove it if its message is not stored and active."""
+    """Yield the events that end an item other than the answer. Remove the item if its message is not active."""
     message = await session.find(item.id)
     if message is None or message.superseded_at is not None:
         yield ThreadItemRemovedEvent(item_id=item.id)

@@ -106,7 +106,7 @@ class SpeakingNode(AskingNode):
 
     @model_validator(mode="after")
     def _check_room(self) -> Self:
-        """Reject a reply size that leaves no tokens for a prompt. For the service's model, `check_room` does this."""
+        """Reject a reply size that leaves no tokens for a prompt. The service's model: `Workflows.check_room`."""
         if self.model is None and self.context_window is None:
             return self
         model = self.model
