@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.cli.running import CommandLine
+from tests.databases import execute
 from tests.graph_store.damaging import DAMAGES, SESSIONS, rewrite
 from threadkeep import Memory, Message
 
@@ -77,6 +78,29 @@ def test_missing_messages_are_a_warning_of_the_doctor(cli: CommandLine) -> None:
     assert "room (1 message)" in finding["detail"]
     lines = cli("sessions", "export", "room").out.splitlines()
     assert [json.loads(line).get("content") for line in lines[1:]] == ["two"]
+
+
+@pytest.mark.parametrize("column", ["tags", "metadata", "retention"])
+def test_a_damaged_row_is_not_exported(cli: CommandLine, column: str) -> None:
+    """An export has no invented values: the damaged session is left out with an error, and its branch is exported."""
+    cli.store("room", "one")
+    cli.store(WELL, "two")
+
+    async def prepare(memory: Memory) -> None:
+        await memory.session("room").branch(session_id="branch")
+        await memory.session(WELL).update(metadata={"error": "RecordUnreadable"}, tags=["a"])
+
+    cli.with_memory(prepare)
+    execute(cli.url, f"UPDATE chat_sessions SET {column} = '3' WHERE session_id = 'room'")
+    exported = cli("sessions", "export", "--all")
+    lines = [json.loads(line) for line in exported.out.splitlines()]
+    sessions = {line["session_id"]: line["tags"] for line in lines if line["type"] == "session"}
+    assert (exported.exit_code, sessions) == (1, {WELL: ["a"], "branch": []})
+    assert {line["session_id"] for line in lines} == {WELL, "branch"}
+    assert "Left out: The session room cannot be read." in exported.err
+    one = cli("sessions", "export", "room")
+    assert (one.exit_code, one.out) == (1, "")
+    assert "The session room cannot be read." in one.err
 
 
 async def _two_turns(memory: Memory) -> None:

@@ -127,16 +127,20 @@ async def test_retention_skips_a_damaged_conversation(
     assert [removal.session_id async for removal in keeper.retention.plan(rules)] == []
 
 
-@pytest.mark.parametrize("column", ["tags", "metadata"])
-async def test_a_damaged_row_is_listed_with_a_mark(memory: Memory, database_url: str, column: str) -> None:
-    """The other sessions are listed as before, and a reader of the damaged session learns its id."""
+@pytest.mark.parametrize("value", ["3", "null", "[3]"])
+@pytest.mark.parametrize("column", ["tags", "metadata", "retention"])
+async def test_a_damaged_row_is_listed_with_a_mark(memory: Memory, database_url: str, column: str, value: str) -> None:
+    """The other sessions and columns are listed as before; a reader of the damaged session learns its id."""
     for name in ("s1", "s2"):
         await memory.session(name).append([Message("user", "hi")])
         await memory.session(name).update(metadata={"a": 1}, tags=["b"])
-    execute(database_url, f"UPDATE chat_sessions SET {column} = '3' WHERE session_id = 's1'")
+    execute(database_url, f"UPDATE chat_sessions SET {column} = '{value}' WHERE session_id = 's1'")
     listed, _ = await memory.sessions_page(SessionQuery())
     assert {one.session_id: (one.tags, one.metadata) for one in listed} == {
-        "s1": ((), {"error": "RecordUnreadable"}),
+        "s1": (
+            () if column == "tags" else ("b",),
+            {"error": "RecordUnreadable"} if column == "metadata" else {"a": 1, "error": "RecordUnreadable"},
+        ),
         "s2": (("b",), {"a": 1}),
     }
     with pytest.raises(RecordUnreadable, match="session s1 cannot be read"):

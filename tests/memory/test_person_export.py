@@ -117,6 +117,28 @@ async def test_an_export_marks_damaged_runs(memory: Memory, database_url: str) -
     assert events == {"run:1": None, "run:2": "RecordUnreadable", "run:3": None}
 
 
+@pytest.mark.parametrize(("column", "value"), [("tags", "null"), ("metadata", "[]"), ("retention", "3")])
+async def test_damaged_sessions_are_exported_with_a_mark_and_erased(
+    memory: Memory, database_url: str, column: str, value: str
+) -> None:
+    """The messages of a damaged session are exported; steps that cannot be read are marked."""
+    for name in ("s1", "s11"):
+        await memory.session(name, user_id=ANN).append([Message("user", f"hi {name}", id="m")])
+        for ordinal in (1, 2):
+            await memory.contexts.keep_steps(name, Steps(1, "[]"), question_id="m", author="desk", ordinal=ordinal)
+    execute(database_url, f"UPDATE chat_sessions SET {column} = '{value}' WHERE session_id = 's1'")
+    blob = "X'01ff'" if database_url.startswith("sqlite") else "decode('01ff', 'hex')"
+    execute(database_url, f"UPDATE chat_steps SET body = {blob} WHERE session_id = 's1' AND ordinal = 2")
+    lines = await lines_of(memory)
+    marks = {line["session_id"]: line["metadata"].get("error") for line in lines if line["type"] == "session"}
+    assert marks == {"s1": "RecordUnreadable", "s11": None}
+    assert [line["content"] for line in lines if line["type"] == "message"] == ["hi s1", "hi s11"]
+    steps_of = [line["steps"] for line in lines if line["type"] == "step"]
+    assert steps_of == [[], {"error": "RecordUnreadable"}, [], []]
+    receipt = await memory.erase(user_id=ANN)
+    assert (receipt.sessions, await memory.session("s1").count()) == (2, 0)
+
+
 async def test_an_export_can_be_continued_after_any_position(memory: Memory) -> None:
     await live(memory)
     whole = await lines_of(memory)

@@ -303,7 +303,7 @@ async def export_sessions(
     """Write sessions as JSONL, to stdout or a file.
 
     The line of a session is followed by the lines of its messages and summaries. Superseded messages are exported only
-    in the view `history`. A file appears only when it is complete. Damaged sessions in a graph store are skipped and
+    in the view `history`. A file appears only when it is complete. With `--all`, damaged sessions are skipped and
     listed; the command then exits with 1.
     """
     if bool(sessions) == everything:
@@ -318,8 +318,8 @@ async def export_sessions(
             total = await count_messages(memory, named, user, view=view)
             with terminal.progress("Exporting", total) as reach:
                 done = await export(chosen, stream, lambda done: reach(done.messages, _exported(done)), view=view)
-            for error in await AllSessions(memory).damaged(user) if not named else ():
-                done.note_damage(error)
+            for found in await AllSessions(memory).damaged(user) if not named else ():
+                done.note_damage(found)
     show_exported(done.to_dict(), _exported(done), output)
     for error in done.damaged.values():
         terminal.error(f"Left out: {error}")

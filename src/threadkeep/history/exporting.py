@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import BinaryIO, NamedTuple
 
-from threadkeep.errors import SessionDamaged, SessionNotFound
+from threadkeep.errors import RecordUnreadable, SessionDamaged, SessionNotFound, StoreError
 from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.history.all_sessions import AllSessions
 from threadkeep.history.archive_lines import message_line, session_line, summary_line
@@ -36,7 +36,7 @@ class Exported:
     sessions: int = 0
     messages: int = 0
     summaries: int = 0
-    damaged: dict[tuple[str, str], SessionDamaged] = field(default_factory=dict)
+    damaged: dict[tuple[str, str], StoreError] = field(default_factory=dict)
 
     def note_damage(self, error: SessionDamaged) -> None:
         """Record an item of a session that could not be read."""
@@ -104,13 +104,18 @@ async def export(
 ) -> Exported:
     """Write sessions to a stream and return the counts.
 
-    Messages stored after the metadata of their session were read are left out, as are pages that cannot be read.
+    Messages stored after the metadata of their session were read are left out, as are pages and sessions that cannot be
+    read.
     """
     done = Exported()
     async for stored, memory, layout in sessions:
-        done.sessions += 1
         begun = False
-        info = await _with_origin(stored, memory, view)
+        try:
+            info = await _with_origin(await _checked(stored, memory), memory, view)
+        except RecordUnreadable as error:
+            done.damaged[stored.session_id, "metadata"] = error
+            continue
+        done.sessions += 1
         session = memory.session(info.session_id)
         numbering = await _Numbering.of(session, info, view)
         async for messages in _pages(session, info, done):
@@ -208,12 +213,22 @@ async def _pages(session: Session, info: SessionInfo, done: Exported) -> AsyncIt
             yield messages
 
 
+async def _checked(info: SessionInfo, memory: Memory) -> SessionInfo:
+    """Return metadata of a list; metadata that may have the mark of a damaged session are read again.
+
+    Raises:
+        RecordUnreadable: the session is damaged.
+    """
+    marked = info.metadata.get("error") == RecordUnreadable.__name__
+    return await memory.session(info.session_id).info() if marked else info
+
+
 async def _with_origin(info: SessionInfo, memory: Memory, view: View) -> SessionInfo:
     """Return a branch's metadata with the exported position in its parent, or the stored one if the parent is gone."""
     if info.parent_session_id is None or view == "history":
         return info
     parent = memory.session(info.parent_session_id)
-    with contextlib.suppress(SessionNotFound, SessionDamaged):
+    with contextlib.suppress(SessionNotFound, SessionDamaged, RecordUnreadable):
         numbering = await _Numbering.of(parent, await parent.info(), view)
         return replace(info, parent_seq=numbering.of_seq(info.parent_seq or 0) or None)
     return info

@@ -153,9 +153,14 @@ class PersonExport:
         """Yield a session: its metadata, all its messages (including superseded and archived ones), its summaries."""
         session = memory.session(session_id)
         try:
-            info = await session.info()
-        except SessionNotFound:  # it was deleted meanwhile
+            found = [await session.info()]
+        except SessionNotFound:
+            found = []
+        except RecordUnreadable:  # lists return a damaged session with a mark
+            found = [each async for each in memory.sessions(query=session_id) if each.session_id == session_id]
+        if not found:  # it was deleted meanwhile
             return
+        [info] = found
         yield (session_id, 0), [session_line(info)]
         first = info.deleted_seq + 1
         while first <= info.last_seq:
@@ -164,8 +169,8 @@ class PersonExport:
             yield (session_id, last), [message_line(session_id, message) for message in page.messages]
             first = last + 1
         if memory is self._memory:
-            found = await memory.summaries.for_export(session_id, view="history")
-            yield (session_id, info.last_seq + 1), [summary_line(summary) for summary in found]
+            summaries = await memory.summaries.for_export(session_id, view="history")
+            yield (session_id, info.last_seq + 1), [summary_line(summary) for summary in summaries]
 
     async def _shared(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
         """Yield the person's messages in sessions that other users own."""

@@ -231,7 +231,8 @@ _SESSION_COLUMNS = (
 def session_of(row: Row, *, damaged: bool = False) -> SessionInfo:
     """Return the session in a row of the statement `session`.
 
-    With `damaged`, a session that cannot be read is returned with the metadata `{"error": "RecordUnreadable"}`.
+    With `damaged`, a damaged session is returned without the columns that cannot be read, and its metadata have the
+    `error` `RecordUnreadable`.
 
     Raises:
         RecordUnreadable: `damaged` is false, and the session cannot be read; the error names the session.
@@ -240,20 +241,36 @@ def session_of(row: Row, *, damaged: bool = False) -> SessionInfo:
     for name in ("created_at", "updated_at"):
         values[name] = time_of(values[name])
     values["active"] = bool(values["active"])
-    try:
-        tags, metadata = json_of(values["tags"], list), json_of(values["metadata"], dict)
-        values |= {"tags": tuple(tags), "metadata": metadata, "retention": retention_of(values["retention"])}
-    except RecordUnreadable as error:
-        if not damaged:
-            raise RecordUnreadable(f"The session {values['session_id']} cannot be read. {error}") from None
-        values |= {"tags": (), "metadata": {"error": type(error).__name__}, "retention": None}
-    return SessionInfo(**values)
+    mark: dict[str, Json] = {}
+    for name, (read, empty) in _SESSION_READERS.items():
+        try:
+            values[name] = read(values[name])
+        except RecordUnreadable as error:
+            if not damaged:
+                raise RecordUnreadable(f"The session {values['session_id']} cannot be read. {error}") from None
+            values[name], mark = empty, {"error": RecordUnreadable.__name__}
+    return SessionInfo(**{**values, "metadata": {**values["metadata"], **mark}})
+
+
+@reads_record
+def _tags_of(text: str) -> tuple[str, ...]:
+    tags = json_of(text, list)
+    if not all(isinstance(tag, str) for tag in tags):
+        raise TypeError
+    return tuple(tags)
 
 
 @reads_record
 def retention_of(text: str | None) -> Retention | None:
     """Return the limits in the column `retention` of a session, or None if the session has no limits of its own."""
     return None if text is None else Retention.from_dict(json_of(text))
+
+
+_SESSION_READERS: Mapping[str, tuple[Callable[[str], Any], Any]] = {
+    "tags": (_tags_of, ()),
+    "metadata": (lambda text: json_of(text, dict), {}),
+    "retention": (retention_of, None),
+}
 
 
 def session_parameters(turn: Turn, messages: list[Message], *, now: str) -> dict[str, object]:

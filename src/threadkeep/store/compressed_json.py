@@ -74,8 +74,10 @@ def json_of(stored: str | bytes | None, shape: type = object) -> Any:
     Raises:
         RecordUnreadable: the value is damaged or not of the type `shape`, or a newer Threadkeep wrote it.
     """
-    value = None if stored is None else json.loads(decompress(stored) if isinstance(stored, bytes) else stored)
-    if value is not None and not isinstance(value, shape):
+    if stored is None:
+        return None
+    value = json.loads(decompress(stored) if isinstance(stored, bytes) else stored)
+    if not isinstance(value, shape):
         raise TypeError
     return value
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import batched
 
-from threadkeep.errors import StoreError
+from threadkeep.errors import RecordUnreadable, StoreError
 from threadkeep.store.codec import ERASED, time_text
 from threadkeep.store.compressed_json import json_of
 from threadkeep.store.driver import Connection, Driver, Row, Statement
@@ -182,7 +182,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         """Return the tool calls and results of each turn of a session, with agent, question's `seq` and ordinal."""
         rows = await self._driver.fetch(self._sql["steps_of_session"], {"session_id": session_id})
         return [
-            {"author": author, "seq": seq, "ordinal": ordinal, "steps": json_of(body)}
+            {"author": author, "seq": seq, "ordinal": ordinal, "steps": _steps_of(body)}
             for author, seq, ordinal, body in rows
         ]
 
@@ -303,3 +303,10 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         # Pass an empty id, which no user has, if there are no ids: the statements need at least one row of ids.
         others = {"session_id": wanted.session_id, "noted": wanted.noted}
         return for_values(self._sql[name], "id", wanted.ids or ("",), others)
+
+
+def _steps_of(body: bytes) -> object:
+    try:
+        return json_of(body)
+    except RecordUnreadable as error:
+        return {"error": type(error).__name__}
