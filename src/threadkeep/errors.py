@@ -38,6 +38,7 @@
         │   └── TurnInMemoryOnly          neither the database nor that folder takes a turn; a crash would lose it
         ├── SessionDamaged                an item of one session in a graph store cannot be read
         ├── RecordUnreadable              a stored record is damaged, or a newer Threadkeep wrote it
+        │   └── RecordTooNew              a newer Threadkeep wrote the record
         ├── SchemaTooNew                  the database was written by a newer Threadkeep
         └── StoreClosed                   the memory or the run service is closing, or its `async with` ended
 
@@ -497,6 +498,10 @@ class SessionDamaged(StoreError):
 
 class RecordUnreadable(StoreError):
     """A stored record is damaged, or a newer version of Threadkeep wrote it."""
+
+
+class RecordTooNew(RecordUnreadable):
+    """A stored record that only a newer version of Threadkeep can read, unless it is damaged."""
 
 
 class SchemaTooNew(StoreError):

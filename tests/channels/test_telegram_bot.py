@@ -662,19 +662,21 @@ async def test_in_a_group_only_the_asked_person_resumes_a_run(
 async def test_a_question_in_a_busy_group_can_still_be_answered(
     tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The question may be older than the newest runs of the conversation."""
+    """The question may be older than many runs of other people, whether these have ended or wait for answers."""
     monkeypatch.setattr("threadkeep.channels.bots._NEWEST", 2)
     async with asking_bot("sqlite://", tmp_path, telegram, monkeypatch) as desk:
         await desk.say("Order it.", 1, chat=GROUP)
         await desk.answered()
-        for number in (2, 4):
+        for number in (2, 3, 4):
             other = {"id": number, "is_bot": False, "first_name": "Ben"}
             await desk.say("Hello.", number, chat=GROUP, **{"from": other})
             await desk.answered(number)
-            await desk.say("no", number + 1, chat=GROUP, **{"from": other})
-            await desk.answered(number + 1)
-        await desk.say("yes", 6, chat=GROUP)
-        assert (await desk.answered(6))[5:] == ["You said yes."]
+        await desk.say("yes", 5, chat=GROUP)
+        assert (await desk.answered(5))[4:] == ["You said yes."]
+        for number in (2, 3):
+            other = {"id": number, "is_bot": False, "first_name": "Ben"}
+            await desk.say("no", number + 4, chat=GROUP, **{"from": other})
+            assert (await desk.answered(number + 4))[number + 3 :] == ["You said no."]
 
 
 @pytest.mark.slow

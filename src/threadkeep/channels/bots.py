@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from threadkeep.channels.contract import Channel, ChannelClient, IncomingMessage
 from threadkeep.errors import InvalidInput
 from threadkeep.memory import Memory
-from threadkeep.records.runs import DoubleTexting, Run, RunQuery, interrupts_of
+from threadkeep.records.runs import DoubleTexting, Run, RunQuery, RunStatus, interrupts_of
 from threadkeep.runs.service import RunService
 
 _WINDOW_SECONDS = 60.0
@@ -223,13 +223,10 @@ async def question_for(memory: Memory, runs: RunService, bot: Bot, message: Inco
     Only the sender's newest run in the conversation counts. Its question must have been sent, and a text must be able
     to answer it.
     """
-    query = RunQuery(session_id=message.session_id, status="waiting", limit=_NEWEST)
-    if not (waiting := await _own_runs(runs, message, query)):
+    if await _newest_of_sender(runs, message, "waiting") is None:
         return None
-    newest = await _own_runs(runs, message, replace(query, status=None))
-    # The question may be older than the newest runs of a busy group.
-    run = (newest or waiting)[0]
-    if run.status != "waiting" or not is_answered_by_text(run):
+    run = await _newest_of_sender(runs, message)
+    if run is None or run.status != "waiting" or not is_answered_by_text(run):
         return None
     if run.trigger != "webhook" or run.newest_message_id is None:
         return None  # the question was not shown in this chat
@@ -242,18 +239,26 @@ async def question_for(memory: Memory, runs: RunService, bot: Bot, message: Inco
 async def end_questions(runs: RunService, message: IncomingMessage) -> None:
     """Cancel the runs of a conversation (at most 50) that were started from the chat and wait for an answer."""
     query = RunQuery(session_id=message.session_id, status="waiting", limit=_NEWEST)
-    for run in await _runs_of(runs, message, query):
-        if run.trigger == "webhook":
+    for run in (await runs.list(query))[0]:
+        if run.trigger == "webhook" and _may_see(message, run):
             await runs.cancel(run.run_id)
 
 
-async def _own_runs(runs: RunService, message: IncomingMessage, query: RunQuery) -> Sequence[Run]:
-    return [run for run in await _runs_of(runs, message, query) if message.private or _is_by(message, run)]
+async def _newest_of_sender(runs: RunService, message: IncomingMessage, status: RunStatus | None = None) -> Run | None:
+    """Return the sender's newest run in the conversation. In a busy group, many runs of others may be newer."""
+    query = RunQuery(session_id=message.session_id, status=status, limit=_NEWEST)
+    while True:
+        found, cursor = await runs.list(query)
+        for run in found:
+            if _may_see(message, run) and (message.private or _is_by(message, run)):
+                return run
+        if cursor is None:
+            return None
+        query = replace(query, cursor=cursor)
 
 
-async def _runs_of(runs: RunService, message: IncomingMessage, query: RunQuery) -> Sequence[Run]:
-    found, _ = await runs.list(query)
-    return [run for run in found if run.parent_run_id is None and message.user_id in (None, run.user_id)]
+def _may_see(message: IncomingMessage, run: Run) -> bool:
+    return run.parent_run_id is None and message.user_id in (None, run.user_id)
 
 
 def _is_by(message: IncomingMessage, run: Run) -> bool:

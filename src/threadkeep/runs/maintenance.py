@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 
 from threadkeep.boundary import ErrorBoundary, running
-from threadkeep.errors import RecordUnreadable, StoreClosed
+from threadkeep.errors import RecordTooNew, RecordUnreadable, StoreClosed
 from threadkeep.history.memory import Memory
 from threadkeep.observe import RunWork
 from threadkeep.runs.endings import end_orphan
@@ -108,7 +108,8 @@ class RunMaintenance:
         """Enqueue a run that no process executes, at most once a minute unless `at_once` is true.
 
         A child is not enqueued, because its parent executes it; it is ended if the parent is over or was deleted. A run
-        that cannot be read is set aside, so that the later runs of its session can begin.
+        whose record is damaged is set aside, so that the later runs of its session can begin. A run that only a newer
+        Threadkeep can read is left to its processes.
         """
         run = await self._runs.run(run_id, damaged=True)
         if run is None:
@@ -118,9 +119,10 @@ class RunMaintenance:
             if parent is None or parent.over:
                 await end_orphan(self._runs, run)
             return
-        if run.error == RecordUnreadable.__name__:
+        if run.error in (RecordUnreadable.__name__, RecordTooNew.__name__):
             self._worker.report(run.error, "upkeep")
-            await self._runs.set_aside(run_id, run.error)
+            if run.error == RecordUnreadable.__name__:
+                await self._runs.set_aside(run_id, run.error)
             return
         now = time.monotonic()
         before = self._enqueued.get(run_id, -_ENQUEUED_AGAIN_AFTER_SECONDS)

@@ -17,6 +17,7 @@ RUN_ERRORS: Final[Mapping[str, str]] = {
     "GaveUp": "The processes that executed it died; see their logs, then retry it.",
     "ParentCancelled": "The run that started it was cancelled.",
     "ParentOver": "The run that started it ended before it.",
+    "RecordTooNew": "A newer Threadkeep wrote a record of the run; upgrade Threadkeep on this machine.",
     "RecordUnreadable": "Its stored input, question or result is damaged; restore a backup of the database.",
     "WorkflowGone": "The process that should resume it has no workflow of that name; register it, then retry the run.",
     "WorkflowVersionGone": (

@@ -18,7 +18,7 @@ from uuid import UUID
 
 import zstandard
 
-from threadkeep.errors import RecordUnreadable
+from threadkeep.errors import RecordTooNew, RecordUnreadable
 from threadkeep.records import Json
 
 # Never change a dictionary, because stored texts need it. `python -m bench.train_dictionary` makes a new one. Add it
@@ -93,7 +93,7 @@ def _dictionary(number: int) -> zstandard.ZstdCompressionDict:
     try:
         content = (_DICTIONARIES / f"{number}.zdict").read_bytes()
     except FileNotFoundError:
-        raise RecordUnreadable(
+        raise RecordTooNew(
             f"A newer Threadkeep wrote a record with the zstd dictionary {number}, which this one does not have: "
             "upgrade Threadkeep on this machine, and start its processes again. If it is the newest one, the record is "
             "damaged; restore a backup of the database."

@@ -140,8 +140,8 @@ def run_of(row: Row, *, inputs: tuple[RunInput, ...] | None = None, damaged: boo
             values[name] = read(values) if name != "inputs" or inputs is None else inputs
         except RecordUnreadable as error:
             if not damaged:
-                raise RecordUnreadable(f"The run {values['run_id']} cannot be read. {error}") from None
-            values[name], values["error"] = _NOT_KEPT[name], RecordUnreadable.__name__
+                raise type(error)(f"The run {values['run_id']} cannot be read. {error}") from None
+            values[name], values["error"] = _NOT_KEPT[name], type(error).__name__
     values["set_aside"] = bool(values["set_aside"])
     return Run(**values)
 
@@ -198,7 +198,7 @@ def compressed_inputs(inputs: Iterable[RunInput]) -> bytes:
 async def fetch_runs(connection: Connection, run_ids: Sequence[str], *, damaged: bool = True) -> list[Run]:
     """Return the existing runs with these ids, in the order of the ids; unknown ids are left out.
 
-    A damaged run is returned without the records that cannot be read, and its error is `RecordUnreadable`.
+    A damaged run is returned without the records that cannot be read. Its error is `RecordUnreadable` or `RecordTooNew`.
 
     Raises:
         RecordUnreadable: `damaged` is false, and a record cannot be read; the error names the run.

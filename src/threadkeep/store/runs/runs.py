@@ -177,7 +177,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
             if not ended and not await connection.fetch(self._sql["ended"], key):
                 return None
             if not ended or ending.result is None:
-                return await fetch_run(connection, run_id)
+                return await fetch_run(connection, run_id, damaged=True)
         run, result = run_of(ended[0]), parameters["result"]
         inputs = ending.inputs() if any(map(lacks_text, run.inputs)) else run.inputs
         return replace(run, result=json_of(result if isinstance(result, bytes) else None), inputs=tuple(inputs))
