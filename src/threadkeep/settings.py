@@ -8,12 +8,13 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from dotenv import dotenv_values
 from platformdirs import user_data_path
-from pydantic import ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import NoDecode, SettingsConfigDict
 
 from threadkeep.environment import PREFIX, default_database
 from threadkeep.errors import InvalidInput, InvalidSettings
@@ -41,7 +42,9 @@ def default_channels() -> Path:
 class Settings(RunSettings, GraphitiSettings):
     """All settings of the service and the command line. Create them with `load_settings`, which raises clear errors."""
 
-    model_config = ConfigDict(validate_default=True, frozen=True, hide_input_in_errors=True, allow_inf_nan=False)
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_file=".env", extra="ignore", frozen=True, hide_input_in_errors=True, allow_inf_nan=False
+    )
 
     database_url: SecretStr = Field(
         default_factory=lambda: SecretStr(f"sqlite:///{default_database()}"),
@@ -69,7 +72,7 @@ class Settings(RunSettings, GraphitiSettings):
 
     host: str = Field("127.0.0.1", description="Address to listen on; any but loopback needs API_KEYS.")
     port: int = Field(8700, ge=0, le=65535, description="Port to listen on; 0 means any free port.")
-    api_keys: dict[str, SecretStr] = Field(
+    api_keys: Annotated[dict[str, SecretStr], NoDecode] = Field(
         default_factory=dict, description="Comma-separated name:key pairs; empty serves loopback only."
     )
     require_keys: bool = Field(
@@ -88,7 +91,7 @@ class Settings(RunSettings, GraphitiSettings):
     requests_per_user: int | None = Field(
         None, ge=0, description="Requests of a user per minute; 0 means no limit; by default 300, no limit on loopback."
     )
-    cors_origins: list[str] = Field(
+    cors_origins: Annotated[list[str], NoDecode] = Field(
         default_factory=list,
         description="Comma-separated origins of web pages that may call the service: https://chat.example.com.",
     )
@@ -101,7 +104,7 @@ class Settings(RunSettings, GraphitiSettings):
     model: str = Field("demo", min_length=1, description="demo, or any model name for LangChain's init_chat_model.")
     model_timeout_seconds: float = Field(60.0, gt=0, description="The time limit of a model call in seconds.")
     system_prompt: str = Field("", description="The system message of every chat.")
-    workflows: list[str] = Field(
+    workflows: Annotated[list[str], NoDecode] = Field(
         default_factory=list,
         description="Comma-separated: a YAML file, a folder of them, or name=package.module:graph.",
     )
@@ -416,9 +419,8 @@ def load_settings(**overrides: object) -> Settings:
     Raises:
         InvalidSettings: a setting is invalid; the error names its variable and the fix, and quotes no secret.
     """
-    given = {name.lower(): value for name, value in _variables().items() if value is not None}
     try:
-        return Settings.model_validate(given | overrides)
+        return Settings(**overrides)  # type: ignore[arg-type]
     except ValidationError as error:
         raise _sentence(error) from None
 
@@ -435,12 +437,6 @@ def unknown_variables() -> list[str]:
         advice = f"did you mean {PREFIX}{close[0]}?" if close else "correct its name, or remove it."
         sentences.append(f"{PREFIX}{name} is not a setting and has no effect; {advice}")
     return sentences
-
-
-def _variables() -> dict[str, str | None]:
-    """Return the `THREADKEEP_*` variables of `.env` and the environment; names are in capitals, without this prefix."""
-    given = ((name.upper(), value) for name, value in (*dotenv_values(".env").items(), *os.environ.items()))
-    return {name.removeprefix(PREFIX): value for name, value in given if name.startswith(PREFIX)}
 
 
 def _sentence(error: ValidationError) -> InvalidSettings:

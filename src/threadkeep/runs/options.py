@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode
 
 from threadkeep.context.tokens import continues, names_of
 from threadkeep.errors import InvalidInput, InvalidSettings
@@ -125,7 +126,7 @@ class RunServiceOptions:
         return min(2.0, self.engine.dead_seconds / 4) if self.reap_seconds is None else self.reap_seconds
 
 
-class RunSettings(BaseModel):
+class RunSettings(BaseSettings):
     """Settings for runs. The validators of `Settings` parse comma-separated lists and accept words in upper case."""
 
     double_texting: DoubleTexting = Field(
@@ -158,7 +159,7 @@ class RunSettings(BaseModel):
     run_checkpoint_retention_hours: float = Field(
         24.0, ge=0, le=876_000, description="Hours for which a run without a result can be resumed where it stopped."
     )
-    prices: list[str] = Field(
+    prices: Annotated[list[str], NoDecode] = Field(
         default_factory=list,
         description="Prices of models, comma-separated: model=input/output (or /cached), per million tokens.",
     )

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode
 
 from threadkeep.errors import InvalidSettings
 from threadkeep.records.graphiti import GraphitiOptions, check_group_id, normalised_endpoint
 from threadkeep.records.knowledge import ScopeKind
 
 
-class GraphitiSettings(BaseModel):
+class GraphitiSettings(BaseSettings):
     """Settings of Graphiti. The validators of `Settings` parse lists, accept words in upper case, and check paths."""
 
     graphiti_enabled: bool = Field(False, description="Whether turns are sent to a Graphiti server, with consent.")
@@ -25,7 +26,7 @@ class GraphitiSettings(BaseModel):
     graphiti_max_batch: int = Field(20, ge=1, le=100, description="Maximum number of messages per request.")
     graphiti_max_queue: int = Field(10_000, ge=1, description="Maximum queued messages; older ones are dropped.")
     graphiti_max_message_chars: int = Field(4_000, ge=1, description="Characters after which a message is cut.")
-    graphiti_scopes: list[ScopeKind] = Field(
+    graphiti_scopes: Annotated[list[ScopeKind], NoDecode] = Field(
         default_factory=lambda: list[ScopeKind](("session", "workspace")),
         description="Scopes to send turns to, comma-separated: session, workspace (shared by all its users), user.",
     )
@@ -43,11 +44,11 @@ class GraphitiSettings(BaseModel):
     graphiti_recall_timeout_ms: int = Field(
         2_000, ge=50, le=60_000, description="Maximum milliseconds that a turn waits for Graphiti."
     )
-    graphiti_recall_scopes: list[Literal["auto", "session", "workspace", "user"]] = Field(
+    graphiti_recall_scopes: Annotated[list[Literal["auto", "session", "workspace", "user"]], NoDecode] = Field(
         default_factory=lambda: list[Literal["auto", "session", "workspace", "user"]](("auto",)),
         description="Scopes to search, comma-separated: session, workspace, user; auto adds user if relevant.",
     )
-    graphiti_recall_extra_group_ids: list[str] = Field(
+    graphiti_recall_extra_group_ids: Annotated[list[str], NoDecode] = Field(
         default_factory=list, description="Groups of other programs to search too, comma-separated."
     )
 
