@@ -198,7 +198,7 @@ def compressed_inputs(inputs: Iterable[RunInput]) -> bytes:
 async def fetch_runs(connection: Connection, run_ids: Sequence[str], *, damaged: bool = True) -> list[Run]:
     """Return the existing runs with these ids, in the order of the ids; unknown ids are left out.
 
-    A damaged run is returned without the records that cannot be read. Its error is `RecordUnreadable` or `RecordTooNew`.
+    A damaged run lacks the records that cannot be read. Its error is `RecordUnreadable` or `RecordTooNew`.
 
     Raises:
         RecordUnreadable: `damaged` is false, and a record cannot be read; the error names the run.
