@@ -92,40 +92,40 @@ async def test_a_damaged_run_does_not_stop_the_recovery_of_others(every_desk: Ru
     assert RunTrouble(error="RecordUnreadable", work="upkeep") in every_desk.events.of(RunTrouble)
 
 
-async def test_a_record_of_a_newer_version_is_left_to_its_processes(desk: RunDesk, database_url: str) -> None:
+async def test_a_record_of_a_newer_version_is_left_to_its_processes(every_desk: RunDesk, database_url: str) -> None:
     """A zstd frame that names an unknown dictionary is not damaged. Other runs are executed."""
     for name, session_id in (("newer", "room"), ("other", "den")):
         new = NewRun(run_id=name, workflow="desk", input={"text": name}, session_id=session_id, message_id=name)
-        await desk.memory.runs.order.add(new)
+        await every_desk.memory.runs.order.add(new)
     frame = "28b52ffd22429c00"
     blob = f"X'{frame}'" if database_url.startswith("sqlite") else f"decode('{frame}', 'hex')"
     execute(database_url, f"UPDATE chat_runs SET input = {blob} WHERE run_id = 'newer'")
-    async with desk.open(AGENT, options=BUSY) as service:
+    async with every_desk.open(AGENT, options=BUSY) as service:
         assert (await service.result("other")).status == "done"
 
         async def is_reported() -> bool:
-            return RunTrouble(error="RecordTooNew", work="upkeep") in desk.events.of(RunTrouble)
+            return RunTrouble(error="RecordTooNew", work="upkeep") in every_desk.events.of(RunTrouble)
 
         await eventually(is_reported)
         [newer], _ = await service.list(RunQuery(session_id="room"))
     assert (newer.status, newer.error) == ("queued", "RecordTooNew")
 
 
-async def test_a_damaged_child_of_a_dead_process_stops_no_recovery(desk: RunDesk, database_url: str) -> None:
-    order = desk.memory.runs.order
+async def test_a_damaged_child_of_a_dead_process_stops_no_recovery(every_desk: RunDesk, database_url: str) -> None:
+    order = every_desk.memory.runs.order
     await order.add(NewRun(run_id="over", workflow="none", input={}), owner="dead")
     await order.add(NewRun(run_id="child", workflow="none", input={}, parent_run_id="over"), owner="dead")
     await order.add(NewRun(run_id="other", workflow="desk", input={"text": "hi"}), owner="dead")
-    await desk.memory.runs.finish("over", "dead", "failed")
+    await every_desk.memory.runs.finish("over", "dead", "failed")
     blob = "X'01ff'" if database_url.startswith("sqlite") else "decode('01ff', 'hex')"
     execute(database_url, f"UPDATE chat_runs SET input = {blob} WHERE run_id = 'child'")
-    async with desk.open(AGENT, options=BUSY) as service, asyncio.timeout(HANG_SECONDS):
+    async with every_desk.open(AGENT, options=BUSY) as service, asyncio.timeout(HANG_SECONDS):
         assert (await service.result("other")).status == "done"
 
 
 async def test_children_of_dead_processes_end(desk: RunDesk) -> None:
     """A child of a dead process ends with its parent, or is ended because its parent is over."""
-    order, runs = desk.memory.runs.order, desk.memory.runs
+    order, runs = every_desk.memory.runs.order, desk.memory.runs
     for name in ("over", "queued"):
         await order.add(NewRun(run_id=name, workflow="none", input={}), owner="dead")
         await order.add(NewRun(run_id=f"child of {name}", workflow="none", input={}, parent_run_id=name), owner="dead")
