@@ -125,7 +125,7 @@ async def test_a_damaged_child_of_a_dead_process_stops_no_recovery(every_desk: R
 
 async def test_children_of_dead_processes_end(desk: RunDesk) -> None:
     """A child of a dead process ends with its parent, or is ended because its parent is over."""
-    order, runs = every_desk.memory.runs.order, desk.memory.runs
+    order, runs = desk.memory.runs.order, desk.memory.runs
     for name in ("over", "queued"):
         await order.add(NewRun(run_id=name, workflow="none", input={}), owner="dead")
         await order.add(NewRun(run_id=f"child of {name}", workflow="none", input={}, parent_run_id=name), owner="dead")
