@@ -127,6 +127,7 @@ async def test_retention_skips_a_damaged_conversation(
     assert [removal.session_id async for removal in keeper.retention.plan(rules)] == []
 
 
+@pytest.mark.parametrize("database_url", ["sqlite-file", "postgres"], indirect=True)
 @pytest.mark.parametrize("value", ["3", "null", "[3]"])
 @pytest.mark.parametrize("column", ["tags", "metadata", "retention"])
 async def test_a_damaged_row_is_listed_with_a_mark(memory: Memory, database_url: str, column: str, value: str) -> None:

@@ -101,6 +101,7 @@ async def test_an_export_has_keys_steps_and_proposals_in_sessions_of_others(memo
     assert hers.digest not in str(lines)
 
 
+@pytest.mark.parametrize("database_url", ["sqlite-file", "postgres"], indirect=True)
 async def test_an_export_marks_damaged_runs(memory: Memory, database_url: str) -> None:
     """The records that cannot be read are missing. Everything else is exported, also of these runs."""
     for name in ("run:1", "run:2", "run:3"):
@@ -117,6 +118,7 @@ async def test_an_export_marks_damaged_runs(memory: Memory, database_url: str) -
     assert events == {"run:1": None, "run:2": "RecordUnreadable", "run:3": None}
 
 
+@pytest.mark.parametrize("database_url", ["sqlite-file", "postgres"], indirect=True)
 @pytest.mark.parametrize(("column", "value"), [("tags", "null"), ("metadata", "[]"), ("retention", "3")])
 async def test_damaged_sessions_are_exported_with_a_mark_and_erased(
     memory: Memory, database_url: str, column: str, value: str
