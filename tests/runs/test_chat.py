@@ -265,10 +265,10 @@ async def test_a_failure_without_a_caller_causes_no_warning(sqlite_memory: Memor
 def test_a_system_prompt_that_leaves_no_room_is_refused_at_the_start(sqlite_memory: Memory, make_chat: Chats) -> None:
     """The chat refuses a history budget that the system prompt fills, and the error names a value that works."""
     prompt = "be kind " * 99
-    with pytest.raises(InvalidSettings, match="raise it to") as refused:
+    with pytest.raises(InvalidSettings, match="raise it to at least") as refused:
         make_chat(sqlite_memory, ScriptedModel(), ChatOptions(system_prompt=prompt, max_tokens=50))
     assert refused.value.variable == "THREADKEEP_HISTORY_MAX_TOKENS"
-    needed = int(re.findall(r"raise it to (\d+)", str(refused.value))[0])
+    needed = int(re.findall(r"raise it to at least (\d+)", str(refused.value))[0])
     make_chat(sqlite_memory, ScriptedModel(), ChatOptions(system_prompt=prompt, max_tokens=needed))
     make_chat(sqlite_memory, ScriptedModel(), ChatOptions(system_prompt=prompt, max_tokens=0))
 
