@@ -249,8 +249,9 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return await self._change("move", number, owner, address=json_text(address))
 
     async def postpone(self, number: int, owner: str, until: datetime, error: str, *, uncertain: bool = False) -> bool:
-        """Release a message, to be tried again at `until` or in half an hour; return False if the claim was lost."""
-        at = min(time_text(until), self._later(WRONG_CLOCK_SECONDS))
+        """Release a message; try it again at `until`, in 25 minutes at most. Return False if the claim was lost."""
+        # Stay five minutes below the limit, because the clock of the process that claims the message may be behind.
+        at = min(time_text(until), self._later(WRONG_CLOCK_SECONDS - 300))
         values = {"at": at, "error": error, "uncertain": uncertain}
         return await self._change("postpone", number, owner, **values)
 
