@@ -289,7 +289,7 @@ async def _set_webhook(bot: AnyBot, url: str) -> None:
     if url and not bot.secret.get_secret_value():
         raise NotDone("The bot has no secret; add the field `secret` to it in the channels file first.")
     async with _client(bot) as client:
-        assert isinstance(client, TelegramClient)  # noqa: S101 - by the kind of the bot
+        assert isinstance(client, TelegramClient)  # noqa: S101 - the client of a Telegram bot
         if url:
             secret = bot.secret.get_secret_value()
             answer = await client.call(
@@ -310,7 +310,7 @@ def _refusal(error: str) -> str:
 
 
 def _fields(given: Sequence[str] | None) -> dict[str, Json]:
-    """Return the fields of `--set`. A value can be a list, an object, a boolean or, in `_NUMBERS`, an integer."""
+    """Return the fields of `--set`. Parse lists, objects, booleans and, for the fields in `_NUMBERS`, integers."""
     import yaml
 
     found: dict[str, Json] = {}
@@ -322,7 +322,7 @@ def _fields(given: Sequence[str] | None) -> dict[str, Json]:
             parsed = yaml.safe_load(value)
         except (yaml.YAMLError, ValueError):  # for example, 2026-02-30 is no date
             parsed = value
-        # Keep ids and secrets as strings, even if they consist of digits.
+        # Keep all other values as strings, because ids and secrets may consist of digits.
         known = isinstance(parsed, list | dict | bool) or (isinstance(parsed, int) and field in _NUMBERS)
         found[field] = parsed if known else value
     return found

@@ -109,7 +109,7 @@ class Notices:
         self._sentences: list[str] = []
 
     def notify(self, event: Event, /) -> None:
-        """Record a notice if a read failed, or if turns were written to disk or, later, from disk to the database."""
+        """Record a notice if a read failed, a turn was kept on disk, or kept turns were written to the database."""
         if isinstance(event, ReadFailed) and event.outcome == "fallback":
             self._sentences.append("The memory could not be read: the answer does not use earlier messages.")
         elif isinstance(event, WriteDeferred):
@@ -141,10 +141,11 @@ class Conversation:
         self._stopped = False
 
     async def run(self, lines: AsyncIterator[str], *, keep_on: bool) -> bool:
-        """Answer the lines one after another. Unless `keep_on`, return False if a turn failed or Ctrl-C was pressed.
+        """Answer the lines one after another; `keep_on` is true if a person enters them at a prompt.
 
-        Ctrl-C stops the current answer. It ends the chat if no answer is running, or if `keep_on` is false. SIGTERM and
-        SIGHUP always end the chat. If an answer is stopped, the part that was already shown is stored.
+        Unless `keep_on`, return False if a turn failed or Ctrl-C was pressed. Ctrl-C stops the current answer. It ends
+        the chat if no answer is running, or if `keep_on` is false. SIGTERM and SIGHUP always end the chat. If an answer
+        is stopped, the part that was already shown is stored.
         """
         with self._signal_handlers():
             async for line in lines:

@@ -51,7 +51,7 @@ _NOUNS: Mapping[str, str] = {
     "keys": "serve.keys_commands",
     "channels": "channels.commands",
 }
-# For each command group, its commands whose functions are in other modules.
+# For each command group, the commands whose functions are not in the module of the group.
 _VERBS: Mapping[str, Mapping[str, str]] = {
     "sessions": {
         "export": "imports.export_sessions",
@@ -65,7 +65,7 @@ _VERBS: Mapping[str, Mapping[str, str]] = {
 
 @lru_cache(maxsize=64)
 def commands(noun: str | None = None, verb: str | None = None) -> TyperGroup:
-    """Return all commands or, to save time, only the command or group `noun`, or only the command `verb` of a group."""
+    """Return all commands. To save time, `noun` selects one command or group, and `verb` one command of this group."""
     application = typer.Typer(
         name="threadkeep",
         help="The memory of LangGraph agents: serve it, chat with it, inspect it.",
@@ -133,7 +133,7 @@ def _root(
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; show an error on stderr, as a sentence or as a JSON object."""
-    # Run in a separate context, so that the values of options do not outlive the command.
+    # Run in a copy of the context: options set context variables, which must not outlive the command.
     context_of_command = copy_context()
     context_of_command.run(command_line.set, arguments)
     try:

@@ -170,7 +170,7 @@ class CallChoice:
     retention_days: float = 0
 
     async def find(self, memory: Memory, number: int | None) -> StoredManifest:
-        """Return the call with a number: counted from a run's first call, or backwards from a session's newest call.
+        """Return the call with this number. Number 1 is the first call of a run, but the newest call of a session.
 
         Without a number, return the newest call. If the call is not recorded, raise `CallNotFound`, which names the
         recorded calls.
@@ -190,7 +190,7 @@ class CallChoice:
         return next(iter(await self._newest(memory, 1)), None)
 
     async def before(self, memory: Memory, call: StoredManifest) -> StoredManifest:
-        """Return the previous call of the chosen session, or else of the call's own session or run. It must exist."""
+        """Return the call before `call`: in the chosen session, or else in its own session or run. It must exist."""
         from threadkeep.agent.context_view import call_before
 
         if self.session_id is not None:

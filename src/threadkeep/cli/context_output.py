@@ -51,7 +51,7 @@ def show_view(view: ContextView, factor: TokenFactor | None = None) -> None:
 
 
 def show_excluded(manifest: ContextManifest) -> None:
-    """Show a line for each range of messages that the context excludes, in the transcript and in the run."""
+    """Show a line for each range of excluded messages: first those of the transcript, then those of the run itself."""
     for gap in join_ranges(manifest.excluded):
         terminal.labelled(
             "out: ",
@@ -143,7 +143,7 @@ def _show_bars(view: ContextView) -> None:
 
 def _show_row(row: Row, widths: Sequence[int], mark: str, *, style: str = "") -> None:
     *cells, text = row
-    columns = zip(_COLUMNS, cells, widths, strict=False)  # without the text: it takes the rest of the line
+    columns = zip(_COLUMNS, cells, widths, strict=False)  # the text has no column
     aligned = [cell.rjust(width) if name in _RIGHT else cell.ljust(width) for name, cell, width in columns]
     line = Text(_GAP.join(filter(None, (mark, *aligned, text))))
     line.truncate(terminal.width, overflow="ellipsis")
@@ -151,7 +151,7 @@ def _show_row(row: Row, widths: Sequence[int], mark: str, *, style: str = "") ->
 
 
 def _location(manifest: ContextManifest) -> str:
-    """Return the name of the session or the conversation that contains the earlier turns of a model call."""
+    """Return the name of the session, or of the agent's own conversation, with the earlier turns of a model call."""
     if manifest.conversation is not None:
         return f"{manifest.conversation.key} of {'.'.join(manifest.conversation.namespace)}"
     return manifest.session_id or "no session"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from threadkeep.store.driver import Driver
 
 _SLICE_SECONDS = 0.25
-# After this many passes in a row without progress, filling the index ends, because other processes may hold locks.
+# Filling the index ends after this many passes in a row without progress: other processes may hold locks for long.
 _MOST_IDLE_PASSES = 20
 
 _LOCKED = (
@@ -40,7 +40,10 @@ pending_commands = verbs("Turns that are not written to a database yet.")
 
 @dataclass(frozen=True)
 class _Schema:
-    """The schema before and after the command. After filling the search index, `left` messages remain unindexed."""
+    """The result of the command: the schema's version `before`, the versions `applied`, and all `known` versions.
+
+    The command indexed `indexed` messages for searches; `left` are missing (None if it did not fill the index).
+    """
 
     database: str
     before: int
@@ -103,7 +106,7 @@ async def _migrate(*, apply: bool, fill: bool) -> _Schema:
     known = tuple(version for version, _ in known_migrations(address.backend))
     if not apply and address.path is not None and not address.path.exists():
         return _Schema(str(address), 0, known)
-    # Use NORMAL, because a repeated command redoes work that a power failure lost, and the next turn makes it durable.
+    # Use NORMAL, which is faster. If a power failure loses commits, the repeated command redoes their work.
     options = replace_fields(settings.store_options(), synchronous="NORMAL")
     async with open_database(address, options) as driver:
         found = await schema_version(driver)
@@ -296,7 +299,7 @@ async def _check_target(settings: Settings, version: int, *, replace: bool) -> N
 
 
 def _not_copied(settings: Settings) -> list[str]:
-    """Return the names of data that belong to the database but are not part of its copy."""
+    """Return in words which data is not part of the database's copy: pending turns, and a separate graph store."""
     from threadkeep.history.pending_files import waiting_files
 
     folder = _pending_folder(settings)

@@ -98,7 +98,7 @@ def _unreachable(check: str, address: DatabaseAddress, error: StoreError | Modul
 
 
 def _explained(address: DatabaseAddress, error: StoreError) -> tuple[str, str]:
-    """Return the description of an error, and the advice: the text after a cause in brackets, or general advice."""
+    """Return an error's description up to the cause in brackets, and the advice after it, or else general advice."""
     if isinstance(error, RowLocked):
         detail, _, _ = str(error).partition("; ")
         return f"{detail}.", "End that transaction (see `locks`), or wait for its end."
@@ -223,10 +223,10 @@ def _rights(missing: Sequence[MissingRights], condition: Condition) -> list[Find
 def _holding(
     address: DatabaseAddress, holders: Sequence[LockHolder], *, hidden: Mapping[str, str] | None = None
 ) -> list[Finding]:
-    """Return a finding about locks: connections that may block others, otherwise processes with the SQLite file open.
+    """Return a finding about locks: it names connections that may block others, or else processes with the file open.
 
-    If there are none, it says that no lock is seen. `hidden` maps `hidden_connections` to the number of PostgreSQL
-    connections whose transactions this role may not see.
+    If there are none, it says that no lock is seen. `hidden` may contain `hidden_connections`, the number of PostgreSQL
+    connections whose transactions this role may not see; the finding then mentions them.
     """
     if address.path is not None:
         holders = lock_holders(address.path)
@@ -277,7 +277,7 @@ def _search(condition: Condition) -> list[Finding]:
 
 
 async def _runs(driver: Driver) -> Finding:
-    """Return the finding about unfinished runs and runs that were set aside."""
+    """Return the finding about unfinished runs, and runs that were set aside after too many failures."""
     runs = Runs(driver, clock=utc_now)
     counts = await runs.records.counts()
     detail = f"{counts.queued:,} queued, {counts.running:,} running, {counts.waiting:,} waiting for a person"
@@ -387,7 +387,7 @@ async def check_graph_store(settings: Settings, integrity: Sequence[Finding]) ->
 
 
 async def _layouts(settings: Settings) -> list[GraphLayout]:
-    """Return the layouts of agents' conversations in the graph store, and of sessions if they are stored there."""
+    """Return the layouts of conversations in the graph store: of agents' and, if stored there, of sessions."""
     found = [GraphLayout()] if settings.transcripts == "graph_store" else []
     if settings.database.path is None or os.access(settings.database.path, os.F_OK):
         async with open_database(settings.database, settings.store_options()) as driver:

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(sys.argv[1:])
     finally:
         _drop_unwritten()
-        # Do not freeze objects after a workflow was drawn, because mermaidx reports objects that are not collected.
+        # Spare the collection at exit, except after a workflow was drawn: mermaidx reports uncollected objects.
         if "mermaidx" not in sys.modules:
             gc.freeze()
 
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _prepare_streams() -> None:
     """Replace closed streams by the null device, and escape characters that the encoding of stdout lacks.
 
-    With PYTHONUNBUFFERED, stdout may write only a part without an error, so add a buffer, which raises an error.
+    With PYTHONUNBUFFERED, stdout may silently write only a part of a text. A buffer writes it all or raises an error.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

@@ -289,7 +289,7 @@ async def export_facts(
 
 
 async def _pages_of(memory: Memory, scope: Scope | None) -> AsyncIterator[list[Fact]]:
-    """Yield each value once, in pages. A changed value moves to the first page, so read again until no value is new."""
+    """Yield each value once, in pages. Read again until none is new: values that change move to the first page."""
     seen: set[str] = set()
     since = None
     while True:

@@ -32,7 +32,7 @@ _NAMES: Mapping[Kind, str] = {
     "jsonl": "an export of Threadkeep",
     "threadkeep": "a database of Threadkeep",
 }
-# The columns that identify the tables of a kind. A database may contain several kinds.
+# For each kind of database, the tables and columns by which it is recognised. A database may be of several kinds.
 _COLUMNS: Mapping[Kind, Mapping[str, frozenset[str]]] = {
     "langgraph": {"checkpoints": frozenset({"thread_id", "checkpoint_ns", "checkpoint"})},
     "openai-agents": {"agent_messages": frozenset({"id", "session_id", "message_data"})},
@@ -44,7 +44,7 @@ _HEAD_BYTES = 65_536
 _CHATGPT = re.compile(rb'^\s*\[\s*(\]|\{.*"mapping"\s*:)', re.DOTALL)
 _JSONL = re.compile(rb'^\s*\{[^\n]*"type"\s*:\s*"(session|message|summary)"')
 
-# Patterns of the beginnings of files without lines of JSON in UTF-8, each with its error. The first match counts.
+# Patterns for first lines that are no JSON in UTF-8 (such as gzip data), with their errors. The first match counts.
 _NO_LINES = (
     (re.compile(rb"\x1f\x8b"), "The file is compressed; decompress it first with `gzip -d`."),
     (re.compile(rb"\x28\xb5\x2f\xfd"), "The file is compressed; decompress it first with `zstd -d`."),

@@ -29,7 +29,7 @@ _MARKS = {
     "video_container_asset_pointer": "[video]",
     "real_time_user_audio_video_asset_pointer": "[recording]",
 }
-# A mark for a source, a name or a product: private-use characters around its kind and its arguments.
+# A reference to a source, a name or a product in a text: its kind and arguments between two private-use characters.
 _CITATION = re.compile(" ?\ue200[^\ue200\ue201]*\ue201")
 
 

@@ -249,7 +249,7 @@ class LangGraphThreads(Source):
 
 
 def _empty_channel() -> DeltaChannel[Any]:
-    """Return a channel that rebuilds messages from writes, and accepts lists unchanged."""
+    """Return a channel that rebuilds messages from stored writes; it accepts a stored list of messages unchanged."""
     return DeltaChannel(cast("Callable[[Any, Sequence[Any]], Any]", _messages_delta_reducer), list)
 
 

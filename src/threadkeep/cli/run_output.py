@@ -128,7 +128,7 @@ async def show_queued(service: RunService, run_id: str, user_id: str | None) -> 
         return
     terminal.say(run_id)
     if not run.over:
-        # The status stays `waiting` until the parent passes the answer on to the child.
+        # The status of a child run stays `waiting` until its parent passes the answer on.
         state = "The run has its answer" if run.status == "waiting" else f"The run is {run.status}"
         terminal.note(f"{state}; `threadkeep serve` or `threadkeep worker` on this database executes it.")
     terminal.note(f"See its state with: {on_this_database(f'threadkeep runs show {run_id}')}")
@@ -172,7 +172,7 @@ def _tokens(usages: Sequence[TokenUsage]) -> str:
 def _duration(run: Run) -> str:
     """Return the duration of a run, up to now if it is running, or an empty text if it is queued or waits.
 
-    The duration of a run that asked a person includes the time until the answer, because only its trace has that time.
+    If the run asked a person, its duration includes the wait for the answer: only the trace tells how long that took.
     """
     if run.started_at is None or run.status in ("queued", "waiting"):
         return ""

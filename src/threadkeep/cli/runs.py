@@ -41,7 +41,7 @@ Wait = Annotated[bool, typer.Option("--wait", help="Execute the run in this proc
 
 
 class _Payload(NamedTuple):
-    """The fields of a payload, under the names with which the expressions of a workflow refer to them."""
+    """The parts of the JSON that starts a workflow, under the names that the workflow's expressions use."""
 
     inputs: Mapping[str, Json] = {}
     results: Mapping[str, Json] = {}
