@@ -61,8 +61,8 @@ class ThreadkeepStore[TContext](Store[TContext]):
 
         Args:
             memory: the memory that contains the sessions.
-            user_id: returns the verified user id from a request's context; None makes the sessions of all users
-                visible.
+            user_id: returns the verified user id from a request's context. If it returns None, the sessions of all
+                users are visible.
         """
         self.memory = memory
         self._user_id = user_id
@@ -188,7 +188,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
             raise NotFoundError(f"Thread {session.session_id} not found") from None
 
     async def _items(self, thread_id: str, context: TContext) -> dict[str, ThreadItem]:
-        """Return the items by id, oldest first; a newer version of an item takes the position of its first version."""
+        """Return a map from ids to items, oldest first. A new version of an item takes the place of the old one."""
         session, items = self.session(thread_id, context), dict[str, ThreadItem]()
         await self._info(session)
         for message in await messages_after(session, 0):
@@ -204,7 +204,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         return items
 
     async def _change(self, session: Session, item_id: str, item: ThreadItem | None) -> None:
-        """Store an item, or a note that it is deleted if `item` is None.
+        """Store a new version of an item. If `item` is None, store a note that the item is deleted.
 
         If the text of a message changes, the message and all later ones are superseded, and copies of the later ones
         follow the new version. A change is one transaction. It is repeated, at most 20 times, if another writer has
@@ -223,15 +223,16 @@ class ThreadkeepStore[TContext](Store[TContext]):
         raise StoreUnavailable("The item was not changed: the database is busy. Try again.")
 
     async def _change_once(self, session: Session, item_id: str, new: Message, note: Message) -> bool:
-        """If an item's text changes, store `new` at its position, else `note` at the end. Return False on a conflict.
+        """Store `new` or `note`, and return True. Return False if another writer changed the session meanwhile.
 
-        If the thread has no such item, store `new` at the end, unless it is the note of a deletion.
+        If the text for models changes, `new` takes the place of the item; otherwise `note` is stored at the end. If the
+        thread has no such item, `new` is stored at the end, unless it is the note of a deletion.
         """
         await session.deliver()
         info = await self._info(session)
         messages = await messages_after(session, 0)
         if any(one.id in (new.id, note.id) for one in messages):
-            return True  # an attempt that seemed to fail has stored it
+            return True  # an earlier attempt has stored the change, although it seemed to fail
         position, later, added = _position(messages, item_id), list[Message](), [note]
         if position is None:
             if new is note:
@@ -245,7 +246,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
 
 
 def _copies(messages: Sequence[Message], item_id: str) -> list[Message]:
-    """Return copies of messages with new ids, without the messages that contain the item `item_id`."""
+    """Return copies, with new ids, of the messages that do not contain the item `item_id`."""
     fresh = {"seq": None, "created_at": None, "superseded_at": None, "superseded_by": None}
     return [one.with_fields(id=str(uuid7()), **fresh) for one in messages if _item_id(one) != item_id]
 
@@ -315,7 +316,7 @@ def user_text(item: UserMessageItem) -> str:
 
 
 def _plain_item(message: Message, thread_id: str) -> ThreadItem | None:
-    """Return a message of another channel or of a run as an item, or None for a note."""
+    """Make an item from a message that another channel or a run has stored; return None for a note."""
     created_at = message.created_at or datetime.min.replace(tzinfo=UTC)
     if message.role == "assistant":
         return AssistantMessageItem(
@@ -341,7 +342,7 @@ def _text(message: Message) -> tuple[Role, str] | None:
 
 
 def _item_id(message: Message) -> str | None:
-    """Return the id of the item that a message contains, or else the id of the message, which may be None."""
+    """Return the id of the item that a message contains. If it contains none, return the message's own id."""
     stored = stored_item(_NAME, message)
     item = stored.get("item") if isinstance(stored, Mapping) else None
     return str(item["id"]) if isinstance(item, Mapping) else message.id

@@ -1,7 +1,7 @@
 """Sessions and memory for Google's Agent Development Kit (ADK).
 
 An ADK session is stored as the session `adk:<app>:<user>:<session>` of its user. If this id would be too long, it is
-`adk:<app>:sha256-<digest>` instead, and every revision of the session contains the ADK id.
+`adk:<app>:sha256-<digest>` instead, and the note that is stored with each event contains the ADK session id.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ _STALE = (
 class SessionService(BaseSessionService):
     """An ADK session service over a memory. Texts of events are stored as messages, which other channels can read.
 
-    An event, its changes to shared state, and its revision number are stored in one transaction. If several writers
-    store the same revision number, only the first succeeds. The events of a session determine its state. Messages of
-    other channels are returned as events. Events that were taken back, or precede a reset, are not returned.
+    Each event makes a new revision of its session. The event, its changes to shared state, and a note with the number
+    of the revision are stored in one transaction. If several writers store the same number, only the first succeeds.
+    The state of a session is computed from its events. Messages of other channels are returned as events. Events that
+    were taken back, or precede a reset, are not returned.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -150,7 +151,7 @@ class SessionService(BaseSessionService):
         message = _message(event)
         known = None if message is None else await stored.find(str(message.id))
         if is_in_memory := known is not None and stored_item(_NAME, known) is None:
-            # `MemoryService` has stored the text, so store the event in the note.
+            # `MemoryService` has already stored the text as a message, so store the event itself in the note.
             message = None
         messages = [] if message is None else [message.with_fields(original={_NAME: item})]
         note = item_message(
@@ -171,7 +172,7 @@ class SessionService(BaseSessionService):
     async def _append(
         self, stored: StoredSession, app_name: str, delta: Mapping[str, object] | None, *messages: Message
     ) -> bool:
-        """Store messages and shared state in one transaction; return False if another writer stored the revision."""
+        """Store messages and the shared values of `delta` in one transaction; return False if the revision exists."""
         state = self._memory.channels.state
         statements: list[Statement] = []
         for key, value in _json_safe(delta).items():
@@ -184,7 +185,7 @@ class SessionService(BaseSessionService):
         return await append_once(stored, messages, Joined(after=statements))
 
     async def _revision(self, session: Session, stored: StoredSession) -> int:
-        """Return the number of the newest revision that the caller's copy of a session contains."""
+        """Return the number of the revision that the caller's copy of a session has."""
         if marker := session._storage_update_marker:  # noqa: SLF001 - ADK keeps the revision there
             if await stored.find(f"{_REVISION}{marker}") is None:
                 raise SessionNotFoundError(f"Session {session.id} not found.")
@@ -222,7 +223,7 @@ class SessionService(BaseSessionService):
                 session.state |= cast("dict[str, object]", item["state"])
                 session.last_update_time = cast("float", item["created"])
             event = _event(message)
-            # Keep an event whose text was deleted from the memory only if it was appended after the deletion.
+            # If the text of the event was deleted, skip the event, unless it was appended after the deletion.
             gone = None if event is None else superseded.get(event.id)
             if event is not None and (gone is None or (message.created_at or gone) > gone):
                 session.state |= _state_of_session(event.actions.state_delta)
@@ -314,9 +315,10 @@ class MemoryService(BaseMemoryService):
 
 
 def _has_word(text: str, word: str) -> bool:
-    """Return whether a text that a search found really has the word.
+    """Return whether a text that a search found has the word itself.
 
-    A word of one or two letters must not be a part of another ("a" in "parcel"). An accented word needs its accents.
+    The search may ignore accents, and may find a short word inside another one ("a" in "parcel"). So an accented word
+    must occur with its accents, and a word of one or two ASCII letters must be a whole word.
     """
     if not word.isascii():
         return word.lower() in text.lower()
@@ -339,7 +341,7 @@ def _key(app_name: str, user_id: str, session_id: str) -> str:
 
 
 def _long_id(stored: StoredSession, session_id: str) -> dict[str, Json]:
-    """Return a field with the ADK id of a session if its stored id has only a digest; otherwise return no fields."""
+    """Return the field `session` with the ADK session id if the stored id has only a digest; otherwise no fields."""
     return {} if _adk_id(stored.session_id) else {"session": session_id}
 
 
@@ -349,7 +351,7 @@ def _escape_ascii(text: str) -> str:
 
 
 def _adk_id(stored_id: str) -> str:
-    """Return the ADK id in the id of a stored session, or an empty text if it has only a digest."""
+    """Return the ADK session id that the id of a stored session contains; an empty text if it has only a digest."""
     escaped = "".join(one if one.isascii() else keys.escape_key(one) for one in stored_id)
     try:
         _, _, _, session_id = map(keys.unescape_key, escaped.split(":"))
@@ -383,7 +385,7 @@ def _state_of_session(state: Mapping[str, object] | None) -> dict[str, Json]:
 
 
 def _event(message: Message) -> Event | None:
-    """Return the event in a message, a new event for another channel's message, or None for a note without an event."""
+    """Return the event that a message contains. If it has none, make one of its text, or return None for a note."""
     item = stored_item(_NAME, message)
     if isinstance(item, Mapping):
         return Event.model_validate(item["event"]) if "event" in item else None
@@ -403,9 +405,9 @@ def _content(message: Message) -> Content:
 
 
 def _message(event: Event) -> Message | None:
-    """Return the message of an event, with a mark for its media, or None if the event is partial or has no message.
+    """Return the text of an event as a message, with a mark for media. Return None if it is partial or has neither.
 
-    Thoughts, tool calls and tool results are not part of a message.
+    Thoughts, tool calls and tool results are not part of the text.
     """
     said = [part for part in event.content.parts or [] if not part.thought] if event.content else []
     media = [data for part in said if (data := part.inline_data or part.file_data) is not None]

@@ -19,10 +19,10 @@ _PAGE = 50
 
 
 def item_message(framework: str, item: Json, *, role: Role | None, text: str, message_id: str | None = None) -> Message:
-    """Return the message that stores an item; `original` contains the item under the framework's name.
+    """Return the message that stores an item. Its field `original` maps the framework's name to the item.
 
-    An item without a role or a text, such as a tool result or reasoning, is stored as a note with `text` as its label.
-    Context windows contain no notes.
+    If `role` is None, as for a tool result or reasoning, or `text` is empty, the message is a note, and `text` is only
+    its label. Context windows contain no notes.
     """
     return Message(
         role=role if role and text else "system",
@@ -83,7 +83,7 @@ async def messages_after(
     view: View = "active",
     keep: Callable[[Message], bool] | None = None,
 ) -> list[Message]:
-    """Return the newest `limit` messages of a view after the `seq` `after`, oldest first; all if `limit` is None.
+    """Return the newest `limit` messages of `view` with a `seq` above `after`, oldest first; all if `limit` is None.
 
     With `keep`, return and count only messages for which it returns True.
     """
@@ -113,9 +113,9 @@ async def take_back_newest(session: Session, keep: Callable[[Message], bool]) ->
 
 
 async def first_revision(session: Session) -> int:
-    """Return the number of the first revision: the `seq` up to which retention has deleted messages, or 0.
+    """Return a number for the first revision in a session: the `seq` up to which retention has deleted messages, or 0.
 
-    Earlier revisions may be among the deleted messages, and ids of deleted messages cannot be stored again.
+    The deleted messages may include earlier revisions, whose ids cannot be stored again, so 0 is not always free.
     """
     try:
         return (await session.info()).deleted_seq

@@ -69,7 +69,7 @@ def memory_server(
 
     Args:
         memory: the memory that contains the sessions.
-        caller: returns the caller, from the token of the request or from a setting; tools have no user parameter.
+        caller: returns the rights of the client that calls a tool. Models cannot choose another user.
         writes: True adds the tools that store and delete.
         auth: how HTTP clients obtain a token.
         verifier: verifies the tokens of HTTP requests.

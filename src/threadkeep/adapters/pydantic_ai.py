@@ -60,7 +60,7 @@ class Conversations(ConversationStore):
         self._memory = memory
         self._user_id = user_id
         self._scope = f"{_NAME}:{user_id or ''}"
-        # Sessions that are no conversations, with the time of their creation and the `seq` of their last message.
+        # Maps the id of each session that is no conversation to its creation time and its last `seq` when it was read.
         self._others: dict[str, tuple[datetime, int]] = {}
 
     async def read_record(self, conversation_id: str) -> ConversationRecord | None:
@@ -79,8 +79,9 @@ class Conversations(ConversationStore):
     async def read_records(self, *, scope: str | None = None, limit: int | None = None) -> Sequence[ConversationRecord]:
         """Return the newest record of each conversation, last updated first; with a `scope`, only of that scope.
 
-        All conversations are read, even with a `limit`. An imported session is a conversation if one of its newest 50
-        messages was stored by Pydantic AI. Other sessions are read at the first call, and again after new messages.
+        All conversations are read, even with a `limit`. An imported session is a conversation if Pydantic AI stored one
+        of its newest 50 messages. To find such sessions, the first call also reads the newest messages of all other
+        sessions. Later calls read these only if the session has new messages.
         """
         names = await self._memory.channels.state.values_of(self._scope, "conversation:")
         ids = {name.removeprefix("conversation:") for name in names}
@@ -143,9 +144,9 @@ class Conversations(ConversationStore):
             await self._memory.channels.state.forget(self._scope, name, conversation_id)
 
     async def read_entry(self, entry_id: str) -> ConversationEntry:
-        """Return an entry of the conversation whose record this task read last, or of the one that stored the entry.
+        """Return an entry. Search the conversation whose record this task read last, then the one that wrote the entry.
 
-        Read the record of an imported conversation before its entries.
+        In an imported conversation, entries are found only after the task has read its record.
 
         Raises:
             LookupError: neither conversation has the entry.
@@ -175,9 +176,10 @@ class Conversations(ConversationStore):
         return history[::-1]
 
     async def _left_after(self, record: ConversationRecord, entry_id: str | None) -> int | None:
-        """Return the `seq` after which entries must be superseded, or None if no entry must be superseded.
+        """Return the `seq` after which a write must supersede entries; return None if there are no such entries.
 
-        The record continues from `entry_id`. If this entry belongs to another session, branch that session.
+        The new entries follow `entry_id`, so later entries are superseded. If `entry_id` is in another session, branch
+        that session.
         """
         session, seq = self._session(record.conversation_id), 0
         if entry_id is not None:
