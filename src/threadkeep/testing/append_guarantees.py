@@ -36,7 +36,7 @@ class AppendGuarantees(TranscriptSource):
             assert receipt.first_seq == 1
 
     async def test_a_turn_that_is_refused_leaves_nothing(self) -> None:
-        """If one message cannot be stored, nothing of the turn is stored, and the next turn gets its numbers."""
+        """If one message of a turn cannot be stored, none is stored, and the next turn begins at the same `seq`."""
         async with self.open_transcripts() as transcripts:
             bad = Message(role="assistant", content="two", metadata={"score": 1.0})
             object.__setattr__(bad, "metadata", {"score": float("nan")})  # as if other code had set it after validation
@@ -57,7 +57,7 @@ class AppendGuarantees(TranscriptSource):
             assert [type(outcome).__name__ for outcome in outcomes] == ["Receipt"] * 2 + ["WrongUser"] + ["Receipt"] * 2
 
     async def test_the_same_turn_again_is_not_stored_again(self) -> None:
-        """The receipt has the ids that are stored already, and their first and last `seq`. Stored texts stay."""
+        """The receipt of the repeated turn has the ids and the `seq` of the stored messages, whose texts stay."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("before")))
             await transcripts.append(turn(user("hi", "p:1"), assistant("hello", "p:2")))
@@ -194,7 +194,7 @@ class AppendGuarantees(TranscriptSource):
             assert contents((await transcripts.newest("room:2", limit=10)).messages) == ["anew"]
 
     async def test_an_author_has_one_complete_answer_to_a_question(self) -> None:
-        """A second answer is not stored; its receipt names the first. Other authors and ordinals have their own."""
+        """A second complete answer is not stored, and its receipt names the first, unless author or ordinal differ."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "q")))
             first = Message("assistant", "one", id="a1", author="writer", answers="q")
@@ -224,7 +224,7 @@ class AppendGuarantees(TranscriptSource):
             ]
 
     async def test_an_answer_that_was_told_in_an_outage_is_never_lost(self) -> None:
-        """If another process has stored and delivered an answer, it stays, and a late answer's receipt names it."""
+        """If the stored answer was delivered, it stays active; an answer that was delivered in an outage does not."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "q")))
             first = Message("assistant", "one", id="a1", author="writer", answers="q")

@@ -99,7 +99,7 @@ class ReadingGuarantees(TranscriptSource):
             assert told.content == "one"
 
     async def test_answers_without_a_question_of_their_own_are_known_by_their_run(self) -> None:
-        """If answers name no question, the run's newest complete answer after the question is returned."""
+        """If no answer names the question, the newest complete answer of its run after the question is returned."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(
                 turn(assistant("earlier", run_id="r1"), Message("user", "question", id="q", run_id="r1"))
@@ -164,7 +164,7 @@ class ReadingGuarantees(TranscriptSource):
             assert (await transcripts.recent("room:1", limit=1)).newest_user is None
 
     async def test_recent_before_a_place_is_as_if_nothing_had_followed(self) -> None:
-        """The newest user message before the position is returned, not a later user message."""
+        """With `before`, `newest_user` is the newest user message before that `seq`, not a later one."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("first"), *[assistant(f"step {n}") for n in range(5)]))
             await transcripts.append(turn(user("second"), *[assistant(f"step {n}") for n in range(5, 10)]))
@@ -174,7 +174,7 @@ class ReadingGuarantees(TranscriptSource):
             assert recent.newest_user.content == "first"
 
     async def test_recent_after_a_place_knows_nothing_of_what_came_before(self) -> None:
-        """Messages up to the position are not returned, not even a user message as `newest_user`."""
+        """With `after`, no message up to that `seq` is returned, not even a user message as `newest_user`."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("first"), *[assistant(f"step {n}") for n in range(5)]))
             recent = await transcripts.recent("room:1", limit=2, after=1)

@@ -92,7 +92,7 @@ class SessionGuarantees(TranscriptSource):
             assert found == ["e", "d", "c", "b", "a"]
 
     async def test_a_conversation_of_an_agent_is_deleted_with_its_session(self) -> None:
-        """The conversation's first turn names its session and agent; later turns need not. Other sessions stay."""
+        """An agent's own conversation is deleted too, although only its first turn names the session. Others stay."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi"), session="a"))
             own = replace(turn(user("find it"), session="own:1"), parent=("a", "searcher"))

@@ -65,7 +65,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert await transcripts.with_ids("room:1", ["a1", "nothing", "q1"]) == list(page.messages[:2])
 
     async def test_a_turn_is_stored_instead_of_the_messages_after_a_seq(self) -> None:
-        """The later messages are superseded; the messages of the turn follow them."""
+        """The messages after the `seq` are superseded; the messages of the turn follow them."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             seen = await _info(transcripts)
@@ -81,7 +81,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert info.revision > seen.revision
 
     async def test_a_turn_is_not_stored_instead_of_messages_that_were_not_seen(self) -> None:
-        """Nothing changes if the session has changed, has a message of the turn, is missing, or is another user's."""
+        """A turn is rejected if the session has changed, contains its message, is missing, or is another user's."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("q1", "q1"), assistant("a1", "a1"), user_id="u1"))
             seen = await _info(transcripts)
@@ -124,7 +124,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await transcripts.supersede(Superseding("room:1", message_id="q2", scope="after"))).count == 0
 
     async def test_a_told_answer_takes_the_place_of_one_that_nobody_was_told(self) -> None:
-        """The undelivered answer stays stored, but is superseded; `tell` with its id returns the delivered answer."""
+        """A delivered answer supersedes an undelivered one; `tell` with the old id returns the delivered answer."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "q")))
             await transcripts.append(Turn("room:1", (replace(_TOLD, id="takeover", content="of it"),), answers="q"))
@@ -142,7 +142,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (info.message_count, info.last_seq, info.last_message) == (2, 3, "told")
 
     async def test_an_answer_that_a_repeat_was_told_stays(self) -> None:
-        """If a repeated request got the first answer, the late answer is stored as superseded."""
+        """If the first answer was delivered to a repeated request, a late answer is stored as superseded."""
         async with self.open_transcripts() as transcripts:
             takeover = replace(_TOLD, id="takeover", content="of it")
             await transcripts.append(Turn("room:1", (Message("user", "hi", "q"), takeover)))
@@ -219,7 +219,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await _info(transcripts)).title == "Mine"
 
     async def test_windows_are_made_of_active_messages(self) -> None:
-        """A window has only active messages. The newest active user message is found even if it is older."""
+        """`recent` returns only active messages, also as `newest_user`, which may be older than its window."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             await transcripts.supersede(Superseding("room:1", message_id="q2"))
@@ -296,7 +296,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await transcripts.append(turn(user("q3")))).first_seq == 5
 
     async def test_what_is_not_there_or_was_superseded_is_refused(self) -> None:
-        """A missing or superseded message, or an id that is taken, raises an error, and nothing changes."""
+        """If the message is missing or superseded, or the new id is taken, an error is raised and nothing changes."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2")
             for session_id, message_id in (("room:1", "q9"), ("no:room", "q1")):
@@ -373,7 +373,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert await _active(transcripts, "room:2") == ["q1", "a1", "n", "other"]
 
     async def test_a_branch_has_active_messages_numbered_from_1(self) -> None:
-        """The branch has the active messages up to a position. Its windows begin where the session's windows begin."""
+        """The branch has the active messages up to a `seq`. A reset of the session applies to the branch, too."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             await transcripts.supersede(Superseding("room:1", message_id="a1"))
@@ -387,7 +387,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert contents((await transcripts.recent("room:2", limit=9)).messages) == ["q4"]
 
     async def test_a_branch_at_a_superseded_message_is_the_session_as_it_was(self) -> None:
-        """The branch has neither the replacement of the message nor messages that were superseded earlier."""
+        """The branch has neither the replacement of that message nor messages that had been superseded before."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             await transcripts.supersede(Superseding("room:1", message_id="a1", by=assistant("a1b", "a1b")))
@@ -414,7 +414,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await _info(transcripts, "room:3")).message_count == 0
 
     async def test_a_branch_is_made_once(self) -> None:
-        """Repeating the request changes nothing. A request for the id of another session is rejected."""
+        """Repeating the request changes nothing. Another request with the id of an existing session is rejected."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1")
             await transcripts.branch(Branching("room:1", "room:2", 2))
