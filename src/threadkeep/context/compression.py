@@ -1,7 +1,7 @@
-"""Decisions about compression: when a session is compressed, and which of its messages, from their positions and sizes.
+"""Decisions about compression: when summaries replace messages of a session, and which messages they replace.
 
-A session has, in order: messages that summaries replace, the range that may be compressed next, and the kept tail. The
-tail begins at the start of a turn, which is a user message after a message of another role. Sizes use LangChain's
+A session has, in order: messages that summaries replace, the range that may be compressed next, and the tail, which is
+kept. The tail begins at the start of a turn: a user message after a message of another role. Sizes use LangChain's
 notation: `("tokens", n)`, `("messages", n)`, or `("fraction", f)` of the budget of a model call.
 """
 
@@ -40,10 +40,10 @@ class Extent:
 class SummaryRoom:
     """Limits for the length of summaries, in tokens.
 
-    `all` limits all active summaries together, and `framed` limits them with the text around them. If a summary is
-    longer than `one`, the model is called once more, and then the summary is cut. The model is asked for fewer tokens
-    (`asked`), because it cannot count exactly. `record` is the size of the part of the transcript that the model reads
-    at once, besides an earlier summary. `facts` limits the lasting facts in a summary.
+    `all` limits all active summaries together; `framed` limits them with the text around them in a prompt. `one` limits
+    one summary: if the model writes a longer one, it is called once more, and then the summary is cut. `asked` is the
+    length that the model is asked for; it is below `one`, because a model cannot count exactly. `record` limits the
+    part of the transcript that the model reads in one call, besides an earlier summary.
     """
 
     all: int
@@ -82,8 +82,8 @@ class WindowRoom:
     def nearly_full(self, extent: Extent) -> tuple[Size, ...]:
         """Return the sizes to which a nearly full window is cut; an empty tuple if it is not nearly full.
 
-        A window is nearly full above 90 % of its tokens, or above its number of messages. The sizes leave some tokens
-        for the next input, and two messages for the next turn.
+        A window is nearly full if it has more than 90 % of its tokens, or more than its number of messages. There is
+        one size for each of these conditions that is true; a size in messages leaves two messages for the next turn.
         """
         keep: list[Size] = []
         if self.tokens is not None and extent.tokens > self.tokens * _FULL:
@@ -139,13 +139,13 @@ def is_worth_it(extent: Extent, trigger: Size, budget: int) -> bool:
 
 
 def kept_from(rows: Sequence[Message], keep: Size, budget: int, *, complete: bool) -> int | None:
-    """Return the first `seq` of the kept tail, which begins with a turn and has the newest messages within `keep`.
+    """Return the first `seq` of the kept tail: the newest messages within `keep`, extended back to the start of a turn.
 
     The newest user message is always part of the tail. Return None if older rows are needed.
 
     Args:
         rows: the newest rows, newest first, without gaps.
-        keep: the minimum number of messages of the tail, or its maximum number of tokens.
+        keep: the number of messages of the tail, or its maximum number of tokens, before it is extended.
         budget: the budget of a model call, in tokens.
         complete: True if the rows include everything after the last summary.
     """
@@ -163,12 +163,14 @@ def kept_from(rows: Sequence[Message], keep: Size, budget: int, *, complete: boo
 
 
 def kept_after(rows: Sequence[Message], left_out_upto_seq: int, *, complete: bool) -> int | None:
-    """Return the first `seq` to keep after a position: the start of the next turn, or else of the newest turn.
+    """Return the first `seq` to keep: the start of the first turn after `left_out_upto_seq`.
+
+    If no turn begins after it, return the start of the newest turn. Return None if older rows are needed.
 
     Args:
-        rows: the newest rows, newest first, at least back to the position.
-        left_out_upto_seq: the position: the `seq` of the newest message that did not fit into the window.
-        complete: True if the rows include everything after the last summary. Otherwise None asks for older rows.
+        rows: the newest rows, newest first, at least back to `left_out_upto_seq`.
+        left_out_upto_seq: the `seq` of the newest message that did not fit into the window.
+        complete: True if the rows include everything after the last summary.
     """
     spoken = _spoken(rows)
     starts = [_seq(row) for index, row in enumerate(spoken) if _starts_turn(spoken, index, complete=complete)]
@@ -257,7 +259,7 @@ def _spoken(rows: Sequence[Message]) -> list[Message]:
 
 
 def _fitting(rows: Sequence[Message], tokens: int) -> int:
-    """Return the number of leading rows with at most this many tokens."""
+    """Return how many of the leading rows have at most `tokens` tokens together."""
     for index, row in enumerate(rows):
         tokens -= row.tokens or 0
         if tokens < 0:

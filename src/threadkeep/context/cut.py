@@ -27,8 +27,8 @@ def middle_mark(characters: int) -> str:
 def cut_end(text: str, budget: int, counter: TokenCounter) -> str:
     """Return the text if it has at most `budget` tokens, otherwise its beginning with `CUT_MARK` after it.
 
-    The result is empty if not even the mark fits. The counter need not be monotonic, because each possible result is
-    counted.
+    The result is empty if not even the mark fits. Each possible result is counted, so it fits even if the counter gives
+    a shorter text more tokens than a longer one.
     """
     return _cut(text, budget, counter, lambda kept: text[: _boundary(text, kept)] + CUT_MARK)
 
@@ -104,7 +104,7 @@ def _cut(text: str, budget: int, counter: TokenCounter, shortened: Callable[[int
 
 
 def _first_miss(length: int, budget: int, total: int, fits: Callable[[int], bool]) -> int:
-    """Return an upper limit for the search: usually the first tried length that does not fit, else the whole length."""
+    """Return an upper limit for the binary search of `_cut`: a length that does not fit, or else the whole length."""
     high = max(64, 2 * length * max(budget, 1) // max(total, 1))
     while high < length and fits(high):
         high *= 2

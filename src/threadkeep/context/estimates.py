@@ -95,9 +95,10 @@ type Pattern = tuple[bytes, tuple[float, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Patterns:
-    """Patterns of character kinds (`kinds`), of characters (`text`) and of capitals, for one script or for all texts.
+    """The patterns of one script, or the general patterns, which apply to texts in any script.
 
-    The first pattern in the `kinds` of a script is the kind of the script's lead bytes. Only the patterns for all texts
+    `kinds` has sequences of the letters in `KINDS`; the first one of a script is the letter of its lead bytes. `text`
+    has sequences of characters, and `capitals` has sequences of the characters in `CAPITALS`. Only the general patterns
     have `runs`: words, and groups of up to three digits.
     """
 
@@ -109,7 +110,7 @@ class Patterns:
 
 @cache
 def patterns_by_script() -> dict[str, Patterns]:
-    """Return the patterns of each script by the kind of its lead bytes; general patterns have an empty key."""
+    """Return a map from the letter of a script's lead bytes (see `KINDS`) to its patterns; "" has the general ones."""
     found = json.loads(files("threadkeep.context").joinpath("token_costs.json").read_text(encoding="utf-8"))
     return {key: _patterns(groups) for key, groups in ({"": found} | found["scripts"]).items()}
 
@@ -169,7 +170,7 @@ DIGITS = bytes(48 if chr(kind) == "0" else 32 for kind in KINDS)
 """A translation table that maps digits to `0` and everything else to a space."""
 
 CAPITALS = _table(".", ("n", 0x0A, 0x0D), (" ", 0x20, 0x20), ("D", 0xD0, 0xD0), ("u", 0x90, 0xAF))
-"""A translation table that maps capital Cyrillic letters to `Du`."""
+"""A translation table that maps the two bytes of each capital Cyrillic letter to `D` and `u`."""
 
 
 def framed(text: str) -> bytes:
@@ -183,7 +184,7 @@ def digit_groups(data: bytes) -> int:
     return groups.count(b"3") + groups.count(b" 0") + groups.count(b"30")
 
 
-_IN_OTHER_SCRIPTS = b"grmhbIvkzKfe"  # these are kinds of first bytes; `v` includes Vietnamese letters with two marks
+_IN_OTHER_SCRIPTS = b"grmhbIvkzKfe"  # letters of `KINDS`; `v` includes Latin letters with two marks (Vietnamese)
 _IN_NO_OTHER_SCRIPT = bytes(byte for byte in range(256) if KINDS[byte] not in _IN_OTHER_SCRIPTS)
 
 
@@ -204,7 +205,7 @@ _BYTES = tuple(range(256))
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Patterns of more than two bytes, with their costs."""
+    """Patterns of more than two bytes, with their costs. Shorter patterns are in `TokenCosts.pairs`."""
 
     patterns: tuple[bytes, ...]
     costs: tuple[float, ...]
@@ -222,7 +223,10 @@ class ScriptCosts:
 
 @dataclass(frozen=True, slots=True)
 class TokenCosts:
-    """All costs of one tokenizer family. An index in `pairs` is two bytes, read as one number in native byte order."""
+    """All costs of one tokenizer family.
+
+    `pairs` has a cost for each two bytes. Their index is the bytes, read as one number in native byte order.
+    """
 
     pairs: list[float]
     digit_group: float
@@ -296,7 +300,7 @@ class TokenCounter(Protocol):
         """Return the number of tokens of this text."""
 
 
-_MOST_CHARACTERS = 10  # for each token: even for repetitive text, an estimate is at least a tenth of the characters
+_MOST_CHARACTERS = 10  # per token, so an estimate is at least a tenth of the characters, even for repetitive text
 
 
 def chars4(text: str) -> int:

@@ -43,8 +43,7 @@ def fold_repeats(messages: Sequence[Message], *, counter: TokenCounter = estimat
     """Fold each sequence of equal exchanges: only its newest exchange stays, with the count.
 
     An exchange is a user message with the assistant messages that answer it. Two exchanges are equal if they have the
-    same texts in the same order and all messages are complete. The newest user message therefore always stays. An
-    exchange without an answer is never folded.
+    same texts in the same order and all messages are complete. An exchange without an answer is never folded.
 
     Args:
         messages: user and assistant messages, oldest first.
@@ -74,7 +73,6 @@ def _exchanges(messages: Sequence[Message]) -> list[list[Message]]:
 
 
 def _runs(exchanges: Sequence[list[Message]]) -> list[list[list[Message]]]:
-    """Group equal consecutive exchanges."""
     runs: list[list[list[Message]]] = []
     for exchange in exchanges:
         if runs and _said(runs[-1][-1]) == _said(exchange):

@@ -90,12 +90,12 @@ class FactsLeftOut:
     """Known facts of a scope that are not in a context, and the reason.
 
     `no_room`: the facts did not fit. `same_key`: a fact of a more specific scope, or a newer fact, has the same key.
-    `over_limit`: the scope has so many facts that they are searched, and these facts are not relevant to the input.
+    `over_limit`: the scope has too many facts to consider them all, so only facts that are relevant to the input were
+    searched for; the others are not counted.
     """
 
     scope: ScopeKind
     reason: FactExclusion
-    """With `over_limit` the facts are not relevant to the input, and they are not counted."""
     count: int = 0
     ids: tuple[str, ...] = ()
     """The first 20 ids."""
@@ -147,9 +147,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A message of the run itself that was not sent, or a range of such messages, with the reason.
+    """A message of the run, such as a tool call, or a range of messages, that was not sent, and the reason.
 
-    A range has no system messages. The `seq` of each message that is in the transcript is also listed as excluded.
+    The message is not in the transcript. A range has no system messages; it may include messages of the transcript,
+    whose `seq` is also listed as excluded.
     """
 
     id: str | None
@@ -216,7 +217,7 @@ class ContextManifest:
     excluded: tuple[Exclusion, ...] = ()
     """Messages of the transcript that were not sent."""
     left_out: tuple[LeftOut, ...] = ()
-    """Messages of the run itself that were not sent."""
+    """Messages outside of the transcript, such as tool calls of the run, that were not sent."""
     dropped: int = 0
     """The number of earlier messages that were left out and are not summarised."""
     tokens: int = 0

@@ -13,10 +13,10 @@ r"""The sections of a context, their order and limits, and the order in which th
               beside the shortest form of the steps
     steps     the tool calls and results of the turn so far
 
-If the budget is exceeded, the extras shrink first, in the order of `yields`. Then the following shrink in this order:
-the beginning of the window, large results in the steps (older steps first, which are cut before they are excluded), the
-end of the input, and all summaries. Summaries that exceed their share are excluded as a whole, oldest first. The system
-message never shrinks.
+If the budget is exceeded, the extras (facts, snippets, selected) shrink first, in the order of `yields`. Then the
+following shrink in this order: the beginning of the window, large results in the steps (older steps first, which are
+cut before they are excluded), the end of the input, and all summaries. Summaries that exceed their share are excluded
+as a whole, oldest first. The system message never shrinks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SHARES: Final[Mapping[Section, float]] = MappingProxyType(
 )
 _MOST_OF_NEWEST = 0.5
 _QUOTED_OF_SHARED = 0.25
-"""The maximum part of `shared` for quoted older turns; they are new in each turn, so no prompt cache contains them."""
+"""The maximum part of `shared` (see `rooms`) for quoted older turns, which are new in each turn and never cached."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,9 @@ class ContextPlan:
             budget: the tokens of the whole call.
             fixed: the tokens of the system message, the summary and the turn.
             wanted: the extras that may be present.
-            shared: the tokens to which the shares apply, if `budget` is the whole capacity of the model.
-            newest: the tokens of the newest messages; if they exceed the window's share, the share becomes half of the
-                budget.
+            shared: the tokens to which the shares of the extras apply, if `budget` is the whole capacity of the model.
+            newest: the tokens of the newest messages; if they exceed the window's share, at least half of the budget is
+                reserved for the window.
         """
         whole = min(budget, shared or budget)
         window = self.shares["window"]

@@ -48,7 +48,6 @@ def graph_line(text: str, scope: ScopeKind, since: datetime | None) -> str:
 
 @lru_cache(maxsize=10_000)
 def _day(moment: datetime) -> str:
-    """Return the day of a moment, in UTC."""
     return moment.astimezone(UTC).date().isoformat()
 
 
@@ -296,7 +295,10 @@ def quoted_message(message: Message, content: str | None = None, *, part: str | 
 
 
 def quoted_summary(summary: Summary, text: str | None = None) -> str:
-    """Return a summary as one line of JSON: the `seq` range that it replaces, and `text`, by default its whole text."""
+    """Return a summary as one line of JSON: the `seq` range that it replaces, and its text.
+
+    If `text` is given, it is used instead, for example one part of a long summary.
+    """
     messages = f"{summary.first_seq}-{summary.last_seq}"
     return _line({"summary_of_messages": messages, "text": summary.text if text is None else text})
 

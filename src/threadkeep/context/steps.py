@@ -1,4 +1,4 @@
-"""Division of the budget among the steps of a turn: newest step first, older steps cut to fit.
+"""Division of the budget among the steps of a turn (tool calls with their results): older steps are cut to fit.
 
 A model would repeat a step whose result is missing, so an older step is cut before it is excluded. A cut stays the same
 in later calls, because each call computes the shares again, beginning with the turn's first step. If one more step does
@@ -57,7 +57,7 @@ def shares(parts: Sequence[Step], steps: Sequence[Step], room: int) -> list[int 
     """Return the tokens for each part and each step, in order; None for each excluded part or step.
 
     Args:
-        parts: other messages of the question, oldest first; they are cut only after the older steps.
+        parts: earlier messages of a question that has several, oldest first; they are cut only after the older steps.
         steps: the messages after the question, oldest first. The newest step must fit in its shortest form.
         room: the tokens for all parts and steps.
     """
@@ -97,7 +97,10 @@ def whole_shares(steps: Sequence[Step], room: int) -> list[int | None]:
 
 
 def _replayed(steps: Sequence[Step], parts: int, room: int) -> list[int]:
-    """Return the tokens of each step by replaying the turn's calls. The first `parts` steps belong to the question."""
+    """Return the tokens of each step, computed step by step as in the turn's earlier calls.
+
+    The first `parts` entries of `steps` are messages of the question.
+    """
     granted: list[int] = []
     older = 0
     for step in steps:

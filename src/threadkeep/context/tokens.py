@@ -210,7 +210,6 @@ class ScaledCounter:
         return self.base + _label(self.hundredths, self.other_hundredths)
 
     def __call__(self, text: str, /) -> int:
-        """Return the number of tokens of this text."""
         tokens = self.counter(text)
         if self.other_hundredths is None or text.isascii():
             return -(-tokens * self.hundredths // 100)
@@ -355,7 +354,7 @@ def family_of(model: str | None) -> Family | None:
 
 
 def name_of(counter: TokenCounter) -> str:
-    """Return a counter's name for manifests: one that `counter_named` accepts, or else the counter's own name."""
+    """Return a counter's name for manifests: if possible, a name that `counter_named` accepts."""
     if isinstance(counter, ScaledCounter | RememberingCounter):
         return counter.name
     known = [name for name, estimating in _ESTIMATES.items() if counter is estimating]
@@ -375,7 +374,6 @@ class RememberingCounter:
         self._counts: dict[tuple[int, int], int] = {}
 
     def __call__(self, text: str, /) -> int:
-        """Return the number of tokens of this text."""
         key = (hash(text), len(text))
         if (known := self._counts.get(key)) is not None:
             return known

@@ -38,14 +38,14 @@ class Item:
 
 @dataclass(frozen=True)
 class Anchor:
-    """The message at which history begins, and how far the beginning moves if history does not fit.
+    """The message at which history begins, and how far this beginning moves if history does not fit.
 
-    Messages before the index `begin` are excluded. `set` is True if an earlier model call has set the anchor. If the
-    messages from `begin` on do not fit, or if not all messages were passed in (`overflowing`), a history whose anchor
-    is set is cut back: together with the question, it gets at most `fraction` of its limits for tokens and messages. It
-    then begins with a user message; the last exchange stays if it fits. Without `set`, history consists of the newest
-    messages that fit. If the turn's steps leave too little space, history is cut back in any case, so that the next
-    steps fit and the turn's model calls begin with the same messages.
+    Messages before the index `begin` are excluded. `set` is True if an earlier model call has set the anchor.
+    `overflowing` is True if older messages of history were not passed in. The beginning moves if it is True, or if the
+    messages from `begin` on do not fit. If `set` is True or the turn has steps already, history is then cut back, so
+    that the next messages fit and the next model calls begin with the same messages: together with the question, it
+    gets at most `fraction` of its limits for tokens and messages. It then begins with a user message; the last exchange
+    stays if it fits. In all other cases, history consists of the newest messages that fit.
     """
 
     begin: int = 0
@@ -56,11 +56,12 @@ class Anchor:
 
 @dataclass(frozen=True)
 class Plan:
-    """The messages to send: indexes in sending order, sizes of cut messages, and exclusions with reasons.
+    """The result of `plan`: the messages of one model call, by their indexes.
 
-    `begin` is the index at which history begins or, without history, the turn. `cut_back` is True if this index is not
-    the anchor. `lasting` is True if the new start also applies to later turns; messages that are excluded only because
-    of this turn's steps are sent again after the turn. `opened` is True if `tokens` includes an opening message.
+    `kept` has the messages to send, in order. `cuts` maps a cut message to its new size. `begin` is the message at
+    which history begins or, without history, the turn. `cut_back` is True if history does not begin at the anchor.
+    `lasting` is True if later turns begin there too; it is False if messages were excluded only because of this turn's
+    steps, because they are sent again after the turn. `opened` is True if `tokens` includes an opening message.
     """
 
     kept: tuple[int, ...]
@@ -94,7 +95,8 @@ def plan(
         turn: the start of the current turn if its question has several messages; by default the newest user message.
         anchor: the start of history; without one, history is the newest messages that fit.
         whole_steps: True to exclude older steps of the turn instead of cutting them; the newest may be excluded too.
-        opening: the tokens of a message that is placed before history if no user message begins it; 0 for none.
+        opening: the tokens of the opening message, which says that the assistant speaks first. It is placed before
+            history if history does not begin with a user message. 0 means that there is none.
 
     Raises:
         BudgetTooSmall: the system messages exceed the budget, alone or together with the newest user message and the
@@ -224,7 +226,7 @@ class _Planner:
     def _place_history(
         self, history: Sequence[list[int]], places: int | None, anchor: Anchor | None, reason: Reason
     ) -> Sequence[list[int]]:
-        """Place and return the newest history that fits; if a part does not fit, cut back to the anchor's fraction."""
+        """Place and return the newest history that fits. If a part does not fit, cut history back (see `Anchor`)."""
         fitting, stopped = self._newest(history, self._left, places)
         if _overflows(anchor) or len(fitting) < len(history):
             self._pushed_out = bool(self._steps)
@@ -259,7 +261,7 @@ class _Planner:
         return fewer or fitting
 
     def _opened_by_user(self, fitting: Sequence[list[int]]) -> Sequence[list[int]]:
-        """Return history without its oldest groups, so that the opening message fits or a user message comes first."""
+        """Place the opening message if history needs it; first drop oldest groups until it fits or is not needed."""
         needed = self._opening_of(fitting)
         left = self._left - sum(map(self._tokens, fitting)) if needed else 0
         while needed > left:
@@ -272,12 +274,14 @@ class _Planner:
         return fitting
 
     def _opening_of(self, history: Sequence[Sequence[int]]) -> int:
-        """Return the tokens of an opening message; 0 if it is placed already or history begins with a user message."""
+        """Return the tokens of the opening message that history needs.
+
+        Return 0 if the message is placed already, or if history is empty or begins with a user message.
+        """
         asked = self._opened or not history or self._items[history[0][0]].kind == "user"
         return 0 if asked else self._opening
 
     def _open(self) -> None:
-        """Place the opening message."""
         self._opened = self._opening > 0
         self._left -= self._opening
 
@@ -294,7 +298,7 @@ class _Planner:
     def _newest(
         self, history: Sequence[list[int]], room: int, places: int | None
     ) -> tuple[Sequence[list[int]], Reason | None]:
-        """Return the newest groups within `room` tokens and `places` messages; also a reason if the tokens ran out."""
+        """Return the newest groups within `room` tokens and `places` messages; also `over_budget` if `room` ran out."""
         number = len(history)
         while number:
             unit = history[number - 1]

@@ -327,7 +327,7 @@ class WindowChooser:
 
 
 def _scaled(counter: TokenCounter, content: str, tokens: int) -> TokenCounter:
-    """Return the counter scaled to the stored count of the whole text, so that counts of the text's parts match it."""
+    """Return the counter with a factor, so that its result for `content` is the stored count, `tokens`."""
     counted = counter(content)
     if counted == tokens or counted == 0:
         return counter

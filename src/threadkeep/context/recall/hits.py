@@ -1,4 +1,4 @@
-"""Positions in a conversation that have terms of a query or substitutes of terms, recorded as bits per position."""
+"""Hits: the positions in a conversation at which terms of a query, or substitutes such as synonyms, occur."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BESIDE: Final = 5
 """The number of positions on each side that count as neighbours."""
 
 NOBODY: Final = -1
-"""The number of the voice and the episode at positions that have no turn."""
+"""The number in `voices` and `episodes` at positions that have no turn."""
 
 
 class TurnColumns:
@@ -67,7 +67,7 @@ class TurnColumns:
         self.voices.append(voice)
 
     def extend(self, other: Self, episodes: int, changes: Sequence[float]) -> None:
-        """Add the turns of another conversation after `episodes` existing episodes; add `changes` to their priors."""
+        """Add the turns of another conversation, and `changes` to their priors; `episodes` episodes exist already."""
         self.ids += other.ids
         for column, priors in zip(self.priors, other.priors, strict=True):
             column.extend(map(add, priors, changes))
@@ -78,7 +78,7 @@ class TurnColumns:
         self.voices.extend(NOBODY if voice == NOBODY else voices[voice] for voice in other.voices)
 
     def negated_priors(self, begin: int) -> dict[str, list[tuple[float, int]]]:
-        """Return a pair for each turn from `begin` on, by speaker: the negated prior of the last kind, the position."""
+        """Map each speaker to pairs for the turns from `begin` on: the negated prior for `other`, and the position."""
         names, priors = list(self.speakers), self.priors[-1]
         found: dict[str, list[tuple[float, int]]] = {}
         for index in range(begin, len(self)):
@@ -126,10 +126,10 @@ _BEST_POSITIONS = 24
 
 
 class Coverage(dict[int, float]):
-    """A cache. A key is a set of sources, as bits; its value is the share of the query's weight that the set covers.
+    """A cache that maps a set of sources, as bits, to the share of the query's weight that they cover together.
 
-    A source is a term of the query or a substitute, and has one bit. Only the best source of each term counts; its
-    bit is the lowest among the sources of the term.
+    A source is a term of the query or a substitute for a term. If a set has several sources of one term, only the best
+    one counts; it has the lowest bit.
     """
 
     def __init__(self) -> None:
@@ -158,9 +158,10 @@ class Coverage(dict[int, float]):
 
 
 class Hits:
-    """The bits of the sources (see `Coverage`) at each position, with their coverage and the position's BM25 score.
+    """The positions at which terms of a query or their substitutes occur.
 
-    `scale` makes the scores of short and long queries comparable. `shares` has the coverage of each of the positions.
+    `masks` maps each position to the bits of its sources (see `Coverage`), and `scores` maps it to its BM25 score.
+    `scale` makes the scores of short and long queries comparable. `shares` has the coverage of each entry of `masks`.
     """
 
     def __init__(self, postings: Postings, query: Query) -> None:
@@ -228,17 +229,18 @@ def _others(postings: Postings, terms: Sequence[tuple[float, str]]) -> Iterator[
             yield number, _ALIKE, positions
 
 
-# The most hits to score with their neighbours; the number of positions up to which informative turns are added.
+# Score at most this many hits, with their neighbours; then add informative turns up to this many candidates.
 _MOST_HITS, _LEAST_CANDIDATES = 72, 320
 _BEST_TURNS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The input of the scoring, apart from the hits: `dates` tells how near episodes are to the days of the query.
+    """The input of the scoring, apart from the hits.
 
-    Positions in `certain` are always scored; positions in `telling` are scored if there are too few others. Turns whose
-    ids are in `left_out` are never scored. `everybody` is the number of speakers.
+    `dates` maps an episode near the days of the query to two numbers (see `RecallIndex._dates`). Positions in `certain`
+    are always scored. Positions in `telling`, which have informative turns, are scored if there are too few others.
+    Turns whose ids are in `left_out` are never scored. `everybody` is the number of speakers.
     """
 
     dates: Mapping[int, tuple[float, float]]

@@ -72,7 +72,7 @@ class _Episode:
 
 
 class Analysis(NamedTuple):
-    """The words and the signs of a text, and the count of each of its terms."""
+    """The words of a text, the count of each of its terms, and its signs (features such as a question or a time)."""
 
     words: Sequence[str]
     counts: Mapping[str, int]
@@ -113,7 +113,7 @@ class RecallIndex:
         return self._postings.size
 
     def add(self, turn: IndexedTurn, analysis: Analysis | None = None) -> None:
-        """Add the next turn, or ignore it if its id exists. Pass the `analysis` of its text if it is known."""
+        """Add the next turn; if its id exists, do nothing. Pass the `analysis` of its text if it is known."""
         if turn.id in self._by_id:
             return
         number = self._episode_of(turn)
@@ -229,7 +229,7 @@ class RecallIndex:
         return meaningful(query[:_READ_CHARACTERS], self._names)
 
     def candidates(self, query: str) -> Iterator[tuple[str, Kind, dict[str, float]]]:
-        """Yield each candidate's id, the kind of answer and the signals, for fitting the weights."""
+        """Yield the id of each candidate, the kind of answer to the query, and the signals, for fitting the weights."""
         matching = self._matching(query, (), None, None)
         for position in matching.positions:
             yield self._columns.ids[position], matching.kind, matching.signals(position)
@@ -273,7 +273,7 @@ class RecallIndex:
         return spans_of(query[:2_000], known, now.toordinal() if now else known.last)[:12]
 
     def _dates(self, spans: Sequence[Span]) -> dict[int, tuple[float, float]]:
-        """Return for each episode near a span how near it is (0 to 1), and 1.0 if it began in the span."""
+        """Map each episode that began near a span to two numbers: its nearness (0 to 1), and 1.0 if it began within."""
         near: dict[int, tuple[float, float]] = {}
         for span in spans:
             reach = 4 + (span.last - span.first) / 4
@@ -345,7 +345,7 @@ def _is_agent(turn: IndexedTurn) -> bool:
 
 
 COST_SHARE: Final = 1.3
-"""If a turn costs 2.72 times as many tokens as another, its score must be higher by this number for the same value."""
+"""The value of a turn is its score, less this number times the logarithm of its tokens."""
 
 
 def select(
@@ -356,7 +356,7 @@ def select(
     group_of: Callable[[str], Hashable] | None = None,
     group_cost: int = 0,
 ) -> list[Ranked]:
-    """Return the turns to quote, best value first; skip turns that do not fit into the remaining budget.
+    """Return the turns to quote, best value (see `COST_SHARE`) first; skip turns that do not fit any more.
 
     Args:
         ranked: Turns with their scores, from `RecallIndex.rank`.

@@ -14,13 +14,17 @@ from threadkeep.context.recall.postings import Postings, Profile
 from threadkeep.context.recall.query import KINDS, Query
 from threadkeep.context.recall.weights import LIKENESS, MATCH
 
-# Up to about this many turns, use lists with an entry per turn: they are faster to read, but slower to build.
+# With up to about this many turns, use a list with an entry for each turn: it is faster to read, but slower to build.
 _SHORT = 4_000
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The data from which `Scoring` scores turns: hits, topics, weights of episodes and speakers, scales of scores."""
+    """The data from which `Scoring` scores turns.
+
+    `kind` is an index of `KINDS`. `episodes` maps an episode to the part of the score that all of its turns share.
+    `per_score` and, for questions about a time, `per_when_score` scale BM25 scores.
+    """
 
     hits: Hits
     profile: Profile
@@ -210,7 +214,7 @@ class Matching:
         return {"topics": here, "topics_near": here + (before + after) / 2}
 
     def prior(self, position: int) -> float:
-        """Return the prior of the turn at this position for the requested kind of answer."""
+        """Return the prior of the turn at this position for the kind of answer that the query asks for."""
         return self._columns.priors[self._kind][position]
 
     def why(self, position: int) -> tuple[str, ...]:

@@ -80,9 +80,9 @@ class Postings:
         return found
 
     def extend(self, other: Self, begin: int, turns: Sequence[int]) -> list[float]:
-        """Add the turns of other posting lists from position `begin` on; `turns` are their positions there.
+        """Add the turns of other posting lists. They are at the positions `turns` there; add `begin` to each position.
 
-        Return, by position, the change in the rarity of a turn's terms, which is due to the turns that now precede it.
+        Return, for each position there, the change in the rarity of the turn's terms: more turns now precede it.
         """
         end = max(turns, default=-1) + 1
         counts, alone, behind = [0] * end, [0.0] * end, [0.0] * end
@@ -186,7 +186,10 @@ def _letters_of(term: str) -> int:
 
 
 def beside(positions: Sequence[int], known: Iterable[int], first: int) -> Iterator[int]:
-    """Yield indexes of `positions`: below `first`, those near a `known` position (sorted); from `first` on, all."""
+    """Yield the indexes in `positions` before `first` that are near a `known` position, then all from `first` on.
+
+    Both sequences are sorted.
+    """
     last = -1
     for position in known:
         index = max(bisect_left(positions, position - _REACH, 0, first), last + 1)
@@ -202,7 +205,7 @@ _ASKED, _BELONGING = 1.5, 1.0
 
 
 class Profile(dict[int, float]):
-    """A cache. A key is a set of topics, as bits; its value is the share of the query's topics that the set has."""
+    """A cache that maps a set of topics, as bits, to the share of the query's topics that it has, by their weights."""
 
     def __init__(self, postings: Postings, terms: Sequence[str], shares: Mapping[str, float]) -> None:
         super().__init__()

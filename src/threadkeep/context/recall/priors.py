@@ -1,4 +1,4 @@
-"""Query-independent scores of a turn: its informativeness, and the kinds of answers that it may give."""
+"""Priors: query-independent scores of how informative a turn is, and of the kinds of answers that it may give."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import NamedTuple
 from threadkeep.context.recall.weights import ANSWER, PRIOR
 from threadkeep.context.recall.words import BASE_FORMS, WordTable, is_unspaced, words_of
 
-# Each sign is a bit. Its pattern finds it in lower-case words, and in lower-case texts without spaces.
+# A sign is a feature of a text, such as a time or a place. Here each sign is a bit, and has a pattern that finds it in
+# lower-case words, and in lower-case texts without spaces.
 _TIME, _NUMBER, _CAUSE, _PLACE, _FIRST_PERSON, _SECOND_PERSON, _CLOCK_WORD = (1 << number for number in range(7))
 _PATTERNS = {
     _TIME: re.compile(
@@ -60,7 +61,7 @@ _READ_CHARACTERS = 4_000
 
 
 class Signs(NamedTuple):
-    """The signs found in a turn; flags are 0 or 1, so that they can be weighed."""
+    """The signs found in a turn, such as a question or a place. Flags are 0 or 1, so that they can be weighed."""
 
     asks: int
     ends_asking: int
@@ -76,7 +77,7 @@ class Signs(NamedTuple):
 
 
 def signs_of(text: str, words: Sequence[str]) -> Signs:
-    """Return the signs of a text with these words."""
+    """Return the signs found in a text; `words` are the words of the text."""
     head = text[:_READ_CHARACTERS]
     if is_unspaced(head):
         found = _signs_in(head.lower())
@@ -117,7 +118,7 @@ type Priors = tuple[float, ...]
 
 
 class Surroundings(NamedTuple):
-    """The number of earlier turns in the episode; 1 if the turn before asks a question; True if a program speaks."""
+    """The surroundings of a turn in its episode. `after_question` is 1 if the previous turn asks a question, else 0."""
 
     turns_before: int
     after_question: int
@@ -157,6 +158,6 @@ def answer_signals(signs: Signs) -> Sequence[float]:
 
 
 def priors_of(signals: Sequence[float], answers: Sequence[float]) -> Priors:
-    """Return the prior of a turn with these signals for each kind of answer; the last kind, `other`, adds no signal."""
+    """Return a prior for each of `KINDS`: the weighed `signals` plus the weighed one of `answers`; `other` has none."""
     base = math.sumprod(PRIOR.values(), signals)
     return (*(base + weight * answer for weight, answer in zip(ANSWER.values(), answers, strict=True)), base)

@@ -57,7 +57,7 @@ _RECENT_TERMS = 12
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A parsed input: the weight of each term, the speakers that it is about, and the requested kind of answer."""
+    """A parsed input: the weight of each term, the speakers that it is about, and the kind of answer it asks for."""
 
     terms: Mapping[str, float]
     speakers: frozenset[str]
@@ -66,9 +66,10 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Participants:
-    """The speakers of a conversation by each lower-case word of their names, and the speakers that "I" and "you" mean.
+    """The speakers of a conversation, used to find out whom an input names.
 
-    "I" means the `askers`, "you" the `others`. `nicknames` has the speakers by prefixes of the words of their names.
+    `names` maps each lower-case word of a speaker's name to the speaker; `nicknames` does the same for prefixes of
+    these words. "I" means the `askers`, and "you" means the `others`.
     """
 
     names: Mapping[str, str]

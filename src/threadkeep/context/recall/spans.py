@@ -143,7 +143,8 @@ def spans_of(text: str, known: Span, now: int) -> list[Span]:
 
     Args:
         text: The text to scan.
-        known: The range of days with turns; a date without a year may be in any of its last five years.
+        known: The range from the first to the last day with turns. A date without a year may be in any of the last five
+            years of this range.
         now: The day of the text, for words such as "yesterday".
     """
     spans: list[Span] = []

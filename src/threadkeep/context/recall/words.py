@@ -244,7 +244,7 @@ _SYNONYMS = lines_of("synonyms_en.txt")
 
 
 def _groups() -> Iterator[tuple[list[str], list[str]]]:
-    """Yield, for each group of synonyms and each topic, the words that ask for it, and all of its words."""
+    """Yield two lists for each group of synonyms and each topic: the words that ask for it, and all of its words."""
     for group in _SYNONYMS:
         yield group.split(), group.split()
     for topic in (*lines_of("topics_en.txt"), *lines_of("topics_zh.txt")):
