@@ -43,7 +43,7 @@ class Written:
     """The result of writing a turn.
 
     If the write only appended messages, `former_version` is the conversation's version before the write, and `appended`
-    has the changes. After the commit, `rows` has the rows that the statements in the same transaction returned.
+    has the changes. After the commit, `rows` has the rows that the statements of `ConversationWriter.beside` returned.
     """
 
     receipt: Receipt
@@ -113,7 +113,7 @@ def _grown(
 def chunk_items(
     conversation: Conversation, messages: Iterable[Value], target: Target, *, before: Sequence[Value] = ()
 ) -> dict[ItemKey, Value]:
-    """Return the chunks for messages, which must be in order; `before` are the earlier messages of the first chunk."""
+    """Return the chunks with `messages`, which must be in order; `before` are messages already in the first chunk."""
     found: dict[ItemKey, Value] = {}
     last = chunk_of(conversation.last_seq + 1, conversation.chunk_size)
     for chunk, within in groupby(messages, key=lambda message: chunk_of(message["seq"], conversation.chunk_size)):
@@ -142,7 +142,7 @@ def _receipt(prepared: Prepared, first_seq: int, last_seq: int, there: Mapping[s
 
 
 def turns_in(item: Value | None, conversation: Conversation) -> list[dict[str, Any]]:
-    """Return the turns of an item whose messages are neither deleted nor superseded; a damaged item has none."""
+    """Return the turns in an item with tool calls, without deleted and superseded turns; a damaged item has none."""
     turns = item.get("turns") if item is not None else None
     if not isinstance(turns, Sequence) or not all(map(_is_turn, turns)):
         return []
@@ -155,7 +155,7 @@ def turns_in(item: Value | None, conversation: Conversation) -> list[dict[str, A
 
 
 def steps_left(items: Mapping[ItemKey, Value | None], conversation: Conversation) -> dict[ItemKey, Value | None]:
-    """Remove invalid turns from items with tool calls; return the items, with None for an item without turns."""
+    """Return items with tool calls, without the turns that `turns_in` leaves out; an item without turns is None."""
     changed: dict[ItemKey, Value | None] = {}
     for key, item in items.items():
         turns = turns_in(item, conversation)
@@ -171,6 +171,6 @@ def _is_turn(turn: object) -> bool:
 
 
 def mark_of(conversation: Conversation, seq: int) -> dict[str, int]:
-    """Return a mark for a turn; it shows later whether the turn's question or answer has been superseded since."""
+    """Return fields to store with a turn: if its question or answer is superseded later, `turns_in` detects it."""
     upto = conversation.last_seq
     return {"upto": upto, "superseded": size_of(conversation.superseded_between(seq, upto))}

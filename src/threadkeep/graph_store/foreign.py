@@ -62,7 +62,7 @@ class StoreItems:
 
     @asynccontextmanager
     async def writing(self, metadata: ItemKey) -> AsyncIterator[_StoreWriting]:
-        """Lend a conversation, whose lock the caller holds, for writing; other processes must not write to it."""
+        """Yield a conversation for writing. The caller must hold its lock, and other processes must not write to it."""
         yield _StoreWriting(self._store, self, metadata)
 
 
@@ -83,7 +83,7 @@ class _StoreWriting:
         return list({item.key async for item in self._items.search(namespace) if item.key.startswith(beginning)})
 
     async def put(self, metadata: Value | None, others: Mapping[ItemKey, Value | None], *, version: int | None) -> None:
-        """Write items in one batch, the metadata last, because readers ignore messages beyond the metadata."""
+        """Write items in one batch, the metadata last: readers ignore messages after the last `seq` in the metadata."""
         [found] = await self._items.get([self._metadata])
         if (found is None) != (version is None) or (found is not None and found.get("version") != version):
             raise ConversationChanged

@@ -28,7 +28,7 @@ _PAGE_SESSIONS = 500
 
 
 class Indexed(NamedTuple):
-    """The state of a session's index rows; `version` is None if the messages themselves are in the tables."""
+    """A session's row in the tables; `version` is None if its messages are in the tables too (not in a graph store)."""
 
     last_seq: int
     created_at: datetime
@@ -57,7 +57,7 @@ class SessionIndex:
             pass
 
     async def add(self, written: Written) -> bool:
-        """Add the rows of a turn; return False if it has no rows, or if the stored rows are of another version."""
+        """Add the rows of a turn. Return False if `written` has no appended turn, or rows are of another version."""
         statements = self.additions(written)
         try:
             return bool(statements) and bool((await self._driver.write(statements))[-1])
@@ -94,7 +94,7 @@ class SessionIndex:
             after = rows[-1][0] if len(rows) == _PAGE_SESSIONS else None
 
     async def hide_summaries(self, session_id: str, *, run_id: str | None) -> bool:
-        """Deactivate all summaries of a session before its reset; return False if the run `run_id` may not reset it."""
+        """Before a session is reset, deactivate its summaries; return False if the run `run_id` may not reset it."""
         async with self._driver.writing() as connection:
             if run_id is not None and not await may_change(connection, self._deletion, session_id, run_id):
                 return False
@@ -113,7 +113,7 @@ class SessionIndex:
                 await self._superseding.forget_derived(connection, session_id, first_seq, int(rows[0][0]))
 
     async def copy_summaries(self, branching: Branching) -> None:
-        """Copy the summaries of the copied messages into a branch, unless the branch begins at a superseded message."""
+        """Copy the summaries of the copied messages into a branch, unless the message `branching.at` is superseded."""
         parameters = {
             "session_id": branching.session_id,
             "branch_id": branching.branch_id,
@@ -155,8 +155,8 @@ class SessionIndex:
             if seen is not None and known is None:
                 await delete_session(connection, self._deletion, session_id)
             if known is not None and known.revision != conversation.revision:
-                # Mark rows before adding new ones: an answer may have the question, author and ordinal of a superseded
-                # answer.
+                # Mark superseded rows before adding others: only one active answer may have the same question, author
+                # and ordinal.
                 await self._mark(connection, conversation, upto)
             former = None if known is None else known.version
             if not await self._write(connection, conversation, messages, upto, former=former):
@@ -179,7 +179,7 @@ class SessionIndex:
         *,
         former: int | None,
     ) -> bool:
-        """Add index rows to the rows of version `former`; without `former`, return False if the session has a row."""
+        """Add index rows to the rows of version `former`. If it is None, create them; return False if there are any."""
         row = _session_row(conversation, upto)
         if former is None and not await connection.execute(self._sql["begin_indexing"], row):
             return False

@@ -60,12 +60,11 @@ class IndexedTranscripts(GraphTranscripts):
         return written.receipt
 
     async def supersede(self, superseding: Superseding) -> Superseded:
-        """Supersede messages in one transaction; with `newest`, a missing session is not an error."""
+        """Supersede messages in one transaction; do nothing if the newest ones of a missing session are requested."""
         session_id = superseding.session_id
         first_seq = await self._first_seq(superseding)
         if first_seq is not None:
-            # Do this before the messages change, so that no summary of them stays active if the process dies in
-            # between.
+            # Forget derived data first, so that no summary of the messages stays active if the process dies meanwhile.
             await self.index.follow(session_id)
             await self.index.forget_derived(session_id, first_seq)
         superseded = await super().supersede(superseding)
@@ -107,7 +106,7 @@ class IndexedTranscripts(GraphTranscripts):
             self._failed(branching.branch_id, error)
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark an answer, or its replacement, as delivered to a caller; return the marked message, or None."""
+        """Mark the last version of an answer as delivered, and return it; return None if the answer does not exist."""
         told = await super().tell(session_id, message_id)
         if told is not None:
             await self._follow(session_id)
@@ -131,7 +130,7 @@ class IndexedTranscripts(GraphTranscripts):
 
     async def reset(self, session_id: str, *, user_id: str | None = None, run_id: str | None = None) -> int | None:
         """Let later windows begin after the stored messages; return the last `seq`, or None if nothing was reset."""
-        # Read the conversation before checking the run, so that the reset hides no message that is stored after it.
+        # Read the conversation before checking the run: the reset then hides no message that is stored after the check.
         known = await self.reader.conversation(session_id, user_id=user_id)
         if known is None:
             return None
@@ -144,7 +143,7 @@ class IndexedTranscripts(GraphTranscripts):
 
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:
         """Delete a session with all its data; return False if it did not exist, None if the run may not delete it."""
-        # Read the time before checking the run: if another process then replaces the conversation, the new one stays.
+        # Read the time before checking the run: a conversation that another process creates afterwards is not deleted.
         created_at = None if run_id is None else await self._created_at(session_id)
         if run_id is not None and not await self.index.may_change(session_id, run_id):
             return None
@@ -153,7 +152,7 @@ class IndexedTranscripts(GraphTranscripts):
         for own_session_id in await self.writer.own_sessions(session_id):
             await self.delete(own_session_id)
         existed = await self.writer.delete(session_id, created_at=created_at)
-        # Note the session for `catch_up`, which deletes the rest if a repeated call finds no conversation any more.
+        # If deleting the rows fails, `catch_up` deletes them later, even if no caller repeats the call.
         self._behind.add(session_id)
         rows = await self.index.delete(session_id, run_id=run_id)
         # Update the rows again, because another process may have written to the session and created its rows again.
@@ -174,7 +173,7 @@ class IndexedTranscripts(GraphTranscripts):
         for session_id in list(self._behind):
             try:
                 if await self.reader.conversation(session_id) is None:
-                    # Do this before the rows are deleted, because only the rows still name the conversation.
+                    # Remove left items before `follow` deletes the rows: without rows, nothing names the conversation.
                     await self.writer.remove_rest(session_id)
                 await self.index.follow(session_id)
             except SessionDamaged:
@@ -209,7 +208,7 @@ class IndexedTranscripts(GraphTranscripts):
         return None if info is None else info.user_id
 
     async def _follow(self, session_id: str, written: Written | None = None) -> None:
-        """Update the index rows of a session, from `written` if possible; a failure does not undo the write."""
+        """Update the index rows of a session, from `written` if possible; after a failure, `catch_up` tries again."""
         self._behind.add(session_id)
         try:
             async with self._following.setdefault(session_id, asyncio.Lock()):
@@ -228,7 +227,7 @@ NOT_AVAILABLE = (
 
 
 class UnavailableRetention(RetentionRows):
-    """A retention interface that rejects limits, because no retention runs for these sessions."""
+    """A retention interface that rejects limits: a memory with its sessions in a graph store has no retention."""
 
     async def sessions(
         self, *, after: str, limit: int, user_id: str | None = None, with_own: bool = False

@@ -22,7 +22,7 @@ type Value = Mapping[str, Any]
 
 
 class Stored(dict[str, Any]):
-    """The value of an item, read by `TableItems`. Each read returns this object while it is in use and unchanged.
+    """The value of an item of `TableItems`; reads return the same object while it is referenced and unchanged.
 
     `text` is the JSON of the value, if this process wrote it. `mark` identifies the stored version: on SQLite it is the
     stored text, on PostgreSQL the version of the row.

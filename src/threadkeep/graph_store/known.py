@@ -66,7 +66,7 @@ class KnownMessages:
         self._checked = False
 
     def hold(self, conversation: Conversation, value: Value) -> None:
-        """Take a chunk that was just written. Its messages were validated before the write."""
+        """Cache a chunk that was just written, without validation: its messages were validated before the write."""
         self._keep(conversation, value, value["messages"])
         self._checked = True
 
@@ -133,7 +133,7 @@ class KnownChunks:
 
     @contextmanager
     def _entry(self, session_id: str, chunk: int) -> Iterator[KnownMessages]:
-        """Yield a conversation's cache entry for this chunk, then count its size; drop an entry for another chunk."""
+        """Yield a conversation's entry for this chunk, in place of an entry for another chunk; then update the size."""
         known = self._chunks.get(session_id)
         if known is None or known.chunk != chunk:
             self.forget(session_id)

@@ -112,9 +112,9 @@ STEPS = "steps-sha256:"
 RECALL_INDEX = "recall-index:"
 """The key of the item with the recall index."""
 OWN = "own-session:"
-"""The prefix of the keys of items that name the conversations of agents below a session."""
+"""The prefix of the keys of a session's items that name the conversations of its agents."""
 ANSWER = "answer-sha256:"
-"""The prefix of the keys of notes for answers."""
+"""The prefix of the keys of notes for answers; see `GraphLayout.note`."""
 
 
 class ItemKey(NamedTuple):
@@ -195,7 +195,7 @@ class GraphLayout:
         return ItemKey(self.message_ids(session_id), RECALL_INDEX)
 
     def own(self, parent_session_id: str, session_id: str) -> ItemKey:
-        """Return the key of the item that names an agent's conversation below a session."""
+        """Return the key of an item of `parent_session_id`; it names the conversation of an agent of this session."""
         return ItemKey(self.message_ids(parent_session_id), f"{OWN}{session_id}")
 
     def note(self, session_id: str, name: str) -> ItemKey:

@@ -270,7 +270,7 @@ async def open_graph_backend(
     clock: Callable[[], datetime],
     troubled: Callable[[Backend, str, StoreError], object],
 ) -> AsyncIterator[TranscriptBackend]:
-    """Open a transcripts backend in a LangGraph store: in a given store, which stays open, or in a database's store.
+    """Open a transcripts backend in a LangGraph store. At the end, a given store stays open, other stores are closed.
 
     Args:
         driver: the driver of the tables.
@@ -284,7 +284,7 @@ async def open_graph_backend(
             attempt), and if the rows of a session in the tables could not be updated.
 
     Raises:
-        InvalidSettings: the transcripts of this database are in its tables.
+        InvalidSettings: the database has sessions whose messages are in its tables.
     """
     await check_location(driver, "graph_store")
     async with AsyncExitStack() as stack:

@@ -145,7 +145,7 @@ class ConversationReader:
         self.damages = DamageRegister()
         self.known = KnownChunks(layout.value_field)
         self.is_snapshot = isinstance(items, TableItems)
-        """True if one read returns a consistent snapshot of its items. From other stores, read metadata first."""
+        """True if one read returns a consistent snapshot of its items. If it is false, read the metadata first."""
         self.owner_of: Callable[[str], Awaitable[str | None]] | None = None
         """A function that returns the owner of a conversation if its damaged metadata do not name the owner."""
 
@@ -158,7 +158,7 @@ class ConversationReader:
     async def opened(
         self, session_id: str, limit: int, *, user_id: str | None = None
     ) -> tuple[Conversation | None, Readable]:
-        """Return the result of `conversation`, and a cache of items for reading up to `limit` newest messages."""
+        """Return the metadata, as `conversation` does, and a cache of items for reading the `limit` newest messages."""
         items = ReadItems(self._items)
         if limit <= self._layout.chunk_size:
             await items.get(self.beginning(session_id))
@@ -223,7 +223,7 @@ class ConversationReader:
             error.user_id = await self.owner_of(error.session_id)
 
     async def seqs_of(self, conversation: Conversation, message_ids: Sequence[str]) -> list[int]:
-        """Return the `seq` of each stored message from the notes of ids; if a note is damaged, search all messages."""
+        """Return the `seq` of each message that exists, from its note; if a note is damaged, search all messages."""
         keys = [self._layout.note(conversation.session_id, id_note(message_id)) for message_id in message_ids]
         notes = zip(message_ids, await self._items.get(keys), strict=True)
         seqs = {message_id: noted_seq(note) for message_id, note in notes if note is not None}
@@ -291,7 +291,7 @@ class ConversationReader:
         span: tuple[int, int] | None = None,
         items: Readable | None = None,
     ) -> AsyncIterator[tuple[Value, list[Message]]]:
-        """Yield chunks as stored, each with its messages; `span` limits these to a `seq` range (ends included)."""
+        """Yield chunks as stored, each with its messages; with `span`, only messages in this `seq` range."""
         newest = chunk_of(max(conversation.last_seq, 1), conversation.chunk_size)
         for start in range(0, len(chunks), CHUNKS_AT_ONCE):
             numbers = chunks[start : start + CHUNKS_AT_ONCE]

@@ -38,7 +38,7 @@ class ConversationRetention:
     async def sessions(
         self, *, after: str, limit: int, user_id: str | None = None, with_own: bool = False
     ) -> list[Prunable]:
-        """Return up to `limit` undamaged conversations with ids after `after`, by id, or none if `with_own` is true."""
+        """Return up to `limit` undamaged conversations after the id `after`, by id; none if `with_own` is true."""
         if with_own:
             return []
         found = [one async for one in self._reader.all() if one.session_id > after and user_id in (None, one.user_id)]
@@ -51,7 +51,7 @@ class ConversationRetention:
         return None if conversation is None else _prunable(conversation)
 
     async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
-        """Return the highest `seq` below every message after `after` that was stored at `moment` or later."""
+        """Return the last `seq` up to which every message after `after` was stored before `moment`."""
         conversation = await self._reader.conversation(session.session_id)
         if conversation is None:
             return after
@@ -107,7 +107,7 @@ class ConversationRetention:
         """Do nothing; the ids of messages are deleted with the messages."""
 
     async def retention(self, session_id: str, *, user_id: str | None = None) -> tuple[bool, Retention | None]:
-        """Return whether a conversation exists (for this user), and None, because it has no limits of its own."""
+        """Return True if the conversation exists for this user, and as its limits None: it has no limits of its own."""
         return await self._reader.conversation(session_id, user_id=user_id) is not None, None
 
     async def set_retention(self, session_id: str, retention: Retention | None, *, user_id: str | None = None) -> bool:

@@ -348,7 +348,7 @@ def message_in(value: Value, value_field: str) -> Message:
 
 
 class _UnexpectedFormat(Exception):
-    """An item in an unexpected format; the text of the error is a predicate whose subject is the item."""
+    """An item in an unexpected format; the error's text follows the name of the item, for example "has no seq"."""
 
 
 class _Fields:

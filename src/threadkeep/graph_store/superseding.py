@@ -72,7 +72,7 @@ class ConversationSuperseding:
         await self._writer.hold(turn.session_id, work)
 
     async def _named(self, writing: Writing, chunks: HeldChunks, superseding: Superseding) -> Ranges | Superseded:
-        """Return the `seq` ranges that the message id and scope select, or the result of an identical earlier call."""
+        """Return the `seq` ranges to supersede; if an earlier call superseded the same, return its result instead."""
         conversation, message_id = chunks.conversation, str(superseding.message_id)
         ids = [message_id]
         if superseding.by is not None and superseding.by.id is not None:
@@ -120,7 +120,7 @@ class ConversationSuperseding:
         return Superseded(size_of(ranges), *bounds, tuple(taken) if superseding.newest else (), by)
 
     async def _retitled(self, chunks: HeldChunks, conversation: Conversation, taken: Sequence[Message]) -> Conversation:
-        """Return the conversation with its new last message, and with a new title if one of `taken` was the source."""
+        """Return the conversation with a new last message, and a new title if the old one came from one of `taken`."""
         last_message, last_user_seq = None, 0
         async for message in chunks.active(conversation, newest_first=True):
             if last_message is None:
@@ -153,7 +153,7 @@ class ConversationSuperseding:
         return Receipt(first_seq=seq, last_seq=seq, cleaned=prepared.cleaned, ids=(str(message.id),))
 
     async def tell(self, session_id: str, message_id: str, now: datetime) -> Message | None:
-        """Mark an answer, or its replacement, as delivered to a caller; return the marked message, or None."""
+        """Mark the last version of an answer as delivered, and return it; return None if the answer does not exist."""
 
         async def work(writing: Writing, found: Conversation | None) -> Message | None:
             chunks = None if found is None else HeldChunks(writing, self._layout, found)
@@ -192,7 +192,7 @@ class ConversationSuperseding:
         self._reader.known.forget(session_id)
 
     async def _current_version(self, chunks: HeldChunks, message_id: str) -> Value | None:
-        """Return the stored message with an id, or the last of its replacements, or None if the message is missing."""
+        """Return the message with an id, or its last replacement if it was replaced; None if one of them is missing."""
         known, wanted = set[str](), message_id
         while True:
             seqs = await self._writer.seqs_of(chunks.writing, chunks.conversation, [wanted])

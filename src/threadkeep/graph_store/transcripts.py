@@ -177,11 +177,11 @@ class GraphTranscripts:
         return found[::-1] or of_run[:1]
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark an answer, or its replacement, as delivered to a caller; return the marked message, or None."""
+        """Mark the last version of an answer as delivered, and return it; return None if the answer does not exist."""
         return await self._superseding.tell(session_id, message_id, self._clock())
 
     async def supersede(self, superseding: Superseding) -> Superseded:
-        """Supersede messages in one write; with `newest`, a missing session is not an error."""
+        """Supersede messages in one write; do nothing if the newest ones of a missing session are requested."""
         now = self._clock()
         given = () if superseding.by is None else (superseding.by,)
         new = prepare(given, count=self._count, stored_at=time_text(now)) if given else None

@@ -28,19 +28,19 @@ type Beside = Callable[[Written], Sequence[Statement]]
 
 _PAUSES_SECONDS: Final = (0.025, 0.05, 0.1)
 _MOST_CHUNKS = 10_000
-"""The maximum number of chunk keys to compute. If metadata imply more, they may be wrong, so the keys are searched."""
+"""The maximum number of chunk keys to compute. Metadata that imply more may be wrong; then the keys are searched."""
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """The oldest stored messages, up to `upto_seq`; with `idle_before`, only if nothing was written since that time."""
+    """The oldest messages, from `after_seq` (excluded) to `upto_seq`, if nothing was written since `idle_before`."""
 
     after_seq: int
     upto_seq: int
     idle_before: datetime | None = None
 
     def is_of(self, conversation: Conversation) -> bool:
-        """Return True if the conversation still begins after `after_seq`, and is idle if `idle_before` is given."""
+        """Return True if the oldest message still follows `after_seq` and nothing was written since `idle_before`."""
         idle = self.idle_before is None or conversation.updated_at < self.idle_before
         return idle and conversation.deleted_seq == self.after_seq
 
@@ -77,7 +77,7 @@ class ConversationWriter:
 
         If the turn's answer was delivered while the store was down, but another answer to the question is stored, the
         turn's answer replaces the stored one with `replace_answers`. If the stored answer was delivered too, the turn's
-        answer is stored as superseded. The answer of a turn with `completes` replaces the message named there.
+        answer is stored as superseded. If the turn has `completes`, its answer replaces the message with this id.
 
         Raises:
             WrongUser: the conversation belongs to another user.
@@ -187,7 +187,7 @@ class ConversationWriter:
     async def _without_answered(
         self, writing: Writing, conversation: Conversation, prepared: Prepared, there: Mapping[str, int]
     ) -> tuple[Prepared, Value | None]:
-        """Omit complete answers to answered questions; return also the stored answer to such a question, or None."""
+        """Omit complete answers to answered questions; also return the stored answer, or None if none was omitted."""
         notes = {str(row["id"]): note for row in prepared.columns if (note := answer_note(row)) is not None}
         notes = {message_id: note for message_id, note in notes.items() if message_id not in there}
         if not notes or conversation.version < 0:
@@ -211,10 +211,10 @@ class ConversationWriter:
         names: Sequence[str],
         name_of: Callable[[Value], str | None],
     ) -> dict[str, Value]:
-        """Return the messages to which the notes with these names refer, by name.
+        """Return a map from note names to the messages that these notes refer to.
 
-        A note may be left from a turn whose write was not completed, so a message is returned only if the name that
-        `name_of` computes for it is the name of the note. If a note is damaged, all messages are searched.
+        A note may be left from an incomplete write, so a message is only returned if `name_of` returns the name of its
+        note. If a note is damaged, all messages are searched.
         """
         keys = [self.layout.note(conversation.session_id, name) for name in names]
         notes = zip(names, await writing.get(keys), strict=True)
@@ -259,7 +259,7 @@ class ConversationWriter:
         return append(conversation, prepared, there=there, target=target)
 
     async def seqs_of(self, writing: Writing, conversation: Conversation, message_ids: Sequence[str]) -> dict[str, int]:
-        """Return the `seq` of each of these messages that exists, by message id."""
+        """Return a map from the ids of those messages that exist to their `seq`."""
         if conversation.version < 0:
             return {}
         names = [id_note(message_id) for message_id in message_ids]
@@ -304,7 +304,7 @@ class ConversationWriter:
         return await self.hold(session_id, work)
 
     async def take_away(self, session_id: str, beginning: Beginning, *, title: tuple[str | None, str | None]) -> bool:
-        """Delete the oldest messages; return False if the conversation has changed. `title` has the old and new one."""
+        """Delete the oldest messages; return False if the conversation changed. `title` is the old and new title."""
 
         async def work(writing: Writing, found: Conversation | None) -> bool:
             if found is None or not beginning.is_of(found):
@@ -358,7 +358,7 @@ class ConversationWriter:
         return deleted
 
     async def own_sessions(self, session_id: str) -> list[str]:
-        """Return the ids of the conversations of agents below a session, which are deleted with it."""
+        """Return the ids of the conversations that agents keep below a session; they are deleted with the session."""
         async with self._items.writing(self.layout.metadata(session_id)) as writing:
             keys = await writing.keys(self.layout.message_ids(session_id), OWN)
         return [key.removeprefix(OWN) for key in keys]
@@ -426,7 +426,7 @@ class ConversationWriter:
     ) -> None:
         """Write the metadata of a conversation, with the version that follows `former.version`, and the items `others`.
 
-        A new conversation of an agent below a session is also named in an item of that session.
+        If an agent keeps the conversation below a session, an item of the session names a new conversation.
         """
         version, items = former.version if former.version >= 0 else None, dict(others or {})
         if version is None and conversation.agent is not None and conversation.parent_session_id is not None:
@@ -436,7 +436,7 @@ class ConversationWriter:
     async def _without(
         self, writing: Writing, conversation: Conversation, beginning: Beginning
     ) -> dict[ItemKey, Value | None]:
-        """Return the items that a removal changes: notes, chunks, and the last chunk without the removed messages."""
+        """Return the items that a removal changes; None removes an item, such as a note or a chunk without messages."""
         session_id, changed = conversation.session_id, dict[ItemKey, Value | None]()
         for part in chunk_spans(beginning.after_seq + 1, beginning.upto_seq, conversation.chunk_size):
             key = self.layout.chunk(session_id, part.chunk)
@@ -483,7 +483,7 @@ class ConversationWriter:
 
 
 def _with_reset(former: Conversation, grown: Conversation, question_seq: int) -> Conversation:
-    """Move the last reset, after which nothing was stored, behind the answer to a question from before the reset."""
+    """If a question is from before the last reset, and nothing was stored since, move the reset behind the answer."""
     if 0 < question_seq <= former.reset_seq == former.last_seq:
         return replace(grown, reset_seq=grown.last_seq)
     return grown
