@@ -247,7 +247,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         return take_of_each(ranked, limit, lambda fact: (fact.id, normalised(fact.text)))
 
     def _words_of(self, facts: Sequence[Fact]) -> FactWords:
-        """Return the index of an owner's facts; replace an outdated one. Of too many, drop the longest unused."""
+        """Return the index of the owner's facts, which may be new. Drop the least recently used of too many indexes."""
         scope = facts[0].scope
         index = self._words.pop(scope, None)
         if index is None or index.is_outdated:
@@ -494,10 +494,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
     async def _valid_with_evidence(
         self, connection: Connection, scopes: tuple[Scope, ...], limit: int
     ) -> Sequence[Fact]:
-        """Return the valid facts of scopes; reuse the last result while the rows are unchanged.
-
-        Unchanged rows have no new evidence, because new evidence changes `confirmed` or `updated_at` of a row.
-        """
+        """Return the valid facts of scopes. Cache them until a row changes, because new evidence also changes a row."""
         rows = await self._valid(connection, scopes, limit)
         before, facts = self._remembered.get((scopes, limit), ([], []))
         if rows != before:

@@ -127,7 +127,7 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         is_more = len(messages) == _REACH + _CONTEXT_MESSAGES
         if not learnable and not is_more:
             return 0, False
-        # After a refusal, leave out the earlier messages, because they may have caused it.
+        # After a refusal, leave out the messages that were read before, because they may have caused the refusal.
         first_seq = before_seq if (request.session_id, learner.kind) in self._refused else -1
         lines = [quoted_message(message) for message in messages if (message.seq or 0) > first_seq]
         record = Record(lines, learnable, request.scopes, await self._known_keys(request.scopes))

@@ -24,8 +24,8 @@ _READ_CHARACTERS = 2_000
 _PARTS_OF_KEY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[\W_]+")
 _SPACES = re.compile(r"\s+")
 
-# The weights of a match: the word itself in the key or in the value, a synonym, a word that asks for an attribute or a
-# topic, and a word with the same beginning. The kind of a question (where, when) has little weight.
+# The weights of a match with a word of the query: the same word in the key or in the value, a synonym, a key or a topic
+# for which the word asks, and a word with the same beginning. The kind of a question (where, when) has little weight.
 _KEY, _VALUE, _SYNONYM, _ATTRIBUTE, _TOPIC, _ALIKE = 1.0, 0.9, 0.7, 0.7, 0.45, 0.5
 _KIND_SHARE = 0.5
 _BEGINNING = 4
@@ -88,7 +88,7 @@ class FactWords:
 
     @property
     def is_outdated(self) -> bool:
-        """True if the index has far more facts than any ranking had, so most of its facts are not valid any more."""
+        """True if the index has far more facts than any call of `rank`, so most of its facts are not valid any more."""
         return len(self._numbers) > 2 * self._most + _MOST_OLD
 
     def rank(
@@ -220,7 +220,8 @@ def take_of_each[T](found: Sequence[Sequence[T]], limit: int, names: Callable[[T
     Args:
         found: the results of each scope, best first.
         limit: the maximum number of entries.
-        names: returns the names of an entry; an entry is skipped if one of its names was already taken.
+        names: returns the names of an entry, such as its id and its text. An entry is skipped if it has a name of an
+            entry that was already taken.
     """
     taken: list[list[T]] = [[] for _ in found]
     rest = {number: ((entry, names(entry)) for entry in entries) for number, entries in enumerate(found)}

@@ -176,7 +176,7 @@ class Breaker:
         """
         if not self.is_open:
             return True
-        # A negative time means that the clock was ahead when the call failed.
+        # If the time since the failure is negative, the clock was set back, so the end of the pause is unknown.
         if self._probing or 0 <= self._clock() - self._failed_at < self._pause:
             return False
         self._probing = True

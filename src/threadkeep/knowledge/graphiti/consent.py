@@ -143,7 +143,7 @@ def closure_in(rows: Sequence[Sequence[Row]], data_class: DataClass = "chat_text
 
 
 def allowed_since(rows: Sequence[Sequence[Row]]) -> datetime:
-    """Return the earliest time of messages that may be sent; the rows of `Consents.statements` must allow sending."""
+    """Return the earliest time of messages that may be sent. `closure_in` must return None for these rows."""
     [granted], [trusted] = rows
     if "backfill" in _classes(granted[0]):
         return datetime.min.replace(tzinfo=UTC)

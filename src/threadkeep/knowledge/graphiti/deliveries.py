@@ -86,8 +86,9 @@ class Lease:
 class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge.sql")):
     """The tables `chat_graph_deliveries` and `chat_graph_groups`.
 
-    Guarantees: one process at a time owns a group. Only that process marks a message as sent, before sending the
-    message, and only with consent. A message is in a group at most once.
+    A message is queued, sent, confirmed or dead; a dead message was given up. Guarantees: one process at a time owns a
+    group. Only that process marks a message as sent, before sending it, and only with consent. A message is in a group
+    at most once.
     """
 
     def __init__(self, driver: Driver, endpoint: str, *, observer: Observer, clock: Callable[[], datetime]) -> None:
@@ -188,15 +189,12 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         self._count_dead(len(numbers), reason)
 
     async def give_up_open(self, reason: DeadReason, group_id: str | None = None, *, queued_only: bool = False) -> int:
-        """Give up the queued and unconfirmed messages of a group, or of all groups; return their number.
-
-        With `queued_only`, give up only queued messages.
-        """
+        """Give up the queued and (without `queued_only`) unconfirmed messages of one or all groups; return a count."""
         row = {"group_id": group_id, "reason": reason, "queued_only": queued_only, "now": self._now()}
         return self._count_dead(await self._execute("give_up_open", row), reason)
 
     async def withdrawn(self, group_id: str, period: timedelta) -> set[str]:
-        """Return the names of a group's messages that were sent in the last `period`, before consent was withdrawn."""
+        """Return the names of messages sent in the last `period` and then given up because consent was withdrawn."""
         row = {"group_id": group_id, "since": time_text(self._clock() - period)}
         return {str(name) for (name,) in await self._fetch("withdrawn", row)}
 
@@ -246,9 +244,9 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return self._count_dead(self._found(number, await self._execute("drop", row)), "dropped")
 
     async def counts(self) -> tuple[dict[str, int], dict[str, int], int]:
-        """Return the number of messages by status, of dead messages by reason, and of all repeats.
+        """Return a map from statuses to numbers of messages, one from reasons to numbers of dead ones, and all repeats.
 
-        `turns` in the first mapping is the number of turns that are not split into messages yet.
+        `turns` in the first map is the number of turns that are not split into messages yet.
         """
         by_status: dict[str, int] = {}
         dead: dict[str, int] = {}
@@ -262,7 +260,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return {**by_status, "turns": int(unmade)}, dead, repeats
 
     async def troubles(self) -> dict[str, int]:
-        """Return the number of groups that cannot be delivered now, by their error."""
+        """Return a map from each error to the number of groups that cannot be delivered now because of it."""
         return {str(error): int(count) for error, count in await self._fetch("troubles", {})}
 
     async def open_of(self, group_id: str) -> tuple[int, int]:

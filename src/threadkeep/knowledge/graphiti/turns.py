@@ -37,11 +37,7 @@ def group_key(scope: Scope) -> str:
 
 
 def group_id_of(scope: Scope, strategy: GroupStrategy = "hashed") -> str:
-    """Return the id of a scope's group.
-
-    Two owners may have the same `raw` id. The group table records the owner of each id, and the second owner gets a
-    hashed id.
-    """
+    """Return the id of a scope's group. Two owners may have the same `raw` id; see `TurnQueue.group_of`."""
     key = group_key(scope)
     if strategy == "raw":
         readable = _UNSAFE.sub("_", f"threadkeep_{key}")
@@ -242,7 +238,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
     async def _of_answer(
         self, connection: Connection, turn: _Turn, answer: Message, messages: Sequence[Message]
     ) -> list[Outbound]:
-        """Return an answer with its question, and with the notes between them if the options include notes."""
+        """Return an answer with its question, and with the system messages between them if the options include them."""
         number = 1
         if answer.answers is None:
             question = _before(answer, messages)
@@ -276,7 +272,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
     async def _question(
         self, connection: Connection, turn: _Turn, answer: Message, messages: Sequence[Message]
     ) -> list[Message]:
-        """Return the user messages of a run up to an answer's question; return no messages if the question is gone."""
+        """Return an answer's question, after earlier user messages of its run; return none if the question is gone."""
         asked = next((one for one in messages if one.id == answer.answers), None)
         if asked is None:
             key = {"session_id": turn.session_id, "message_id": answer.answers}

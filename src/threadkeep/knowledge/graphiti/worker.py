@@ -36,7 +36,7 @@ _BEGINNING = datetime(1, 1, 2, tzinfo=UTC)
 
 
 class _Pause(NamedTuple):
-    """The time until a group is served again, the number of its last failures in a row, and the reason, if any."""
+    """The time until a group is served again, its number of failures in a row, and the error that causes the pause."""
 
     seconds: float
     failures: int = 0
