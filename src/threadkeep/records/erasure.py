@@ -28,10 +28,10 @@ class ErasedStore:
 class EraseReceipt:
     """The result of an erasure.
 
-    `subject` is a keyed digest of the id, `ids` has the digests of all ids of a person, and `signature` is a keyed
-    digest of all other fields; the key is in the database. `stores` has the stores in which data were found.
-    `shared_messages` is the number of messages that became empty rows in sessions of others, and `shared_sessions` is
-    the number of these sessions. `not_reached` describes copies that remain.
+    `subject` is a keyed digest of the id that was erased, `ids` has the digests of all ids of a person, and `signature`
+    is a keyed digest of all other fields; the key is in the database. `stores` has the stores in which data were found.
+    `shared_messages` is the number of the person's messages in sessions of others, which were emptied but not deleted;
+    `shared_sessions` is the number of these sessions. `not_reached` describes remaining copies, such as backups.
     """
 
     kind: ErasedKind

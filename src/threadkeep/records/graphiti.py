@@ -51,10 +51,11 @@ class GraphitiOptions:
     """Options of the Graphiti connection. Times are in seconds; sizes are in characters or bytes.
 
     Turns are sent to the Graphiti groups of `scopes`, and facts are read from `recall_scopes`. `auto` reads from the
-    session and the workspace, and also from the user's scope if the message is about a preference or the user's own
-    things. A message is sent again, up to `max_attempts` times in all, if it does not appear as an episode within
-    `confirm_seconds` after the last sign of progress; this period grows with the number of messages that Graphiti has
-    accepted but does not show yet. With `promotes`, facts are sent too; consent must then cover `promoted_facts`.
+    session and the workspace; if the message mentions a preference or, for example, "my name" or "my settings", it also
+    reads from the user's scope. A message is sent again, up to `max_attempts` times in all, if it does not appear as an
+    episode in time. This time is at least `confirm_seconds` after messages were last sent or confirmed; it grows with
+    the number of unconfirmed messages and with each attempt. With `promotes`, facts are sent too; consent must then
+    cover `promoted_facts`.
     """
 
     endpoint: str = ""
@@ -111,7 +112,7 @@ def check_group_id(group_id: str) -> str:
     """Check the id of a Graphiti group, and return it.
 
     Raises:
-        InvalidInput: the id is not valid; a Graphiti server would accept the id, but its worker would fail later.
+        InvalidInput: the id is not valid. A Graphiti server would accept it, but could not store the messages later.
     """
     if not (isinstance(group_id, str) and re.fullmatch("[A-Za-z0-9_-]{1,200}", group_id)):
         raise InvalidInput("A Graphiti group id has 1 to 200 letters, digits, - and _.")

@@ -55,7 +55,7 @@ def example(**values: Any) -> dict[str, Any]:
 
 
 def as_json(value: Any) -> Json:
-    """Return a copy of a value with the types that a JSON parser returns, equal to the value that a store returns.
+    """Return a copy of a value that has only the types of a JSON parser, and so equals the value read from the store.
 
     Raises:
         InvalidMessage: the value contains something that JSON cannot express.

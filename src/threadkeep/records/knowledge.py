@@ -176,8 +176,8 @@ class ProposalQuery:
 class FactQuery:
     """A filter for a list of facts, most recently changed first.
 
-    `text` is searched in keys and values. `past` includes earlier values. With a `user_id`, the list has only facts of
-    this person and of this user's sessions.
+    `text` is searched in keys and values. `past` includes earlier values. With a `user_id`, the list has only facts
+    about the person with this id, and facts of the sessions that belong to this user.
     """
 
     scope: Scope | None = None

@@ -158,11 +158,12 @@ class Message:
 class Turn:
     """The messages that one append stores, in one transaction.
 
-    If `answers` is the id of a message, the turn is stored only if the session has this message. `told` is true if a
-    caller gets the answer as soon as it is stored. `told_at` is the time at which a caller got the answer although the
-    database was down. `workspace` is the workspace of the run; None if the run has none. `parent` is a session and an
-    agent: a session that the turn creates is the agent's own conversation below that session, and is deleted with it.
-    `completes` is the id of a message that was stored as incomplete; the turn's answer supersedes that message.
+    If `answers` is the id of a message, the turn is stored only if the session has this message. `told` is True if a
+    caller waits for the answer and gets it as soon as the turn is stored. `told_at` is the time at which a caller got
+    the answer although the database was down. `workspace` is the workspace of the run; None if the run has none.
+    `parent` is the id of a session and the name of an agent: a session that the turn creates is this agent's own
+    conversation below the parent, and is deleted with it. `completes` is the id of a message that was stored as
+    incomplete; the turn's answer supersedes that message.
     """
 
     session_id: str
@@ -184,8 +185,8 @@ class Receipt:
     messages were duplicates. `duplicates` are the ids that were stored already. `cleaned` are the ids of messages in
     which characters that databases reject (NUL, lone surrogates) were replaced by U+FFFD. `deleted` are the duplicates
     whose messages have been deleted; they are not stored again. `adopted` is the id of an answer that already existed
-    for the same question; the answer of this call was not stored, or was stored as superseded. The positions are 0 if
-    the existing answer is still pending.
+    for the same question; the answer of this call was not stored, or was stored as superseded. If the existing answer
+    is not in the database yet, both positions are 0.
     """
 
     first_seq: int

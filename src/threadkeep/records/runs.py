@@ -30,7 +30,7 @@ ROLLED_BACK: Final = "rolled_back_by_message"
 
 
 def deletion_key(session_id: str) -> str:
-    """Return the key under which the deletion of a session is recorded; it does not name the person."""
+    """Return the key under which the deletion of a session is recorded: a digest, because an id may name a person."""
     return f"deleted:{sha256(f'{session_id}:'.encode()).hexdigest()}"
 
 
@@ -83,11 +83,11 @@ class RunInput:
 
 @dataclass(frozen=True, kw_only=True)
 class NewRun:
-    """A request for a run. A second request with the same `run_id`, or `message_id` of a session, is for the same run.
+    """A request for a run. A repeated request (same `run_id`, or same session and `message_id`) adds no run.
 
     A child run names its parent run, and the node that started it. `conversations` are the conversations that the run's
-    agents store under their own keys; the run waits for earlier turns of its session and of these conversations. With
-    `any_session`, the caller did not choose the session, so the message may join a turn in another session.
+    agents store under their own keys; the run waits for earlier turns of its session and of these conversations.
+    `any_session` is True if the caller did not choose the session; the message may then join another session's turn.
     """
 
     run_id: str
@@ -123,7 +123,7 @@ REPLY: Final = "reply"
 class Run:
     """An execution of a workflow, with its state.
 
-    `inputs` has one entry for each message that the run answers; it is empty if a process has only claimed the message.
+    `inputs` has one entry for each message that the run answers; it is empty if the run was deleted or cannot be read.
     `result` is the output; `error` is the name of a kind of error, never a person's text. `interrupt` is the question
     that a waiting run asks a person, and `resume_value` the reply with which a run was `resumed`. `arrival` is the
     run's number among the turns of its session; None if it has no such number. A run with `cancel_requested_at` counts
@@ -175,7 +175,7 @@ class Run:
 
     @property
     def newest_message_id(self) -> str | None:
-        """The id of the message that the answer replies to: a reply to the run's question or else the newest input."""
+        """The id of the message to answer: the reply to the run's newest question or, if none, the newest input."""
         reply = self.interrupt.get(REPLY) if isinstance(self.interrupt, Mapping) else None
         if isinstance(reply, str):
             return reply
@@ -183,7 +183,7 @@ class Run:
 
     @property
     def input(self) -> Mapping[str, Json]:
-        """The input of the first message; empty if a process has only claimed the message."""
+        """The input of the first message; empty if the run was deleted or cannot be read."""
         return self.inputs[0].values if self.inputs else {}
 
 
@@ -197,7 +197,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class NotYet:
-    """A run that cannot start: another process executes it (`behind` is its own id), or the run `behind` goes first."""
+    """A run that cannot start. `behind` is the id of the run before it, or its own id if another process has it."""
 
     run: Run
     behind: str
@@ -205,7 +205,7 @@ class NotYet:
 
 @dataclass(frozen=True)
 class Over:
-    """A run with nothing left to execute: it has ended, waits for a person, or does not exist (None)."""
+    """A run with nothing left to execute: it has ended or waits for a person. If it does not exist, `run` is None."""
 
     run: Run | None
 

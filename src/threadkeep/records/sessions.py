@@ -102,7 +102,7 @@ class Retention:
     delete: RetentionLimits = RetentionLimits()
 
     def __post_init__(self) -> None:
-        """Reject limits of another type, because every retention round would fail with them."""
+        """Reject limits that are not `RetentionLimits`, because every retention round would fail with them."""
         if not isinstance(self.archive, RetentionLimits) or not isinstance(self.delete, RetentionLimits):
             raise InvalidInput("archive and delete of a Retention are RetentionLimits; RetentionLimits() is no limit.")
 
