@@ -88,7 +88,7 @@ class ApiKeys(ClockedTables, sql=("api_keys.sql",)):
         return key
 
     async def rotate(self, name: str, *, overlap: timedelta) -> NewKey:
-        """Create a key with the name, scope and user of the valid key, which expires after `overlap` at the latest.
+        """Replace the valid key with this name by a new key; the old key stays valid for at most `overlap`.
 
         Raises:
             ApiKeyNotFound: no valid key has this name.

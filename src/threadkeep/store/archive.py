@@ -31,7 +31,7 @@ from threadkeep.store.superseding import SupersedingWriter
 class SummaryArchive:
     """A writer of exported summaries.
 
-    A summary is stored only if this database has all messages that it covers, and if they follow the active summaries.
+    A summary is stored only if all its messages are in this database and it follows the active ones without a gap.
     """
 
     def __init__(self, backend: Backend, *, clock: Callable[[], datetime]) -> None:
@@ -71,13 +71,13 @@ class SummaryArchive:
         )
         parameters = {"session_id": session_id, "first_seq": here.first_seq, "last_seq": here.last_seq}
         [(deleted_seq, messages)] = await connection.fetch(self._sql["extent"], parameters)
-        # Covered messages that the export lacks must be deleted here too; otherwise other messages have their `seq`
-        # values.
+        # If the export lacks some covered messages, they must be deleted here too; otherwise their `seq` values belong
+        # to other messages.
         deleted_here = deleted_upto < summary.first_seq or deleted_upto + moved_by <= int(deleted_seq)
         return here if deleted_here and int(messages) == item.messages else None
 
     async def _seq(self, connection: Connection, session_id: str, message_id: str | None, otherwise: int) -> int | None:
-        """Return a message's `seq` in this database, or None if it is missing; without an id, return `otherwise`."""
+        """Return a message's `seq` in this database, or None if it is missing. Without an id, return `otherwise`."""
         if message_id is None:
             return otherwise
         rows = await connection.fetch(self._sql["seq_of"], {"session_id": session_id, "id": message_id})
@@ -212,14 +212,15 @@ class Archive:
         if info.reset_seq in here:
             parameters = {"session_id": info.session_id, "reset_seq": here[info.reset_seq]}
             await connection.execute(self._sql["restore_reset"], parameters)
-        # Restore the archive only at the same `seq`; otherwise messages that must not be archived may precede it.
+        # Archive only if the last archived message keeps its `seq`; otherwise messages that must stay active may
+        # precede it.
         if here.get(info.archived_seq) == info.archived_seq:
             border = {"session_id": info.session_id, "archived_seq": info.archived_seq}
             await connection.execute(self._sql["restore_archived"], border)
 
 
 def _counting(info: SessionInfo, messages: list[Message]) -> dict[str, object]:
-    """Return the parameters of `reserve`; without messages, this statement only locks the session's row."""
+    """Return the parameters of the statement `reserve`. If `messages` is empty, it only locks the session's row."""
     turn = Turn(info.session_id, (), info.user_id)
     return session_parameters(turn, messages, now=time_text(info.updated_at))
 

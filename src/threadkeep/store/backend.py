@@ -94,7 +94,7 @@ async def open_table_backend(
 
 
 async def check_location(driver: Driver, wanted: TranscriptLocation) -> None:
-    """Check that a database has no sessions whose messages are in the other location.
+    """Check that a database has no sessions whose messages are in the other location (the tables or a graph store).
 
     Raises:
         InvalidSettings: the database has such sessions; the error names the setting.

@@ -131,7 +131,7 @@ def _remove(partial: Path) -> None:
 
 
 def dump_postgres(environment: Mapping[str, str], target: Path) -> None:
-    """Write a consistent copy of a PostgreSQL database with `pg_dump`; `environment_of` returns the `environment`.
+    """Write a consistent copy of a PostgreSQL database with `pg_dump`; `environment` comes from `environment_of`.
 
     Raises:
         StoreUnavailable: there is no `pg_dump`, or it failed.
@@ -184,7 +184,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str] | None = None, *
         subprocess.Popen(  # noqa: S603 - a command of this module, without a shell
             command, env=values, pass_fds=descriptors, stdout=pipe, stderr=pipe, text=True
         ) as tool,
-        # If this process is killed, its end of the pipe is closed, and the guard ends the tool.
+        # The guard waits until its input ends. If this process is killed, the input ends, and the guard ends the tool.
         subprocess.Popen(["sh", "-c", _GUARD, "guard", str(tool.pid)], stdin=pipe) as guard,  # noqa: S603, S607
     ):
         output, errors = tool.communicate()

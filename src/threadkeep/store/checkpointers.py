@@ -86,7 +86,7 @@ class StrictSerializer:
 
     def __init__(self) -> None:
         self._revive = Reviver(allowed_objects="messages")
-        # None means LangGraph's own list of safe types, regardless of the environment.
+        # None allows only LangGraph's own list of safe types, even if the environment allows all types.
         self._strict = JsonPlusSerializer(allowed_msgpack_modules=None)
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:

@@ -49,7 +49,7 @@ def time_text(moment: datetime) -> str:
 
 
 def cursor_parameters(cursor: tuple[datetime, str] | None, moment: str, name: str) -> dict[str, object]:
-    """Return the parameters `moment` and `name` of a statement that lists the rows before a cursor, newest first."""
+    """Return the two parameters of a statement that lists rows before a cursor, newest first, under the given names."""
     before, last_name = cursor or (None, "~")
     return {moment: time_text(before) if before else _LAST_TIME, name: last_name}
 
@@ -231,8 +231,8 @@ _SESSION_COLUMNS = (
 def session_of(row: Row, *, damaged: bool = False) -> SessionInfo:
     """Return the session in a row of the statement `session`.
 
-    With `damaged`, a damaged session is returned without the columns that cannot be read, and its metadata have the
-    `error` `RecordUnreadable`.
+    With `damaged`, a session that cannot be read is returned without the damaged columns, and its metadata have the
+    entry `error` with the value `RecordUnreadable`.
 
     Raises:
         RecordUnreadable: `damaged` is false, and the session cannot be read; the error names the session.
@@ -301,7 +301,7 @@ class Prepared:
 
 
 def prepare_turn(turn: Turn, *, count: Counter, now: str) -> Prepared:
-    """Prepare the messages of a turn for storing; if the turn was delivered, its answers get a `told_at`.
+    """Prepare the messages of a turn for storing. If a caller gets or got the turn's answers, they get a `told_at`.
 
     Raises:
         InvalidMessage: the turn has no messages, or one of them cannot be stored.
@@ -337,10 +337,10 @@ def prepare(messages: Sequence[Message], *, count: Counter, stored_at: str | Cal
 
 @dataclass(frozen=True)
 class GraphTurns:
-    """A filter that selects the turns with a complete answer, to queue them for Graphiti.
+    """A maker of the rows that queue turns for Graphiti; only a turn with a complete answer gets a row.
 
-    The statement that stores the row also checks the consent for the `endpoint`. Turns without a workspace get
-    `workspace`.
+    `workspace` is the default for turns without a workspace. The statement that stores a row also checks that there is
+    consent for `endpoint`.
     """
 
     endpoint: str

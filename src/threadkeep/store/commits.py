@@ -297,7 +297,7 @@ class GroupCommit:
         _settle(group, receipts)
 
     async def _store_separately(self, group: Sequence[PreparedTurn]) -> list[_Outcome]:
-        """Store a rejected group again: turns with joined statements one by one, then the others, checking ids."""
+        """Store a rejected group again: each turn with joined statements alone, then the others, checking ids."""
         if len(group) > 1:
             for prepared in [one for one in group if one.is_joined]:
                 await self._write_group([prepared])
@@ -378,7 +378,7 @@ def _by_session(group: Sequence[PreparedTurn]) -> dict[str, list[PreparedTurn]]:
 
 
 def _noted(graph_turns: GraphTurns, prepared: PreparedTurn, left: int) -> list[dict[str, object]]:
-    """Return the turn's row for Graphiti, as a list of at most one; `left` counts new messages from this turn on."""
+    """Return the turn's row for Graphiti, as a list of at most one; `left` counts the messages from this turn on."""
     row = graph_turns.row(prepared.turn, prepared.messages, now=prepared.now)
     seqs = {"first_behind": left - 1, "last_behind": left - len(prepared.columns)}
     return [] if row is None else [{**row, **seqs}]

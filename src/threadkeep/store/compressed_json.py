@@ -155,7 +155,7 @@ def _decompress_first_format(stored: bytes) -> str:
 
 
 def unpack_manifest(stored: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str, Json]:
-    """Return a manifest from before migration 25 with its entries and `columns`; return a later one unchanged."""
+    """Unpack the entries of a manifest from before migration 25, and add `columns`; return a later one unchanged."""
     parts = stored.get("packed")
     if "entries" in stored or not isinstance(parts, list):
         return dict(stored)

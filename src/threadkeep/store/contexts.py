@@ -22,8 +22,9 @@ from threadkeep.store.summaries import Summaries, summary_of
 
 @dataclass(frozen=True)
 class ContextState:
-    """The anchor of a profile (the `seq` where its windows begin, 0 at first) and the active summaries, oldest first.
+    """The stored state for the next model call: the anchor of a profile and the active summaries, oldest first.
 
+    Agents with equal limits share a profile. `anchor_seq` is the `seq` where their windows begin, 0 at first.
     `reset_seq` is the `seq` of the last reset; it is 0 without a reset. Messages up to `archived_seq` are archived, and
     messages up to `deleted_seq` are deleted; the summaries of both stay active. `revision` grows when stored messages
     are changed, for example superseded.
@@ -63,8 +64,8 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
     async def move_anchor(self, session_id: str, profile: str, seq: int, *, revision: int | None = None) -> None:
         """Move the anchor of a profile forward to a message; do nothing without the session or if the anchor is later.
 
-        With a `revision`, move the anchor only if the session still has this revision: after messages were superseded,
-        windows begin again at another message.
+        If `revision` is given and the session now has another one, do nothing: messages were superseded since, so
+        windows begin at another message.
         """
         parameters = {"session_id": session_id, "profile": profile, "seq": seq, "revision": revision}
         await self._driver.write([(self._sql["keep_session"], parameters), (self._sql["move_anchor"], parameters)])
@@ -72,7 +73,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
     def anchor_statement(
         self, session_id: str, profile: str, seq: int, *, revision: int | None = None
     ) -> Statement | None:
-        """Return the statement of `move_anchor` for a transaction that locks the session; null stores return None."""
+        """Return the statement of `move_anchor`; the transaction must lock the session. Null stores return None."""
         parameters = {"session_id": session_id, "profile": profile, "seq": seq, "revision": revision}
         return self._sql["move_anchor"], parameters
 
@@ -85,7 +86,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
     async def keep_steps(
         self, session_id: str, steps: Steps, *, question_id: str, author: str, ordinal: int = 1, turns: int = 1
     ) -> None:
-        """Store the tool calls of an answer to an active question; keep those of the agent's newest `turns` turns."""
+        """Store the tool calls of an answer if its question is active; delete all before the newest `turns` turns."""
         turn = {"session_id": session_id, "author": author, "turns": turns}
         row = {**turn, "seq": steps.seq, "ordinal": ordinal, "question_id": question_id}
         async with self._driver.writing() as connection:
@@ -229,7 +230,7 @@ class RecallIndexRows(Tables, sql=("{backend}/sessions.sql", "recall_indexes.sql
             await self._driver.write([(self._sql["delete_index"], {"session_id": session_id})])
 
     async def has_texts(self, session_id: str, texts: IndexedTexts) -> bool:
-        """Return True: only this package changes the tables, and it deletes an index when its texts change."""
+        """Return True: other programs never change these tables, and this package deletes outdated indexes itself."""
         return True
 
 

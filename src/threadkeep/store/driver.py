@@ -166,9 +166,9 @@ class Transaction(Protocol):
         """Execute statements in one round trip; return the rows of each statement."""
 
     async def commit(self, statements: Sequence[Statement], beside: Sequence[Statement] = ()) -> list[list[Row]]:
-        """Execute the last statements and commit, in one round trip; return the rows of each statement.
+        """Execute `statements`, then `beside`, and commit, in one round trip; return the rows of each statement.
 
-        The statements `beside` come last; on PostgreSQL, they wait at most `GROUP_LOCK_SECONDS` for a lock.
+        On PostgreSQL, the statements `beside` wait at most `GROUP_LOCK_SECONDS` for a lock.
         """
 
 

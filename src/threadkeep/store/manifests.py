@@ -137,7 +137,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         ]
 
     def _dropping(self, session_id: str, entries: Iterable[NotedManifest]) -> Statement:
-        """Return the statement that deletes the session's texts if its messages were erased during the calls."""
+        """Return the statement that deletes the session's texts if messages in it were erased after a call began."""
         begun = min(entry.created_at for entry in entries) - _CLOCKS_DIFFER
         key = {"session_id": session_id, "marker": erase_marker(session_id), "begun": time_text(begun)}
         return self._sql["drop_texts_after_erase"], key
@@ -248,7 +248,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         return len(rows)
 
     async def _is_there(self, connection: Connection, owner: _Owner, key: Parameters, noted: _Noted) -> bool:
-        """Return True if the record is stored with its owner, or with its run from before its session existed.
+        """Return True if the record is stored with its owner or, because its session did not exist yet, with its run.
 
         The message ids, which are not stored, are restored before records are compared.
         """
@@ -310,7 +310,7 @@ def seqs_of_ids(manifest: Mapping[str, Json]) -> set[int]:
 
 
 def without_ids(manifest: Mapping[str, Json], ids: Mapping[int, str] | None = None) -> dict[str, Json]:
-    """Return a manifest without the ids of transcript messages; with `ids`, keep the ids that differ from them."""
+    """Return a manifest without the ids of transcript messages; if `ids` (by `seq`) is given, keep ids that differ."""
 
     def shorter(entry: Json) -> Json:
         seq = _seq_of(entry)
@@ -322,7 +322,7 @@ def without_ids(manifest: Mapping[str, Json], ids: Mapping[int, str] | None = No
 
 
 def with_ids(manifest: Mapping[str, Json], ids: Mapping[int, str]) -> dict[str, Json]:
-    """Return the manifest with omitted ids restored from `ids`; ids of messages that no longer exist stay omitted."""
+    """Return the manifest with omitted ids restored from `ids` (by `seq`); ids of deleted messages stay omitted."""
 
     def whole(entry: Json) -> Json:
         if not isinstance(entry, Mapping) or entry.get("id") is not _ELSEWHERE:

@@ -1,6 +1,6 @@
 """Numbered migrations of the schema, each applied once. A database with an unknown migration is rejected.
 
-The first migration creates the whole schema of version 0.1.0; its number is that of the last one before that version.
+The first migration creates the whole schema of version 0.1.0; it has the number 20, because it replaces earlier ones.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ async def migrate(
         return []
     if not found and driver.backend == "postgres":
         await _check_search_path(driver)
-    # By default, log no warning for an empty database, because the first connection to it may take longer.
+    # By default, log no warning for an empty database, because its first connection alone may take this long.
     held = cache(held or (partial(_log_wait, driver.backend) if found else lambda: None))
     waits = asyncio.get_running_loop().call_later(_LOCK_NOTE_SECONDS, held)
 
@@ -168,7 +168,7 @@ def _log_wait(backend: Backend) -> None:
 
 
 async def _check_search_path(driver: Driver) -> None:
-    """Check that no later schema in the search_path has the tables, because its sessions would seem to be lost."""
+    """Raise `StoreError` if a later schema in the search_path has the tables; new tables would hide its sessions."""
     for current, other in await driver.fetch(_SCHEMAS, {}):
         if current != other:
             raise StoreError(

@@ -64,7 +64,7 @@ def make_folder(path: Path | None) -> None:
 async def one_at_a_time(path: Path | None) -> AsyncIterator[None]:
     """Let one process at a time set up a SQLite file; raise `StoreUnavailable` if the lock takes over 60 seconds.
 
-    A separate file is locked, because SQLite itself locks the database.
+    The lock is on a separate file, because SQLite itself locks the database file during the setup.
     """
     if path is None:
         yield

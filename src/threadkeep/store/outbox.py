@@ -24,7 +24,7 @@ _OF_A_REPLY = ("message_id", "callback_query_id")
 
 
 def address_of(user_id: str) -> str:
-    """Return the part of a stored address's JSON text that contains a person's id."""
+    """Return the part of the JSON text of a stored address that names this user, for finding the address."""
     return json_text({_USER: user_id})[1:-1]
 
 
@@ -102,11 +102,13 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
     ) -> bool:
         """Add the answer to a message; return False if this message already has one.
 
-        Without a `content`, the run supplies the text. If the answer `waits`, it is ready when its run is over;
-        otherwise it is ready at once. It is sent after the delay `after` at the earliest; until then, the platform may
-        fetch it. With `remember`, `address` and `user_id` are stored as the session's recipient, even if the session
-        does not exist yet. `about` is the person who gets the answer, also in a group; erasing this person erases the
-        answer. `message` has the data needed to process the message again; it is dropped when the answer is ready.
+        Args:
+            content: the text of the answer; None if the run supplies it.
+            waits: True if the answer becomes ready when its run is over; False if it is ready at once.
+            after: the delay before the answer may be sent; until then, the platform may fetch it.
+            remember: True to store `address` and `user_id` as the session's recipient, even without a session.
+            about: the id of the person who gets the answer, also in a group; erasing this person erases the answer.
+            message: the data needed to process the message again; dropped when the answer is ready.
         """
         now = self._now()
         person = {**address, _USER: user_id} if user_id is not None else address
@@ -164,7 +166,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return Recipient(rows[0][0], address, user_id if isinstance(user_id, str) else None)
 
     async def answer(self, channel: str, session_id: str, message_id: str, content: str) -> bool:
-        """Answer a message with a text instead of by a run; return False if it has no answer that waits for a run."""
+        """Answer a message with a text instead of by a run; return False if its answer does not wait for a run."""
         key = {"channel": channel, "session_id": session_id, "message_id": message_id}
         async with self._driver.writing() as connection:
             parameters = {**key, "content": clean_text(content), "now": self._now()}
@@ -272,10 +274,10 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return [_outgoing(row) for row in await self._driver.fetch(self._sql["sent"], parameters)]
 
     async def fail_sent(self, number: int, error: str, *, parts: int, address: Address) -> bool:
-        """Mark an answer as failed that the platform had accepted; a retry sends the parts after `parts` to `address`.
+        """Mark an answer as failed although the platform had accepted it.
 
-        Return False if the answer is neither ready nor delivered. A text without a run was deleted when it was
-        delivered, so a retry sends nothing.
+        A retry sends the parts after the first `parts` ones to `address`. Return False if the answer is neither ready
+        nor delivered. A text without a run was deleted when it was delivered, so a retry sends nothing.
         """
         values = {"number": number, "error": error, "parts": parts, "address": json_text(address), "now": self._now()}
         return await self._execute("fail_sent", values) > 0
@@ -325,7 +327,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return replace(found, run_id=run_id, partial=partial or "")
 
     async def _drop_copies(self, connection: Connection, rows: Sequence[Row]) -> int:
-        """Delete the stored `message` from `rows`, which need no run any more; return the number of rows."""
+        """Delete the `message` that `add` stored with each of these rows; return the number of rows."""
         for number, text in rows:
             address = _address(text)
             if _MESSAGE in address:
@@ -348,7 +350,7 @@ def _address(text: str | None) -> Address:
     return value if isinstance(value, Mapping) else {}
 
 
-# All statements for messages select the columns in the order of the first fields.
+# Every statement for messages selects its columns in the order of these fields, from the first one on.
 _FIELDS = tuple(column.name for column in fields(Outgoing))
 
 

@@ -18,8 +18,8 @@ type Progress = Callable[[int, int, int], object]
 """A callback that gets, after each step, the numbers of finished ranges, of all ranges and of messages in the copy."""
 
 _RANGES = 200
-# This is short, because readers also wait. It is below deadlock_timeout, after which PostgreSQL may abort other
-# transactions.
+# This is short, because a waiting lock also blocks readers. It is below deadlock_timeout, after which PostgreSQL may
+# abort other transactions.
 _LOCK_SECONDS = GROUP_LOCK_SECONDS
 _PAUSE_SECONDS = 1.0
 _MOST_TRIES = 100
@@ -46,7 +46,7 @@ def check_partitions(backend: Backend, partitions: int | None) -> None:
 
 
 async def index_statements(connection: Connection, sql: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the statements for the current form of the search index, which another process may have changed."""
+    """Return the statements for the search index as it is now, because another process may have partitioned it."""
     if "is_partitioned" not in sql:
         return sql
     [(is_partitioned,)] = await connection.fetch(sql["is_partitioned"], {})
@@ -177,7 +177,7 @@ async def _step[T](driver: Driver, partitions: int, work: Callable[[Connection],
 
 
 async def _copy(connection: Connection) -> tuple[int, int]:
-    """Copy the oldest noted ranges, up to a limit; return the number of ranges and the number of new messages."""
+    """Copy the messages of the oldest noted `seq` ranges; return the numbers of these ranges and of new messages."""
     taken = await connection.fetch(_SQL["take"], {"limit": _RANGES})
     fields = ("session_id", "first_seq", "last_seq")
     ranges = {"ranges": dump_json([dict(zip(fields, row, strict=True)) for row in taken])}

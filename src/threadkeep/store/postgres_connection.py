@@ -92,7 +92,7 @@ class PostgresConnection:
 class PostgresTransaction:
     """A write transaction with one pipeline per call; the statements `first` are executed right after BEGIN.
 
-    `limits` returns the statements that shorten the lock timeout for the statements `beside`.
+    `limits` returns the statements that shorten the lock timeout before `commit` executes the statements `beside`.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class PostgresTransaction:
         return (await self._connection.fetch_each([*first, *statements]))[len(first) :]
 
     async def commit(self, statements: Sequence[Statement], beside: Sequence[Statement] = ()) -> list[list[Row]]:
-        """Execute the last statements and commit; return the rows of each statement."""
+        """Execute `statements`, then `beside`, and commit; return the rows of each statement."""
         limits = self._limits() if beside else ()
         rows = await self.fetch_each([*statements, *limits, *beside, ("COMMIT", {})])
         return [*rows[: len(statements)], *rows[len(statements) + len(limits) : -1]]

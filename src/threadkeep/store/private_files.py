@@ -71,7 +71,7 @@ def lock_at_once(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
 
 @contextlib.contextmanager
 def locked_part(part: Path) -> Iterator[int]:
-    """Open an incomplete file that only its owner can read, and lock it during the block; yield its descriptor.
+    """Open an incomplete file, lock it during the block, and yield its descriptor; only the owner can read the file.
 
     The file may exist already, if a process that wrote it was killed.
 

@@ -21,7 +21,7 @@ type Action = Literal["archive", "delete"]
 REDELIVERY: Final = timedelta(days=7)
 """The time for which ids of deleted messages are stored, so that a message that is sent again is no new turn."""
 
-# A margin for texts of model calls; it is needed because not every use of a text updates its time.
+# A margin for deleting texts of model calls by their last use, because not every use of a text updates its time.
 _TEXT_RENEWAL = timedelta(days=1)
 STEP_MESSAGES: Final = 200
 """The maximum number of messages that one step removes."""
@@ -125,7 +125,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
         return _prunable(rows[0]) if rows else None
 
     async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
-        """Return the highest `seq` below every message after `after` that was stored at `moment` or later."""
+        """Return the `seq` before the first message from `moment` or later; if there is none, return the last `seq`."""
         parameters = {"session_id": session.session_id, "after": after, "moment": time_text(moment)}
         rows = await self._driver.fetch(self._sql["first_since"], parameters)
         return int(rows[0][0]) - 1 if rows else session.last_seq

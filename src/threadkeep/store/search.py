@@ -220,7 +220,8 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
             for step, documents in zip(steps, rows, strict=True):
                 if not await connection.execute(self._sql["advance"], step.parameters):
                     continue
-                # Choose once: the locked row prevents other processes from partitioning the tables until the commit.
+                # Choose the statements once: after `advance` has locked a row, no process can partition the tables
+                # until the commit.
                 sql = sql or await index_statements(connection, self._sql)
                 await connection.execute(sql["add_text"], {**step.parameters, "rows": documents})
                 if step.upto < step.session.last_seq:
@@ -271,7 +272,7 @@ def _step_sessions(waiting: Sequence[_Behind]) -> int:
 
 
 def _in_budget(sessions: Sequence[_Behind], found: Sequence[Sequence[Row]]) -> list[_Step]:
-    """Return steps, by session, for the first texts that fit into one transaction; the result has at least one text."""
+    """Return steps, one per session, for the first texts that fit into one transaction, but for at least one text."""
     steps: list[_Step] = []
     room = _STEP_CHARACTERS
     for session, texts in zip(sessions, found, strict=True):

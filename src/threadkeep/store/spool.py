@@ -304,7 +304,8 @@ def _own(descriptor: int) -> bool:
 class SpoolContent:
     """The turns in a file, oldest first, and its unreadable lines, which are damaged or of a newer version.
 
-    `ranges` has the lines of each turn and of each unreadable line by its id; `stale` has the lines of done turns.
+    `ranges` maps the id of each turn and of each unreadable line to its places in the file; `stale` has the places of
+    those that are done.
     """
 
     turns: list[PendingTurn]

@@ -320,7 +320,7 @@ async def _open_file(connection: aiosqlite.Connection) -> aiosqlite.Connection:
     try:
         return await asyncio.shield(opening)
     except sqlite_errors(asyncio.CancelledError, StoreUnavailable):
-        # Do not raise the error of `opening` instead: it would replace a cancellation, and a loop that handles it would
+        # Raise this error even if `opening` fails too: if its error replaced a cancellation, a loop that retries would
         # never end.
         await _to_its_end(_close_opened(connection, opening))
         raise

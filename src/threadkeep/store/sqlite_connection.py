@@ -106,7 +106,7 @@ class SqliteTransaction:
         return await self._connection.run(Batch(statements, [], begins, wait_seconds=seconds_left()))
 
     async def commit(self, statements: Sequence[Statement], beside: Sequence[Statement] = ()) -> list[list[Row]]:
-        """Execute the last statements and commit; return the rows of each statement."""
+        """Execute `statements`, then `beside`, and commit; return the rows of each statement."""
         every = [*statements, *beside]
         rows = await self._connection.run(Batch(every, [], not self.is_open, True, seconds_left()))
         self.is_open = False
@@ -260,7 +260,7 @@ _CURES = (
 
 
 def sqlite_errors(*others: type[BaseException]) -> tuple[type[BaseException], ...]:
-    """Return `others`, the base class of SQLite's errors, and (if it was imported) that of SQLCipher's errors."""
+    """Return `others` and the base class of SQLite's errors; if SQLCipher was imported, also that of its errors."""
     cipher = sys.modules.get("sqlcipher3.dbapi2")
     return (*others, sqlite3.Error) if cipher is None else (*others, sqlite3.Error, cipher.Error)
 

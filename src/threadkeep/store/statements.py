@@ -19,7 +19,7 @@ _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _INCLUDE = re.compile(r"^-- include: (\w+)$", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*--.*\n?", re.MULTILINE)
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z][a-z0-9_]*)")
-# SQLite rejects LIKE patterns of more than 50,000 bytes. No value of a fact has more characters than this.
+# SQLite rejects LIKE patterns of more than 50,000 bytes. No value of a fact has more than this number of characters.
 _MOST_CHARACTERS = 10_000
 _ROW = re.compile(r"^VALUES \((?P<row>[^()]*)\)$", re.MULTILINE)
 

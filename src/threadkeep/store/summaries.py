@@ -33,7 +33,7 @@ class Uncovered:
 class ArchivedSummary:
     """An exported summary, with data to verify that its messages are the same in another database.
 
-    `messages` is the number of exported messages at the end of the summary's range: `first_id` to `last_id`.
+    `messages` is the number of exported messages in the summary's range, `first_id` to `last_id`; others were deleted.
     """
 
     summary: Summary
@@ -74,7 +74,7 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         return (await self._fetch("newest_of_messages", session_id, **between))[::-1]
 
     async def merged(self, session_id: str, upto_seq: int, limit: int) -> dict[str, list[Summary]]:
-        """Return the newest `limit` merged summaries up to a `seq`, by the id of the summary that replaced them."""
+        """Return the newest `limit` merged summaries up to a `seq`, grouped by the id of their replacement."""
         parameters = {"session_id": session_id, "upto_seq": upto_seq, "limit": limit}
         rows = await self._driver.fetch(self._sql["merged"], parameters)
         found: dict[str, list[Summary]] = {}
@@ -83,7 +83,7 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         return found
 
     async def for_export(self, session_id: str, *, view: View = "active") -> list[ArchivedSummary]:
-        """Return the active summaries, each with the number and the first and last id of its messages in the view."""
+        """Return the active summaries, each with the number and the first and last id of its messages in `view`."""
         check_argument("session_id", session_id, str, required=True)
         parameters = {"session_id": session_id, "history": view == "history"}
         rows = await self._driver.fetch(self._sql["for_export"], parameters)
@@ -104,7 +104,7 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
             replaces: ids of the summaries that it merges; together, they must cover exactly its range.
             last_id: the id of its last message. If the message now has another id, the session was deleted and created
                 again.
-            revision: the session's revision when the messages were read; since a change, messages may be superseded.
+            revision: the session's revision when the messages were read; if it has changed, messages may be superseded.
 
         Return False, and store nothing, if the summary would break the guarantee: another process was faster, or the
         session was reset, changed or deleted.

@@ -222,7 +222,7 @@ class SupersedingWriter:
 
 
 def done_before(superseding: Superseding, message: Message, version: Message | None) -> Superseded | None:
-    """Return the result if an earlier call did the same, or None if the messages are not superseded yet.
+    """Return the result of an equal earlier call, if there was one; return None if the message is not superseded.
 
     `message` is the message that the call names; `version` is the stored message that has the id of the new version.
 

@@ -222,7 +222,7 @@ class TableTranscripts:
         return [message_of(row) for row in rows]
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark an answer, or its replacement, as delivered to a caller; return the marked message, or None."""
+        """Mark an answer or, if it was replaced, its replacement as delivered; return it, or None if it is missing."""
         key: dict[str, object] = {"session_id": session_id, "id": message_id, "now": time_text(self._clock())}
         async with self._driver.writing() as connection:
             while not await connection.execute(self._sql["mark_told"], key):
@@ -234,7 +234,7 @@ class TableTranscripts:
         return message_of(rows[0]) if rows else None
 
     async def supersede(self, superseding: Superseding) -> Superseded:
-        """Supersede messages in one transaction; with `newest`, a missing session is not an error."""
+        """Supersede messages in one transaction. If `newest` is set and the session is missing, do nothing."""
         now = time_text(self._clock())
         given = () if superseding.by is None else (superseding.by,)
         new = prepare(given, count=self._count, stored_at=now) if given else None
@@ -314,7 +314,7 @@ def changing(session_id: str, run_id: str) -> Parameters:
 
 
 async def may_change(connection: Connection, sql: Mapping[str, str], session_id: str, run_id: str) -> bool:
-    """Lock a session; return True if the run may reset or delete it."""
+    """Lock a session; return True if the run is being executed and its message has not deleted the session before."""
     await connection.execute(sql["lock_session"], {"session_id": session_id})
     return bool(await connection.fetch(sql["changing"], changing(session_id, run_id)))
 
@@ -334,7 +334,7 @@ async def delete_session(
             return None
         if found[0][0] is not None and not await connection.execute(sql["note_deletion"], noted):
             return None
-    # Without a session, keep the index: another transaction may have created and indexed the session since.
+    # Delete the index only with the session: another transaction may have created and indexed the session since.
     if exists:
         for (child_id,) in await connection.fetch(sql["own_sessions"], key):
             await delete_session(connection, sql, child_id)

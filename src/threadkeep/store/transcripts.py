@@ -277,14 +277,14 @@ class Transcripts(Protocol):
         """Return the complete answers to a stored question in order; include superseded ones if it is superseded."""
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark an answer, or its replacement, as delivered to a caller; return the marked message, or None."""
+        """Mark an answer or, if it was replaced, its replacement as delivered; return it, or None if it is missing."""
 
     async def supersede(self, superseding: Superseding) -> Superseded:
-        """Supersede messages in one transaction; with `newest`, a missing session is not an error.
+        """Supersede messages in one transaction. If `newest` is set and the session is missing, do nothing.
 
         Raises:
             WrongUser: the session is another user's.
-            MessageNotFound: the session has no message with the id, or does not exist.
+            MessageNotFound: the request names a message id, and the message or its session does not exist.
             MessageSuperseded: the message was superseded before, and not by the given version.
             InvalidMessage: the new version cannot be stored, or its id belongs to another message.
         """

@@ -61,7 +61,7 @@ class ActiveSessions(ClockedTables, sql=("runs_order.sql",)):
 
 
 class RunPositions(Tables, sql=("runs_order.sql",)):
-    """The positions of runs in agents' conversations; a run gets its position once the conversation's key is known."""
+    """The order of runs in agents' conversations; a run gets a position there when the conversation's key is known."""
 
     def __init__(self, driver: Driver) -> None:
         super().__init__(driver)
@@ -139,7 +139,7 @@ class OpenRun(NamedTuple):
 
 
 class Policies:
-    """The double-texting policies. They are applied in the transaction that stores the run for the new message."""
+    """The double-texting policies, which decide about a message that arrives during a turn of its conversation."""
 
     def __init__(self, backend: Backend, trace: RunTrace, *, clock: Callable[[], datetime]) -> None:
         self._clock = clock
@@ -185,7 +185,7 @@ class Policies:
                 await connection.execute(self._sql["stop_as_it_begins"], {"run_id": turn.run_id, **reason})
 
     async def _coalesce(self, connection: Connection, new: NewRun, turns: Sequence[OpenRun]) -> OpenRun | None:
-        """Return the newest turn if the message can join it, or None; joining an older turn would overtake others."""
+        """Add the message to the newest turn, and return the turn; if the message cannot join it, return None."""
         newest = turns[-1] if turns else None
         if (
             newest is None

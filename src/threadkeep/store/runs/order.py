@@ -34,7 +34,7 @@ class Added:
 
 @dataclass(frozen=True)
 class _Position:
-    """The position of a new run in its tree and order; `late` is true if its parent has ended or will be stopped."""
+    """The position of a new run in its tree. It gets an arrival number if `in_order`, and is cancelled if `late`."""
 
     root_run_id: str
     depth: int
@@ -111,7 +111,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
             return await connection.execute(self._sql["stop_as_it_begins"], parameters) > 0
 
     async def take_back(self, run_id: str, message_id: str) -> bool:
-        """Remove a message from a run; return False if the run has begun, or does not answer other messages too."""
+        """Remove a message from a run that answers several; return False if it answers no others or has begun."""
         async with self._driver.writing() as connection:
             await self._locks.hold(connection, "lock_order_of", run_id=run_id)
             run = await fetch_run(connection, run_id)
@@ -126,7 +126,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return bool(await self._ids("is_next", run_id=run_id))
 
     async def following(self, run_id: str) -> list[str]:
-        """Return the ids of runs that may begin now in the conversations of a run that ended, and delete its positions.
+        """Return the ids of runs that may begin now in the conversations of an ended run; delete its own positions.
 
         A run that did not succeed keeps its positions, because it may be tried again.
         """
@@ -145,10 +145,10 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
     async def ready(self, *, limit: int, waited_seconds: float = 0.0) -> list[str]:
         """Return up to `limit` runs that may begin now and have waited for `waited_seconds`, oldest first.
 
-        The result includes runs of processes whose clocks are ahead of this one.
+        Runs with a time in the future, from a process whose clock is ahead, are included: their wait is unknown.
         """
         now = self._clock()
-        # One microsecond later, to include runs that arrived exactly at the limit.
+        # Add a microsecond, because the statement excludes runs that arrived exactly at `before`.
         before = now - timedelta(seconds=waited_seconds) + timedelta(microseconds=1)
         ahead = time_text(now + _CLOCKS_DIFFER)
         return await self._ids("ready", limit=limit, before=time_text(before), ahead=ahead)
@@ -211,7 +211,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return Added(run, "joined" if into else "new")
 
     async def _position(self, connection: Connection, new: NewRun) -> _Position:
-        """Lock the order and the tree to which a new run belongs, and return its position there."""
+        """Lock the orders of a new run's conversations, and its tree if needed; return the position of the run."""
         await self._locks.lock_orders(connection, _conversations(new))
         if new.parent_run_id is None:
             if new.session_id is None:

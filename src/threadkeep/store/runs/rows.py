@@ -34,7 +34,7 @@ def missing_in(values: Iterable[Values]) -> set[str]:
 
 
 def lookups(sql: str, run_id: str, message_ids: Iterable[str]) -> list[Statement]:
-    """Return one statement per id, which reads the message with that id from the session of a run."""
+    """Return one statement per message id, which reads the text of this message from the session of a run."""
     return [(sql, {"run_id": run_id, "message_id": message_id}) for message_id in sorted(message_ids)]
 
 
@@ -44,7 +44,7 @@ def texts_of(found: Iterable[Iterable[Row]]) -> dict[str, str]:
 
 
 def shortened(value: Values, texts: Texts) -> dict[str, Json]:
-    """Return an event's data without the texts that `texts` has in the same form."""
+    """Return an event's data without the message texts that are the same in `texts`."""
 
     def left_out(one: Values, name: str, text: str) -> dict[str, Json]:
         known = texts.get(str(one.get(name)))
@@ -64,7 +64,7 @@ def restored(value: Values, texts: Texts) -> dict[str, Json]:
 
 
 def short_result(result: Values) -> dict[str, Json] | None:
-    """Return a run's result without the text of the message that it names, or None if there is no such text."""
+    """Return a run's result without its text, which its message has; None if it names no message or has no text."""
     text = result.get("text")
     if not isinstance(result.get("message_id"), str) or not isinstance(text, str):
         return None
@@ -148,7 +148,7 @@ def run_of(row: Row, *, inputs: tuple[RunInput, ...] | None = None, damaged: boo
 
 @reads_record
 def inputs_of(stored: bytes | None, message_id: str | None = None) -> tuple[RunInput, ...]:
-    """Return the inputs in a column; an omitted text is None, and is in the transcript under `message_id`."""
+    """Return the inputs in a column. An omitted text is None; the transcript has it in the message `message_id`."""
     entries: Sequence[Mapping[str, Any]] = json_of(stored, list) or ()
     return tuple(
         [
@@ -175,7 +175,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 
 
 def short_inputs(inputs: Sequence[RunInput], message_id: str | None) -> dict[str, str | bytes | None]:
-    """Return a run's only input with and without its text, and the text. For other inputs, return three None values."""
+    """Return a run's only input as a whole, its text, and the input without it; for other inputs, three None values."""
     text = inputs[0].values.get("text") if len(inputs) == 1 else None
     if not isinstance(text, str) or message_id is None or inputs[0].message_id != message_id:
         return {"input": None, "asked": None, "short_input": None}
@@ -257,7 +257,7 @@ async def fetch_run(connection: Connection, run_id: str, *, damaged: bool = Fals
 
 
 def _run_of_answered(row: Row) -> Run:
-    """Return a deleted run from the record that the run answered a message. The run has ended, and has no texts."""
+    """Make a `Run` from the record that a deleted run answered a message. The run has ended, and has no texts."""
     *texts, created_at, ended_at = row
     names = ("run_id", "session_id", "message_id", "workflow", "status", "user_id", "trigger")
     known = {**dict(zip(names, texts, strict=True)), "created_at": time_of(created_at), "ended_at": time_of(ended_at)}
@@ -309,7 +309,7 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         return RunCounts(**{state: int(count) for state, count in rows})
 
     async def forget_runs(self, run_ids: Sequence[str]) -> int:
-        """Delete the given runs without a session, and their roots and descendants without one; return the number."""
+        """Delete the given runs that have no session, and such roots and descendants of them; return the number."""
         async with self._driver.writing() as connection:
             return await self._forget(connection, run_ids)
 
@@ -332,7 +332,7 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         return deleted
 
     async def with_checkpoints(self, moment: datetime, *, limit: int) -> list[str]:
-        """Return runs that may have checkpoints and are done or deleted, or ended without a result before `moment`."""
+        """Return runs that may have unneeded checkpoints: done, deleted, or ended without a result before `moment`."""
         asked = {"before": time_text(moment), "limit": limit}
         return [run_id for (run_id,) in await self._driver.fetch(self._sql["with_checkpoints"], asked)]
 

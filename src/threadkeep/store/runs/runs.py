@@ -41,7 +41,7 @@ class RunEnding:
     asked: Run | None = None
 
     def inputs(self) -> Sequence[RunInput]:
-        """Return the inputs whose texts the transcript may have; no inputs unless the run is done."""
+        """Return the inputs of a run that is done, because the transcript may have their texts; otherwise none."""
         return self.asked.inputs if self.asked is not None and self.status == "done" else ()
 
 
@@ -124,7 +124,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
             pass
 
     async def held_by(self, owner: str) -> dict[str, str | None]:
-        """Return the ids of the runs that an owner executes, each with the reason to stop it, or None if there is none.
+        """Return for each run that an owner executes the reason to stop it, or None if it is not to be stopped.
 
         If a run is missing, the owner has lost the run: another process executes it, or it was deleted.
         """
@@ -162,7 +162,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         return await self.end(run_id, owner, ending, TraceGroup([TraceEvent(STATUS, data=data)])) is not None
 
     async def end(self, run_id: str, owner: str, ending: RunEnding, group: TraceGroup | None = None) -> Run | None:
-        """Record the end of a run and of its trace; return the run, None if the owner has lost the run.
+        """Record the end of a run and of its trace; return the run, or None if the owner has lost the run.
 
         Repeating the call changes nothing.
         """
@@ -185,10 +185,10 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
     def ending(
         self, run: Run, ending: RunEnding, group: TraceGroup, others: Sequence[Statement], messages: Sequence[Message]
     ) -> Joined | None:
-        """Return the statements that end a run, for the transaction that stores its answer, the only one of `messages`.
+        """Return the statements that end a run, for the transaction that stores its answer.
 
-        They make this transaction fail if another process owns the run. Return None if the run has no session, or if
-        its trace is too long.
+        The answer is the only message in `messages`. The statements make the transaction fail if another process owns
+        the run. Return None if the run has no session, or if its trace is too long.
         """
         [answer] = messages
         texts = {str(answer.id): answer.content}
@@ -307,7 +307,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
             rows = await connection.fetch(self._sql["cancel"], parameters)
             await self.trace.note_cancelled(connection, rows)
             await self._continue(connection, above)
-        # An ancestor that begins to wait meanwhile sees the cancellation only after the commit, so look for it now.
+        # Look again: an ancestor may have begun to wait since `above` was read, before it could see the cancellation.
         await self._continue_above(run_id)
         return [cancelled for cancelled, *_ in rows]
 

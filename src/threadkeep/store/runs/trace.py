@@ -39,7 +39,7 @@ def event_of(row: Sequence[Any]) -> StoredEvent:
 
 
 def packed_events(events: Iterable[StoredEvent]) -> bytes | None:
-    """Return events in packed form, in order, or None if there are none, or if they are too many or too long."""
+    """Return events in packed form, in order; None if there are no events, too many events or too many characters."""
     parts: list[str] = []
     number = moment = 0
     for event in events:
@@ -209,7 +209,7 @@ class RunTrace:
     async def note_cancelled(self, connection: Connection, rows: Sequence[Row]) -> None:
         """Store the end of the runs that the statement `cancel` has cancelled; `rows` are its rows.
 
-        A run that was never begun has no trace: its first process expects none when the run is retried.
+        A run that never began gets no trace: if it is retried, the process that begins it expects an empty one.
         """
         ended = TraceGroup([TraceEvent(STATUS, data={"status": "cancelled"})])
         for run_id in sorted(run_id for run_id, status, began in rows if status == "cancelled" and began):
