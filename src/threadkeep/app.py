@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class App:
-    """The parts that every interface needs. `metrics` is None without its extra, and `channels` without bots."""
+    """The parts that every interface needs. `metrics` is None without its extra; `channels` is None without bots."""
 
     settings: Settings
     memory: Memory
@@ -156,7 +156,7 @@ def resources_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> 
 
 
 def learning_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> FactLearning | None:
-    """Return fact learning with the summary model, or else `model`; None if learning and directives are both off."""
+    """Return fact learning with the summary model or else `model`; None if learning and directives are both off."""
     if not options.learning and not options.directives:
         return None
 
@@ -172,7 +172,7 @@ def learning_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> F
 
 
 def chat_of(settings: Settings, memory: Memory, workflows: Workflows, resources: Resources, runs: RunsOnDemand) -> Chat:
-    """Return the chat. It answers with runs of `runs`, or with unrecorded runs while the database cannot record any."""
+    """Return the chat. It answers with runs of `runs` or, while the database is unavailable, with unrecorded runs."""
     options = settings.run_options(works=False, close_seconds=settings.shutdown_timeout)
     return Chat(memory, workflows, runs, OfflineRuns(memory, workflows, resources, options))
 
@@ -237,7 +237,7 @@ def chat_options(settings: Settings) -> ChatOptions:
 
 
 def _with_summarizer(options: ChatOptions, model: BaseChatModel, name: str) -> Compression | None:
-    """Return the options of compression with a summarizer for `name` (by default `model`), or None if it is off."""
+    """Return the compression options, with a summarizer for the model `name` or else `model`; None if it is off."""
     if options.compression is None:
         return None
 

@@ -1,4 +1,4 @@
-"""Failures and background tasks: context managers that report or undo failures, run a task, and helpers for exits."""
+"""Context managers that report or undo failures or run a background task, and helpers for errors and for SystemExit."""
 
 from __future__ import annotations
 

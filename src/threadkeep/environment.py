@@ -42,7 +42,7 @@ def default_database() -> Path:
 
 
 def plain_database(url: str | None = None) -> DatabaseAddress | None:
-    """Return the database at a URL, by default that of the environment; None if other settings or `.env` may apply.
+    """Return the database at `url` or else at the environment's URL; None if `.env` or other variables may matter.
 
     Raises:
         InvalidSettings: the URL is not a database URL.

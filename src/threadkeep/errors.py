@@ -61,7 +61,7 @@ class ThreadkeepError(Exception):
 class MiddlewareWarning(UserWarning):
     """A warning about a middleware that repeats work of the memory or is in the wrong position in the agent's list.
 
-    It is also issued if `recorded` can store no answer, because the output of the graph has no messages.
+    `recorded`, which wraps a graph, also issues it if the graph's output has no messages: then it stores no answer.
     """
 
 
@@ -74,7 +74,7 @@ class InvalidMessage(InvalidInput):
 
 
 class InvalidKey(InvalidInput):
-    """A session id or a key that cannot be used.
+    """A session id, or the key of an agent's conversation, that cannot be used.
 
     `reason` is `empty`, `empty_part`, `unresolved_template`, `too_long` or `invalid_chars`.
     """
@@ -171,7 +171,7 @@ class WrongUser(ThreadkeepError, PermissionError):
 
 
 class MessageNotFound(ThreadkeepError, LookupError):
-    """The session has no message with that id, or no user message if the id is None; nothing was changed."""
+    """The session has no message with the `message_id` or, if this is None, no user message; nothing was changed."""
 
     def __init__(self, session_id: str, message_id: str | None) -> None:
         wanted = "message of a user" if message_id is None else f"message {message_id!r}"
@@ -310,7 +310,7 @@ class RunWaits(ThreadkeepError):
 
 
 class RunBusy(ThreadkeepError):
-    """A run that does not wait for a person yet, although its child already does. Nothing was stored."""
+    """A refused answer to a child run, because the root run does not wait for the child yet. Nothing was stored."""
 
     def __init__(self, run_id: str) -> None:
         super().__init__(f"Run {run_id!r} does not wait yet for the answer to its child; send the answer again later.")
@@ -387,7 +387,7 @@ class GraphitiError(ThreadkeepError, ConnectionError):
 
     @property
     def is_final(self) -> bool:
-        """True if the server would reject the same request again. Status 404 or 405 is from another server."""
+        """True if the server would reject the same request again. False for 404 and 405, which another server sent."""
         return self.kind == "refused" and self.status not in (404, 405)
 
 
@@ -409,7 +409,7 @@ class GraphitiClosed(ThreadkeepError, PermissionError):
     """Nothing may be sent to Graphiti; `reason` says why."""
 
     def __init__(self, reason: GraphitiClosure, data_class: str = "chat_text") -> None:
-        # Name the kinds of data in the command, because a grant without `--data` does not cover this kind.
+        # The command without `--data` grants only the kinds that the options use, so name this kind in the command.
         other = reason == "no_consent" and data_class != "chat_text"
         kinds = f" --data chat_text --data {data_class}" if other else ""
         super().__init__(_GRAPHITI_CLOSURES[reason] + kinds)
@@ -501,7 +501,7 @@ class RecordUnreadable(StoreError):
 
 
 class RecordTooNew(RecordUnreadable):
-    """A stored record that only a newer version of Threadkeep can read, unless it is damaged."""
+    """A record compressed with an unknown dictionary: a newer version of Threadkeep wrote it, or it is damaged."""
 
 
 class SchemaTooNew(StoreError):
