@@ -57,7 +57,7 @@ class Buckets:
         tokens, since = self._buckets.pop(name, (float(self._per_minute), now))
         tokens = min(tokens + (now - since) * rate, float(self._per_minute))
         allowed = tokens >= 1
-        self._buckets[name] = (tokens - 1 if allowed else tokens, now)  # last in the order of use
+        self._buckets[name] = (tokens - 1 if allowed else tokens, now)  # last, because the first is deleted below
         if len(self._buckets) > _MOST_BUCKETS:
             del self._buckets[next(iter(self._buckets))]
         return 0.0 if allowed else (1 - tokens) / rate
@@ -123,7 +123,7 @@ class Caller:
     limits: RateLimits = RateLimits()
 
     def user(self, named: str | None) -> str | None:
-        """Return the only user for whom the caller may act, or else the user whom the request names, or None.
+        """Return the caller's user. If the caller may act for all users, return the `named` user, which may be None.
 
         Raises:
             ProblemRaised: the caller may not act for that user (404), or the user sent too many requests (429).

@@ -90,7 +90,7 @@ class StoredElsewhere(AttachmentStore[ChatKitRequest]):
 
 
 class ChatServer(ChatKitServer[ChatKitRequest]):
-    """A ChatKit server over an App. The chat answers, or the workflow that a thread's metadata names."""
+    """A ChatKit server over an App. The workflow in a thread's metadata answers; by default, the chat."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -173,7 +173,7 @@ def _check_length(kind: str, text: str, most: int) -> None:
 
 
 async def _events(turn: ChatTurn, thread_id: str, session: Session) -> AsyncIterator[ThreadStreamEvent]:
-    """Yield the events of a turn. Each message becomes an item, and items whose messages are not stored are removed."""
+    """Yield ChatKit's events for a turn. Each message is an item, which is removed at the end if it was not stored."""
     items: set[str] = set()
     async for event in turn.follow():
         if isinstance(event, ChatToken) and event.text:
@@ -204,7 +204,7 @@ def _begun(item: AssistantMessageItem) -> Iterator[ThreadStreamEvent]:
 
 
 async def _ended_other(item: AssistantMessageItem, session: Session) -> AsyncIterator[ThreadStreamEvent]:
-    """Yield the events that end an item other than the answer. Remove the item if its message is not active."""
+    """Yield the events that complete an item. If its message is not stored as active, remove the item instead."""
     message = await session.find(item.id)
     if message is None or message.superseded_at is not None:
         yield ThreadItemRemovedEvent(item_id=item.id)

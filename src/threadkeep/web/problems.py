@@ -64,7 +64,7 @@ _NOT_AS_IT_IS = "The request is not valid; `errors` lists the faults."
 _LISTED = "/docs lists the known ones"
 _FLAT = "a JSON object whose lists and objects are at most 100 levels deep"
 _WANTED = "a JSON object with Content-Type: application/json"
-# For each status, the last part of the problem's `type` and its sentence; None if the error has its own sentence.
+# Maps a status to the end of the problem's `type` and to a sentence. Without a sentence, use the error's own text.
 _STATUSES: Mapping[int, tuple[str, str | None]] = {
     400: ("unreadable-body", f"The body is not JSON in UTF-8; send {_WANTED}."),
     404: ("not-found", "There is nothing at this address; /docs lists all addresses."),
@@ -85,7 +85,7 @@ _DOCUMENTED: Mapping[int, str] = {
     502: "The model did not answer, or the workflow failed; the message is stored.",
     503: "The database is unavailable, locked, full or read-only, or the service is stopping; try again.",
 }
-# For each error, the status and the last part of the problem's `type`. Subclasses come before their base classes.
+# Maps a class of errors to the status and the end of the problem's `type`. Subclasses precede their base classes.
 _KINDS: Mapping[type[ThreadkeepError], tuple[int, str]] = {
     InvalidKey: (422, "invalid-session-id"),
     InvalidInput: (422, "invalid-request"),
@@ -110,7 +110,7 @@ _KINDS: Mapping[type[ThreadkeepError], tuple[int, str]] = {
     RecordUnreadable: (500, "record-unreadable"),
     StoreError: (503, "database-unavailable"),
 }
-# The sentences of some kinds. All other kinds show the message of the error.
+# Maps the end of a `type` to the sentence of the problem. Problems of other types show the message of the error.
 _SENTENCES: Mapping[str, str] = {
     "session-not-found": "This session does not exist, or it belongs to another user; GET /api/v1/sessions lists "
     "sessions.",
@@ -217,7 +217,7 @@ def problem_response(problem: Problem, headers: Mapping[str, str] | None = None,
     if path.startswith(_OPENAI):
         details = [f"{error.pointer or error.parameter or 'body'}: {error.detail}" for error in problem.errors or ()]
         message = "; ".join(details) or problem.detail
-        if problem.available:  # the clients show only the message
+        if problem.available:  # add it to the message, because the clients show nothing else
             message = f"{message.removesuffix('.')}: {', '.join(problem.available)}."
         if problem.type in _WITH_STORED_MESSAGE:
             more["X-Should-Retry"] = "false"
@@ -258,7 +258,7 @@ def headers_of(request: Request, error: Exception) -> Mapping[str, str]:
     """Return the headers of the response to an error. With 405, `Allow` names every method of the address."""
     if isinstance(error, HTTPException) and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         matching = [route for route in request.app.routes if route.matches(request.scope)[0] is Match.PARTIAL]
-        # Folders of files match every method in full, so they are not in `matching`; they accept only GET and HEAD.
+        # `matching` lacks mounted folders of files, which match every method. They accept only GET and HEAD.
         methods = {method for route in matching for method in route.methods} or {"GET"}
         return {"Allow": ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))}
     return (error.headers or {}) if isinstance(error, HTTPException | ProblemRaised) else {}

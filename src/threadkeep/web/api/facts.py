@@ -105,7 +105,7 @@ async def list_facts(
 
 @router.put("", summary="Remember a fact", responses=_WRITING)
 async def remember_fact(fact: FactInput, app: AppInUse, user_id: UserId = None) -> FactView:
-    """Remember a value of a key. The same value confirms the fact; another value replaces it."""
+    """Store a fact: the value of a key. The same value confirms a stored fact; another value replaces it."""
     remembered = await app.memory.knowledge.remember(
         Scope(fact.scope, fact.owner),
         fact.key,
@@ -289,7 +289,7 @@ async def trust_workspace(trust: TrustInput, app: AppInUse) -> TrustView:
 
 @graphiti_router.post("/test", summary="Test the Graphiti server", responses=_ASKING, openapi_extra=ADMINISTERS)
 async def check_server(how: CheckInput, app: AppInUse) -> CheckList:
-    """Check the Graphiti server without sending people's messages. A smoke test writes and deletes its own message."""
+    """Check the Graphiti server without sending people's messages. With `smoke`, also write a test message."""
     checks = await app.memory.graphiti.test(smoke=how.smoke)
     return CheckList(ok=all_ok(checks), checks=[CheckView.model_validate(check) for check in checks])
 
@@ -339,7 +339,7 @@ async def retry_deliveries(choice: DeliveryChoice, app: AppInUse) -> Changed:
     "/deliveries/drop", summary="Drop messages", responses=_GRAPHITI_WRITING, openapi_extra=ADMINISTERS
 )
 async def drop_deliveries(choice: DeliveryChoice, app: AppInUse) -> Changed:
-    """Permanently drop one waiting or dead message, or all of them; with a `status`, all messages with that status."""
+    """Permanently drop a queued or dead message by its `number`; without a number, drop all, or all with a `status`."""
     return Changed(changed=await app.memory.graphiti.drop(choice.number, status=choice.status))
 
 

@@ -40,7 +40,7 @@ class EncodedPathRoute(APIRoute):
 
 
 def _encoded_path(path: str, raw: bytes | None) -> str:
-    """Return the decoded path, in which only slashes and percent signs inside segments are encoded."""
+    """Return the decoded path, but keep the encoding of slashes and percent signs within segments."""
     if raw is None:
         return path.replace("%", "%25")
     segments = [_decoded(segment) for segment in raw.decode("latin-1").split("/")]

@@ -163,7 +163,7 @@ async def export_user(
     """Stream all data that is stored under any id of a person: the data that erasing the person would delete.
 
     Each line is a JSON object with a `type`. After a broken connection, resume from the last line of type `position`.
-    The last line has the type `end`. In an archive, `person.jsonl` has the lines, and `person.html` is a readable page.
+    The last line has the type `end`. An archive (`zip`) has these lines in `person.jsonl`, and a page, `person.html`.
     """
     lines = (line async for line in app.memory.export(user_id=caller.user(user_id) or user_id, after=after))
     first = await anext(lines)  # an error before the first line becomes an HTTP error response

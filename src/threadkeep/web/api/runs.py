@@ -78,7 +78,8 @@ class RunRequestBody(
         return RunRequest(
             workflow=workflow,
             text=self.message,
-            # Only a workflow's channel sends results without a session, because its sender does not know the session.
+            # Results without a session come from a channel, whose sender does not know the session's id. So,
+            # as for a `webhook`, the keys of the run must not contain this id.
             trigger="webhook" if self.results and self.session_id is None else "http",
             budget=self.budget.limits(),
             stream=self.mode == "stream",

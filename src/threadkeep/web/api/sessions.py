@@ -262,7 +262,7 @@ class SessionRetention(BaseModel):
 
 @router.get("/{session_id}/retention", summary="Get the retention of a session", responses=_FAILURES)
 async def get_retention(session_id: SessionId, app: AppInUse, user_id: UserId = None) -> SessionRetention:
-    """Return the session's own limits, the service's rules, and the archived and deleted positions."""
+    """Return the session's own limits, the service's rules, and the last archived and the last deleted `seq`."""
     return await _told(app, session_id, user_id)
 
 

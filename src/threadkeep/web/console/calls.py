@@ -86,7 +86,7 @@ class CallView:
 
     @property
     def parts(self) -> list[tuple[str, int]]:
-        """The sections with their tokens, in the order of the messages, followed by the free tokens."""
+        """The sections of the context with their tokens, in the order of the messages; then the free tokens."""
         order = [message.seen.entry.section for message in self.messages]
         sections = sorted(self.view.sections, key=lambda one: order.index(one[0]) if one[0] in order else -1)
         return [*((str(name), tokens) for name, tokens, _ in sections), ("free", self.view.free)]
@@ -206,7 +206,7 @@ async def show_call(request: Request, run_id: RunId, call: str, app: AppInUse, u
 
 
 async def _find(app: App, run_id: str, call: str, user: str | None) -> tuple[StoredManifest, int]:
-    """Return a run's model call with the number `call` (`last`: the newest call), and the number of the run's calls."""
+    """Return a model call and the count of its run's calls. `call` is its number, or `last` for the newest."""
     found = {one.call: one for one in await app.memory.manifests.of_run(run_id, user_id=user)}
     number = max(found, default=0) if call == _NEWEST else int(call) if call.isdecimal() and len(call) < 9 else 0
     if number not in found:

@@ -93,7 +93,7 @@ async def show_session(
         next_before=shown.next_before,
         before=before,
         waiting=waiting if before is None else [],
-        # The page shows each summary after the message whose `seq` is the key.
+        # Maps a `seq` to a summary, which the page shows after the message with this `seq`.
         summaries={min(summary.last_seq, info.last_seq): summary for summary in summaries},
         live=None if info.namespace else await _run_to_show(app, session_id),
         workflows=_workflows(app),
@@ -223,7 +223,7 @@ async def _begun(turn: ChatTurn) -> None:
 
 
 async def _stored(app: App, session_id: str) -> None:
-    """Wait at most 3 seconds until a session is stored, so that the next page finds it. Some runs store it late."""
+    """Wait at most 3 seconds until a session is stored, so that the next page finds it. A run may start before that."""
     for _ in range(_START_POLLS):
         if await app.memory.session(session_id).tail(1, view="history"):
             return

@@ -62,7 +62,7 @@ async def sign_out(form: Form) -> Response:
 
 
 async def respond_to_browsers(request: Request, error: Exception) -> Response:
-    """Respond to an error outside of the console's routes. On a console page, a browser gets a page or the sign-in."""
+    """Respond to an HTTP error. At a console address, a browser is sent to the sign-in (401) or gets an error page."""
     if not is_page(request.url.path) or "text/html" not in request.headers.get("accept", ""):
         return await respond(request, error)
     if problem_of(error).status == 401:

@@ -110,9 +110,9 @@ async def start_run(app: App, thread_id: str | None, start: Start, *, mode: Mode
 
 
 async def _forked(app: App, session: Session, start: Start, fork: int) -> RunRequest | None:
-    """Return a request that answers the first question after the checkpoint. Supersede the messages after the question.
+    """Return a request that answers again the first question after the checkpoint `fork`. Supersede later messages.
 
-    A new text in `start` replaces the question. If no question follows, return None and change nothing.
+    A new message in `start` replaces the question. If no question follows, return None and change nothing.
     """
     page = await session.page(fork + 1 + _MOST, _MOST)
     later = [one for one in page.messages if (one.seq or 0) > fork]

@@ -40,7 +40,7 @@ _SEQ_BITS = 24
 
 
 def first_seq(run: Run) -> int:
-    """Return the `seq` before the first event of a run."""
+    """Return the number from which the `seq` of a run's events counts up; the first event has the next number."""
     return (run.arrival or 0) << _SEQ_BITS
 
 
@@ -54,7 +54,7 @@ class RunEvents:
 
     `ended` is true if the run has ended. A run that waits for a person is `paused` until `go_on`. `failed` is true if
     events could not be read. `commanded` is true if a command of this protocol started or resumed the run in this
-    process. `delivered` has, for each reader that received all events, the set of channels that it reads.
+    process. `delivered` contains a set of channels for each reader that received all events of these channels.
     """
 
     def __init__(self, runs: RunService, run: Run, read_state: ReadState) -> None:
@@ -123,7 +123,7 @@ class RunEvents:
     def _add_piece(self, piece: RunPiece) -> None:
         message_id = piece.message_id or piece.run_id
         if message_id in self._spoken:
-            return  # the message is already complete, because the trace with its whole text was read before this piece
+            return  # the message is complete: the trace with its whole text arrived before this piece
         if piece.text:
             message = self._open.get(message_id) or self._begin_message(message_id, piece.node)
             message.text += piece.text
@@ -134,7 +134,7 @@ class RunEvents:
             self._finish_counted(message_id)
 
     def _begin_message(self, message_id: str, node: str | None) -> _OpenMessage:
-        # Give a second open message of a node another name, because some clients match pieces to messages by node only.
+        # Some clients match pieces to messages by node only. If the node has an open message, make up another node.
         is_alone = all(one.node != node or one.is_whole for one in self._open.values())
         message = self._open[message_id] = _OpenMessage(message_id, node if is_alone else f"{node or ''}:{message_id}")
         metadata: dict[str, Json] = {"run_id": self.run.run_id}
@@ -208,7 +208,7 @@ class RunEvents:
         if run.status == "done":
             self._add("lifecycle", {"event": "completed", **name})
         elif run.cancel_reason in (None, "requested"):
-            # Report no failure if a newer message ended this run, because the run of that message reports the end.
+            # If a newer message cancelled this run, report no failure: that message's run reports the end.
             self._add("lifecycle", {"event": "failed", "error": run.error or run.status, **name})
         self.ended, self.ended_at = True, time.monotonic()
 
@@ -225,7 +225,7 @@ class RunEvents:
         self._add("values", state.values)
 
     def _has_question(self, state: ThreadStateBody) -> bool:
-        """Return whether the message of the run is stored. A custom graph stores it in its first step."""
+        """Return whether the state has the run's message, which a custom graph stores only in its first step."""
         asked, text = self.run.message_id, self.run.input.get("text")
         found = [one["content"] == text if asked is None else one["id"] == asked for one in state.values["messages"]]
         return not text or any(found)
@@ -248,7 +248,7 @@ class RunEvents:
 
 @dataclass
 class _OpenMessage:
-    """A message that is being streamed. Messages that are streamed at the same time have different nodes."""
+    """A message that is being streamed. `node` differs between messages that are streamed at the same time."""
 
     message_id: str
     node: str | None
@@ -293,7 +293,7 @@ class RunParts:
             case "values":
                 yield from self._chosen("values", data)
                 if self._interrupts:
-                    # Send the values again with the interrupts, because `useStream` ignores values with interrupts.
+                    # `useStream` ignores values with interrupts, so send these in a second part.
                     yield from self._chosen("values", {**data, INTERRUPTS: self._interrupts})
             case "messages":
                 yield from self._spoken_parts(data)
@@ -359,7 +359,7 @@ async def encoded_parts(
         events: the events of the run.
         modes: the stream modes that the client chose.
         after: the id of the newest event that the client has; events up to it are skipped.
-        position: the position in `events` to begin at. For a resumed run, the events of earlier calls are skipped.
+        position: the index of the first event to send. For a resumed run, earlier calls have sent those before it.
         whole: True if another process has served the client before. Pieces of messages are then omitted, because
             they would be sent twice; the values at the end contain the messages.
     """

@@ -93,7 +93,7 @@ class ThreadRuns:
         if waiting is None:
             raise InvalidInput("No run of this thread waits for a person.")
         known, before = thread_events_of(self._service).follow_run(runs, waiting), 0
-        async for _ in known.events_from(0):  # waits for the earlier events; another process may have them so far
+        async for _ in known.events_from(0):  # wait until this process has read the events up to the pause
             before += 1
         if body.ends_waiting:
             await runs.cancel(waiting.run_id, user_id=start.user_id)

@@ -155,7 +155,7 @@ async def find_thread(
 
 
 async def newest_runs(runs: RunService, thread_id: str, *, user_id: str | None = None) -> list[Run]:
-    """Read a thread's newest 20 runs and return them, newest first, without child runs, resets and deletions."""
+    """Read a thread's newest 20 runs and return them, newest first, except child runs, resets and deletions."""
     found, _ = await runs.list(RunQuery(session_id=thread_id, user_id=user_id, limit=_RUNS))
     return [run for run in found if run.parent_run_id is None and run.workflow not in OWN_NAMES]
 
@@ -166,13 +166,13 @@ async def values_of(session: Session) -> dict[str, Json]:
 
 
 async def messages_in(session: Session, upto: int | None = None) -> list[Message]:
-    """Return the newest 1,000 messages of a thread up to a `seq`, without the item that represents its creation."""
+    """Return the newest 1,000 messages of a thread up to a `seq`, without the note of its creation."""
     page = await session.page(None if upto is None else upto + 1, MOST_MESSAGES)
     return [one for one in page.messages if not is_creation(one)]
 
 
 def is_creation(message: Message) -> bool:
-    """Return whether a message is the item that represents a thread before its first run."""
+    """Return whether a message is the note that stores a thread before its first run."""
     return stored_item(CREATION, message) is not None
 
 
@@ -212,10 +212,10 @@ async def values_of_run(app: App, run: Run) -> dict[str, Json]:
 async def history_of(
     thread: Thread, *, limit: int, before: int | None = None, at: int | None = None
 ) -> list[ThreadStateBody]:
-    """Return the newest `limit` states, newest first: at the ends of a thread's turns, and before its first turn.
+    """Return up to `limit` states of a thread, newest first: one after each turn, and one before the first turn.
 
-    Only the newest 1,000 messages (before the checkpoint `before`) are read. With `at`, return only the state at this
-    checkpoint.
+    Only the newest 1,000 messages are read. With `before`, these are the newest up to this checkpoint, and only states
+    before it are returned. With `at`, return only the state at this checkpoint.
     """
     if at is not None:
         nearby = await messages_in(thread.session, at + MOST_MESSAGES // 2)
@@ -304,9 +304,9 @@ def _values(messages: Sequence[Message]) -> dict[str, Json]:
 
 
 def _turn_ends(messages: Sequence[Message]) -> list[int]:
-    """Return the checkpoint before the messages, and the `seq` of the last message of each turn.
+    """Return the checkpoint before the first of the messages, then the `seq` of the last message of each turn.
 
-    A turn begins with a user's message.
+    A turn begins with one or more user messages.
     """
     ends = [BEGINNING if len(messages) < MOST_MESSAGES else (messages[0].seq or 1) - 1]
     for position, message in enumerate(messages):

@@ -38,7 +38,7 @@ _FAILED: ProtocolEvent = {
 
 @dataclass(frozen=True)
 class EventChoice:
-    """A choice of events: those of `channels` with a `seq` after `since`, or no events if `at_root` is false."""
+    """A choice of events of `channels` after the `seq` `since`. If `at_root` is false, it chooses none of them."""
 
     channels: frozenset[str]
     since: int | None
@@ -74,9 +74,10 @@ class ThreadEvents:
     ) -> AsyncGenerator[ProtocolEvent]:
         """Yield the events of a thread's runs without end; if events cannot be read, yield an error and stop.
 
-        Without `since`, begin with the active run. A run that a command started and that ended in the last 30 seconds
-        counts as active if no reader of the same channels has received its end, because this reader may have started
-        it. Other runs are not repeated: the reader would mistake their end for the end of the next run.
+        Without `since`, begin with the active run. A client may start a run with a command and open this stream when
+        the run has already ended. So a run that a command started counts as active for 30 seconds after its end, until
+        a reader of the same channels has received its end. The events of other ended runs are not sent, because the
+        client would take their end for the end of its next run.
         """
         read: RunEvents | None = None
         position, pause = 0, _FIRST_POLL_SECONDS

@@ -66,10 +66,10 @@ _CREATION_ID = "langgraph:thread"
 
 
 class CreatedThread:
-    """A thread without a run.
+    """A thread that a client has created, before its first run.
 
-    Until its first run, a thread without a user is not a session but an entry of the channel state. Requests with a
-    user do not find it.
+    If the client named a user, the thread is a session. Otherwise it is only an entry of the channel state until its
+    first run, and requests with a user do not find it.
     """
 
     def __init__(self, memory: Memory, thread_id: str, user_id: str | None = None) -> None:
@@ -83,7 +83,7 @@ class CreatedThread:
         return None if kept is None else ThreadBody.model_validate_json(kept)
 
     async def keep(self, metadata: Mapping[str, Json]) -> tuple[ThreadBody, bool]:
-        """Store the thread for its first run, for at most 30 days. Return the thread, and whether it existed before."""
+        """Keep the thread until its first run, for at most 30 days. Return it, and whether it was already kept."""
         now = self._memory.clock()
         thread = ThreadBody(
             thread_id=self._session.session_id,
@@ -109,7 +109,7 @@ class CreatedThread:
         return thread if changed else None
 
     async def begin(self, new: Mapping[str, Json] | None = None) -> bool:
-        """Store the thread as a session if `keep` has stored metadata for it, or if `new` is not None.
+        """Store the thread as a session if `keep` has stored metadata for it, or if `new` metadata is given.
 
         Metadata that the session has already is not replaced. Return True if this call stored the thread.
 
@@ -135,7 +135,7 @@ class CreatedThread:
         creation = item_message(CREATION, str(uuid7()), role=None, text="[thread]", message_id=_CREATION_ID)
         if not self._memory.in_graph_store:
             set_metadata = SessionChanges(metadata=metadata).statements(session.session_id)
-            with suppress(StoreUnavailable):  # earlier turns of the session may be pending
+            with suppress(StoreUnavailable):  # if earlier turns are pending, append behind them below
                 return await append_once(session, [creation], Joined(after=set_metadata))
         # After a crash between the two writes, the next call finds the kept metadata and adds it.
         stored = not (await session.append([creation])).duplicates
@@ -380,7 +380,7 @@ def _matches(thread: ThreadBody, body: ThreadSearchBody) -> bool:
         return False
     for name, value in (body.metadata or {}).items():
         if name in _WORKFLOW_NAMES and name not in thread.metadata:
-            continue  # accept the thread, because the name of its workflow was deleted together with its runs
+            continue  # its runs were deleted, and with them the name of its workflow, so accept any name
         if thread.metadata.get(name) != value:
             return False
     return True
