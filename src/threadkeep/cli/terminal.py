@@ -191,8 +191,8 @@ class Terminal:
         """Show the progress of the work in the block: a bar on a terminal, otherwise lines on stderr.
 
         Except for the last, the lines are at least two seconds apart; with `every`, each report has a line.
-        With `--json`, nothing is shown. If `again`, the advice how to continue, is given, and the block is cancelled or
-        the database fails, a note shows the words of the last report (`so_far` if there was none) and `again`.
+        With `--json`, nothing is shown. If the block is cancelled or the database fails, and `again` advises how to
+        continue, a note shows the words of the last report (`so_far` if there was none) and `again`.
         """
         import asyncio
 

@@ -43,11 +43,12 @@ from threadkeep.workflows.built_in import CHAT
 from threadkeep.workflows.registry import Workflows
 
 _SUBMIT_SECONDS = 15.0
-"""Seconds to wait until a run is stored: longer than other waits, because giving up may cost a second model call."""
+"""Seconds to wait until a run is stored; after that, an unrecorded run answers the message. This is longer than other
+waits, because the model may be called twice if the first run was stored after all."""
 
 _STOPS = "The service stops; send the message again, with its message_id."
 _ELSEWHERE_SECONDS = 60.0
-"""Seconds to wait until another process ends its turn. It may hang: on SQLite, a suspended process keeps its runs."""
+"""Seconds to wait until another process ends its turn. On SQLite, the turn of a suspended process does not end."""
 
 ELSEWHERE = "Another process is answering in this session; send the message again later, with the same message_id."
 
@@ -162,7 +163,7 @@ class Chat:
             task.add_done_callback(self._stopping.discard)
 
     async def reset(self, session_id: str) -> None:
-        """Hide all earlier turns from the model, after the turns that are queued now; raise the errors of `delete`."""
+        """Wait for the turns that are queued now, then hide all turns from the model; raise the errors of `delete`."""
         await self._between_turns(RESET, session_id)
 
     async def delete(self, session_id: str) -> None:
@@ -298,7 +299,7 @@ class Chat:
             watching.cancel()
 
     async def _answer_unstored(self, turn: ChatTurn) -> ChatAnswer:
-        # A recorded run of the same message waits for this block, so no message is answered twice.
+        # The message may also have a recorded run. That run waits for this block, so the message is not answered twice.
         with self._runs.in_flight.answering(turn.session_id, turn.message_id):
             async with self._locks.setdefault(turn.order_key, asyncio.Lock()):
                 if turn.stopped:

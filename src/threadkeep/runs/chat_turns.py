@@ -289,14 +289,14 @@ class ChatAnswers:
     ) -> ChatAnswer:
         """Return the answer from an ended run, or from its outcome, and mark the answer as delivered.
 
-        If the answer was marked as delivered when it was stored, its id is `stream.hold.told_id`.
+        An answer that was marked when it was stored (`stream.hold.told_id` is its id) is not marked again.
 
         Raises:
             ThreadkeepError: the run has no answer; `error_of` chooses the error.
         """
         stream = submitted.stream
         stands: Message | None = None
-        # Ignore `stream.hold` if the run was over before this request: another answer may have replaced the run's own.
+        # If the run was over before this request, ignore `stream.hold`: its answer may have been replaced since then.
         hold, usage = None if submitted.over else stream.hold, stream.usage or ()
         turn.stored_id = None if hold is None else hold.told_id
         if ended.status == "done":

@@ -59,7 +59,7 @@ class RunChildren:
         return _result_of(run)
 
     async def _there(self, request: ChildRequest, parent: ActiveRun) -> tuple[Run, Beginning | None]:
-        """Create or retry the child if necessary. Return its run and, if it is new and can begin now, its beginning."""
+        """Create or retry the child if needed. Return its run; if it is new and may begin now, also its `Beginning`."""
         run_id = _child_id(request)
         run = await self._runs.run(run_id)
         if run is None:
@@ -68,7 +68,7 @@ class RunChildren:
             data: dict[str, Json] = {"run_id": run_id, "workflow": workflow.name}
             parent.tracer.note("child_started", request.node_id, data)
             return run, Beginning(run, workflow=workflow) if run.status == "running" else None
-        # Do not retry a child that was cancelled alone while its parent waited, until the parent is retried.
+        # A child that was cancelled while its parent waited stays cancelled until the parent is retried.
         is_final = run.status == "done" or (run.status == "cancelled" and parent.run.resumed)
         if run.over and not is_final:
             workflow = await self._worker.workflows.newest(request.workflow)

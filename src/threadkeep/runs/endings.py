@@ -171,7 +171,7 @@ class RunEndings:
             await active.hold.store()
         active.stream.set_outcome(outcome)
         if outcome.status == "failed" and await retry_until_available(lambda: self._is_to_stop(active.run)):
-            # Record a cancellation: the request to stop has caused the failure, or would have stopped the run soon.
+            # A failed run that was asked to stop counts as cancelled, because the request may have caused the failure.
             outcome, noted = Outcome("cancelled"), {"status": "cancelled"}
         if noted:
             active.tracer.note(STATUS, data=noted)
@@ -187,11 +187,11 @@ class RunEndings:
         return ended
 
     async def _end_with_answer(self, active: ActiveRun, outcome: Outcome) -> bool:
-        """Store the answer, the end of its run, the trace, the manifests and the window's anchor in one transaction.
+        """Store the answer, the end of its run, the trace, the records of model calls and the start of the window.
 
-        Return False if nothing was stored, or if the result of the transaction is unknown. The caller must then first
-        store the answer, and then the end of the run, unless this process has lost the run. The database rejects the
-        transaction if another process owns the run by now or has answered the question.
+        Use one transaction. Return False if nothing was stored, or if the result of the transaction is unknown. The
+        caller must then first store the answer, and then the end of the run, unless this process has lost the run. The
+        database rejects the transaction if another process owns the run by now or has answered the question.
         """
         hold, run, answer = active.hold, active.run, active.hold.answer
         if answer is None:
@@ -268,7 +268,7 @@ class RunEndings:
     async def _keep_question(self, run: Run) -> None:
         """Store the message of a run if it is not stored yet, because later turns must see it; skip child runs.
 
-        If middleware might still have changed the message, store it as `failed`, without its text.
+        If middleware may still have rejected or changed the message, store it as `failed`, without its text.
         """
         if run.parent_run_id is not None:
             return
@@ -288,8 +288,9 @@ class RunEndings:
     async def release(self, active: ActiveRun) -> None:
         """Record the end of a cancelled run; if the process closes, release the run for another process to resume.
 
-        A child is not released, because its parent resumes it. A resumed run is not released either, because the
-        process that takes it over must know that the person's reply may have been used. Store errors are ignored.
+        A child is not released, because its parent resumes it. A run that was resumed with a person's reply is not
+        released either: the next process would use the reply again. It is taken over when this process has ended.
+        Store errors are ignored.
         """
         run = active.run
         with contextlib.suppress(StoreError):

@@ -139,7 +139,7 @@ class RunExecution:
                 return Outcome("failed", error=type(self._ledger.spent or error).__name__)
             if not await self._wait_for_recovery(error):
                 if tries >= self._workflow.options.max_tries:
-                    # Set the run aside only if it was tried more than once.
+                    # A single failure, for example of a run with only one try, is no reason to set the run aside.
                     return Outcome("failed", error=type(error).__name__, set_aside=tries > 1)
                 tries += 1
             self._report_retry(type(error).__name__, tries)
@@ -171,9 +171,9 @@ class RunExecution:
         return outcome
 
     async def _wait_for_recovery(self, error: Exception) -> bool:
-        """Wait until the database is available. Return True if the failed attempt must not count.
+        """Wait for the database. Return True if it may have caused the failure, which then does not count as a try.
 
-        Return False at once for an unrecorded run, which has no checkpoints.
+        Return False at once for an unrecorded run, which must not wait for the database.
         """
         saver = self._dependencies.saver
         if saver is None:
@@ -187,17 +187,17 @@ class RunExecution:
         try:
             await query()
         except StoreUnavailable as away:
-            # Set an outcome that is not final, so that a caller can stop waiting for the recorded run.
+            # Publish this outcome, although the run continues later, so that the chat answers with an unrecorded run.
             self._stream.set_outcome(Outcome("failed", error=type(away).__name__))
             await retry_until_available(query)
             return True
-        # Do not count up to three such failures, because one connection pool may recover later than the other.
+        # The database answers again. But do not count up to three such failures: a connection pool may recover later.
         late = isinstance(error, StoreUnavailable) and self._late < _MOST_LATE
         self._late += late
         return late
 
     async def _report_crossing(self) -> None:
-        """Report a budget that the last model call exceeded, if any, because no later call can raise the error."""
+        """Report a budget that the last model call exceeded, because budgets are only checked before a call."""
         crossed = None
         with contextlib.suppress(StoreError):  # the run has its answer anyway
             crossed = await self._ledger.crossed()
@@ -335,7 +335,7 @@ class RunExecution:
         return message_id
 
     def _publish_piece(self, node: str | None, message_id: str | None, chunk: AIMessageChunk) -> None:
-        # A model that does not stream sends the whole message, which has no position and counts as the last chunk.
+        # A model that does not stream sends one message without a `chunk_position`, which counts as the last chunk.
         text, is_last = text_of(chunk), getattr(chunk, "chunk_position", "last") == "last"
         if text or is_last:
             self._stream.publish(RunPiece(self._run.run_id, node, message_id, text, is_last))
@@ -375,7 +375,7 @@ class RunExecution:
         if await saver.aget_tuple(thread_of(run.run_id)) is None:
             return begin_state(run)
         ids = [str(one.get("id")) for one in interrupts_of(run)]
-        # Without ids there is no answer to pass: the run continues because its child was cancelled.
+        # Without ids there is no answer to pass: the run goes on because one of its children was cancelled.
         if not run.resumed or not ids or run.attempts > 1 or again:
             return None
         return Command(resume=run.resume_value if len(ids) != 1 else {ids[0]: run.resume_value})

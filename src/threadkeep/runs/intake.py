@@ -107,7 +107,7 @@ class RunIntake:
         if run.parent_run_id is not None and run.status == "waiting":
             raise RunBusy(run.root_run_id)
         if questions:
-            # Read this run after the topmost run, so that it does not show an older question.
+            # Read the run again: the copy from before the topmost run was found may have an earlier question.
             asking = await self.run(run_id, user_id=user_id)
             if not set(questions) <= {one.get("id") for one in RunResult.of(asking).interrupts}:
                 raise InvalidInput(f"Run {run_id!r} does not ask this any more; see the run for what it asks now.")

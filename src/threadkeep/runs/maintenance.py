@@ -109,7 +109,7 @@ class RunMaintenance:
 
         A child is not enqueued, because its parent executes it; it is ended if the parent is over or was deleted. A run
         whose record is damaged is set aside, so that the later runs of its session can begin. A run that only a newer
-        Threadkeep can read is left to its processes.
+        Threadkeep can read is left to processes of that version.
         """
         run = await self._runs.run(run_id, damaged=True)
         if run is None:

@@ -269,7 +269,7 @@ class ProgressSaver(BaseCheckpointSaver[Any]):
         return self.saver.get_next_version(current, channel)
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> ProgressSaver:
-        """Return a saver for the same active runs whose state may contain additional types."""
+        """Return a saver that accepts additional types in states; it shares the active runs with this saver."""
         allowing = copy(self)
         allowing.saver = self.saver.with_allowlist(extra_allowlist)
         allowing.serde = allowing.saver.serde

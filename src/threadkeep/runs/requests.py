@@ -140,7 +140,7 @@ def metadata_of(run: Run) -> dict[str, Json]:
 
 
 def answer_for(run: Run, value: Json) -> Json:
-    """Return a person's answer in the form that a waiting run takes: without the id if the run asks one question.
+    """Return a person's answer as a waiting run takes it: a map from question ids, or one answer for one question.
 
     Raises:
         InvalidInput: the run, or its child, asks several questions and the answers are not in a map from their ids, or
@@ -170,7 +170,7 @@ def _answer_within(run_id: str, question: Mapping[str, Json], value: Json) -> Js
 
 
 def _asked_by_child(question: Mapping[str, Json]) -> list[Mapping[str, Json]]:
-    """Return the child's questions that a question passes on; return an empty list if the run itself asks."""
+    """Return the questions of a child if a run's question only passes them on; return an empty list otherwise."""
     value = question.get("value")
     asked = (
         value.get("interrupts")
@@ -187,7 +187,7 @@ def text_of_input(given: RunInput) -> str:
 
 
 def map_of(values: Values, name: str) -> dict[str, Json]:
-    """Return the map `name` of a request, or an empty map if the value is missing or not a map."""
+    """Return the map in the field `name` of a request, or an empty map if the field is missing or not a map."""
     part = values.get(name)
     return dict(part) if isinstance(part, Mapping) else {}
 

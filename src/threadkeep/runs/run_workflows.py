@@ -114,9 +114,9 @@ class RunWorkflows:
 class RunPlan:
     """Facts about a workflow that its runs in this process share.
 
-    `chat` is the name, node and options of the built-in chat if it is the only node and needs no agent. `at_once` are
-    the options for storing the question with the run, or None if the question is stored later. The model output of
-    `silent` nodes is not part of the run's answer.
+    `chat` is the name, node and options of the workflow's only node if this is the built-in chat and needs no agent;
+    otherwise None. `at_once` has the options for storing the question together with the run; None if the question is
+    stored later. The model output of `silent` nodes is not part of the run's answer.
     """
 
     chat: tuple[str, ChatNode, Mapping[ConversationKind, TurnOptions]] | None
@@ -169,7 +169,7 @@ async def sessions_known(workflow: Workflow, run: Run, memory: Memory, store: Ba
 
 
 async def sessions_reached(run: Run, memory: Memory, store: BaseStore | None) -> list[Session]:
-    """Return the conversations that a run has used in any process, from the records that keep turns in order."""
+    """Return the conversations that a run has used in any process; `positions` has recorded them to order the turns."""
     found = []
     for name in await memory.runs.positions.of(run.run_id):
         conversation = of_order_name(name)

@@ -142,7 +142,7 @@ class RunService(RunIntake):
         """
         run = await self.run(run_id, user_id=user_id)
         if run.unbegun and await self._runs.order.stop_as_it_begins(run_id):
-            # The run ends when its turn comes, so that its question is stored after the earlier turns.
+            # A run that has not begun ends when its turn comes, so that its question is stored after the earlier turns.
             await self._worker.end_stopped(run_id)
             return [run_id]
         stopped = await self._runs.request_cancel(run_id)

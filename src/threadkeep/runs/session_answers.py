@@ -50,9 +50,9 @@ async def _with_answer_that_stands(memory: Memory, run: Run, result: Mapping[str
 
 
 async def with_own_answer(memory: Memory, run: Run, message_id: str) -> Run:
-    """Return a run with the answer to `message_id`, which is one of several messages of the run.
+    """Return a run with the answer to `message_id`, which is one of several messages that the run has answered.
 
-    Use the answer of another run if that run has answered this message, or has answered the newest message again.
+    If another run has answered this message, or later the newest of these messages, the result is its answer.
     """
     answer = await _answer_of_turn(memory, run, message_id)
     return replace(run, result=result_of_answer(answer)) if _is_of_other(answer, run) else run

@@ -23,7 +23,7 @@ type Data = Mapping[str, Json]
 
 _MOST_REMEMBERED = 50
 _AT_ITS_START = frozenset({STATUS, "node_started"})
-"""Kinds of events that only repeat the row of a started run, so they may be stored later than other events."""
+"""Kinds of events that add little to the row of a started run, so they may be stored later than other events."""
 
 _START_TIMES = 10
 _MOST_EVENTS = 5_000
@@ -91,7 +91,7 @@ class RunTracer:
         self._stream.signal()
 
     async def flush_with[T](self, store: Callable[[TraceGroup], Awaitable[T | None]]) -> T | None:
-        """Store the events noted so far. `store` stores the last group of them; return its result.
+        """Store the events noted so far. Call `store` for their last group, and return the result of this call.
 
         Raises:
             StoreError: the database did not store the events; the next call tries again.
@@ -108,9 +108,10 @@ class RunTracer:
         return stored
 
     async def store_whole[T](self, store: Callable[[TraceGroup], Awaitable[T | None]]) -> T | None:
-        """Store all events of the run with `store`, and return its result. If not all are in memory, return None.
+        """Pass all events of the run to `store` as one group, and return its result: None if nothing was stored.
 
-        The group's `after` is the number of the newest stored event. If `store` returns None, nothing was stored.
+        If not all events are in memory, return None at once. The group's `after` is the number of the newest event
+        that is stored already.
         """
         self._storing.disarm()
         async with self._storing.working:
@@ -163,7 +164,7 @@ class RunTracer:
         try:
             await self.flush()
         except StoreError:
-            # Ignore the error, because the next write stores these events too. Of too many, drop the oldest groups.
+            # Ignore the error: the next write stores these events too. If they become too many, drop the oldest groups.
             while sum(len(group.events) for group in self._sealed) > _MOST_EVENTS and len(self._sealed) > 1:
                 self._sealed.popleft()
 

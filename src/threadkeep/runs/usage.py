@@ -22,7 +22,7 @@ from threadkeep.runs.tracing import RunTracer
 
 @dataclass(eq=False)
 class Ledger:
-    """The token usage of one execution of a run, checked against the budgets of the runs in `limited`.
+    """The token usage of one execution of a run, checked against the budgets of `limited`, the run and its ancestors.
 
     A `Meter` adds the usage of each model call. Concurrent calls may exceed a budget, because a call is counted when it
     ends. A model without a price costs nothing. `usages` contains the usage of the run's own model calls, but not of
@@ -181,9 +181,9 @@ class LastContexts:
         return self._built.pop(run_id, None)
 
     def notify(self, event: Event, /) -> None:
-        """Record the context of a model call for its run; if that run is not watched, for the runs of its session.
+        """Record the context of a model call for its run or, if that is not watched, for watched runs of its session.
 
-        The event of another run, such as the run that stored the question, does not replace an event of the run itself.
+        The event of another run of the session does not replace an event of the watched run itself.
         """
         if not isinstance(event, ContextBuilt):
             return

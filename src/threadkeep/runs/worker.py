@@ -113,7 +113,7 @@ class Worker:
             StoreError: the engine does not accept the run. If `beginning` was passed, the run is released.
         """
         stream = self.streams.of(run_id)
-        # Do nothing if the run was started meanwhile: maintenance starts a new run if the insert's reply is late.
+        # Maintenance may have started the run meanwhile: it starts new runs for which the reply to the insert is late.
         if run_id in self._started or (beginning is not None and stream.outcome is not None):
             return
         self._started[run_id] = stream
@@ -234,7 +234,7 @@ class Worker:
         )
         active = ActiveRun(run, owner, stream, tracer, progress, new, beginning.workflow)
         active.hold.begun = beginning.turn
-        # A caller waits for the answer in this process only if the run was created here, not if it was queued.
+        # Set `told` if a caller in this process waits for the answer: the run was created here, and was not queued.
         active.hold.told = beginning.workflow is not None
         stream.hold = active.hold
         self.active[run.run_id] = active
@@ -258,7 +258,7 @@ class Worker:
             del saver.active[active.run.run_id]
         await active.tracer.close()
         for entry in active.hold.manifests:
-            # Set `again`: the manifest is already stored if the transaction succeeded and only its reply was lost.
+            # Set `again`: the manifest may be stored already, by a transaction whose reply was lost.
             self._memory.manifests.queue(replace(entry, again=True))
         if active.begins and ledger is not None and not has_children:
             active.stream.usage = ledger.usages
@@ -298,7 +298,7 @@ class Worker:
         _set_channel(run)
         run_hold.set(active.hold)
         if run.attempts > 1 and run.session_id is not None:
-            # Adopt the pending turns of the session, because the dead process may have left the answer among them.
+            # The process that executed the run before may have left the answer among the pending turns: adopt these.
             await self._memory.pending.adopt(run.session_id)
         if (workflow := active.workflow) is None:
             try:

@@ -153,7 +153,7 @@ class DbosEngine:
     async def _stop_if_unused(self) -> None:
         """Stop dbos if its tables have no records of runs.
 
-        If dbos takes over a run at this moment, the run continues when dbos is launched again.
+        If dbos takes a run from the queue at this moment, the run continues when dbos is launched again.
         """
         async with self._opening:
             lease, queue = self._lease, self._queue

@@ -26,7 +26,7 @@ from threadkeep.store.address import DatabaseAddress
 
 
 def number_of(attempt_id: str) -> int:
-    """Return the number in the id of an attempt. It is independent of the `attempts` that the run's record counts."""
+    """Return the number in an attempt's id, `<run id>/<number>`. It is independent of the `attempts` of the run."""
     return int(attempt_id.rpartition("/")[2])
 
 
@@ -51,7 +51,7 @@ _PAGE = 500
 # dbos receives connections, but also requires a database address, which it never uses.
 _UNUSED_ADDRESS = {"sqlite": "sqlite:///unused", "postgresql": "postgresql://unused@unused/unused"}
 
-# The handler of the launched dbos for attempts. A process has at most one dbos, and so at most one handler.
+# The function that the launched dbos calls for each attempt. A process has at most one dbos, so at most one function.
 _handlers: list[Callable[[str], Awaitable[None]]] = []
 _taken = threading.Lock()
 _nowhere = logging.NullHandler()
@@ -79,7 +79,8 @@ _CALLING_THREADS = 4
 class RunQueue:
     """A queue of runs on a launched dbos; in a worker, it also executes them.
 
-    `troubled` is called in other threads. The synchronous methods block on the database; call them in threads.
+    `troubled` gets the names of errors that do not stop the queue, in other threads. The synchronous methods block on
+    the database; call them in threads.
     """
 
     def __init__(

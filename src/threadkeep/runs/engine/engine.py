@@ -63,7 +63,7 @@ class Engine(Protocol):
         """
 
     async def enqueue(self, run_id: str, *, alone: bool = False) -> None:
-        """Enqueue a run for any worker. A worker executes several runs at a time, but only one that is `alone`.
+        """Enqueue a run for any worker. A worker executes several runs at a time, but of `alone` runs only one.
 
         Raises:
             StoreClosed: the engine accepts no more runs.
@@ -136,7 +136,7 @@ class RunTasks:
     async def execute(self, run_id: str) -> Ending:
         """Execute a run, but wait first if the same run is being executed here.
 
-        Return `done`, `lost` if another process may own the run, or `left` if the engine stopped the run.
+        Return `lost` if another process may own the run, `left` if the engine stopped the run, otherwise `done`.
         """
         while (before := self._tasks.get(run_id)) is not None:
             await asyncio.wait([before])
