@@ -173,7 +173,7 @@ class IndexedTranscripts(GraphTranscripts):
         for session_id in list(self._behind):
             try:
                 if await self.reader.conversation(session_id) is None:
-                    # Remove left items before `follow` deletes the rows: without rows, nothing names the conversation.
+                    # Remove the rest before `follow` deletes the rows: without them, nothing names the conversation.
                     await self.writer.remove_rest(session_id)
                 await self.index.follow(session_id)
             except SessionDamaged:

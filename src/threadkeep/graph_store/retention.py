@@ -107,7 +107,7 @@ class ConversationRetention:
         """Do nothing; the ids of messages are deleted with the messages."""
 
     async def retention(self, session_id: str, *, user_id: str | None = None) -> tuple[bool, Retention | None]:
-        """Return True if the conversation exists for this user, and as its limits None: it has no limits of its own."""
+        """Return a pair: True if the conversation exists for this user, and None, because it has no own limits."""
         return await self._reader.conversation(session_id, user_id=user_id) is not None, None
 
     async def set_retention(self, session_id: str, retention: Retention | None, *, user_id: str | None = None) -> bool:

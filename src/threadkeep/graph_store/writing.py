@@ -259,7 +259,7 @@ class ConversationWriter:
         return append(conversation, prepared, there=there, target=target)
 
     async def seqs_of(self, writing: Writing, conversation: Conversation, message_ids: Sequence[str]) -> dict[str, int]:
-        """Return a map from the ids of those messages that exist to their `seq`."""
+        """Return a map from message ids to `seq`, for the messages that exist."""
         if conversation.version < 0:
             return {}
         names = [id_note(message_id) for message_id in message_ids]
@@ -426,7 +426,7 @@ class ConversationWriter:
     ) -> None:
         """Write the metadata of a conversation, with the version that follows `former.version`, and the items `others`.
 
-        If an agent keeps the conversation below a session, an item of the session names a new conversation.
+        If a new conversation is the own conversation of an agent below a session, an item of that session names it.
         """
         version, items = former.version if former.version >= 0 else None, dict(others or {})
         if version is None and conversation.agent is not None and conversation.parent_session_id is not None:

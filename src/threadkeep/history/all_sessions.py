@@ -63,7 +63,7 @@ async def calls_in(
     limit: int,
     before: Cursor | None = None,
 ) -> list[StoredManifest]:
-    """Return up to `limit` records of a conversation's model calls, newest run first, then newest call first.
+    """Return up to `limit` records of a conversation's model calls: newest run first, in each run newest call first.
 
     With `before`, only calls after this cursor in that order are returned. Pages of the conversation are read until
     `limit` calls are found, or until the messages are older than all stored records.
@@ -176,7 +176,7 @@ class AllSessions:
     ) -> list[StoredManifest]:
         """Return up to `limit` records of a session's model calls, newest first, after the cursor `before`.
 
-        The records of a conversation are stored with its runs, so the run with the newest message comes first.
+        The records of a conversation are sorted by run; the run with the newest message comes first.
 
         Raises:
             SessionNotFound: the session does not exist, or belongs to another user.
@@ -214,7 +214,7 @@ class AllSessions:
         return deleted
 
     async def where(self, session_id: str, *, user_id: str | None = None) -> GraphLayout | None:
-        """Return the layout of the conversation with an id, even a damaged one, or None if the id is that of a session.
+        """Return the layout of the conversation with an id, even if it is damaged; None if a session has the id.
 
         Raises:
             SessionNotFound: the session does not exist, or belongs to another user.
@@ -314,7 +314,7 @@ class AllRetention:
         raise SessionNotFound(session_id)
 
     async def _chosen(self, session_ids: Sequence[str], user_id: str | None) -> list[tuple[Pruner, list[str]]]:
-        """Return the pruners that know any of the given ids, each with its ids; if no ids are given, return all."""
+        """Return each pruner that has some of the given sessions, with their ids; if no ids are given, return all."""
         wanted = list(dict.fromkeys(session_ids))
         for session_id in wanted:
             check_session_id(session_id)

@@ -73,10 +73,11 @@ class Compression:
     """Options for summaries of older messages; sizes use LangChain's format.
 
     A size is `("tokens", n)`, `("messages", n)`, or `("fraction", f)`, a part of the token budget of a model call. A
-    summary is written when the messages without a summary reach `trigger`. At least as many of the newest messages as
-    `keep` are not summarised; they begin at the start of a turn. Messages that did not fit a window are summarised
-    earlier. `max_summary_tokens` limits all active summaries together, but the limit is never more than a quarter of
-    the budget of a model call (at least 100). Beyond this limit, older summaries are merged.
+    summary is written when the messages without a summary reach `trigger`. It leaves out the newest messages: as many
+    as `keep` says, extended back to the start of a turn. Messages that did not fit a window are summarised before
+    `trigger` is reached, even if fewer messages than `keep` are left. All active summaries together have at most
+    `max_summary_tokens`, and at most a quarter of the budget of a model call, but 100 tokens are always allowed. Beyond
+    this limit, older summaries are merged.
     """
 
     trigger: Size = ("tokens", 20_000)

@@ -52,7 +52,7 @@ def index_version() -> str:
 
 @dataclass(eq=False)
 class Refusals:
-    """The turns that could not be embedded. The more often a turn failed, the longer it is skipped."""
+    """The turns that could not be embedded. The more often a turn failed, the more rounds of embedding skip it."""
 
     round: int = 0
     _tries: dict[str, int] = field(default_factory=dict)
@@ -72,13 +72,14 @@ class Refusals:
 class ConversationIndex:
     """The indexed turns of one session, or of all sessions of a user, with their tokens, days and vectors.
 
-    `first` and `read` are the first and the last indexed `seq` of each session. `embedded` has the pairs of a model and
-    a session whose stored vectors were read. Archived messages are not indexed, but their `summaries` are, each at the
-    position of the last message that it covers. `newest` is an index of only the newest messages, which is used until
-    the whole index is built; `has_newest` is set when `newest` is complete. `superseded` are turns that were superseded
-    after they had been indexed. `taken_back` are ids of messages that a person took back in a chat; a system message in
-    the transcript records this. `stored` has the last `seq` of each session in its stored index, even while that index
-    is still being written. `texts` has the indexed messages of each session.
+    For each session, `first` and `read` are the first and the last indexed `seq`, `texts` has the indexed messages, and
+    `stored` is the last `seq` in the stored index, even while that index is still being written. `embedded` has each
+    pair of a model and a session whose stored vectors were read.
+
+    Archived messages are not indexed, but their `summaries` are, each at the position of the last message that it
+    covers. `superseded` are turns that were superseded after they had been indexed. `taken_back` are ids of messages
+    that a person took back in a chat; a system message in the transcript records this. Until the whole index is built,
+    `newest` is an index of only the newest messages, and `has_newest` is set when `newest` is complete.
     """
 
     words: RecallIndex = field(default_factory=RecallIndex)
@@ -117,10 +118,10 @@ class ConversationIndex:
         return session_id in self._marks
 
     def is_outdated(self, infos: Mapping[str, SessionInfo], *, complete: bool) -> bool:
-        """Return True if indexed turns are now reset, archived or deleted, or if too many sessions are not in `infos`.
+        """Return True if indexed turns were reset, archived or deleted since, or if too many sessions are missing.
 
-        If `infos` are not `complete`, an indexed session may be absent only because `infos` have just the newest
-        sessions.
+        If `infos` are `complete`, a session that they lack is gone, so one is too many. Otherwise they have only the
+        newest sessions, and may lack up to as many as they have.
         """
         missing = sum(session_id not in infos for session_id in self._marks)
         if missing > (0 if complete else len(infos)):
@@ -150,7 +151,7 @@ class ConversationIndex:
     async def new_summaries(
         self, infos: Iterable[SessionInfo], summaries: Summaries, most: int
     ) -> dict[str, list[Summary]]:
-        """Return, for `catch_up`, the summaries of archived messages of each session that is not indexed yet.
+        """Return a map from each session that is not indexed yet to summaries of its archived messages, for `catch_up`.
 
         Args:
             infos: The sessions, the most important one first. The newest summaries of each are returned.
@@ -271,7 +272,7 @@ class ConversationIndex:
         self._marks |= other._marks
 
     def grown(self, session_ids: Iterable[str], least: int) -> set[str]:
-        """Return the sessions with at least `least` turns whose index was never stored or has grown by an eighth."""
+        """Return the sessions to store: with at least `least` turns, and an eighth more than when last stored."""
         summaries = Counter(one.session_id for one in self.summaries.values())
         found: set[str] = set()
         for session_id in self.read.keys() & session_ids:
@@ -286,7 +287,7 @@ class ConversationIndex:
         return self.read[session_id], self._marks[session_id]
 
     def texts_of(self, session_id: str) -> IndexedTexts:
-        """Return a copy of the record of a session's indexed messages."""
+        """Return a copy of the `seq` values of a session's indexed messages, with the digest of their texts."""
         return self.texts.get(session_id, IndexedTexts()).copy()
 
     async def _analysis_of(self, text: str) -> Analysis | None:
@@ -357,6 +358,6 @@ async def _messages(transcripts: Transcripts, session_id: str, first: int, last:
         end = min(start + _PAGE - 1, last)
         page = await transcripts.newest(session_id, limit=end - start + 1, before=end + 1)
         for message in page.messages:
-            # Skip older messages, which the page has in place of superseded ones, even from before a reset.
+            # Skip messages before `start`, with which the page is filled if it lacks superseded messages.
             if (message.seq or 0) >= start:
                 yield message

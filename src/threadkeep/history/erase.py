@@ -74,7 +74,7 @@ class Eraser:
         return (await self.rows.counts(wanted))["chat_graph_groups"]
 
     async def continued(self, wanted: Erasable) -> Erasable:
-        """Return a target with the ids and the sessions that an interrupted erasure has found."""
+        """Return the target with the ids that an interrupted erasure has found, and the scope of its noted sessions."""
         subject = await self._subject(wanted)
         ids = tuple(dict.fromkeys([*wanted.ids, *(await self._interrupted(subject)).get("ids", [])]))
         return replace(wanted, ids=ids, noted=f"{_SCOPE}:{subject}")
@@ -117,8 +117,7 @@ class Eraser:
             done = not any(after.values()) and not remains
             counts = json.dumps({"found": before})
             if done:
-                # Delete the notes before the overwrite, so that it overwrites their ids too. Keep the counts for a
-                # retry.
+                # Delete the noted session ids first, so that the overwrite reaches them. Keep the counts for a retry.
                 await self.rows.forget_notes(wanted)
                 await state.keep(_SCOPE, subject, counts)
             if not await self.rows.overwrite(vacuum=vacuum):
@@ -299,10 +298,10 @@ class Eraser:
         return [(await self._memory.graph_store(), namespace, key) for namespace, key in found]
 
     async def _named(self, wanted: Erasable, *, others: bool) -> list[tuple[str, ...]]:
-        """Return the namespaces that name the person and another user (`others`), or the person and no other user.
+        """Return the namespaces that name the person; with `others`, they also name another user, otherwise not.
 
-        An id may also be a common word (`memories`), so a namespace with another user's id is not erased. Conversations
-        are erased by their owners and senders, whatever their namespaces are called.
+        If a namespace names two users, the person's id may be there only as a common word (`memories`), so it is not
+        erased. Conversations are left out, because they are erased by their owners and senders.
         """
         if not wanted.ids or not await self._memory.has_graph_store():
             return []

@@ -214,7 +214,7 @@ async def _pages(session: Session, info: SessionInfo, done: Exported) -> AsyncIt
 
 
 async def _checked(info: SessionInfo, memory: Memory) -> SessionInfo:
-    """Return metadata of a list; metadata that may have the mark of a damaged session are read again.
+    """Return metadata from a list of sessions; if they look like those of a damaged session, read them again.
 
     Raises:
         RecordUnreadable: the session is damaged.
@@ -224,7 +224,7 @@ async def _checked(info: SessionInfo, memory: Memory) -> SessionInfo:
 
 
 async def _with_origin(info: SessionInfo, memory: Memory, view: View) -> SessionInfo:
-    """Return a branch's metadata with the exported position in its parent, or the stored one if the parent is gone."""
+    """Return metadata; `parent_seq` of a branch is the exported position, unless the parent cannot be read."""
     if info.parent_session_id is None or view == "history":
         return info
     parent = memory.session(info.parent_session_id)

@@ -36,7 +36,7 @@ _STORE_ROWS = "dead rows of the graph store's PostgreSQL until VACUUM, and its W
 _STORE_LOG = "the WAL file of the graph store, which a reader keeps: stop other processes, and repeat"
 _OWN = "own"
 _NO_SESSION = "\x1f"
-"""The first character of order names that are not session ids; session ids have no control characters."""
+"""The first character of each `order_name`; a session id cannot begin with it, because it is a control character."""
 
 
 class Opening(NamedTuple):
@@ -120,7 +120,7 @@ class GraphConversations:
         return store
 
     def name_of(self, store: BaseStore) -> object:
-        """Return a hashable identity of a store; all objects that open the memory's own store have one identity."""
+        """Return a hashable identity of a store; all objects for the memory's own store have the same identity."""
         if store is self._store:
             return _OWN
         address = self.given if isinstance(self.given, DatabaseAddress) else None
@@ -161,13 +161,13 @@ def location_in(layout: GraphLayout, key: str) -> ConversationLocation:
 
 
 def order_name(layout: GraphLayout, key: str) -> str:
-    """Return the name under which a conversation's turns are ordered; it is never equal to a session id."""
+    """Return the name of a conversation in the records that keep turns in order; it is never equal to a session id."""
     parts = [layout.namespace, layout.meta_key_suffix, layout.value_field, key]
     return _NO_SESSION + json.dumps(parts, ensure_ascii=False, separators=(",", ":"))
 
 
 def of_order_name(name: str) -> tuple[GraphLayout, str] | None:
-    """Return the layout and the key in an `order_name`, or None for a session id, or a name of an older version."""
+    """Return the layout and the key in an `order_name`; None for a session id, or a name from an older version."""
     if not name.startswith(_NO_SESSION):
         return None
     try:

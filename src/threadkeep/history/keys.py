@@ -91,7 +91,7 @@ class KeyResolution:
 
     @property
     def reason(self) -> Reason | None:
-        """The reason of the last rejection if there is no key (`empty` without a candidate); None if there is a key."""
+        """None if there is a key, otherwise the reason of the last rejection (`empty` if there was no candidate)."""
         if self.key is not None:
             return None
         return self.refused[-1].reason if self.refused else "empty"
@@ -204,7 +204,7 @@ def resolve_key(
     template: str = KEY_TEMPLATE,
     manual: bool = False,
 ) -> KeyResolution:
-    """Return the key of the first valid candidate, rendered into the key template as `conversation_key`.
+    """Resolve a key: render the first valid candidate, and insert it into `template` as `conversation_key`.
 
     A candidate is a literal text or a template with `{{dotted.path}}` placeholders. A path consists of names and of
     list indexes (`items.0.id` or `items[0].id`); expressions are not supported. A candidate is rendered from `scope`,

@@ -120,7 +120,7 @@ class Manifests:
     async def texts(
         self, session_id: str | None, digests: Collection[str], *, run_id: str | None = None
     ) -> dict[str, str]:
-        """Return texts that model calls sent and no transcript has, by digest; unknown digests are left out."""
+        """Return a map from digests to texts that model calls sent and no transcript has; leave out unknown digests."""
         check_argument("session_id", session_id, str)
         check_argument("run_id", run_id, str)
         check_each("digests", digests, str)
@@ -196,7 +196,7 @@ class Manifests:
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
     async def _write(self, group: list[NotedManifest]) -> None:
-        """Write a group, and remove the records from the list unless a lock or a duplicate call number delays them.
+        """Write a group and empty the list; a record that a lock or a duplicate call number delays stays in it.
 
         Raises:
             StoreError, TimeoutError: the database is not available; the records in the list must wait.

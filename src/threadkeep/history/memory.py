@@ -131,7 +131,7 @@ class Memory:
         await self.runs.run("readyz")  # a lookup by primary key; no run has this id
 
     async def graph_store(self) -> BaseStore:
-        """Return the LangGraph store that the options name; if they name a database, it closes with this memory.
+        """Return the LangGraph store that the options name; if they name a database, the store closes with this memory.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -280,7 +280,7 @@ class Memory:
     ) -> T:
         """Run work that must be safe to repeat. If the caller is cancelled, the work is run again in the background.
 
-        Closing the memory waits for the work, even if no task awaits its caller.
+        Closing the memory waits for the work, even if nothing awaits the task of the caller.
         """
         running: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._running.add(running)
@@ -303,8 +303,8 @@ class Memory:
     def leave_work_for_all(self) -> None:
         """Stop search indexing and retention in this memory; another memory of the same database must run them.
 
-        Otherwise a task of this memory could lock a row in a transaction, and a blocking call on the event loop would
-        wait for this lock.
+        Otherwise a task of this memory could lock a row in a transaction, and then be unable to end it, because a
+        blocking call on the event loop waits for this lock.
         """
         for task in self.work_for_all:
             task.cancel()

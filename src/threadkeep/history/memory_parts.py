@@ -38,7 +38,7 @@ _DIGITS: Final = 32
 
 
 def factor_key(model: str) -> str:
-    """Return the key of a model's stored factor; except for OpenAI's models, the key names the token estimate."""
+    """Return the key of a model's stored factor: the model and, unless it is OpenAI's, its token estimate."""
     counter = counter_for(model)
     return f"{model} {counter.name}" if isinstance(counter, FamilyEstimate) else model
 
@@ -110,7 +110,7 @@ class LearnedFactors:
             await self.save()
 
     def _known(self, model: str) -> TokenFactor:
-        """Return the factor of a model; in an unknown family, other scripts begin with the factor of Latin script."""
+        """Return the factor of a model; if its family is unknown, other scripts begin with that of Latin script."""
         found = (self._factors or {}).get(factor_key(model)) or TokenFactor(model)
         return replace(found, other=None if family_of(model) else found.other or found.value)
 

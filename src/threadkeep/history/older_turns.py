@@ -4,8 +4,8 @@ The first query of a conversation builds its index from the transcript, and late
 messages does not update it. The index of a long session is stored, so that the next process can load it. If all
 sessions of a user are long together, their index is joined from the stored indexes. If building takes longer than an
 answer should wait, it continues in the background, and the query uses the turns that are indexed so far. While a long
-index is built, the newest messages get a separate, searchable index. While the stored index of one session is loaded,
-they get it only after 0.8 seconds.
+index is built, the newest messages get a separate, searchable index; while a stored index is loaded, they get one only
+if the loading takes longer than 0.8 seconds.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class OlderTurns:
         self._tasks: dict[tuple[RecallScope, str], asyncio.Task[None]] = {}
 
     async def find(self, search: Search, budget: int, embedder: Embedder | None = None) -> list[FoundTurn]:
-        """Return the most relevant turns, best first, in all up to about `budget` tokens as counted when stored."""
+        """Return the most relevant turns, best first, together up to about `budget` stored tokens."""
         infos = await self._sessions(search)
         key = (search.scope, search.user_id or "" if search.scope == "user" else search.session_id)
         if not infos:
@@ -323,7 +323,7 @@ def _is_long(infos: Mapping[str, SessionInfo]) -> bool:
 
 
 def _allowed(infos: Mapping[str, SessionInfo], most: int) -> dict[str, int]:
-    """Return how many of the newest messages to index per session, at most `most` in all; oldest session first."""
+    """Map each session to the number of its newest messages to index, at most `most` in all; oldest session first."""
     allowed: dict[str, int] = {}
     for session_id, info in reversed(list(infos.items())):
         if (count := min(messages_of(info), MOST_TURNS, most)) > 0:

@@ -53,7 +53,7 @@ async def open_sessions[M: Memory](
     """
     if address.in_memory and address.memory_name is None:
         address = replace(address, memory_name=f"threadkeep-{uuid4().hex}")
-    # Wait for a server that starts if there is background work. A short-lived command has none, and must not wait.
+    # If there is background work, wait for a server that is still starting. A short-lived command must not wait.
     waits = options.store.waits_for_server or options.background
     options = replace(options, store=replace(options.store, waits_for_server=waits))
     everyone, counts = Observers(*observers), RememberedCounts()

@@ -44,7 +44,7 @@ from threadkeep.store.tables import TableTranscripts
 from threadkeep.store.transcripts import Transcripts
 
 type Join = Callable[[Sequence[Message]], Joined | None]
-"""A function that returns the statements to execute with the messages of a turn; None if they are too large."""
+"""A function that returns statements to execute with a turn's messages, or None if the statements are too large."""
 
 
 def default_folder() -> Path:
@@ -125,7 +125,7 @@ class PendingTurns:
         return sum(len(each.own) for each in self._all)
 
     def turns_of(self, session_id: str) -> list[Turn]:
-        """Return the pending turns of a session in order; later turns of the session must wait behind them."""
+        """Return, in order, the pending turns of a session that its later turns must wait for; omit rejected ones."""
         return [entry.turn for entry in self.own if entry.turn.session_id == session_id and not entry.refused]
 
     @property
@@ -509,7 +509,7 @@ def _completes(answer: Message, stored: Message) -> bool:
 
 
 def _is_same(answer: Message, stored: Message) -> bool:
-    """Return True if a stored message has the same question, status, and author and ordinal (or text) as an answer."""
+    """Return True if a stored message has the question and status of an answer, and its author and ordinal, or text."""
     if (answer.answers, answer.status) != (stored.answers, stored.status):
         return False
     return (answer.author, answer.ordinal) == (stored.author, stored.ordinal) or answer.content == stored.content

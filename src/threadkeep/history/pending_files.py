@@ -213,7 +213,7 @@ def _paths(folder: Path) -> list[Path]:
 
 
 def _content(path: Path) -> tuple[bool, SpoolContent]:
-    """Return whether a file's process is alive, and the content; if not, a cut last line counts as unreadable."""
+    """Return whether a file's process is alive, and the content; if it is dead, a cut last line is unreadable."""
     live = in_use(path)
     return live, read_spool(path, cut_off=not live)
 

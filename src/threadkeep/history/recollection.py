@@ -23,7 +23,7 @@ _STATUS = attrgetter("status")
 
 @dataclass(frozen=True)
 class ReadPast:
-    """A session's stored state for a profile, and its newest messages, read in one round trip.
+    """A session's stored state for a profile (see `Past`), and its newest messages, read in one round trip.
 
     `rows` is None if there are no messages, if the messages in the cache have changed, or if only the state was read.
     """
@@ -41,8 +41,7 @@ class Past:
     has no anchor and slides. `known_ids` are messages that the caller already has: the result names the known messages
     from before the last reset, and the superseded ones. The history ends before the message `before_id`; if this
     message is not stored (its write may be pending), all messages are history. Pass its `seq` as `before_seq` if it is
-    known. The last `questions` messages, up to this message, are current questions and therefore not part of the
-    history.
+    known. The `questions` messages that end with the message `before_id` are current questions, not history.
     """
 
     limits: Limits = Limits(20, 4000)
@@ -58,12 +57,13 @@ class Past:
 class Recollection:
     """The history for a model call: messages, oldest first, summaries of earlier messages, and what was left out.
 
-    `begin` is the first `seq` that the window may include; it is at the anchor or after the summaries. `begun` is true
-    if an earlier call or a summary has set `begin`. `overflowing` is true if not all messages from `begin` on fit, and
-    `failed` if the read failed. `forgotten` are known messages among the newest 200 before the last reset, and
-    `superseded` are known messages that were superseded. `question_seq` is the `seq` of the message that ends the
-    history; it is None if that message is not stored yet. `questions` is as in `Past`, `revision` is that of the
-    session, and `derived` is shared with the cached `SessionRows`.
+    `begin` is the first `seq` that the window may include: the anchor (see `Past`) or, if that is higher, the `seq`
+    after the summarised messages. `begun` is true if an earlier call or a summary has set `begin`. `overflowing` is
+    true if not all messages from `begin` on fit, and `failed` if the read failed. Of the `known_ids` in `Past`,
+    `forgotten` are among the newest 200 messages before the last reset, and `superseded` are superseded messages.
+    `question_seq` is the `seq` of the message `before_id` in `Past`, or None if that message is not stored yet.
+    `questions` is as in `Past`, `revision` is that of the session, and `derived` is shared with the cached
+    `SessionRows`.
     """
 
     messages: tuple[Message, ...]
@@ -100,7 +100,7 @@ class Recollection:
         return replace(self, messages=kept, excluded=(*self.excluded, *gaps))
 
     def with_folds(self, counter: TokenCounter) -> Recollection:
-        """Return a copy that shows repeated exchanges once; `folded` has the `seq` of each question with a count."""
+        """Return a copy that shows repeated exchanges once; `folded` has the `seq` of questions that show a count."""
         found = fold_repeats(self.messages, counter=counter)
         gaps = [Exclusion(fold.left_out[0], fold.left_out[-1], "folded") for fold in found.folds if fold.left_out]
         return replace(
@@ -133,7 +133,7 @@ class WindowReader:
     ) -> tuple[Window, Recent, SessionRows | None]:
         """Return the window, the newest page that was read, and the rows for the cache (None if no rows were known).
 
-        With `before_question`, the window ends before the newest user message, so it cuts no message.
+        With `before_question`, the window ends before a question, and its newest message is never cut.
         """
         recent = await pages.older(page_rows, before)
         chooser = WindowChooser(limits, newest_user=recent.newest_user, before_question=before_question)
@@ -238,7 +238,7 @@ class WindowReader:
     def statements(
         self, tables: TableTranscripts, profile: str, limit: int, known: SessionRows | None
     ) -> list[Statement]:
-        """Return two statements, for the state, and for up to `limit` messages from the newest known message on."""
+        """Return two statements: for the state, and for up to `limit` messages beginning with the newest known one."""
         after = 0 if known is None else known.last_seq - 1
         return [
             self.contexts.state_statement(self.session_id, profile, user_id=self.user_id),
@@ -294,7 +294,7 @@ class WindowReader:
 
 @dataclass(eq=False)
 class _Pages:
-    """The rows of a session from a `seq` on, in pages, the newest first; known rows precede rows from the store.
+    """The rows of a session from a `seq` on, in pages, newest first; the store is only read for unknown rows.
 
     Rows that are read are added to `known`; if the marks of the session have changed, `known` becomes None.
     """

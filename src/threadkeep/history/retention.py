@@ -177,7 +177,7 @@ class Pruner:
         return Pruner(rows, self.rules, pending=pending, observer=self._observer, clock=self._clock)
 
     async def of(self, session_id: str, *, user_id: str | None = None) -> Retention | None:
-        """Return the limits of one session, or None if it has none, so that the default rules apply.
+        """Return the limits of one session; None if it has no limits of its own, so that the default rules apply.
 
         Raises:
             SessionNotFound: the session does not exist, or belongs to another user.

@@ -243,7 +243,7 @@ class RunPruner:
                 large = replace(large, events=max(0, large.events - removed.events))
                 await work.end_step(removed)
                 if removed.events < _STEP_ROWS:
-                    # Delete the few remaining rows with the tree. The events of a finished run are packed in one row.
+                    # `large.events` may be higher than the number of rows: a finished run has its events in one row.
                     break
             group = [large]
         if not await work.begin_step():

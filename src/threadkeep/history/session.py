@@ -177,7 +177,7 @@ class Session:
     async def record_joined(
         self, messages: Sequence[Message], join: Join, *, answers: str | None = None, told: bool = False
     ) -> tuple[Receipt, Sequence[list[Row]]] | None:
-        """Store messages and execute `join` in one transaction; for None see `PendingTurns.record_joined`."""
+        """Store messages and execute `join` in one transaction; return None if `PendingTurns.record_joined` does."""
         started = time.perf_counter()
         stored = await self._pending.record_joined(self.turn(messages, answers=answers, told=told), join)
         if stored is not None:
@@ -282,7 +282,7 @@ class Session:
         return await self._if_visible(lambda: self._transcripts.superseded(self.session_id), [])
 
     async def answers_to(self, question: Message) -> list[Message]:
-        """Return the complete answers to a message, stored or pending, in order; one for each author and ordinal."""
+        """Return the complete answers to a message: stored ones in order, then pending ones that are not stored yet."""
         check_argument("question", question, Message, required=True)
         waiting = [one for one in self.waiting() if one.answers == question.id and one.status == "complete"]
         if question.seq is None:
@@ -294,7 +294,7 @@ class Session:
         return [*stored, *(one for one in waiting if known.isdisjoint(_keys(one)))]
 
     async def tell(self, message_id: str) -> Message | None:
-        """Mark an answer, or its replacement, as delivered to a caller; return the marked message, or None."""
+        """Mark the last version of an answer as delivered, and return it; return None if the answer does not exist."""
         check_argument("message_id", message_id, str, required=True)
         waiting = next((message for message in self.waiting() if message.id == message_id), None)
         if waiting is not None:
@@ -487,7 +487,7 @@ class Session:
         return new if stored is None else stored
 
     async def question(self, run: str | None = None) -> Message:
-        """Return the question with the id `run`, or the question that this run answered; for None, the newest one.
+        """Return a question: the newest if `run` is None, otherwise the one with this id or answered by this run.
 
         Raises:
             MessageNotFound: the session has no such question.
@@ -508,8 +508,8 @@ class Session:
 
         Args:
             run: the id of a run that answered the question, or the question's own id; None for the newest question.
-            upto: the `seq` of the newest message that the caller has seen; later ones are not superseded. If several
-                concurrent calls pass it, one creates a new answer, and the others return the same input.
+            upto: the `seq` of the newest message that the caller has seen; later ones are not superseded, so
+                that concurrent calls do not supersede each other's new answer.
 
         Call the agent with the result: `await agent.ainvoke(await session.regenerate(run_id), config)`. The question
         keeps its id, and the new answer belongs to it.
@@ -588,7 +588,7 @@ class Session:
     async def delete(self, *, run_id: str | None = None) -> bool:
         """Delete the session with all its messages; return False if it did not exist or belongs to another user.
 
-        With a `run_id`, do nothing unless this run is being executed and its message has not deleted a session before.
+        If `run_id` is given, do nothing if the run is not being executed, or if its message has deleted it before.
         """
         with contextlib.suppress(SessionDamaged):
             if self.user_id is not None and await self._info() is None:
@@ -616,7 +616,7 @@ def _keys(message: Message) -> set[object]:
 
 
 def _end(seq: int | None, name: str = "before") -> int:
-    """Return the `seq` that bounds a read, limited to numbers that databases can store, or `END` for None."""
+    """Return `seq`, limited to numbers that databases can store; if it is None, return `END`."""
     check_argument(name, seq, int)
     return END if seq is None else min(max(seq, 0), END)
 

@@ -38,7 +38,7 @@ class StoredIndexes:
     async def load(self, info: SessionInfo, summaries: Sequence[Summary]) -> ConversationIndex | None:
         """Return the stored index of a session; if it no longer matches the session, delete it and return None.
 
-        Also return None if the role lacks rights on the stored indexes.
+        Also return None if the database role lacks rights on the stored indexes.
         """
         with contextlib.suppress(RightsMissing):
             return await self._load(info, summaries)
@@ -97,7 +97,7 @@ class StoredIndexes:
         return joined
 
     def grown(self, index: ConversationIndex, infos: Iterable[SessionInfo], *, of_user: bool) -> list[SessionInfo]:
-        """Return the sessions whose index was never stored or has grown by an eighth; short sessions are left out."""
+        """Return sessions whose index was never stored, or has grown by an eighth since; leave out short sessions."""
         if len(index.tokens) < _LEAST_STORED:
             return []
         by_id = {info.session_id: info for info in infos}

@@ -34,7 +34,7 @@ _MOST_STEPS = 8
 _MOST_PARTS = 50
 """The maximum number of summaries that were merged before and are read again as sources of a new merge."""
 _READ_AGAIN = 4
-"""Summaries that were merged before are read again, up to the token limit of all active summaries times this."""
+"""The maximum tokens of the sources of a merge, as a multiple of the token limit of all active summaries."""
 
 
 class SummaryWriter:
@@ -115,7 +115,7 @@ class SummaryWriter:
         return summary
 
     async def _merge(self, summaries: Sequence[Summary]) -> Summary:
-        """Store one summary in place of several. It has their facts that fit; a model writes the prose again."""
+        """Store one summary in place of several. Facts are copied as far as they fit; a model writes new prose."""
         started = time.perf_counter()
         carried = merged_facts(SummaryText.read(summary.text) for summary in summaries)
         facts = fitting_facts(carried, self._room.facts, self._counter)

@@ -22,7 +22,7 @@ _COMPARED_AT_ONCE = 500
 _MOST_CHARACTERS = 8_000
 _QUERY_SECONDS = 2.0
 _MOST_FAILURES = 12
-"""After this many consecutive failures, assume that the model fails: one bad text in a batch causes only seven."""
+"""After this many failures in a row, assume that the model fails; a single bad text in a batch causes only seven."""
 
 
 class TurnVectors:
