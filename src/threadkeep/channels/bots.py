@@ -114,7 +114,7 @@ class SenderRates:
     def __init__(self, per_minute: int = 0, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_minute = per_minute
         self._clock = clock
-        # For each sender, the time of each message by its id. The key None means that the sender knows the limit.
+        # Maps each sender to a map from message ids to times. The key None is set if the sender was told the limit.
         self._seen: dict[str, dict[str | None, float]] = {}
 
     def count(self, sender: str, message_id: str) -> Rate:
@@ -231,7 +231,7 @@ async def question_for(memory: Memory, runs: RunService, bot: Bot, message: Inco
     if run.trigger != "webhook" or run.newest_message_id is None:
         return None  # the question was not shown in this chat
     sent = await memory.channels.outbox.find(bot.name, message.session_id or "", run.newest_message_id)
-    # A missing entry was deleted after the question was sent. After an attempt to send, the question may have arrived.
+    # If there is no entry, the question was sent, and the entry deleted later. After an attempt, it may have arrived.
     is_sent = sent is None or sent.status == "delivered" or (sent.status == "ready" and sent.tries > 0)
     return run if is_sent else None
 

@@ -140,7 +140,7 @@ class MessageRecalled:
 class AnswerFailed:
     """A part of an answer that the platform first accepted and then could not deliver.
 
-    `sent_id` is the id of the sent part, `error` the kind of error, and `address` the address for sending it again.
+    `sent_id` is the id of the sent part, `error` the name of the error, and `address` the address for sending it again.
     """
 
     session_id: str
@@ -278,17 +278,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Sent:
-    """The part has arrived. If `is_all` is True, the platform accepts no other part of the answer."""
+    """An outcome of sending: the part has arrived. If `is_all` is True, the platform accepts no other part."""
 
     is_all: bool = False
 
 
 @dataclass(frozen=True)
 class Later:
-    """The part must be sent again, after `seconds` if the platform named a time. `error` is the kind of error.
+    """An outcome of sending: the part must be sent again, after `seconds` if the platform named a time.
 
-    If `uncertain` is True, the part may have arrived: it was sent, but no clear reply came (a timeout, a lost
-    connection or an unreadable reply).
+    `error` is the name of the error. If `uncertain` is True, the part may have arrived: it was sent, but no clear reply
+    came (a timeout, a lost connection or an unreadable reply).
     """
 
     error: str
@@ -298,14 +298,14 @@ class Later:
 
 @dataclass(frozen=True)
 class Refused:
-    """The part can never be delivered: the person blocked the bot, or a limit of the platform is reached."""
+    """An outcome of sending: the part can never be delivered. For example, the person blocked the bot."""
 
     error: str
 
 
 @dataclass(frozen=True)
 class Moved:
-    """The chat has a new address."""
+    """An outcome of sending: the chat has a new address, to which the part must be sent."""
 
     address: Address = field(repr=False)
 
@@ -327,7 +327,7 @@ class ChannelClient(Protocol):
         """Show the person that the bot is working, if the platform has a way to do so."""
 
     async def account(self) -> Account | str:
-        """Return the platform's data about the bot, for operators. If the request fails, return the kind of error."""
+        """Return the platform's data about the bot, for operators. If the request fails, return the error's name."""
 
 
 def read_json(text: str | bytes) -> Json:

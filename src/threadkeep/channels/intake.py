@@ -161,7 +161,7 @@ class Intake:
         self.notify(bot, "taken")
 
     async def _in_first_chat(self, bot: Bot, message: IncomingMessage) -> IncomingMessage:
-        """Return the message with the first id of its chat if the chat has changed its id."""
+        """Return the message. If the id of its chat has changed, use the first id, which the session's key has."""
         chat = message.reply_to.get("chat_id")
         # Check only supergroups (-100…), because only a group that becomes a supergroup changes its id.
         if bot.channel.kind != "telegram" or not str(chat).startswith("-100"):

@@ -55,7 +55,7 @@ class ChannelService:
         return list(self._bots)
 
     def fetch_with(self, bot: Bot, notice: Callable[[DeskNotified], Awaitable[None]]) -> None:
-        """Register `notice`, which is called whenever a callback announces messages of a desk of this bot."""
+        """Register `notice`, which is called if a callback announces that a customer service desk has messages."""
         self._desks[bot.name] = notice
 
     async def receive(self, name: str, callback: Callback) -> CallbackResponse:

@@ -52,7 +52,7 @@ _NUMBERS = ("chat_id", "message_id", "message_thread_id")
 
 @dataclass(frozen=True)
 class TelegramAnswer:
-    """A response of the Bot API. Without a readable response, `status` is 0 and `error` is the kind of error.
+    """A response of the Bot API. Without a readable response, `status` is 0 and `error` is the name of the error.
 
     If `uncertain` is True, the call may have been executed.
     """
@@ -70,7 +70,7 @@ class TelegramAnswer:
 
     @property
     def problem(self) -> str:
-        """The kind of a failure. `Conflict` means that a webhook is set, or that another program polls this bot."""
+        """The error's name. `Conflict` means that a webhook is set, or that another program polls this bot."""
         return self.error or _PROBLEMS.get(self.status, f"Status{self.status}")
 
 
@@ -117,7 +117,7 @@ class TelegramClient:
         await self.call("sendChatAction", {"action": "typing", **_place(address)})
 
     async def account(self) -> Account | str:
-        """Return the name of the bot and the state of its webhook; if a call fails, return the kind of the error."""
+        """Return the name of the bot and the state of its webhook; if a call fails, return the name of the error."""
         found: dict[str, Json] = {}
         for method in ("getMe", "getWebhookInfo"):
             answer = await self.call(method)
@@ -130,7 +130,7 @@ class TelegramClient:
         return found
 
     async def learn_username(self, channel: TelegramChannel) -> str | None:
-        """Set the channel's username if it is unknown. Return the kind of the error if that fails, otherwise None."""
+        """Set the channel's username if it is unknown. Return the name of the error if that fails, otherwise None."""
         if channel.username:
             return None
         answer = await self.call("getMe")
@@ -199,7 +199,7 @@ class TelegramPolling:
             await asyncio.shield(self._release())
 
     async def poll(self) -> str | None:
-        """Wait for updates and take them, unless another process polls; return the kind of the error, or None."""
+        """Wait for updates and take them, unless another process polls. After a failure, return the error's name."""
         if not await self._duties.claim(self._duty, self._owner, seconds=_CLAIM_SECONDS, every_seconds=0.0):
             await asyncio.sleep(_LOOK_SECONDS)
             return None
@@ -246,6 +246,6 @@ def _place(address: Address) -> dict[str, Json]:
 
 
 def _numbers(address: Address) -> dict[str, Json]:
-    """Return the ids of an address as numbers."""
+    """Return the ids in an address, which stores them as texts, as numbers."""
     texts = {name: text_in(address, name) for name in _NUMBERS}
     return {name: int(text) for name, text in texts.items() if text.removeprefix("-").isdecimal()}

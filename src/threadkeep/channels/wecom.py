@@ -201,7 +201,7 @@ PARSER = "wecom_events_parser"
 
 @dataclass(frozen=True, kw_only=True)
 class WeComOptions:
-    """Options of a corporation's channel."""
+    """The options that the channels `wecom_dm` and `wecom_cs` of a corporation share."""
 
     name: str
     corp_id: str
@@ -211,7 +211,7 @@ class WeComOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class WeComDirectOptions(WeComOptions):
-    """Options of a corporation's application."""
+    """Options of a `wecom_dm` channel: a WeCom application to which members of the corporation write."""
 
     agent_id: str
 
@@ -223,7 +223,7 @@ class WeComDirectOptions(WeComOptions):
 
 
 class WeComXmlChannel[O: WeComOptions](ABC):
-    """A channel of a WeCom corporation. Its callbacks are XML."""
+    """The base class of `wecom_dm` and `wecom_cs` channels, which have XML callbacks."""
 
     def __init__(self, options: O) -> None:
         self.name = options.name

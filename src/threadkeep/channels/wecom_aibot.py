@@ -265,8 +265,8 @@ class AnswerStreams:
                 notify_sent(self._memory, bot, outgoing, "delivered", parts=len(parts[:1]))
                 return self._sealed(channel, stream_id, first)
             outgoing = await self._outbox.entry(bot.name, outgoing.number) or outgoing
-        # Do not stream an answer that was sent to the message's address. That address accepts only one message. So if
-        # an answer has several parts and one counts as sent, this part was streamed, and can be streamed again.
+        # Do not stream an answer that was sent to the message's address instead. This address accepts only one message,
+        # so if some of several parts count as sent, the first one was streamed, and it can be streamed again.
         is_sent = outgoing.parts_sent == 0 if len(parts) > 1 else outgoing.status == "ready" or outgoing.parts_sent > 0
         return self._sealed(channel, stream_id, bot.texts.later if is_sent else first)
 

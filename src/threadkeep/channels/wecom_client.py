@@ -71,7 +71,7 @@ class WeComAnswer:
 
     @property
     def problem(self) -> str:
-        """The kind of a failure."""
+        """The error's name: `error` if it is set, otherwise `Code` and the error code from WeCom."""
         return self.error or f"Code{self.code}"
 
 
@@ -185,7 +185,7 @@ class WeComClient:
         """Do nothing: WeCom cannot show that a bot is working."""
 
     async def account(self) -> Account | str:
-        """Return that the access token is valid, or the kind of error if WeCom issues none."""
+        """Return that the access token is valid; if WeCom issues no token, return the name of the error."""
         token = await self.api.token()
         return token.problem if isinstance(token, WeComAnswer) else {"access_token": "valid"}
 
@@ -214,7 +214,7 @@ class WeComDirectClient(WeComClient):
 
 
 class WeComServiceClient(WeComClient):
-    """A client that sends messages of desks to customers and fetches pages of their messages."""
+    """A client of customer service desks. It sends answers to customers, and fetches pages of a desk's messages."""
 
     async def send(self, address: Address, part: Part) -> Outcome:
         """Send a part with its id, so that WeCom sends it only once."""
@@ -230,7 +230,7 @@ class WeComServiceClient(WeComClient):
     async def page(self, desk: str, *, cursor: str | None, token: str | None) -> WeComAnswer:
         """Fetch up to 1,000 messages of a desk after a cursor; without one, begin with the oldest available message.
 
-        If WeCom refuses the token of the notice, fetch without it.
+        If WeCom refuses `token`, which comes from the callback that announced messages, fetch without it.
         """
         values: dict[str, Json] = {"open_kfid": desk, "limit": 1000, **({"cursor": cursor} if cursor else {})}
         answer = await self.api.call("kf/sync_msg", values | ({"token": token} if token else {}))

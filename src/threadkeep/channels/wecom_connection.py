@@ -153,7 +153,7 @@ class AIBotConnection:
             await asyncio.shield(self._release())
 
     async def _connect(self, intake: Intake, bot: Bot) -> str | None:
-        """Connect and process messages until an error ends the connection; return the kind of the error.
+        """Connect and process messages until an error ends the connection; return the name of the error.
 
         If another process is connected, wait some seconds and return None.
         """
@@ -240,7 +240,8 @@ class AIBotConnection:
         shown = None
         while self._streams.get(stream.req_id) is stream:
             found = await self._memory.channels.outbox.find(bot.name, message.session_id or "", message.message_id)
-            # Without an entry, the message gets no answer. A repeated message is answered in the stream of the first.
+            # Without an entry, the message gets no answer. With the entry of another request, the message was repeated,
+            # and its answer is in the stream of that request.
             if found is None or text_in(found.address, "req_id") not in ("", stream.req_id):
                 self._streams.pop(stream.req_id, None)
                 return

@@ -1,4 +1,4 @@
-"""WeCom customer service: a callback announces messages of a desk, and one process fetches them in pages."""
+"""WeCom customer service: a callback announces messages of a desk (a service account); one process fetches them."""
 
 from __future__ import annotations
 
@@ -162,8 +162,9 @@ class WeComServiceChannel(WeComXmlChannel[WeComServiceOptions]):
 class DeskFetching:
     """A worker that fetches the messages of one bot's desks.
 
-    A notice is stored before its callback is answered, and deleted when all messages of the desk have been fetched. The
-    cursor of a desk is stored after the messages of a page are stored. A message that arrives twice is processed once.
+    A callback announces that a desk has messages. This notice is stored before the callback is answered, and deleted
+    when all messages of the desk have been fetched. The cursor of a desk is stored after the messages of a page are
+    stored. A message that arrives twice is processed once.
     """
 
     def __init__(
@@ -224,7 +225,7 @@ class DeskFetching:
             self._noticed.clear()
 
     async def fetch(self, desk: str, notice: str) -> str | None:
-        """Take all new messages of a desk, unless another process does; return the kind of the error, or None."""
+        """Take all new messages of a desk, unless another process does. After a failure, return the error's name."""
         duty = f"fetch:{self._channel.scope}:{desk}"
         if not await self._duties.claim(duty, self._owner, seconds=_CLAIM_SECONDS, every_seconds=0.0):
             return None
@@ -244,7 +245,7 @@ class DeskFetching:
         cursor = await self._state.value(scope, position)
         if cursor is None:
             await self._state.keep_first(scope, beginning, self._memory.clock().isoformat())
-        # Keep the start of a first fetch until all pages are read, because a later fetch may continue it.
+        # Keep the time at which the first fetch began until all its pages are read, because it may be interrupted.
         began = await self._state.value(scope, beginning)
         while True:
             answer = await self._client.page(desk, cursor=cursor, token=token)
