@@ -38,11 +38,11 @@ def answered_before(answer: AIMessage, request: ModelRequest[Any], config: Runna
 
 
 def repeated(answer: AIMessage, messages: Sequence[BaseMessage], *, is_data: bool = False) -> AIMessage:
-    """Return a stored answer as a message to add to a state, so that the state ends with the answers of this turn.
+    """Return a stored answer as a message to add to a state (`messages`), so that the state ends with this turn.
 
-    If other turns, repeats or tool calls follow the answer in the state (`messages`), or if the id is that of a tool's
-    result, return a copy with a new id, which later model calls do not receive. If `is_data` is True, the answer in the
-    state may be the tool call of a structured response.
+    A message with an id that the state already has would keep its old position. If another turn, a copy or a tool call
+    follows the answer there, or if its id is that of a tool's result, return a copy with a new id (`REPEATS`). If
+    `is_data` is True, the answer in the state may be the tool call of a structured response.
     """
     position = next((index for index, one in enumerate(messages) if one.id == answer.id), None)
     if position is None:
@@ -75,7 +75,7 @@ def restored(
 ) -> dict[str, Any] | None:
     """Return a state update that restores the stored answer `told` and removes answers that middleware added.
 
-    Return None if middleware added no answer and left `told` unchanged. `earlier_ids` are ids of earlier messages.
+    Return None if middleware added no answer and left `told` unchanged. Answers with ids in `earlier_ids` stay.
     """
     known = {told.id, *earlier_ids}
     added = [RemoveMessage(str(one.id)) for one in messages if isinstance(one, AIMessage) and one.id not in known]
@@ -236,7 +236,7 @@ class OtherMiddleware:
                 self._warn("cleared")
 
     def check_calls(self, sent: Sequence[BaseMessage], partial: PartialAnswer) -> None:
-        """Warn if several models were called, or if no call received messages with the types and texts of `sent`."""
+        """Warn if several models were called, or if no call received the messages `sent` with unchanged texts."""
         if len(partial.models) > 1:
             self._warn("model")
         for asked in partial.asked:
@@ -250,8 +250,8 @@ class OtherMiddleware:
     def check_end(self, state: object, answers: Sequence[AIMessage], question_id: str | None) -> None:
         """Warn if the final state ends with an answer whose text was changed after it was stored.
 
-        If the state has the question `question_id`, also warn if the last text is none of the stored `answers` (if
-        any).
+        If the state has the question `question_id`, and if there are stored `answers`, also warn if none of the
+        answers has the text of the last message.
         """
         found = state.get("messages") if isinstance(state, Mapping) else None
         messages = found if isinstance(found, list) else []

@@ -42,7 +42,7 @@ from threadkeep.records import Message, Summary
 type _Sent = tuple[BaseMessage, Entry]
 
 _NEWEST: Final = 8
-"""If this many newest messages need more tokens than the window's share, the share becomes half of the budget."""
+"""The number of newest messages to make room for: if the window's share is too small, it grows to half the budget."""
 _YIELDING: Final[tuple[Section, ...]] = ("window", "earlier_steps")
 _PINNED: Final[tuple[Section, ...]] = ("system", "summary")
 
@@ -76,7 +76,7 @@ class Assembler:
         self._shown: tuple[int, TokenCounter, tuple[Summary, ...]] | None = None
 
     def draft(self, call: Call, wanted: Sequence[Section] = (), extras: Sequence[Extra] = ()) -> Draft:
-        """Choose the messages to send. Reserve tokens for `extras` and for `wanted` sections, which are searched later.
+        """Choose the messages to send. Reserve tokens for found `extras`, and for `wanted` sections, to be found later.
 
         Raises:
             BudgetTooSmall: the system message exceeds the budget, alone or together with the newest user message and
@@ -84,7 +84,6 @@ class Assembler:
         """
         dialogue = [message for message in call.messages if not isinstance(message, SystemMessage)]
         if self._is_whole(call, dialogue):
-            # Send the whole window if it fits.
             fitting = self._fitting(self._drafted(call, dialogue, wanted, extras, window=self._count))
             if fitting is not None:
                 return fitting
@@ -99,7 +98,7 @@ class Assembler:
         """Return the messages of the call: the messages that the draft chose, and its extras at their positions."""
         pieces, chosen = draft.pieces, draft.chosen
         moved = chosen.cut_back and self._layout.window == "anchored"
-        # Let later calls of the turn begin with this message, because messages before it may now be quoted.
+        # Let the history of later calls in the turn begin at the same message, so that they send no quoted turn.
         quoted = not draft.window and any(extra.entry.section == "selected" for extra in draft.extras)
         if (moved or quoted) and chosen.begin < len(pieces):
             self._begin_id = pieces[chosen.begin].id
@@ -160,7 +159,7 @@ class Assembler:
 
     @cached_property
     def _rows(self) -> dict[int, Message]:
-        """The stored rows of the earlier messages, by the `id()` of the converted message."""
+        """A map from the `id()` of each earlier message, as converted for the window, to its stored row."""
         pairs = zip(self.window.messages, self._recollection.messages, strict=False)
         return {id(message): row for message, row in pairs}
 
@@ -246,7 +245,7 @@ class Assembler:
         return replace(draft, pieces=pieces, summaries=(), chosen=self._plan(call, pieces, call.budget))
 
     def _recalled(self, draft: Draft) -> int:
-        """If there are no older turns to recall, return the tokens reserved for recalled turns; otherwise return 0."""
+        """Return the tokens reserved for quotes of older turns if the window has all turns and may use them, else 0."""
         recollection = self._recollection
         if recollection.begin or recollection.dropped or recollection.overflowing:
             return 0
@@ -266,7 +265,7 @@ class Assembler:
     ) -> Iterator[Piece]:
         """Yield every message that may be sent, in sending order: first the system message, then the summary.
 
-        `steps` are the ids of the steps of earlier turns. `dialogue` may contain copies of these messages.
+        `steps` are the ids of the tool calls and results of earlier turns, of which `dialogue` may contain copies.
         """
         systems = [message for message in call.messages if isinstance(message, SystemMessage)]
         if system := merged_system([*([call.system] if call.system else []), *systems]):
@@ -327,7 +326,7 @@ class Assembler:
         if held:
             begin = next((i for i, piece in enumerate(pieces) if piece.id == self._begin_id), 0)
         elif self._recollection.begin:
-            # Begin with the first stored message. State messages before it are older than the anchor, or summarised.
+            # Begin at the first message that was read: the state's messages before it precede the anchor or a summary.
             known = (i for i, piece in enumerate(pieces) if piece.section != "window" or piece.id in self._rows_by_id)
             begin = next((i for i in known if pieces[i].section not in _PINNED), len(pieces))
         if self._layout.window == "sliding":
@@ -354,7 +353,7 @@ class Assembler:
         return size
 
     def _sent(self, draft: Draft, piece: Piece, cut_to: int | None, texts: dict[str, str]) -> _Sent:
-        """Return the sent form of a message, and its entry. If the transcript lacks this form, add it to `texts`."""
+        """Return a message as it is sent (perhaps cut), and its entry. If it is not stored so, add it to `texts`."""
         call = draft.call
         message, size = piece.message, count_message(piece.message, call.counter)
         before = self._earlier_steps.tokens_before.get(piece.id) if piece.section == "earlier_steps" else None

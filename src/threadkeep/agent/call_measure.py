@@ -53,11 +53,11 @@ def chosen_model[M: BaseChatModel | None](model: M, config: RunnableConfig | Non
 class CallMeasure:
     """The token counter of a model call and the budget of its messages.
 
-    `tools` is the number of tokens of the tools, which `budget` does not include. `stored` is the counter with which
-    stored messages were counted; it is None if the caller chose another counter. `learns` is True if the provider's
-    count can correct the counter. The shares of sections are parts of `shared` tokens, or of the budget if `shared` is
-    None. `other` is the unscaled number of tokens in scripts other than Latin; `other_counter` counts these tokens if
-    they have their own factor.
+    `budget` does not include the tokens of the tools (`tools`). `stored` is the counter with which stored messages were
+    counted; it is None if the caller chose another counter. `learns` is True if the provider's count can correct the
+    counter. If `shared` is less than `budget`, extra sections and earlier steps get shares of `shared` instead. If the
+    correction has a factor of its own for scripts other than Latin, `other_counter` counts the tokens in these scripts
+    without the factor, and `other` is their number.
     """
 
     model: str | None
@@ -79,7 +79,7 @@ class CallMeasure:
         return (tokens * 100 - self.other * other_hundredths) // self.counter.hundredths + self.other
 
     def learning_from(self, sent: Assembled) -> CallMeasure:
-        """Return the measure with the call's tokens in other scripts added; `learns` is False if the call has media."""
+        """Return the measure with the tokens of `sent` added to `other`. If `sent` has media, set `learns` to False."""
         if not (self.learns and sent.texts_only):
             return replace(self, learns=False)
         if (counter := self.other_counter) is None:

@@ -98,7 +98,7 @@ class RootCallbacks(BaseCallbackHandler):
         self.branch: ContextVar[int | None] = ContextVar("threadkeep_sent", default=None)
         """The index of the current task's branch, if the branch was started with `Send`; otherwise None."""
         self.attempts: ContextVar[Mapping[str, NodeAttempt]] = ContextVar("threadkeep_attempts", default=_NO_ATTEMPTS)
-        """The attempts in which the current code runs, outermost first, by the checkpoint namespaces of their tasks.
+        """Maps the checkpoint namespaces of the tasks around the current code, outermost first, to their attempts.
 
         If LangGraph's `RetryPolicy` repeats a task, the new attempt has the same namespace and another run id.
         """
@@ -109,7 +109,7 @@ class RootCallbacks(BaseCallbackHandler):
     def call(self) -> RootCall | None:
         """The root run that contains the current task; None outside of a run, or if the root run is not stored.
 
-        A stream leaves its run id in the context of its reader. Outside of a run, this id is ignored.
+        After a stream, its run id remains in the context variables of its reader; outside of a run, it is ignored.
         """
         return None if var_child_runnable_config.get() is None else self._calls.get(self._current.get())
 

@@ -72,7 +72,7 @@ class CandidateState(TypedDict, total=False):
 
 
 def bounded_state(reducer: BoundedMessages) -> type[CandidateState]:
-    """Return a subclass of `CandidateState` whose messages have the reducer."""
+    """Return a subclass of `CandidateState` in which LangGraph bounds the messages with `reducer`."""
 
     class BoundedState(CandidateState, total=False):
         """The state of a candidate graph whose messages are bounded by `reducer`."""
@@ -109,7 +109,7 @@ class CandidateNodes:
     clock: Callable[[], datetime]
 
     async def ingest_prompt(self, state: CandidateState, config: RunnableConfig) -> CandidateState:
-        """Add the event's prompt as one human message. Skip an event without a prompt; keep a repeat's answer."""
+        """Add the event's prompt as one human message. Skip an event without a prompt. Keep a repeat's answer."""
         prompt = prompt_of(state.get("event") or {})
         if prompt is None:
             return {**_NOTHING, "outcome": "SKIP"}

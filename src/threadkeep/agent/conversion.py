@@ -145,13 +145,13 @@ STRUCTURED: Final = "threadkeep:structured"
 
 
 ANSWERS: Final = "threadkeep:answers"
-"""The key in a reply's `response_metadata` for the id of its question, set if later turns follow the question."""
+"""The key in a reply's `response_metadata` for the id of its question, set if it was repeated after later turns."""
 
 TASK: Final = "threadkeep:task"
 """The key in the metadata of an answer for the digest of the LangGraph task in which a nested agent gave it."""
 
 ENDS: Final = "threadkeep:ends"
-"""The key in an answer's metadata for the recorded graph that ended with it, set if the state has only messages."""
+"""The key in an answer's metadata for the recorded graph that it ended, set if the final state has only messages."""
 
 FORGETS: Final = "threadkeep:forgets"
 """The key in the metadata of a tool that deletes facts. After its call, the turn's model calls read the facts again."""
@@ -244,7 +244,7 @@ def _original(message: Message) -> BaseMessage | None:
         (full,) = messages_from_dict([message.original])
     except (ValueError, TypeError):
         return None  # another version of LangChain wrote it, so the caller uses the stored text
-    # Use the stored text of a refusal (not sent to providers) and of a structured response (its call has no result).
+    # Use the stored text: providers do not receive `refusal`, and the call of a structured response has no result.
     if full.additional_kwargs.get("refusal") or STRUCTURED in message.metadata:
         return None
     # Accept a content without marks for images and files (`[image]`): early versions stored only the visible text.

@@ -97,7 +97,7 @@ def media_type(mime_type: object) -> str:
 
 
 def media_mark(blocks: Sequence[object], fate: str = "") -> str:
-    """Return the marks that replace blocks, one for each kind: `[image] [2 files]`; each mark ends with `fate`."""
+    """Return the marks that replace blocks, one for each kind: `[image] [2 files]`; with `fate`, `[image left out]`."""
     names = Counter(media_name(block) for block in blocks)
     return " ".join(f"[{name if n == 1 else f'{n} {name}s'}{fate}]" for name, n in names.items())
 

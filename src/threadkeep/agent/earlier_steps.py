@@ -37,9 +37,10 @@ only the steps of the newest `tool_memory` turns are kept.
 
 @dataclass(frozen=True)
 class EarlierSteps:
-    """The steps of earlier turns that a model call receives, by the `seq` of the question that they follow.
+    """The steps of earlier turns that a model call receives.
 
-    For each message that was cut, `tokens_before` maps its id to its number of tokens before the cut.
+    `messages` maps the `seq` of a question to the steps that follow it. `tokens_before` maps the id of each cut message
+    to its number of tokens before the cut.
     """
 
     messages: Mapping[int, Sequence[BaseMessage]] = field(default_factory=dict)
@@ -63,10 +64,10 @@ class TurnSteps:
         self._counter: TokenCounter = estimate
 
     def gather(self, since_question: Sequence[BaseMessage], author: str | None, ordinal: int) -> None:
-        """Collect this agent's tool calls after the question in the state, and the results of these calls.
+        """Collect this agent's tool calls and their results in the messages of the state after the question.
 
-        If the state already has an answer at the first call of this method, the steps before the answer belong to other
-        agents. All calls of the method skip these steps.
+        If these messages include answers at the first call of this method, the steps before the answers belong to other
+        agents. This call and later ones skip these steps.
         """
         self._author, self._ordinal = author or "", ordinal
         if self._others is None:
@@ -98,9 +99,9 @@ class TurnSteps:
         ]
 
     def answered_by(self, message_id: str | None) -> None:
-        """If the answer is a message with tool calls, keep a copy with another id and only its finished calls.
+        """If the stored answer is also a step, remove the step's id (it gets a new one) and its unfinished calls.
 
-        The answer may be the call of a structured response, and the model may call other tools in the same message.
+        This occurs if the answer is the call of a structured response, and the same message calls other tools.
         """
         ended = {message.tool_call_id for message in self._own if isinstance(message, ToolMessage)}
         for at, message in enumerate(self._own):

@@ -32,7 +32,7 @@ _RECENT_CHARACTERS = 1_000
 
 @dataclass(frozen=True)
 class Extra:
-    """A block that a source found: its message, its entry in the manifest, and the entry's texts by their digests."""
+    """A block that a source found, and its entry in the manifest. `texts` maps the entry's digest, if any, to JSON."""
 
     message: HumanMessage
     entry: Entry
@@ -97,7 +97,7 @@ class ExtraSource(Protocol):
 async def find_all(
     sources: Sequence[ExtraSource], request: ExtraRequest, rooms: Mapping[Section, int], observer: Observer
 ) -> list[Extra]:
-    """Return what the sources find within their tokens in `rooms`. Report and leave out a source that fails.
+    """Search each source within the tokens that `rooms` has for its section. Report and leave out a failing source.
 
     An input without text has no extra sections, and a source with fewer than 64 tokens is not searched.
     """
@@ -109,7 +109,6 @@ async def find_all(
         if room < _LEAST_ROOM:
             request.notes.append(f"no_room_for_{source.section}")
             return None
-        # If a source fails, let the agent answer without the section.
         with ErrorBoundary(raising=(StoreClosed,)) as attempt:
             return await source.find(request, room)
         error = type(attempt.caught).__name__

@@ -128,7 +128,7 @@ class ModelLearner:
 
 
 def _listed(text: str) -> list[Any]:
-    """Return the first JSON list in a text that has an object. If no list has an object, return the last list.
+    """Return the first JSON list that contains an object. If no list contains an object, return the last list.
 
     Stop after 100 brackets that begin no list, because each attempt may read the whole text.
 

@@ -19,8 +19,8 @@ class HeldAnswer:
     """An answer that waits to be stored in the transaction that ends its run.
 
     `told` is True if a caller in this process waits for the answer. `anchor` returns the SQL statement that moves the
-    window's anchor in this transaction; None if the anchor stays. `store` stores the answer without ending the run.
-    `settle` must be called when the answer is stored.
+    window's stored start (its anchor) in this transaction; None if the start stays. `store` stores the answer alone,
+    without ending the run. When the answer is stored, `settle` must be called; it ends the turn (`TurnContext.settle`).
     """
 
     session: Session
@@ -37,9 +37,9 @@ class RunHold:
     """The state of a run that this process executes.
 
     `lost` is True if another process owns the run; `told` is True if a caller in this process waits for the answer.
-    `told_id` is the id of the answer that was stored for this caller. `replaced` is True if the answer of another
-    process was adopted. `was_pending` is True if the answer could only be stored as a pending write, so that another
-    answer may replace it. `sessions` are the conversations that agents of the run store under their own keys.
+    `told_id` is the id of the answer that was stored for this caller. `replaced` is True if another process stored an
+    answer first, which is used instead. `was_pending` is True if the database did not accept the answer at once; then
+    another answer may become valid. `sessions` are the conversations that agents of the run store under their own keys.
 
     A run with one speaker stores its answer in the transaction that ends the run: `joins` is the id of its session, and
     `answer` and `manifests` are stored in this transaction. `begun` is the question that was stored when the run began.

@@ -92,7 +92,7 @@ class TurnHooks:
                 await part.root.order.acquire(part.root, self.memory.observers)
 
     async def begin_model_call(self, call: AgentCall, request: ModelRequest[Any]) -> ModelStep | None:
-        """Store the question. Return the model request or the stored answer; return None if the agent is `silent`."""
+        """Store the question. Return the step to execute; return None if the agent does not take part in the turn."""
         part = self._part(call)
         if part.silent:
             return None
@@ -168,11 +168,11 @@ class TurnHooks:
         return {"messages": [RemoveMessage(id=str(answer.id)), named_as_agent(winner, call.config)]}
 
     def _run_ended(self, part: Participation, state: object, error: BaseException | None) -> Awaitable[None] | None:
-        """Release the session. If the run failed or was cut off, return a coroutine that first ends the turn.
+        """Release the session after a run. If it failed or was cut off, return a coroutine that ends the call first.
 
         This is called in the OS thread of the run.
         """
-        # Pass no question id for a nested agent, because the state is the state of an outer graph.
+        # Pass no question id for a nested agent: `state` is the outer graph's, which may end with a text of its own.
         self._others.check_end(state, part.root.answers, None if part.key[1] else part.root.question_id)
         # Leave a cancelled turn to the worker that executes the run, because another process may continue the run.
         by_owner = run_hold.get() is not None and not isinstance(error, Exception)
@@ -184,14 +184,14 @@ class TurnHooks:
         return self._settle_from_any_loop(part, error)
 
     async def _settle_from_any_loop(self, part: Participation, error: BaseException) -> None:
-        # Ignore a closed memory, because it has already settled its runs.
+        # Ignore a closed memory: before it closed, it stored the answers of open calls (`OpenCalls.settle_all`).
         with suppress(StoreClosed):
             await self.memory.loop.run_from_any_loop(part.fail(error))
 
     def _part(self, call: AgentCall) -> Participation:
-        """Return the part that an agent has in the turn.
+        """Return the `Participation` of an agent's call.
 
-        A call gets a new part if it continues after an interrupt, or if other middleware skipped `before_agent`.
+        Create it if the call continues after an interrupt, or if other middleware skipped `before_agent`.
         """
         part = self._open.calls.get(call.key)
         if part is None:
@@ -301,7 +301,7 @@ class ModelStep(Step[ModelRequest[Any], ModelResponse[Any]]):
         self.others.check_calls(self.sent, self.partial)
 
     async def fail(self, error: BaseException) -> None:
-        """If the call was cancelled, store the text so far; if it failed, keep the text (`Participation.hold`)."""
+        """If the call was cancelled, store the text so far; if it failed, hold the text, because a retry may follow."""
         part = self.part
         part.root.call_ends()
         part.partial = None
@@ -344,7 +344,7 @@ class ToolStep(Step[ToolCallRequest, ToolMessage | Command[Any]]):
             part.turn.steps.add(self.call.messages, result)
 
     async def fail(self, error: BaseException) -> None:
-        """End a call that handed over, was interrupted or failed. If it was cancelled, store its message's text."""
+        """End a call that handed over to an agent, was interrupted or failed. If it was cancelled, store `text`."""
         part = self.part
         part.root.call_ends()
         if isinstance(error, ParentCommand):

@@ -58,7 +58,7 @@ REFUSED_LINE = (
 
 
 class _Selection(NamedTuple):
-    """The `facts` that were chosen from the facts `of` a set of scopes, within `room` tokens of `counter`."""
+    """The `facts` that were chosen to fit into `room` tokens of `counter`. `of` maps ids to all facts of the scopes."""
 
     ids: frozenset[str]
     facts: list[Fact]
@@ -133,7 +133,7 @@ class KnownFacts:
     async def _known(
         self, knowledge: Knowledge, scopes: tuple[Scope, ...], request: ExtraRequest, room: int
     ) -> list[Fact]:
-        """Return this database's facts that fit, in the same order in each turn; note the others in `request`."""
+        """Return this database's facts that fit, in an order that stays. List the rest in `request.facts_left_out`."""
         async with asyncio.timeout(_TIMEOUT_SECONDS):
             loaded = await knowledge.valid(scopes, limit=_MOST_FACTS, shadowed=True)
             kept = await self._fitting(knowledge, scopes, without_shadowed(loaded), request, room)
@@ -209,7 +209,10 @@ def _notes(text: str, missing: Collection[ScopeKind]) -> tuple[str, ...]:
 def _block(
     facts: Sequence[Fact], recalled: GraphRecall, request: ExtraRequest, room: int, notes: Sequence[str] = ()
 ) -> Extra | None:
-    """Return a block of the facts, further Graphiti facts that fit, and the notes, or None. Set `request.graph`."""
+    """Return a block with the facts, the Graphiti facts that also fit, and the notes; None if there is nothing to show.
+
+    `request.graph` gets the number of shown Graphiti facts of each scope, and of those that did not fit.
+    """
     lines = [fact_line(fact) for fact in facts]
     known = {normalised(fact.text) for fact in facts} if recalled.facts else set()
     fresh = [(rank, fact) for rank, fact in enumerate(recalled.facts, start=1) if normalised(fact.text) not in known]

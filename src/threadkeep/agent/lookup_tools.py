@@ -92,7 +92,8 @@ class _Lookups:
         return "\n".join([*shown, *_in_short(parts)])
 
     async def _summaries(self, session_id: str, first_seq: int, last_seq: int) -> Sequence[Summary]:
-        """Return up to ten summaries of a range; a graph store conversation has none, even if a session has its id."""
+        """Return up to ten summaries of a range; none for a conversation in a graph store."""
+        # A conversation in a graph store has none in its state, but a session with the same id may have summaries.
         if not (await self._memory.contexts.state(session_id, "")).summaries:
             return ()
         return await self._memory.summaries.of_messages(session_id, first_seq, last_seq, _MOST_HITS)
@@ -160,7 +161,7 @@ def read_tool_result(
 
 
 def _shown(messages: Sequence[Message], to_seq: int, start: int) -> tuple[list[str], int | None]:
-    """Return lines with the messages that fit and a hint how to read on; also the first `seq` not shown, or None."""
+    """Return the messages that fit as lines. If some remain, add a hint how to read on and return their first `seq`."""
     lines = [f"What was said. {_QUOTED}"]
     left = _MOST_CHARACTERS
     for message in messages:

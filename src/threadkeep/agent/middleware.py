@@ -68,7 +68,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         tool_memory: int = 1,
         learning: TurnLearning | None = None,
     ) -> None:
-        """See `threadkeep.TurnOptions` for the options. `window` sets the plan's window. `counter` may be a name."""
+        """See `threadkeep.TurnOptions`. `window` replaces the plan's window. `counter` may be a name, like `o200k`."""
         options = TurnOptions(
             max_messages=max_messages,
             max_tokens=max_tokens,

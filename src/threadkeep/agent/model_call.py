@@ -29,9 +29,9 @@ class Call:
     """The inputs of a model call except the earlier turns.
 
     `messages` are the run's own messages, including the `question`. `budget` is in tokens of `counter`. `max_messages`
-    limits the messages of earlier turns. `forgotten` are messages of the run that precede a reset; `superseded` are
-    messages that are superseded in the transcript. `question_as_stored` is True if the transcript has the question with
-    the same text. The shares of sections are parts of `shared` tokens, or of the budget if `shared` is None.
+    limits the messages of earlier turns. `forgotten` are messages of the run's state that precede a reset; `superseded`
+    are messages of the state that are superseded in the transcript. `question_as_stored` is True if the transcript has
+    the question with the same text. If `shared` is less than `budget`, extra sections get shares of `shared` instead.
     """
 
     messages: Sequence[BaseMessage]
@@ -63,7 +63,7 @@ class KeptWindow:
     """The earlier messages of a session, converted for model calls and cached between the calls. It only grows.
 
     All values are derived from the rows and the counter. `plain` is False if a message is empty or has more than role,
-    text and id, or if a question has no answer. If it is False, calls add the messages one by one.
+    text and id, or if a question has no answer. Only a plain window can be sent as a whole.
     """
 
     def __init__(self, counter: TokenCounter) -> None:
@@ -206,7 +206,7 @@ def exclusions(
 
 
 def _not_read(recollection: Recollection, low: int) -> dict[int, ExclusionReason]:
-    """Return, with the reason, each `seq` from `low` up to the question that is missing in the window."""
+    """Map each `seq` from `low` up to the question that is missing in the window to the reason."""
     messages, end = recollection.messages, recollection.end
     single = any(gap.reason in _SINGLE for gap in recollection.excluded)
     if not single and end is not None and end - low == len(messages) and (not messages or messages[0].seq == low):
@@ -262,7 +262,7 @@ def _left_out(call: Call, out: Sequence[tuple[str | None, ExclusionReason]], row
 
 
 def _before(end: int | None, gaps: Iterable[Exclusion]) -> Iterator[Exclusion]:
-    """Yield the excluded ranges before the question, cut off at the question. Skip folded and superseded messages."""
+    """Yield the excluded ranges, cut off at the question. Skip ranges of folded (repeated) and superseded messages."""
     for gap in gaps:
         if gap.reason not in _SINGLE and (end is None or gap.first_seq < end):
             yield gap if end is None else Exclusion(gap.first_seq, min(gap.last_seq, end - 1), gap.reason)

@@ -94,7 +94,7 @@ class NodeTurn:
         return [*([sent.system] if sent.system else []), *sent.messages]
 
     def take(self, reply: BaseMessage | str) -> None:
-        """Set the answer of the turn. Give a message an id if it has none, and mark which older question it answers."""
+        """Set the answer of the turn. Give a message an id if it has none, and the metadata `TurnContext.mark`."""
         if isinstance(reply, BaseMessage):
             identify([reply])
             reply.response_metadata |= self._turn.mark
@@ -114,7 +114,7 @@ class NodeTurn:
             self._report()
             calls_tools = self.answered is None and isinstance(reply, AIMessage) and bool(reply.tool_calls)
             if error is not None or calls_tools:
-                # Release the number of the answer, because the next call of the node gives this answer.
+                # Release the answer's number, because this call gives no answer: the node's next call uses the number.
                 part.root.release(part.author, part.key)
             if error is None:
                 await (turn.close("") if calls_tools else self._close())

@@ -42,7 +42,7 @@ from threadkeep.history.session import Session
 from threadkeep.records import Json, Status
 
 ABANDONED_SECONDS = 60.0
-"""Seconds between two checks of whether the run of a held answer has ended."""
+"""Seconds between two checks of whether a run has ended while its answer is only in memory (`Participation.hold`)."""
 
 _MOST_CHECKS = 10
 _MOST_CALLS = 1_000
@@ -53,8 +53,9 @@ type _Writer = weakref.ref[Callable[[Any], None]]
 class OpenCalls:
     """The agent calls of one middleware in this process that have begun but not ended, by key.
 
-    Before the memory closes, it stores their held answers and partial texts. Beyond a thousand calls, the oldest is
-    dropped. A dropped call (usually of an interrupted run) continues from the transcript if it is resumed.
+    Before the memory closes, it stores their held answers (see `Participation.hold`) and partial texts. Beyond a
+    thousand calls, the oldest is dropped. A dropped call (usually of an interrupted run) continues from the transcript
+    if it is resumed.
     """
 
     def __init__(self) -> None:
@@ -68,9 +69,9 @@ class OpenCalls:
             del self.calls[next(iter(self.calls))]
 
     async def settle_before(self, new: Participation) -> None:
-        """Before `new` begins, store the held answers of the session's cut-off runs, but not of live runs.
+        """Before `new` begins, store the held answers of the session's ended runs, but not of runs that may be alive.
 
-        If a failed or ended run holds an answer to the same question, discard it, because `new` is the next attempt.
+        If such an answer (or a failed one) is to the question of `new`, discard it instead: `new` is the next attempt.
         """
         for call in list(self.calls.values()):
             if call is new or call.session.session_id != new.session.session_id or call.silent:
@@ -82,7 +83,7 @@ class OpenCalls:
                 await call.settle()
 
     async def settle_all(self) -> None:
-        """Store the held answers of all runs and the text of open model calls. At the end, raise the first error."""
+        """Store the held answers of all runs and the texts of unfinished model calls; then raise the first error."""
         errors: list[Exception] = []
         for call in list(self.calls.values()):
             # Collect the errors, so that a failure does not stop the storing of the other answers.
@@ -92,7 +93,7 @@ class OpenCalls:
             raise first
 
     async def settle_run(self, run_id: str, *, elsewhere: bool) -> None:
-        """Store the held answers of a run that has ended in this process. If it continues `elsewhere`, discard them."""
+        """Store the held answers of a run that ended here. If another process continues it (`elsewhere`), drop them."""
         for call in list(self.calls.values()):
             if call.turn is not None and call.turn.run_id == run_id:
                 if elsewhere:
@@ -107,13 +108,13 @@ class Participation:
 
     `run_id` and `metadata` were given by the caller. `site` says to which workflow node the model calls belong.
     `registry` has the calls of the same middleware that have not ended. `task` names the call of a nested agent that
-    may be resumed (`task_of`).
+    may be resumed (`task_of`). `redacted` are the kinds of data that the agent's `PIIMiddleware` detects.
 
-    A `silent` agent has no part in the turn: it neither reads nor writes the session. `redacted` are the kinds of data
-    that the agent's `PIIMiddleware` detects. `partial` collects the text of a model call that has not ended. A
-    `resumed` agent began in an earlier call of the graph, before an interrupt or in another process. `told_again` is
-    the stored answer that was returned instead of calling the model; `earlier_ids` are the ids of the messages that the
-    state had then. `writer` is the stream writer of the run that began the call.
+    A `silent` agent has no part in the turn: it neither reads nor writes the session. A `resumed` agent began in an
+    earlier call of the graph, before an interrupt or in another process. `partial` collects the text of a model call
+    that has not ended. `text` and `status` are the held answer (`hold`), or the text of a message that calls tools.
+    `told_again` is the stored answer that was returned instead of calling the model; `earlier_ids` are the ids of the
+    messages that the state had then. `writer` is the stream writer of the run that began the call.
 
     LangGraph does not report that a run was cut off after its model had answered. But all nodes of a run share one
     stream writer, which lives as long as the run. If the writer is gone, the run has ended. If the writer exists, the
@@ -166,7 +167,6 @@ class Participation:
         if not root.begun:
             question = question_asked(messages) if self.parent is None else question_before(messages)
         elif not root.has_part(messages):
-            # If the turn began with a question from the graph's code, begin a turn with the caller's question.
             question = None if callers_question(root.question) else callers_question(messages) or None
         if question is None:
             self.silent = True
@@ -214,7 +214,7 @@ class Participation:
             if self.task and (call := root_callbacks.call) is not None and call.is_continued:
                 number = self._number_of_resumed(turn, self.task, messages)
             if number is None:
-                # In a new run, use only the sent messages: a saved state may have answers of an earlier attempt.
+                # In a new run, count only answers that the caller sent: the saved state may have an earlier attempt's.
                 seen = () if not root.answers else messages if self._is_continued else root.sent
                 number = root.claim_after_seen(self.author, self.key, seen)
             turn.speak_as(self.author, number)
@@ -223,9 +223,10 @@ class Participation:
     def _number_of_resumed(self, turn: OpenTurn, name: str, messages: Sequence[BaseMessage]) -> int | None:
         """Return the number of the answer in a resumed run; None if the author's stored answers do not determine it.
 
-        A task (`name`) that LangGraph repeats gets the number of its stored answer. Another task gets the next number
-        after the stored answers in its input, even if a run that was resumed at the same time has stored this number.
-        Skip the numbers of earlier calls in the same node; if the input has no stored answer, skip all stored numbers.
+        `name` is the agent's task (`task_of`). If LangGraph repeats a task that has stored an answer, return this
+        answer's number. Otherwise return the next number after the stored answers in the input (`messages`), even if a
+        run that was resumed at the same time has stored an answer with it. But skip the numbers of earlier calls in the
+        same node; if the input has no stored answer, skip all stored numbers.
         """
         root = self.root
         earlier = [one for one in turn.earlier if one.author == self.author]
@@ -262,7 +263,7 @@ class Participation:
         return self.resumed or (call is not None and call.is_continued)
 
     def go_on(self, turn: OpenTurn) -> None:
-        """Claim a number for the answer again if the first number was released because a model or a tool failed."""
+        """If the answer's number was released because a model or a tool failed, claim this or another number again."""
         ordinal = self.root.reclaim(self.author, self.key, turn.ordinal)
         if ordinal != turn.ordinal:
             turn.speak_as(self.author, ordinal)
@@ -288,7 +289,8 @@ class Participation:
         """Return the question without messages at its end that belong to a later turn or come from the graph's code.
 
         In a checkpointed state, a repeated question that got no reply is directly followed by the next question, or by
-        a text that the graph's code wrote for another agent. Such a text is not stored, but the question is.
+        a text that the graph's code wrote for another agent. Cut off the following message unless the session has both
+        messages from the same run, or neither.
         """
         sent = [id(message) for message in self.root.sent]
         end = max([at for at, message in enumerate(question, start=1) if id(message) in sent], default=len(question))
@@ -303,9 +305,10 @@ class Participation:
         return question
 
     async def refuse(self) -> None:
-        """Store the question as `failed`, without its text, unless it is stored or in the agent's own conversation.
+        """Store a question that other middleware may have rejected, as `failed` and without its text.
 
-        The row has another id than the question, because the same question may be accepted at the next attempt.
+        The row has another id than the question, because the same question may be accepted at the next attempt. Do
+        nothing if the question is stored already, or if it belongs to the agent's own conversation.
         """
         question = self.root.question[-1] if self.root.question else None
         if question is None or self.root.turn is not None or self.parent is not None:
@@ -378,7 +381,7 @@ class Participation:
         return turn
 
     def hand_over(self) -> None:
-        """Release the number of the answer, because a tool hands over to another agent; `after_agent` is not called."""
+        """Discard the held answer and release its number, because a tool hands over to another agent."""
         self.discard()
         self.handed_over = True
         self.root.release(self.author, self.key)
@@ -391,7 +394,7 @@ class Participation:
     def hold(self, answer: BaseMessage | str, status: Status, runtime: Runtime[Any]) -> None:
         """Hold an answer in memory until the run ends or continues. A timer stores it if the run makes no further call.
 
-        The stream writer is known to live as long as the run only if an earlier node of the run had the same writer.
+        The end of the run is known from the end of its stream writer, but only if the call began with the same writer.
         """
         self.stop_waiting()
         self.text, self.status = answer, status
@@ -463,7 +466,7 @@ class Participation:
             self.root.release_session()
 
     async def settle(self) -> None:
-        """Store the text of an open model call, or the held answer, as the answer of the call."""
+        """Store the text so far of an unfinished model call; if there is none, store the held answer."""
         begun = "" if self.partial is None else storable(self.partial.text, self.redacted, whole=False)
         await self.end(begun or self.text, self.status)
 

@@ -24,8 +24,9 @@ type Event = Mapping[str, Json]
 class Prompt:
     """The prompt of an event: its text and a stable id.
 
-    `message_id` is the id of the event's message, else the id of the event, else a hash of the text and of the
-    annotations' ids and times. If none of these exists, it is None, because two messages may have the same text.
+    `message_id` is the id of the event's message, else the id of the event. Without both, it is a hash of the text and
+    of the annotations' ids and times. If there are no such ids and times either, it is None, because two messages may
+    have the same text.
     """
 
     text: str

@@ -123,7 +123,7 @@ def repair(messages: Sequence[BaseMessage]) -> Repaired:
 
 
 def _calls_of(messages: Sequence[BaseMessage]) -> tuple[dict[int, _Calls], dict[int, ExclusionReason]]:
-    """Return by index the assistant messages with the results of their calls, and why other results are dropped."""
+    """Return, by index, each assistant message with its calls' results, and the reason for each dropped result."""
     calls: dict[int, _Calls] = {}
     open_calls: dict[str, _Calls] = {}
     reasons: dict[int, ExclusionReason] = {}
@@ -163,7 +163,7 @@ def mark_between(before: BaseMessage, message: BaseMessage | None, provider: str
     """Return the mark that a provider requires between two messages or after the last; None if it requires none.
 
     Claude, Gemini and Mistral refuse a call that ends with an answer, such as that of another agent of the turn. Later
-    calls keep the mark before the tool calls that follow, because Gemini refuses tool calls after an answer. Mistral
+    calls keep the mark if tool calls follow the answer, because Gemini refuses tool calls after an answer. Mistral
     refuses a user message after a tool's result, which occurs if a structured response ended the earlier turn.
     """
     name = _PROVIDERS.get(provider or "")
@@ -302,7 +302,7 @@ def first_since(forgotten: Collection[str], before: Sequence[BaseMessage]) -> in
 
 
 def _steps(messages: Sequence[BaseMessage], indexes: range) -> list[int]:
-    """Return the indexes of the steps among `indexes`, up to the first question or answer."""
+    """Return the indexes of tool calls and results among `indexes`, up to the first question or answer."""
     found: list[int] = []
     for index in indexes:
         message = messages[index]

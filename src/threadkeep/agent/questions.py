@@ -105,7 +105,8 @@ class SentHistory:
 def sent_by_caller(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
     """Return the agent's messages that the caller of the root run sent, without messages from a checkpoint.
 
-    A checkpointer keeps a repeated message at its old position, so messages are found by id if all sent ones have ids.
+    If all sent messages have ids, find them by id, because a checkpointer keeps a repeated message at its old position.
+    Otherwise, return as many of the last messages as the caller sent.
     """
     call = root_callbacks.call
     if call is None or call.input is None:
@@ -174,7 +175,7 @@ async def compare_history(
 def _stored_turn(
     sent: Sequence[BaseMessage], question: Sequence[BaseMessage], rows: Sequence[Message], digest: Digest | None
 ) -> SentHistory | None:
-    """Return the stored turn if the transcript has the question and a later sent message; otherwise None."""
+    """If the transcript has the question and a message that was sent after it, return the stored turn, else None."""
     found = known_messages(sent, rows, digest, by_position=False).rows
     known = {index: row for index, row in found.items() if row.superseded_at is None}
     asked = [index for index, message in enumerate(sent) if any(message is one for one in question)]
@@ -196,7 +197,7 @@ type _Pair = tuple[int, int]
 
 @dataclass
 class KnownMessages:
-    """The rows of known messages, by the index of the message, and the indexes of human messages that have changed."""
+    """Known messages (`rows` maps their indexes to their rows), and the indexes of `changed` human messages."""
 
     rows: dict[int, Message] = field(default_factory=dict)
     changed: list[int] = field(default_factory=list)
@@ -210,7 +211,7 @@ async def digest_for(memory: Memory, rows: Sequence[Message]) -> Digest | None:
 def known_messages(
     messages: Sequence[BaseMessage], rows: Sequence[Message], digest: Digest | None = None, *, by_position: bool = True
 ) -> KnownMessages:
-    """Find the rows of messages in the newest rows of a transcript; both sequences are in order.
+    """Find the row of each message among the newest `rows` of a transcript; both sequences are in order.
 
     A message is known if a row has its id, or has its text at a matching position. If middleware changed the text, the
     row's digest of the received text is compared. Other human messages count as changed, except those before the first
@@ -240,9 +241,10 @@ def known_messages(
 
 
 def _rows_between(gap: Sequence[_Sent], rows: Sequence[Message], beside: range) -> Sequence[Message]:
-    """Return the rows at the positions of the messages in a gap between known messages.
+    """Return the rows that correspond to the messages in a gap between known ones; `beside` is the range of its rows.
 
-    If the counts differ, only answers directly after a known message get a row: clients join, split and omit answers.
+    If there are as many rows as messages, each message gets the row at its position. Otherwise, only answers directly
+    after a known message get rows, because clients join, split and omit answers.
     """
     if len(gap) == len(beside):
         return rows[beside.start : beside.stop]
@@ -255,11 +257,11 @@ def _rows_between(gap: Sequence[_Sent], rows: Sequence[Message], beside: range) 
 def known_beginning(
     question: Sequence[BaseMessage], rows: Sequence[Message], *, whole: bool, digest: Digest | None = None
 ) -> list[Message]:
-    """Return the stored rows of the first messages of a question, as many as match. The last message is always new.
+    """Return the rows of the first messages of a question that are already stored. The last message is always new.
 
     `rows` are the rows after the last known message before the question. The question is compared with the human
-    messages in these rows. If no earlier message is known (`whole`), `rows` are all rows that were read. If the
-    question does not equal all their human messages then, it is compared only with those after the last answer.
+    messages in these rows. If no message before the question is known (`whole`), `rows` are all rows that were read.
+    Then, unless the question equals all their human messages, it is compared only with those after the last answer.
     """
     told = _sent(question[:-1], rows, digest)
     asked = [row for row in rows if row.role == "user"]
@@ -277,7 +279,7 @@ def known_beginning(
 def in_order(messages: Sequence[BaseMessage], known: Mapping[int, Message]) -> list[BaseMessage]:
     """Return the messages; replace known messages with their stored form.
 
-    A known message is removed if its row follows the row of a later message, because the transcript's order counts.
+    If the transcript has a known message after a message that follows it here, the known message is removed.
     """
     found: list[BaseMessage] = []
     before = None
@@ -367,7 +369,7 @@ def _longest(same: Sequence[Sequence[bool]]) -> list[_Pair]:
 
 
 def _gaps(pairs: Sequence[_Pair], sent: int, rows: int) -> Iterator[tuple[range, range]]:
-    """Yield the index ranges of messages and rows between the pairs. The first gap has no more messages than rows."""
+    """Yield the index ranges of messages and rows between the pairs. First omit messages older than the rows."""
     before: _Pair = (-1, -1)
     for end in (*pairs, (sent, rows)):
         gap, beside = range(before[0] + 1, end[0]), range(before[1] + 1, end[1])

@@ -28,7 +28,7 @@ _PATIENCE_SECONDS = 3.0
 _DAY_TOKENS = 11
 """The tokens of the line above the turns of a day."""
 _OTHER_COUNTS = 16
-"""If the model's counter is not the counter of the stored counts, the search may find 1/16 more tokens than `room`."""
+"""If the model's counter differs from the counter of stored messages, search for 1/16 more tokens than `room`."""
 _UNUSED, _MARGIN = 0.04, 0.01
 """If a larger share than `_UNUSED` of the section's tokens stays unused, select again, leaving `_MARGIN` free."""
 

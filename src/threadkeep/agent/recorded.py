@@ -168,7 +168,7 @@ class RecordedGraph(Runnable[Any, Any]):
         return graph
 
     def _final(self, turn: GraphTurn) -> object:
-        """Return the graph's output. Remember the classes of its models, because a repeated call creates them again."""
+        """Return the graph's output. Remember the classes of its Pydantic objects, to restore them for a repeat."""
         state = turn.ending.output
         if isinstance(state, Mapping):
             self._classes |= {name: type(value) for name, value in state.items() if isinstance(value, BaseModel)}
@@ -213,7 +213,7 @@ class RecordedGraph(Runnable[Any, Any]):
         return state, winner
 
     def _needs_state(self, turn: GraphTurn) -> bool:
-        """Return True if the saved state is needed, to change its messages or to replay the turn's end."""
+        """Return True if the checkpointer's state is needed, to change its messages or to replay a finished turn."""
         return has_saver(self._graph, turn.config) and (self._adds_messages or turn.ended is not None)
 
     def _prepare(self, turn: GraphTurn, saved: State | None, options: Mapping[str, Any]) -> None:
@@ -236,7 +236,7 @@ class RecordedGraph(Runnable[Any, Any]):
         turn.options = {name: value for name, value in options.items() if name in _OF_RESULTS}
 
     def _prepare_winner(self, turn: GraphTurn, state: object, winner: AIMessage) -> None:
-        """Set the turn's graph, input and options so that its stream has `winner`, another process's stored answer."""
+        """Set the turn's graph, input and options to stream `winner`, the answer that another process stored first."""
         turn.config = {**turn.config, "run_id": None}
         self._prepare_end(turn, turn.without_history(state, winner), [winner], turn.options)
 
@@ -281,8 +281,8 @@ def _nodes(graph: Runnable[Any, Any]) -> Iterator[tuple[str, object]]:
 def _update_to(winner: AIMessage, state: Any, config: RunnableConfig) -> tuple[RunnableConfig, list[list[StateUpdate]]]:
     """Return the arguments of `bulk_update_state` that replace the last reply of a graph's saved state by `winner`.
 
-    A reply that calls tools stays, because the tools' results need it. The update is made as the node `START`, which is
-    never ambiguous. The second update is made as `END`, and removes the tasks that would run next.
+    A reply that calls tools stays, because the tools' results need it. Each update is made as a node: the first as
+    `START`, which every graph has; the second as `END`, which removes the tasks that would run next.
     """
     last = next(message for message in reversed(state["messages"]) if isinstance(message, AIMessage))
     removed = [] if last.tool_calls else [RemoveMessage(str(last.id))]
@@ -292,7 +292,7 @@ def _update_to(winner: AIMessage, state: Any, config: RunnableConfig) -> tuple[R
 
 
 _OF_RESULTS: Final = frozenset({"stream_mode", "version", "subgraphs", "output_keys", "print_mode", "debug"})
-"""The options of a call that also apply if the end is replayed; the others only affect running the real graph."""
+"""The options of a call that also apply if a finished turn is replayed; the others only affect the real graph."""
 
 
 def graph_of_end(graph: Any, state: State, answers: Sequence[AIMessage]) -> tuple[Any, State]:

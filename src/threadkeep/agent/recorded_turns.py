@@ -97,7 +97,7 @@ class GraphTurns:
                 part.enter(stored)
             if messages and not part.silent:
                 await part.begin(stored)
-                root.release(None, key)  # the question needs no number
+                root.release(None, key)  # the graph's answer gets its number at the end
                 await turn.find_end()
                 if turn.ended is None and turn.role == "owner" and not has_saver:
                     await turn.add_history()
@@ -199,7 +199,7 @@ class GraphTurn:
         Args:
             saved: the checkpointer's state, which may have later turns; None without a checkpointer.
             names: the names of the graph's outputs.
-            classes: the classes of the values in the states that this process has seen, by the name of the value.
+            classes: maps the names of values to their classes in earlier states, as far as this process has seen them.
         """
         end = self.ended or GraphEnd(())
         values = dict(saved or {})
@@ -233,7 +233,7 @@ class GraphTurn:
             await self._keep_end(self.part.turn, str(id_of(stored)), state)
             return None
         self.part.author = spoken.name
-        # Begin with the messages before the reply, because a resumed run may not have stored its question yet.
+        # Find the question in the messages before the reply, because a resumed run may not have stored it yet.
         end = next((index for index, one in enumerate(messages) if one is spoken), len(messages))
         turn = await self.part.begin(messages[:end])
         turn.speak_as(self.part.author, root.claim_after_seen(self.part.author, self.part.key, root.sent))
@@ -260,7 +260,7 @@ class GraphTurn:
     async def _stored_end(self, turn: OpenTurn) -> GraphEnd | None:
         """Return the stored end of a repeated turn; None if none is stored or the database fails."""
         memory, session, seq = self.part.memory, self.part.session, turn.question_seq
-        # Look for a marked answer first: after a crash or a database failure, the turn's end may not be stored.
+        # Look for an answer marked with `ENDS`: after a crash or a database failure, the turn's end may not be stored.
         for number, one in enumerate(turn.earlier, start=1):
             if one.metadata.get(ENDS) == self._author:
                 return GraphEnd(turn.earlier[:number])

@@ -63,9 +63,12 @@ class RootRun:
     LangGraph gives all nodes and nested graphs of one call the same `Runtime.control` object. The input of an agent
     decides whether the agent takes part in the turn. The LangGraph thread id, which nested agents inherit, and the
     checkpoint namespace do not show this. `question` are the messages that began the turn; `sent` are all messages that
-    the caller sent with them. `turn` is the turn of the agent that stored the question. `answers` are the complete
-    answers of all speakers, in order; the `name` of an answer is its author. A `recorded` run holds its session until
-    the graph ends; any other run holds it until an agent's answer is stored.
+    the caller sent with them. `turn` is the turn of the agent that stored the question. A `recorded` run holds its
+    session until the graph ends; any other run holds it until an agent's answer is stored.
+
+    `answers` are the complete answers of all speakers, in order; the `name` of an answer is its author. The answers of
+    each author have numbers from 1. A call claims its number before it answers; if an answer with this author and
+    number is stored already, this answer is used.
     """
 
     control: object
@@ -146,7 +149,7 @@ class RootRun:
         return len(sent) > 1 and [text_of(message) for message in messages[: len(sent)]] == sent
 
     def with_question(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages with each message of the question only once. A copy that remains gets the stored id.
+        """Return the messages without copies of the question; if only a copy is there, it stays and gets the stored id.
 
         A message with the question's text that precedes an answer of an earlier turn is an earlier question, not a
         copy.
@@ -192,7 +195,7 @@ class RootRun:
         return [*messages[:end], *missing, *messages[end:]]
 
     def begin_attempt(self) -> bool:
-        """Return True if this task is in a repeated attempt at a node. Release the numbers of earlier attempts."""
+        """Return True if LangGraph repeats a node around this code. Release the numbers of its earlier attempts."""
         attempts = {namespace: attempt.run_id for namespace, attempt in root_callbacks.attempts.get().items()}
         if not attempts:
             return False
@@ -207,7 +210,7 @@ class RootRun:
         return not self._repeated_nodes.isdisjoint(attempts)
 
     def claim(self, author: str | None, call: Hashable) -> int:
-        """Return the number of an author's answer in this run, from 1. `release` frees the number of a call.
+        """Return the number of a call's answer among its author's answers in this run, from 1; claim it if necessary.
 
         In a branch, the numbers begin with the branch's number, so that a resumed branch gets the same number again.
         """
@@ -218,7 +221,7 @@ class RootRun:
         return claims[call]
 
     def release(self, author: str | None, call: Hashable) -> None:
-        """Release the number of a call that handed over without an answer, or that failed and may be repeated."""
+        """Free the number of a call that handed over to another agent, or that failed and may be repeated."""
         self._claims.get(author, {}).pop(call, None)
 
     def reclaim(self, author: str | None, call: Hashable, number: int) -> int:
@@ -240,7 +243,7 @@ class RootRun:
         return claims[call]
 
     def claim_resumed(self, author: str | None, call: Hashable, after: int, taken: Collection[int]) -> int:
-        """Return the number of an author's answer in a resumed run, which is above `after` and not in `taken`."""
+        """Claim and return the first number above `after` that is not in `taken` or claimed by another resumed call."""
         claims = self._claims.setdefault(author, {})
         # Ignore the numbers of calls that are not resumed yet, because these numbers can still change.
         known = {*taken, *(claims[one] for one in self._resumed & claims.keys() - {call})}

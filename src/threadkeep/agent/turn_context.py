@@ -92,7 +92,7 @@ class TurnContext:
         self._hold = run_hold.get()
         self._begun: BegunTurn | None = None
         self._later_ids: set[str | None] = set()
-        # Metadata for the model's replies; empty unless later turns follow the (repeated) question in the state.
+        # Metadata to add to the model's replies (`ANSWERS`), set if the question was repeated after later turns.
         self.mark: Mapping[str, str | None] = {}
 
     @property
@@ -165,8 +165,8 @@ class TurnContext:
     def report(self, reply: AIMessage | None) -> None:
         """Add the provider's reported usage to the last call's manifest, and correct the token counter with the usage.
 
-        The manifest is stored with the answer. If the model called tools or a run executes the turn, `keep` is called
-        now.
+        The manifest is stored with the answer; but if the reply is missing or calls tools, or if a workflow run
+        executes the turn (`RunHold`), `keep` is called now.
         """
         reported = usage_of(reply)
         if self._open is not None and reported is not None:
@@ -179,7 +179,7 @@ class TurnContext:
             self.keep()
 
     def keep(self) -> None:
-        """Queue the last call's manifest; if the run's final transaction stores this session's answer, add it there."""
+        """Queue the last call's manifest; if the transaction that ends the run stores the answer, add it there."""
         if self._open is None or (entry := self._entry()) is None:
             return
         if self._hold is not None and self._hold.joins is not None and self._hold.joins == entry.session_id:
@@ -254,7 +254,7 @@ class TurnContext:
             )
 
     async def as_stored(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages. Replace each message before the question with its row if the transcript has it."""
+        """Return the messages, with the stored form of each message before the question that the transcript has."""
         start = self._start(messages)
         if start == 0:
             return [*messages]
@@ -268,7 +268,7 @@ class TurnContext:
     async def _of_later_turns(self, messages: Sequence[BaseMessage]) -> set[str | None]:
         """Return the ids of messages of later turns, which follow a repeated question in a checkpointed state.
 
-        Messages after the last message of another run belong to this run, unless they are steps of a later question.
+        Messages after the last one that another run stored belong to this run, except steps of a later question.
         """
         begin, end = self._end(messages) if self.question_seq else len(messages), len(messages)
         with contextlib.suppress(StoreError, TimeoutError):
@@ -426,7 +426,7 @@ def _is_step(before: BaseMessage, message: BaseMessage) -> bool:
 
 
 def _window_room(sent: Assembled, draft: Draft, measure: CallMeasure, options: TurnOptions) -> WindowRoom:
-    """Return the window's limits at a turn's first call; `tokens` is None if stored messages have another counter."""
+    """Return the room that a call leaves for the window; `tokens` is None if stored messages have another counter."""
     taken = 0
     for entry in sent.entries:
         if entry.section not in ("system", "summary"):

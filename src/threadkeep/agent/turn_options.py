@@ -132,7 +132,7 @@ class TurnOptions:
 
     @cached_property
     def profile(self) -> str | None:
-        """The name of the window's anchor, which agents with equal limits share; None if the window is `sliding`."""
+        """The name of the stored window start (anchor) that agents with equal limits share; None without an anchor."""
         return None if self.plan.window == "sliding" else f"{self.message_limit}/{self.max_tokens}"
 
     @cached_property

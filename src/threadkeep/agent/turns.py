@@ -53,7 +53,7 @@ class OpenTurn(TurnContext):
 
     `answered` is the speaker's complete answer if it is stored already, because the question is a repeat or another
     process was faster. `earlier` are the complete answers of all speakers that this turn has read so far. `task` names
-    the call of a nested agent (`task_of`). `ends` names the recorded graph that ends with this answer.
+    the call of a nested agent (`task_of`). `ends` names the recorded graph that ends with this answer (`ENDS`).
     """
 
     answered: AIMessage | None = None
@@ -78,14 +78,14 @@ class OpenTurn(TurnContext):
 
         Raises:
             InvalidMessage, WrongUser: the question can never be stored in this session.
-            TurnInMemoryOnly: the question is a repeat, and a crash would lose its answer.
+            TurnInMemoryOnly: the question is a repeat, and neither the database nor the disk accepts its answer.
         """
         if not self.question:
             return
         question = await self._question_rows(metadata or {}, received)
         waiting = self._pending()
         if waiting:
-            # Deliver first: another process may have stored an answer, and the database decides which answer is valid.
+            # Write them first: another process may have stored an answer, and the database decides which one is valid.
             await in_time(self.session, self.session.deliver())
             waiting = self._pending()
         self.earlier = tuple([m for m in waiting if m.answers == self.question_id and m.status == "complete"])
@@ -93,12 +93,12 @@ class OpenTurn(TurnContext):
         if waiting:
             self._repeated = True
             if question[:-1]:
-                # Store the earlier messages. Unlike the newest message, they may be neither pending nor stored.
+                # Store the question's earlier messages too: only its newest message is known to be pending or stored.
                 await self._memory.finish(self._record, question[:-1])
         else:
             if EDITS in self.question[-1].response_metadata:
                 await self._edit(question[-1])
-            # Earlier messages belong to no run. They need ids, because the write of a cancelled caller is repeated.
+            # Give changed messages no run, but ids, so that they are stored once even if a cancelled write is repeated.
             ids = [id_of(message) or str(uuid7()) for message in changed]
             earlier = [self._stored(m, "complete", run_id=None, id=id_) for m, id_ in zip(changed, ids, strict=True)]
             await self._store_question(question, earlier)
@@ -208,7 +208,7 @@ class OpenTurn(TurnContext):
         self.question_as_stored = False
         await self._read_stored()
         if self._known_question_id is None and await in_time(self.session, self.session.count()) == 0:
-            # The session is empty, so treat the question as one that was stored and then deleted with the session.
+            # The session is empty, so the question was deleted with it; because of this id, its answer is not stored.
             self._known_question_id = self.question_id
 
     async def close(self, answer: BaseMessage | str, status: Status = "complete") -> AIMessage | None:
