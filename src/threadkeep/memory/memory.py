@@ -107,7 +107,7 @@ class Memory(history.Memory):
         return await self.eraser.verify(receipt)
 
     async def _purge_graphs(self, wanted: Erasable) -> tuple[ErasedStore, list[str]]:
-        """Delete the Graphiti groups of the target and of its sessions; return the counts, and texts on what remains.
+        """Delete the Graphiti groups of the target and of its sessions; return the counts, and texts about the remains.
 
         For a person, the groups of all sessions that no longer exist are deleted too, because their owners are unknown.
         """

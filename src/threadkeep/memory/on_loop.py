@@ -15,7 +15,7 @@ from threadkeep.memory.sync_memory import SyncMemory
 
 _companions: WeakKeyDictionary[history.Memory, SyncMemory] = WeakKeyDictionary()
 _BLOCKED_SECONDS = (0.5, 0.1)
-"""Seconds after which a loop that does not begin a call counts as blocked: without, and with a companion memory."""
+"""A loop that does not begin a call within these seconds counts as blocked; the second value is with a companion."""
 
 _making = threading.RLock()
 caller_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("threadkeep_caller_loop", default=None)

@@ -70,17 +70,18 @@ class StoreWrite(StoreEvent):
 
 
 class ReadFailed(StoreEvent):
-    """Memory could not be read; `fallback` if the agent answered without memory, otherwise `error`."""
+    """Memory could not be read. The outcome is `fallback` if the agent answered without memory, otherwise `error`."""
 
     outcome: Outcome = "error"
     error: str
 
 
 class WriteFailed(StoreEvent):
-    """A turn could not be written: `fallback` if it was added to the pending writes, else `error` or `conflict`.
+    """A turn could not be written.
 
-    Each failed attempt emits this event, and only this event increases the counter of failed writes. `reason` is set
-    if retries alone cannot succeed; it says what the operator has to do.
+    The outcome is `fallback` if the turn was added to the pending writes, `conflict` if another writer changed the
+    conversation in a graph store, otherwise `error`. Each failed attempt emits this event, and only this event raises
+    the counter of failed writes. `reason` is set if retries alone cannot succeed; it says what the operator has to do.
     """
 
     outcome: Outcome = "error"
@@ -105,7 +106,7 @@ class WriteDropped(StoreEvent):
 
 
 class AgentOutsideTurn(SessionEvent):
-    """An agent with memory was called outside of a turn; this call neither reads nor writes the session."""
+    """An agent with memory got an input without the turn's question; this call neither reads nor writes the session."""
 
 
 class TurnBegunInTool(SessionEvent):
@@ -129,7 +130,7 @@ class AnswerDiscarded(StoreEvent):
 
 
 class PendingWrites(Event):
-    """The number of pending turns of this process, `count`, may have changed."""
+    """The number of turns in this process that wait to be written (`count`), emitted when it may have changed."""
 
     backend: Backend
     count: int
@@ -144,7 +145,7 @@ class HistoryTruncated(SessionEvent):
 
 
 class KeyResolutionFailed(Event):
-    """No key candidate of a run gave a valid session id; `reason` is one of the reasons of `threadkeep.resolve_key`."""
+    """The values in a run gave no valid id of a conversation; `reason` is one of those of `threadkeep.resolve_key`."""
 
     channel: Channel = "other"
     reason: str

@@ -244,7 +244,7 @@ class PrometheusObserver:
     def _count(
         self, kind: type[events.Event], name: str, *labels: str, amount: str | None = None, first: _Labels | None = None
     ) -> None:
-        """Count events of a kind. Labels are fields of the event, and so is `amount`, which is added instead of 1."""
+        """Count events of a kind. Labels are fields of the event. If `amount` names a field, add its value, not 1."""
         series = self._counter(name, self._closed_sets(kind, labels), first)
 
         def count(event: Any) -> None:
