@@ -237,7 +237,7 @@ class KeyRing:
 
     @property
     def in_use(self) -> bool:
-        """Return whether keys exist or have ever existed."""
+        """Return whether there are keys. Revoked and expired keys count, too."""
         return bool(self._configured or self._known)
 
     async def refresh(self) -> bool:

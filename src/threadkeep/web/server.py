@@ -30,7 +30,7 @@ _BAD_REQUEST = (
 _NOT_HTTP = "The request is not valid HTTP, or its method is unknown; see /docs for the methods of each address."
 _LATE_SECONDS = 0.2
 _IDLE_SECONDS = 75
-"""Seconds until an idle connection is closed. nginx and AWS close theirs after 60; closing earlier causes their 502."""
+"""Seconds until an idle connection is closed. nginx and AWS use 60; if this is shorter, they may respond with 502."""
 
 
 @dataclass(frozen=True)
@@ -154,8 +154,8 @@ class Server(uvicorn.Server):
     """uvicorn with a shutdown that ends turns first, then connections.
 
     After the first SIGTERM, SIGINT or SIGHUP the server accepts no connections. Running turns may finish within
-    `shutdown_seconds`; a second SIGINT skips this wait. The clients of the remaining turns receive an error. Their
-    recorded runs are left to other processes; unrecorded runs are stopped, and their partial answers are stored.
+    `shutdown_seconds`; a second SIGINT skips this wait. The clients of the remaining turns receive an error. Runs that
+    are recorded in the database are left to other processes; others are stopped, and their partial answers are stored.
     """
 
     def __init__(

@@ -177,7 +177,7 @@ async def decide_proposal(
 
 @router.get("/{fact_id}", summary="See a fact")
 async def get_fact(fact_id: FactId, app: AppInUse, user_id: UserId = None) -> FactView:
-    """Return a fact, valid or not, with references to the messages and runs that it comes from."""
+    """Return a fact, even if it is no longer valid, with references to the messages and runs that it comes from."""
     return FactView.of(await app.memory.knowledge.fact(fact_id, user_id=user_id))
 
 

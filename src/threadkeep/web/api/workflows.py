@@ -60,7 +60,7 @@ class KeyRequestBody(
     extra="forbid",
     json_schema_extra=example(payload={"results": {"telegram_events_parser": {"bot_id": "b1", "chat_id": 12345}}}),
 ):
-    """A payload for which the session keys are explained."""
+    """A request to explain which session keys a workflow derives from a payload."""
 
     payload: dict[str, Any] = Field(
         description="The payload of a run: `inputs`, `results`, `configurable`, `user_context`. Any other object is "

@@ -100,7 +100,7 @@ _SHOWN = 50
 
 @dataclass(frozen=True)
 class ChannelStatus:
-    """A bot with the number of its open answers by status."""
+    """A bot. `counts` maps each status of undelivered answers (`waiting`, `ready`, `failed`) to their number."""
 
     name: str
     counts: dict[OutboxStatus, int]
@@ -110,7 +110,7 @@ class ChannelStatus:
 
 @router.get("/channels")
 async def show_channels(request: Request, app: AppInUse) -> Response:
-    """Show the bots that have ever received or sent a message, and their open answers."""
+    """Show the bots that have ever received or sent a message, and their undelivered answers."""
     return page(request, "channels.html", channels=await _statuses(app), open=_OPEN, outbox=await _open_answers(app))
 
 
@@ -125,7 +125,7 @@ async def _statuses(app: App) -> list[ChannelStatus]:
 
 
 async def _open_answers(app: App) -> list[Outgoing]:
-    """Return the first 50 open answers, failed ones first."""
+    """Return the first 50 undelivered answers, failed ones first."""
     found = [await app.memory.channels.outbox.entries(status=status, limit=_SHOWN) for status in reversed(_OPEN)]
     return list(islice((entry for entries in found for entry in entries), _SHOWN))
 

@@ -175,7 +175,7 @@ type RunsAlone = Annotated[ThreadRuns, Depends(_alone)]
 
 
 def _answer(waiting: Run, given: JsonValue) -> tuple[Json, Collection[str]]:
-    """Return the answer to a waiting run, and the ids of the questions that the answer names, if any."""
+    """Return the answer to a waiting run, and the ids of the questions if the answer maps such ids to answers."""
     asked = {one.id for one in questions(waiting)}
     if not isinstance(given, dict) or not (given.keys() <= asked or all(map(QUESTION_ID.fullmatch, given))):
         return cast("Json", given), ()

@@ -101,7 +101,7 @@ BEGINNING = 0
 """The checkpoint before the first message."""
 
 CREATION = "langgraph"
-"""The name of the item that represents a thread before its first run."""
+"""The name of the item in the note that stores a thread before its first run; see `is_creation`."""
 
 _RUNS = 20
 
@@ -138,7 +138,7 @@ class Thread:
 async def find_thread(
     app: App, thread_id: str, *, user_id: str | None = None, runs: RunService | None = None
 ) -> Thread:
-    """Return a thread. To read a thread while the application is being closed, pass `runs`.
+    """Return a thread. While the application is being closed, pass `runs`, because `app.runs.service()` then fails.
 
     Raises:
         SessionNotFound: this user has neither such a session nor a run in it.
