@@ -20,7 +20,7 @@ from threadkeep.observe import Backend
 
 _PAGE_ITEMS = 10_000
 
-# Keep the locks by store, because a node of an agent may create its own transcripts object in each run.
+# Keep the locks per store, not per object: a node of an agent may create new transcripts in each run.
 _LOCKS: WeakKeyDictionary[BaseStore, Locks[ItemKey]] = WeakKeyDictionary()
 
 

@@ -85,7 +85,7 @@ class ReadItems:
 class ReadOnce(ReadItems):
     """A locked conversation that reads each item once, because its items do not change before the block ends.
 
-    If `TableItems` reads the items, the statements in `beside` are executed in the same transaction as the writes.
+    If the items are in `TableItems`, the statements in `beside` are executed in the same transaction as the writes.
     After this transaction, `rows` has the rows that the statements returned.
     """
 
@@ -321,7 +321,7 @@ def _json(value: object) -> str:
 
 
 def _grown(former: Stored, value: Value) -> str | None:
-    """Return the JSON of a chunk as an extension of its former JSON, or None if more than its end has changed."""
+    """Extend the former JSON of a chunk by its new messages; return None if more than its end has changed."""
     names, old, new = list(value), former.get(_GROWING), value.get(_GROWING)
     if list(former) != names or not isinstance(old, list) or not isinstance(new, list) or not old:
         return None

@@ -16,7 +16,7 @@ from threadkeep.records import Message
 
 _MOST_CHARACTERS = 16_000_000
 _LEAST_CHARACTERS = 1_000
-"""The size counted for a conversation without messages; it also limits the number of cached conversations."""
+"""The size counted for a conversation without messages, so that the number of conversations is limited too."""
 _MESSAGE_CHARACTERS = 500
 """The size counted for a message without its texts."""
 _SEQ = itemgetter("seq")

@@ -53,7 +53,7 @@ class SqliteGraphStore(TabledStore, IndexedStore, AsyncSqliteStore):
                 ) from error
 
     async def _migrate(self) -> None:
-        """Call `setup`; record the columns that an earlier `setup` added before a lock or a crash interrupted it."""
+        """Call `setup`; if an interrupted earlier call has added a column without a record, record it and repeat."""
         while True:
             try:
                 await self.setup()

@@ -140,8 +140,8 @@ class ConversationArchive:
     """A service that restores exported sessions as conversations in a graph store.
 
     Like `threadkeep.store.archive.Archive`, but it stores the parts one by one, each atomically; an interrupted
-    `restore` can be repeated. Messages that were archived are restored as active ones, without the limits of their
-    session. Summaries are skipped, because there is no table for them. The results count the omitted items.
+    `restore` can be repeated. Archived messages are restored as active ones. Limits of sessions are left out,
+    and so are summaries, because there is no table for them. The results count the omitted items.
     """
 
     def __init__(self, writer: ConversationWriter, *, count: Counter, clock: Callable[[], datetime]) -> None:

@@ -76,7 +76,7 @@ class HeldChunks:
     async def mark(
         self, chunk: int, span: tuple[int, int], mark: Value, successors: dict[str | None, str | None]
     ) -> list[Message]:
-        """Mark the messages in a `seq` range of a chunk, ends included, as superseded; return their former state."""
+        """Mark the messages in a `seq` range of a chunk, ends included, as superseded; return them as they were."""
         value = await self.get(chunk)
         if value is None:
             return []

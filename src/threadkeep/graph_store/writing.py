@@ -127,7 +127,7 @@ class ConversationWriter:
     async def _losers(
         self, writing: Writing, conversation: Conversation, turn: Turn, adopted: Value | None
     ) -> list[Value]:
-        """Return the stored answers that `turn` replaces: `adopted`, and the message that the turn completes."""
+        """Return the stored answers that `turn` replaces: `adopted`, and the message `completes` if it is active."""
         names = [] if turn.completes is None else [id_note(turn.completes)]
         found = await self._noted(writing, conversation, names, lambda message: id_note(message.get("id") or ""))
         active = [one for one in found.values() if not one.get("superseded_at")]
@@ -148,7 +148,7 @@ class ConversationWriter:
     async def _locked_with_rows(
         self, session_id: str, work: Callable[..., Awaitable[Written]], needed: Sequence[ItemKey]
     ) -> Written:
-        """Do `work` with the statements of `beside`; if these may have failed, do it again without the statements."""
+        """Do `work` with the statements of `beside`; if the statements may have failed, do it again without them."""
         async with self._order(session_id):
             if self.beside is not None:
                 try:
@@ -494,7 +494,7 @@ def _next_version(former: Conversation, conversation: Conversation) -> Conversat
 
 
 def _may_be_of_rows(error: StoreError) -> bool:
-    """Return True if a transaction may have failed because of the index rows, or may have been committed."""
+    """Return True if a write should be repeated without index rows: they may have failed, or it may be committed."""
     if isinstance(error, StoreUnavailable):
         return error.interrupted or isinstance(error, RowLocked | StatementCancelled)
     return not isinstance(error, SessionDamaged)

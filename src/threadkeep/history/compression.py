@@ -252,7 +252,7 @@ class RangeReader:
         return Part(after + 1, _seq(rows[length - 1]), rows[length - 1].id, records, revision)
 
     def _sizes(self, rows: Sequence[Message], lines: Sequence[str], limit: int) -> list[int]:
-        """Return the tokens of each line; for a message with over twice the limit, return its stored count instead."""
+        """Return the tokens of each line; for a message with over twice the limit, its stored count is enough."""
         return [
             row.tokens if row.tokens is not None and row.tokens > 2 * limit else self._counter(line) + 1
             for row, line in zip(rows, lines, strict=True)

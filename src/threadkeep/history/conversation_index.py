@@ -120,8 +120,8 @@ class ConversationIndex:
     def is_outdated(self, infos: Mapping[str, SessionInfo], *, complete: bool) -> bool:
         """Return True if indexed turns were reset, archived or deleted since, or if too many sessions are missing.
 
-        If `infos` are `complete`, a session that they lack is gone, so one is too many. Otherwise they have only the
-        newest sessions, and may lack up to as many as they have.
+        If `infos` are `complete`, no indexed session may be missing in them. Otherwise they are only the newest
+        sessions, and up to `len(infos)` indexed sessions may be missing.
         """
         missing = sum(session_id not in infos for session_id in self._marks)
         if missing > (0 if complete else len(infos)):
@@ -130,10 +130,10 @@ class ConversationIndex:
         return any(self._marks[session_id].begins != IndexedState.of(infos[session_id]).begins for session_id in known)
 
     async def leave_out_superseded(self, infos: Mapping[str, SessionInfo], transcripts: Transcripts) -> bool:
-        """Note turns that were superseded after they had been indexed; return False if the index must be built again.
+        """Add turns that were superseded since they were indexed to `superseded`; return False if a rebuild is needed.
 
-        The index must be built again if a text was erased or a summary may be invalid, because it must not keep their
-        words.
+        The index must be built again if an indexed text was erased or a summary may be invalid, because its words must
+        not stay in the index.
         """
         for session_id, mark in list(self._marks.items()):
             info = infos.get(session_id)
@@ -358,6 +358,6 @@ async def _messages(transcripts: Transcripts, session_id: str, first: int, last:
         end = min(start + _PAGE - 1, last)
         page = await transcripts.newest(session_id, limit=end - start + 1, before=end + 1)
         for message in page.messages:
-            # Skip messages before `start`, with which the page is filled if it lacks superseded messages.
+            # Skip messages before `start`, which the page has in place of superseded messages.
             if (message.seq or 0) >= start:
                 yield message

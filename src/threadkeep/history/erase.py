@@ -300,8 +300,8 @@ class Eraser:
     async def _named(self, wanted: Erasable, *, others: bool) -> list[tuple[str, ...]]:
         """Return the namespaces that name the person; with `others`, they also name another user, otherwise not.
 
-        If a namespace names two users, the person's id may be there only as a common word (`memories`), so it is not
-        erased. Conversations are left out, because they are erased by their owners and senders.
+        If a namespace also names another user, the person's id in it may only be a common word (`memories`), so the
+        namespace is not erased. Conversations are left out, because they are erased by their owners and senders.
         """
         if not wanted.ids or not await self._memory.has_graph_store():
             return []

@@ -303,8 +303,8 @@ class Memory:
     def leave_work_for_all(self) -> None:
         """Stop search indexing and retention in this memory; another memory of the same database must run them.
 
-        Otherwise a task of this memory could lock a row in a transaction, and then be unable to end it, because a
-        blocking call on the event loop waits for this lock.
+        Otherwise a task of this memory could lock a row in a transaction that it cannot end, because a blocking call
+        on the event loop waits for this lock.
         """
         for task in self.work_for_all:
             task.cancel()

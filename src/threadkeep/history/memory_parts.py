@@ -38,7 +38,7 @@ _DIGITS: Final = 32
 
 
 def factor_key(model: str) -> str:
-    """Return the key of a model's stored factor: the model and, unless it is OpenAI's, its token estimate."""
+    """Return the key of a model's stored factor: the model and, unless it is OpenAI's, the name of its estimate."""
     counter = counter_for(model)
     return f"{model} {counter.name}" if isinstance(counter, FamilyEstimate) else model
 

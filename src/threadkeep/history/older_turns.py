@@ -108,7 +108,7 @@ class OlderTurns:
         self._tasks: dict[tuple[RecallScope, str], asyncio.Task[None]] = {}
 
     async def find(self, search: Search, budget: int, embedder: Embedder | None = None) -> list[FoundTurn]:
-        """Return the most relevant turns, best first, together up to about `budget` stored tokens."""
+        """Return the most relevant turns, best first, up to about `budget` tokens together, as counted when stored."""
         infos = await self._sessions(search)
         key = (search.scope, search.user_id or "" if search.scope == "user" else search.session_id)
         if not infos:

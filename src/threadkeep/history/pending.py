@@ -509,7 +509,7 @@ def _completes(answer: Message, stored: Message) -> bool:
 
 
 def _is_same(answer: Message, stored: Message) -> bool:
-    """Return True if a stored message has the question and status of an answer, and its author and ordinal, or text."""
+    """Return True if a stored message has an answer's question and status, and its author and ordinal or its text."""
     if (answer.answers, answer.status) != (stored.answers, stored.status):
         return False
     return (answer.author, answer.ordinal) == (stored.author, stored.ordinal) or answer.content == stored.content

@@ -133,7 +133,7 @@ class WindowReader:
     ) -> tuple[Window, Recent, SessionRows | None]:
         """Return the window, the newest page that was read, and the rows for the cache (None if no rows were known).
 
-        With `before_question`, the window ends before a question, and its newest message is never cut.
+        With `before_question`, the window ends before a question, and no message is cut.
         """
         recent = await pages.older(page_rows, before)
         chooser = WindowChooser(limits, newest_user=recent.newest_user, before_question=before_question)

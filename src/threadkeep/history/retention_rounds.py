@@ -243,7 +243,7 @@ class RunPruner:
                 large = replace(large, events=max(0, large.events - removed.events))
                 await work.end_step(removed)
                 if removed.events < _STEP_ROWS:
-                    # `large.events` may be higher than the number of rows: a finished run has its events in one row.
+                    # No rows are left. `large.events` counts events, and a finished run has many in one row.
                     break
             group = [large]
         if not await work.begin_step():

@@ -588,7 +588,7 @@ class Session:
     async def delete(self, *, run_id: str | None = None) -> bool:
         """Delete the session with all its messages; return False if it did not exist or belongs to another user.
 
-        If `run_id` is given, do nothing if the run is not being executed, or if its message has deleted it before.
+        If `run_id` is given, do nothing if the run is not being executed, or its message deleted the session before.
         """
         with contextlib.suppress(SessionDamaged):
             if self.user_id is not None and await self._info() is None:
