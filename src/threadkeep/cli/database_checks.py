@@ -387,7 +387,7 @@ async def check_graph_store(settings: Settings, integrity: Sequence[Finding]) ->
 
 
 async def _layouts(settings: Settings) -> list[GraphLayout]:
-    """Return the layouts of conversations in the graph store: of agents' and, if stored there, of sessions."""
+    """Return the layouts of agents' conversations in the graph store and, if sessions are there, their layout."""
     found = [GraphLayout()] if settings.transcripts == "graph_store" else []
     if settings.database.path is None or os.access(settings.database.path, os.F_OK):
         async with open_database(settings.database, settings.store_options()) as driver:

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(sys.argv[1:])
     finally:
         _drop_unwritten()
-        # Spare the collection at exit, except after a workflow was drawn: mermaidx reports uncollected objects.
+        # Skip the garbage collection at exit, except if a workflow was drawn: mermaidx reports uncollected objects.
         if "mermaidx" not in sys.modules:
             gc.freeze()
 

@@ -192,7 +192,7 @@ def _show_plan[T](
     nothing: str,
     words: str,
 ) -> None:
-    """Show a plan: with `--json` `values`, else its first 50 removals and `words`, or `nothing` if there are none."""
+    """Show a plan: with `--json` the `values`, else its first 50 removals and `words`, or `nothing` if it is empty."""
     if terminal.as_json:
         terminal.json({"dry_run": True, **values})
         return

@@ -273,7 +273,7 @@ class Chat:
 
     @contextlib.asynccontextmanager
     async def _limit_elsewhere(self, runs: RunService, session_id: str) -> AsyncIterator[None]:
-        """Limit the time of the block; extend the limit while this process executes a turn of the session.
+        """Limit the time to wait for another process, but not while this process executes a turn of the session.
 
         Raises:
             Interrupted: another process did not end its turn in time.

@@ -364,7 +364,7 @@ class RunExecution:
         return {"number": number, "interrupts": asked, **({} if reply is None else {REPLY: reply})}
 
     async def _given(self, *, again: bool) -> object:
-        """Return the graph's input: the initial state, a person's answer, or None to resume without an answer.
+        """Return the graph's input: the initial state if there is no checkpoint, a person's new answer, otherwise None.
 
         Pass an answer only once, because after a crash the graph may have used it already, and would take it as the
         answer to its next question. In the worst case, a person is asked the same question again.

@@ -77,7 +77,7 @@ class PendingCheckpoint:
 
     @property
     def is_whole(self) -> bool:
-        """True if the checkpoint has the whole state and can replace earlier ones; with delta channels, it may not."""
+        """True if the checkpoint can replace earlier ones: it has the whole state, not only deltas of channels."""
         return not self.metadata.get("counters_since_delta_snapshot")
 
 

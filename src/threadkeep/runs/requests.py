@@ -140,7 +140,7 @@ def metadata_of(run: Run) -> dict[str, Json]:
 
 
 def answer_for(run: Run, value: Json) -> Json:
-    """Return a person's answer as a waiting run takes it: a map from question ids, or one answer for one question.
+    """Return a person's answer as a waiting run takes it: for one question the value, for several a map from their ids.
 
     Raises:
         InvalidInput: the run, or its child, asks several questions and the answers are not in a map from their ids, or

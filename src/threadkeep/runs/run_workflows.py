@@ -156,7 +156,7 @@ def order_keys(
 
 
 async def sessions_known(workflow: Workflow, run: Run, memory: Memory, store: BaseStore | None) -> list[Session]:
-    """Return the agents' conversations that store a run's question under a key that depends only on the request."""
+    """Return the conversations in which agents store a run's question, if their keys depend only on the request."""
     keeping = [node for node in workflow.known_conversations if isinstance(node, AgentNode)]
     if store is None or not keeping:
         return []

@@ -26,7 +26,7 @@ type _Handler = Callable[[ToolCallRequest], Awaitable[_Result]]
 AGAIN: Final = "again"
 SKIP: Final = "skip"
 _ASKED: Final[Mapping[str, Json]] = {"asked_a_person": True}
-"""The stored result of a part of a tool call that ended with a question to a person. The reply begins the next part."""
+"""The result that is stored for a part of a tool call (see `_Part`) if the part ended with a question to a person."""
 
 _SKIPPED = "This tool call was started before, and its outcome is unknown; a person decided not to run it again."
 _UNKNOWN = "This tool call finished before, but its result was not stored."

@@ -23,7 +23,7 @@ _POLL_SECONDS = 2.0
 
 
 class DbosEngine:
-    """An engine in the event loop that created it. It launches dbos to enqueue a run, or when dbos has records of runs.
+    """An engine for the event loop that creates it. It launches dbos to enqueue a run, or if dbos has records of runs.
 
     dbos is stopped when its records have been deleted, some minutes after the last run, because its polls cost an idle
     process 3 % of a core.

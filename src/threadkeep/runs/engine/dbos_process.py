@@ -61,7 +61,7 @@ _CONSOLE = "__dbos_console_log_handler__"
 @DBOS.workflow(name="execute", max_recovery_attempts=None)
 async def _execute(run_id: str, _number: int) -> None:
     if not _handlers:
-        # Record no outcome, so that the attempt stays open, and another process takes it once this process has ended.
+        # Without a handler, record no outcome: the attempt stays open, and another process takes it when this one ends.
         raise asyncio.CancelledError
     await _handlers[0](run_id)
 
