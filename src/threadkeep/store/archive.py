@@ -86,7 +86,7 @@ class SummaryArchive:
 
 @dataclass(frozen=True)
 class ArchivedPart:
-    """Messages of an exported session, in order of `seq`; the counts and the last message in `info` are ignored.
+    """Messages of an exported session, in order of `seq`. In its metadata `info`, counts and last message are ignored.
 
     A summary must be in the part with the last message that it covers, or in a later part.
     """
@@ -129,9 +129,9 @@ class Archive:
 
     A message keeps its id, times, tokens and status; a superseded message stays superseded. A message whose id exists
     already is not stored again. An existing session keeps its title, tags and metadata, and restored messages follow
-    its messages. The last reset stays behind the same message, unless the existing session has a later reset. Archived
-    messages are archived again if they keep their `seq`. All parts of one call are stored in one transaction; if a part
-    belongs to another user's session, only this part is rejected.
+    its messages. The last reset keeps its place after the same message, unless the existing session has a later reset.
+    Archived messages are archived again if they keep their `seq`. All parts of one call are stored in one transaction;
+    if a part belongs to another user's session, only this part is rejected.
     """
 
     def __init__(self, driver: Driver, *, count: Counter, clock: Callable[[], datetime]) -> None:

@@ -60,7 +60,7 @@ class DamageRegister:
 
 @dataclass(frozen=True)
 class TranscriptBackend:
-    """The transcripts of a memory, and the services that depend on the store of the transcripts."""
+    """The transcripts of a memory, and the services that depend on whether these are in tables or in a graph store."""
 
     transcripts: Transcripts
     search: Search

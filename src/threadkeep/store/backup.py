@@ -140,7 +140,7 @@ def dump_postgres(environment: Mapping[str, str], target: Path) -> None:
     with locked_part(partial) as descriptor:
         command = ["pg_dump", "--format=custom", "--no-owner", "--no-privileges", f"--file={partial}"]
         try:
-            # Pass the descriptor to pg_dump, which then holds the lock even after this process is killed.
+            # Pass the descriptor to pg_dump, so that the file stays locked even if this process is killed.
             _run(command, environment, descriptor)
             partial.replace(target)
         finally:

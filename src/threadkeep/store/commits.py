@@ -50,11 +50,11 @@ class _Sorted:
 class TurnWriter:
     """A writer that stores one turn at a time, and checks each message id.
 
-    An author's second complete answer to a question (with the same ordinal) is not stored; the receipt names the first
-    one. But if the second answer reached its caller while the database was down (`Turn.told_at`), it replaces a first
-    answer that reached no caller; if the first answer was also delivered, the second one is stored as superseded. An
-    answer to a superseded question is stored as superseded. If an answer is the first message after a reset, and its
-    question is before the reset, the reset is moved behind the answer.
+    If the question already has a complete answer of the same author with the same `ordinal`, a new one is not stored;
+    the receipt names the stored one (`adopted`). But if the new answer reached its caller while the database was down
+    (`Turn.told_at`), it replaces a stored answer that reached no caller; if the stored answer was also delivered, the
+    new one is stored as superseded. An answer to a superseded question is stored as superseded. If an answer is the
+    first message after a reset, and its question is before the reset, the reset is moved behind the answer.
     """
 
     def __init__(self, graph_turns: GraphTurns | None = None) -> None:

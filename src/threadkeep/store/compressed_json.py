@@ -108,7 +108,7 @@ def _dictionary(number: int) -> zstandard.ZstdCompressionDict:
 
 _FIRST_FORMAT = b"\x01"
 _RAW_DEFLATE = -15
-# Marks in the place of extracted hashes (two units of 16 bytes) and ids (one unit).
+# Characters that stand for an extracted hash (two units of 16 bytes) and for an extracted id (one unit).
 _HASH, _ID = "\x01", "\x02"
 _UNITS: Mapping[str, int] = {_HASH: 2, _ID: 1}
 _UNIT_BYTES = 16

@@ -84,9 +84,9 @@ class NewTurns(NamedTuple):
     """A group of new turns, to be stored with statements that are executed `before` and `after` them.
 
     `sessions` has the parameters of the statement `reserve` for each session, in ascending order of `session_id`.
-    `messages` has the parameters of `insert_message`, with `behind` instead of `seq`: the number of later messages of
-    the session in this group; `question` is the id of the message that the turn answers, or None. `graph_turns` has the
-    parameters of `add_graph_turn`, with `first_behind` and `last_behind` for the `seq` values.
+    `messages` has the parameters of `insert_message`. Instead of `seq`, they have `behind`, the number of later
+    messages of the session in this group, and `question`, the id of the message that the turn answers, or None.
+    `graph_turns` has the parameters of `add_graph_turn`, with `first_behind` and `last_behind` for the `seq` values.
     """
 
     sessions: Sequence[Parameters]

@@ -86,7 +86,7 @@ class _Owner:
         return self.name if self.column == "session_id" else None
 
     def statement(self, name: str) -> str:
-        """Return the name of the variant of a statement for this kind of owner."""
+        """Return the name of the variant of a statement for this owner: for a run, it ends in `_of_run`."""
         return name if self.column == "session_id" else f"{name}_of_run"
 
 
@@ -137,7 +137,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         ]
 
     def _dropping(self, session_id: str, entries: Iterable[NotedManifest]) -> Statement:
-        """Return the statement that deletes the session's texts if messages in it were erased after a call began."""
+        """Return the statement that deletes a session's stored texts if messages were erased after a call began."""
         begun = min(entry.created_at for entry in entries) - _CLOCKS_DIFFER
         key = {"session_id": session_id, "marker": erase_marker(session_id), "begun": time_text(begun)}
         return self._sql["drop_texts_after_erase"], key
@@ -284,7 +284,7 @@ def _columns(session_id: str | None, run_id: str) -> dict[str, str]:
 
 
 def _without_columns(manifest: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str, Json]:
-    """Return the manifest with `true` in the fields whose values are in the columns of the row."""
+    """Return the manifest with the placeholder `true` for each value that is also in a column of the row."""
     return {name: value if (name, value) not in columns.items() else _ELSEWHERE for name, value in manifest.items()}
 
 

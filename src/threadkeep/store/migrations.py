@@ -122,7 +122,7 @@ async def migrate(
         return []
     if not found and driver.backend == "postgres":
         await _check_search_path(driver)
-    # By default, log no warning for an empty database, because its first connection alone may take this long.
+    # By default, log no warning for an empty database: its first connection alone may take `_LOCK_NOTE_SECONDS`.
     held = cache(held or (partial(_log_wait, driver.backend) if found else lambda: None))
     waits = asyncio.get_running_loop().call_later(_LOCK_NOTE_SECONDS, held)
 

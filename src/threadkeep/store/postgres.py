@@ -167,8 +167,8 @@ class PostgresDriver(Driver):
         """Set up a new connection: it uses UTC, returns JSON columns as text (parsed here), and has the timeouts."""
         for name in ("json", "jsonb"):
             raw.adapters.register_loader(name, TextLoader)
-        # Do not pass this as a connection option, which would replace the options in the DSN. A pooler keeps each
-        # client's time zone.
+        # Do not pass the time zone as a connection option, which would replace the options in the DSN. A pooler keeps
+        # each client's time zone.
         await raw.execute("SELECT set_config('TimeZone', 'UTC', FALSE)")
         if await negotiate_pooler(raw):
             self._is_pooled = True

@@ -267,7 +267,7 @@ def _prunable(row: Row) -> Prunable:
 
 @dataclass(frozen=True)
 class Cutoffs:
-    """The end times before which runs expire. If `set_aside_before` is None, runs that were set aside never expire."""
+    """The times before which expired runs have ended; if `set_aside_before` is None, set-aside runs never expire."""
 
     before: datetime
     set_aside_before: datetime | None = None

@@ -84,7 +84,7 @@ def _terms(text: str) -> Iterator[str]:
 
 
 def _short(term: str) -> list[str]:
-    # Drop a longer term, because it is not a word, and PostgreSQL rejects its pattern.
+    # Drop a term with more characters, because it is not a word, and PostgreSQL rejects its pattern.
     return [term] if 0 < len(term) <= _LONGEST_TERM else []
 
 
@@ -107,7 +107,7 @@ _AVERAGE_CHARACTERS = 500
 
 
 def relevance(text: str, words: str) -> float | None:
-    """Return the score of a text for `relevance_words`, ignoring case, or None if the text lacks one of the words."""
+    """Return the score of a text for words from `relevance_words`, ignoring case; None if it lacks one of the words."""
     folded = text.casefold()
     damping = _SATURATION * (1 - _LENGTH_SHARE + _LENGTH_SHARE * len(folded) / _AVERAGE_CHARACTERS)
     score = 0.0

@@ -281,7 +281,7 @@ class _Connector:
                 connection.execute(f"PRAGMA {pragma}").close()
             [[mode]] = connection.execute("PRAGMA journal_mode").fetchall()
             self.needs_wal = path is not None and mode != "wal"
-            # This changes only a new file. Skip it with SQLCipher, which reads only files with its own page size.
+            # The page size changes only a new file. Skip this with SQLCipher, which reads only its own page size.
             if self.needs_wal and key is None:
                 connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}").close()
         return connection
@@ -296,7 +296,7 @@ async def _open(connector: _Connector) -> aiosqlite.Connection:
 
 
 def _translate(text: object, characters: str, replacements: str) -> str | None:
-    """Replace characters as PostgreSQL's function of this name does, if no replacement is one of `characters`."""
+    """Replace characters as PostgreSQL's `translate` does, provided that no replacement is one of `characters`."""
     if text is None:
         return None
     result = str(text)

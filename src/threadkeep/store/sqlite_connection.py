@@ -62,7 +62,7 @@ def read_only_uri(path: Path) -> str:
     """Return the SQLite URI that opens a file for reading only.
 
     A file without a WAL that this process cannot write is opened as immutable, because SQLite could not create a WAL.
-    Such a file has no writer.
+    This is safe, because a file without a WAL has no writer.
     """
     wal = path.with_name(path.name + "-wal")
     immutable = is_read_only(path) and not (wal.exists() and wal.stat().st_size)

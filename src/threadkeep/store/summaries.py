@@ -121,14 +121,14 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
             return await add_summary(connection, self._sql, summary, frozenset(replaces), now=self._clock())
 
     async def uncovered(self, session_id: str) -> Uncovered:
-        """Return the range that no summary covers, after the last reset and the archive; do not read older messages."""
+        """Return the messages that no summary covers, after the last reset and the archived messages."""
         rows = await self._driver.fetch(self._sql["uncovered"], {"session_id": session_id})
         return Uncovered(*(int(value) for value in rows[0])) if rows else Uncovered()
 
     async def claim(self, session_id: str, purpose: str, owner: str, seconds: float) -> bool:
         """Claim work on a session for some seconds; return False if another process has it, or there is no session.
 
-        A stored claim that ends over an hour later than a new claim is replaced, because a wrong clock stored it.
+        A stored claim that ends over 30 minutes later than a new claim is replaced, because a wrong clock stored it.
         """
         if not isinstance(seconds, int | float) or not 0 < seconds <= _MOST_CLAIM_SECONDS:
             raise InvalidInput(f"seconds is a number above 0 and at most {_MOST_CLAIM_SECONDS}.")

@@ -240,7 +240,7 @@ def done_before(superseding: Superseding, message: Message, version: Message | N
 
 
 def check_branch(branching: Branching, parent: Sequence[object]) -> None:
-    """Reject an existing session that is not the requested branch; `parent` has its parent's id and `seq`.
+    """Reject an existing session that is not the requested branch; `parent` has its parent's id and its `seq` there.
 
     Raises:
         InvalidInput: the session is not this branch.

@@ -208,7 +208,7 @@ class TableTranscripts:
         return await self._messages("at_places", session_id, "seq", sorted(set(seqs)))
 
     async def answers_to(self, session_id: str, question: Message) -> list[Message]:
-        """Return the complete answers to a stored question in order; include superseded ones if it is superseded."""
+        """Return the complete answers to a question in order; for a superseded question, also superseded ones."""
         key = {"session_id": session_id, "question": question.id, "run_id": question.run_id}
         followers = {**key, "after": question.seq or 0, "reach": _ANSWER_REACH}
         async with self._driver.reading() as connection:
@@ -275,7 +275,7 @@ class TableTranscripts:
         return rows[0][0] if rows else None
 
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:
-        """Delete a session with its data; return False if it did not exist, None if the run may not delete it."""
+        """Delete a session with its data; return False if it did not exist, or None if the run may not delete it."""
         async with self._driver.writing() as connection:
             return await delete_session(connection, self._deletion, session_id, run_id=run_id)
 

@@ -274,7 +274,7 @@ class Transcripts(Protocol):
         """Return the existing messages with these `seq` values, including superseded ones, in order."""
 
     async def answers_to(self, session_id: str, question: Message) -> list[Message]:
-        """Return the complete answers to a stored question in order; include superseded ones if it is superseded."""
+        """Return the complete answers to a question in order; for a superseded question, also superseded ones."""
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
         """Mark an answer or, if it was replaced, its replacement as delivered; return it, or None if it is missing."""
@@ -323,6 +323,6 @@ class Transcripts(Protocol):
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:
         """Delete a session, its messages and all derived data; return False if it did not exist.
 
-        With a `run_id`, do nothing and return None unless that run is being executed and is the first to delete the
-        session for its message. A process that wakes up late thus deletes no session that was created in the meantime.
+        With a `run_id`, do nothing and return None if that run is not being executed, or if the session was deleted
+        before for its message. A process that wakes up late thus deletes no session that was created in the meantime.
         """

@@ -22,13 +22,13 @@ type Texts = Mapping[str, str]
 
 
 def texts_in(values: Iterable[Values]) -> dict[str, str]:
-    """Return the message texts that values contain, by message id."""
+    """Return the message texts in values, which are the data of events or results of runs, by message id."""
     found = ((one.get(name), one.get(text)) for value in values for one, name, text in _places(value))
     return {key: str(clean_json(text)) for key, text in found if isinstance(key, str) and isinstance(text, str)}
 
 
 def missing_in(values: Iterable[Values]) -> set[str]:
-    """Return the ids of messages that values mention without their text."""
+    """Return the ids of messages that values, such as the data of events, mention without their text."""
     found = (one.get(name) for value in values for one, name, text in _places(value) if text not in one)
     return {key for key in found if isinstance(key, str)}
 
@@ -123,7 +123,7 @@ _NOT_KEPT: Mapping[str, Any] = {
 
 
 def run_of(row: Row, *, inputs: tuple[RunInput, ...] | None = None, damaged: bool = False) -> Run:
-    """Return the run in a row of the statement `rows`; with `inputs`, do not read them from the row.
+    """Return the run in a row of the statement `rows`. If `inputs` are given, they replace the inputs in the row.
 
     Raises:
         RecordUnreadable: `damaged` is false, and a record cannot be read; the error names the run.
