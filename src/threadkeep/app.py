@@ -72,9 +72,9 @@ async def open_app(
 ) -> AsyncIterator[App]:
     """Open the application that the settings describe: its memory, chat, workflows, runs and bots.
 
-    Without `works`, this process executes no queued runs. With `bots`, it runs the configured bots. Events that name no
-    channel of their own get `channel`. On exit, running turns get `shutdown_timeout` seconds to finish; recorded runs
-    that need longer are left to other processes.
+    Without `works`, this process executes no queued runs. With `bots`, it runs the configured bots. `channel` is the
+    channel of events that have none of their own. On exit, running turns get `shutdown_timeout` seconds to finish;
+    recorded runs that need longer are left to other processes.
 
     Raises:
         InvalidSettings: a model cannot be created, its context window is too small for a question, a bot is invalid, or

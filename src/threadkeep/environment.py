@@ -12,8 +12,8 @@ from threadkeep.store.address import DatabaseAddress, parse_address
 PREFIX = "THREADKEEP_"
 
 _URL = f"{PREFIX}DATABASE_URL"
-# Prefixes of settings (after `THREADKEEP_`) that change which sessions are read, or how. `DATA` also matches misspelt
-# names of `DATABASE_URL`.
+# The beginnings of names (after `THREADKEEP_`) of settings that change which sessions are read, or how; with such a
+# setting, `plain_database` returns None. `DATA` also matches misspelt names of `DATABASE_URL`.
 _OTHERS = ("DATA", "SQLITE_", "LOCK_TIMEOUT", "POSTGRES_", "GRAPH_STORE_", "TRANSCRIPTS")
 # The names of all settings, after `THREADKEEP_`.
 _NAMES = """

@@ -318,7 +318,7 @@ class RunBusy(ThreadkeepError):
 
 
 class Interrupted(ThreadkeepError):
-    """The turn was stopped or rolled back, or the service stopped, or another process did not answer in time.
+    """The turn was stopped or rolled back, the service stopped, or another process did not answer in time.
 
     A partial answer is stored if the turn was stopped, or if the service stopped during an unrecorded run.
     """

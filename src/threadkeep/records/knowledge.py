@@ -132,7 +132,7 @@ class NewFact:
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """A fact that a `learner` or a directive in a message has proposed; `directive` is the kind of the directive.
+    """A fact that a `learner` or a directive in a message has proposed. `directive` is the kind of this directive.
 
     `evidence` names the message, and `fact_id` the fact that was stored when the proposal was accepted. `decided_by` is
     the person who accepted, rejected or undid the proposal; if it was accepted automatically, `decided_by` is the

@@ -75,7 +75,7 @@ NO_BUDGET: Final = RunBudget()
 
 @dataclass(frozen=True)
 class RunInput:
-    """The input that one message gives to a run. `message_id` is the platform's id, or None for other input."""
+    """The input that one message gives to a run. `message_id` is the platform's id; None if the input is no message."""
 
     values: Mapping[str, Json]
     message_id: str | None = None
@@ -189,7 +189,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Begun:
-    """A run that the owner has acquired, to execute it from the last checkpoint; a `new` run has never begun before."""
+    """A run that the owner may now execute, from its last checkpoint. `new` is True if the run never began before."""
 
     run: Run
     new: bool = False

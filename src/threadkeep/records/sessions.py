@@ -21,7 +21,7 @@ def is_user_id(value: object) -> TypeGuard[str]:
 
 
 def check_user_id(user_id: str | None) -> None:
-    """Reject a user id that is not None and that no session can have; see `is_user_id`.
+    """Reject an invalid user id; None is valid. See `is_user_id`.
 
     Raises:
         InvalidInput: the user id is not valid; the message does not repeat it.
