@@ -210,7 +210,7 @@ def _waiting(files: list[WaitingFile]) -> Finding:
 
 
 def _unusable(own: Path) -> list[Finding]:
-    """Return a finding if the folder cannot store the next turn. The check does not create the folder."""
+    """Return a finding if the folder of pending turns cannot store the next turn. Do not create the folder."""
     from threadkeep.history.pending_files import check_folder
 
     try:

@@ -176,7 +176,7 @@ def _left_out(values: Mapping[str, Any], text: str) -> LeftOut | None:
 
 
 def _text(values: Mapping[str, Any]) -> str:
-    """Return the text of a message, with marks for media. Marks for recordings are left out if there is any text."""
+    """Return the text of a message, with marks such as `[image]`. If there is any text, omit `[recording]`."""
     parts = _part_of(values, "content").get("parts")
     pieces = [_piece(part) for part in parts] if isinstance(parts, list) else []
     spoken = any(piece and piece not in _MARKS.values() for piece in pieces)
@@ -185,7 +185,7 @@ def _text(values: Mapping[str, Any]) -> str:
 
 
 def _without_citations(text: str, values: Mapping[str, Any]) -> str:
-    """Return a text as ChatGPT shows it: marks that have a shown text become that text, and all others are removed."""
+    """Return a text as ChatGPT shows it: replace each reference by the text shown for it, if any, or remove it."""
     references = _part_of(values, "metadata").get("content_references")
     for reference in references if isinstance(references, list) else []:
         if not isinstance(reference, dict):

@@ -287,7 +287,7 @@ def _author(message: BaseMessage) -> str | None:
 
 
 def _marks(message: BaseMessage) -> str:
-    """Return marks for the images and files of a message without text."""
+    """Return marks such as `[image]` for the media and files of a message without text."""
     if isinstance(message.content, str):
         return ""
     names = (media_name(block) for block in message.content)

@@ -287,7 +287,7 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
 
 
 def repeated(option: str, value: object) -> str:
-    """Return the command that is running, in shell syntax and with this value of an option; passwords are left out."""
+    """Return the running command in shell syntax, for another call with this value of an option; omit passwords."""
     words: list[str] = []
     after: list[str] = []
     given = iter(command_line.get())

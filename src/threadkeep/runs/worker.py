@@ -258,7 +258,7 @@ class Worker:
             del saver.active[active.run.run_id]
         await active.tracer.close()
         for entry in active.hold.manifests:
-            # Set `again`: the manifest may be stored already, by a transaction whose reply was lost.
+            # Set `again`: the record of the model call may be stored already, by a transaction whose reply was lost.
             self._memory.manifests.queue(replace(entry, again=True))
         if active.begins and ledger is not None and not has_children:
             active.stream.usage = ledger.usages
