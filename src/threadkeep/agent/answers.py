@@ -87,7 +87,7 @@ def stream_again(answer: BaseMessage) -> None:
     """Make LangGraph stream a stored answer that a node returns, even if the node's input already has the answer."""
     callbacks = (var_child_runnable_config.get() or {}).get("callbacks")
     for handler in callbacks.handlers if isinstance(callbacks, BaseCallbackManager) else ():
-        # Remove the id, because LangGraph does not stream a message twice. The handler's class may change.
+        # Remove the id, because LangGraph does not stream a message twice. Find the handler by `seen`, not by class.
         if isinstance(seen := getattr(handler, "seen", None), set):
             seen.discard(answer.id)
 

@@ -98,7 +98,7 @@ class Assembler:
         """Return the messages of the call: the messages that the draft chose, and its extras at their positions."""
         pieces, chosen = draft.pieces, draft.chosen
         moved = chosen.cut_back and self._layout.window == "anchored"
-        # Let the history of later calls in the turn begin at the same message, so that they send no quoted turn.
+        # Let later calls of the turn begin at the same message, so that none of them sends a turn that is now quoted.
         quoted = not draft.window and any(extra.entry.section == "selected" for extra in draft.extras)
         if (moved or quoted) and chosen.begin < len(pieces):
             self._begin_id = pieces[chosen.begin].id
@@ -122,7 +122,7 @@ class Assembler:
     def _assembled(
         self, draft: Draft, head: list[_Sent], tail: list[_Sent], stable: int, texts: Mapping[str, str]
     ) -> Assembled:
-        """Join `head`, the cached window and `tail`; the first `stable` messages of `tail` are in the stable prefix."""
+        """Join `head`, the cached window and `tail`. The `StablePrefix` ends after `stable` messages of `tail`."""
         count = draft.window
         messages = [*[each[0] for each in head], *self.window.messages[:count], *[each[0] for each in tail]]
         entries = (*[each[1] for each in head], *self.window.entries[:count], *[each[1] for each in tail])
@@ -159,13 +159,13 @@ class Assembler:
 
     @cached_property
     def _rows(self) -> dict[int, Message]:
-        """A map from the `id()` of each earlier message, as converted for the window, to its stored row."""
+        """A map from the `id()` of each message in the cached window to the message's stored row."""
         pairs = zip(self.window.messages, self._recollection.messages, strict=False)
         return {id(message): row for message, row in pairs}
 
     @cached_property
     def _earlier(self) -> list[BaseMessage]:
-        """The earlier messages, each followed by the steps of its turn."""
+        """The messages of earlier turns; each question is followed by the tool calls and results of its turn."""
         earlier: list[BaseMessage] = []
         steps = self._earlier_steps.messages
         for message, row in zip(self.window.messages, self._recollection.messages, strict=False):
@@ -200,7 +200,7 @@ class Assembler:
         *,
         window: int = 0,
     ) -> Draft:
-        """Return a draft with every message that could follow the first `window` messages of the cached window."""
+        """Return a draft without a choice: it has all messages that may follow the first `window` cached messages."""
         shown = self._summaries_for(call)
         repaired = repair(plain(dialogue, call.provider))
         steps = {id_of(message) for message in dialogue if id(message) in self._steps}

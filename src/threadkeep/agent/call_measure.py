@@ -79,7 +79,7 @@ class CallMeasure:
         return (tokens * 100 - self.other * other_hundredths) // self.counter.hundredths + self.other
 
     def learning_from(self, sent: Assembled) -> CallMeasure:
-        """Return the measure with the tokens of `sent` added to `other`. If `sent` has media, set `learns` to False."""
+        """Return the measure with the `other` tokens of `sent` added. If `sent` has media, set `learns` to False."""
         if not (self.learns and sent.texts_only):
             return replace(self, learns=False)
         if (counter := self.other_counter) is None:
@@ -125,7 +125,7 @@ class Measuring:
                 f"The tools alone have {tools} tokens and a prompt may have {room + tools}: give the agent fewer "
                 "tools, or a model with a larger context window."
             )
-        # Count other scripts than Latin separately if the model's family is unknown: they have their own factor.
+        # If the model's family is unknown, scripts other than Latin have a factor of their own: count them separately.
         unknown = facts.name is not None and family_of(facts.name) is None
         other = memory.remembered_counts.remembering(other_tokens(estimate)) if learns and unknown else None
         return CallMeasure(

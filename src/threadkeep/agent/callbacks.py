@@ -44,8 +44,8 @@ _PUSHED = "__pregel_push"
 class NodeAttempt:
     """An attempt to execute a task of a graph.
 
-    `run_id` is the LangChain run of the node, and `below` has the runs inside it. `task` is the step number and path;
-    unlike LangGraph's task id, it is the same in two calls that resume one checkpoint.
+    `run_id` is the id of the node's LangChain run, and `below` has the ids of the runs inside it. `task` is the task's
+    step number and path; unlike LangGraph's task id, it is the same in two calls that resume one checkpoint.
     """
 
     run_id: UUID
@@ -294,7 +294,7 @@ class PartialAnswer(BaseCallbackHandler):
 
 
 def with_callback(config: RunnableConfig, handler: BaseCallbackHandler, *, inherit: bool) -> RunnableConfig:
-    """Return a config with one more handler. Child runs get it if `inherit` is True or if the config has no manager."""
+    """Return a config with one more handler. If the config has a manager, child runs get it only with `inherit`."""
     callbacks = config.get("callbacks")
     if isinstance(callbacks, BaseCallbackManager):
         manager = callbacks.copy()

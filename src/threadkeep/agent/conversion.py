@@ -94,7 +94,7 @@ def transcript_text(message: BaseMessage) -> str:
 
 
 def with_only_text[M: BaseMessage](message: M, text: str) -> M:
-    """Return a copy whose content is the text. Remove the mark of LangChain's `v1` format, which requires a list."""
+    """Return a copy whose content is the text. Remove `output_version`: LangChain's format `v1` requires a list."""
     known = {key: value for key, value in message.response_metadata.items() if key != "output_version"}
     return message.model_copy(update={"content": text, "response_metadata": known})
 

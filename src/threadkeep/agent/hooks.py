@@ -120,7 +120,7 @@ class TurnHooks:
         part.root.open_calls += 1
         part.partial = partial = PartialAnswer()
         # Note the model for which the messages were chosen: middleware behind `SessionMemory` may call another one.
-        if (describe := getattr(model, "_get_ls_params", None)) is not None:  # as in `facts_of`
+        if (describe := getattr(model, "_get_ls_params", None)) is not None:  # private; see `facts_of`
             partial.models.add(describe(**request.model_settings).get("ls_model_name"))
         whole = [*([sent.system] if sent.system else []), *sent.messages]
         listening = partial.listening(call.config)

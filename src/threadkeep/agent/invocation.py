@@ -62,8 +62,8 @@ def workspace_in(
 ) -> object:
     """Return the workspace that a run names in `configurable["workspace"]` or in its context, else `given`.
 
-    If `given` is a function, only its result is used. A value that is not a text, a whole number or a UUID is not a
-    valid workspace, but is returned unchanged.
+    If `given` is a function, return its result instead, whatever the run names. A value that is not a text, a whole
+    number or a UUID is not a valid workspace, but is returned unchanged.
     """
     runtime = runtime or _runtime()
     if given is not None and not isinstance(given, str):

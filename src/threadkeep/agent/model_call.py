@@ -146,10 +146,10 @@ class Draft:
 
 @dataclass(frozen=True)
 class Assembled:
-    """The messages of a model call, an entry for each, and the excluded messages with the reasons.
+    """The messages of a model call, their manifest entries, and the excluded messages with the reasons.
 
-    `texts` maps the digests in the entries to texts. `begin_seq` is the window's new start, or None. `marks` is the
-    number of messages that were added only for this call. `texts_only` is True if no message has media.
+    `texts` maps the digests in the entries to texts. `begin_seq` is the window's new start; None if it stays. `marks`
+    is the number of messages that were added only for this call. `texts_only` is True if no message has media.
     """
 
     system: SystemMessage | None
@@ -206,7 +206,7 @@ def exclusions(
 
 
 def _not_read(recollection: Recollection, low: int) -> dict[int, ExclusionReason]:
-    """Map each `seq` from `low` up to the question that is missing in the window to the reason."""
+    """Return the reason for each `seq` from `low` up to the question that is missing in the window."""
     messages, end = recollection.messages, recollection.end
     single = any(gap.reason in _SINGLE for gap in recollection.excluded)
     if not single and end is not None and end - low == len(messages) and (not messages or messages[0].seq == low):

@@ -225,8 +225,8 @@ class Participation:
 
         `name` is the agent's task (`task_of`). If LangGraph repeats a task that has stored an answer, return this
         answer's number. Otherwise return the next number after the stored answers in the input (`messages`), even if a
-        run that was resumed at the same time has stored an answer with it. But skip the numbers of earlier calls in the
-        same node; if the input has no stored answer, skip all stored numbers.
+        run that was resumed at the same time has stored an answer with this number. But skip the numbers of earlier
+        calls in the same node; if the input has no stored answer, skip all stored numbers.
         """
         root = self.root
         earlier = [one for one in turn.earlier if one.author == self.author]
@@ -444,7 +444,7 @@ class Participation:
             del self.registry.calls[self.key]
 
     async def end(self, answer: BaseMessage | str, status: Status) -> AIMessage | None:
-        """Store the answer of a call that has ended. Return the answer that was stored in its place, or None.
+        """Store the answer of a call that has ended. If another answer was stored instead, return it, otherwise None.
 
         If the run was cut off and a call of it ends afterwards, the text is not stored again.
         """

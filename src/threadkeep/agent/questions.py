@@ -77,7 +77,7 @@ _MORE_ROWS: Final = 50
 
 
 async def unanswered_question(session: Session, run_id: str | None) -> list[BaseMessage]:
-    """Return the stored question of a run, or else the newest unanswered question.
+    """Return the stored question of the run `run_id`; if there is none, return the newest unanswered question.
 
     Only the newest 10,000 rows are searched. Return an empty list if they have none, or if the database fails.
     """
@@ -369,7 +369,7 @@ def _longest(same: Sequence[Sequence[bool]]) -> list[_Pair]:
 
 
 def _gaps(pairs: Sequence[_Pair], sent: int, rows: int) -> Iterator[tuple[range, range]]:
-    """Yield the index ranges of messages and rows between the pairs. First omit messages older than the rows."""
+    """Yield the index ranges of messages and rows between the pairs. Omit messages that are older than the rows."""
     before: _Pair = (-1, -1)
     for end in (*pairs, (sent, rows)):
         gap, beside = range(before[0] + 1, end[0]), range(before[1] + 1, end[1])

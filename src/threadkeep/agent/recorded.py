@@ -197,7 +197,7 @@ class RecordedGraph(Runnable[Any, Any]):
         return turn
 
     def _end(self, turn: GraphTurn) -> tuple[object, AIMessage | None]:
-        """End a turn. Return the graph's output, and the answer that was stored in place of the graph's, or None."""
+        """End a turn. Return the graph's output and, if another answer was stored in place of its own, that answer."""
         state = self._final(turn)
         winner = self._turns.wait_for(lambda _: turn.end(state), turn.turns)
         if winner is not None and self._needs_state(turn):
@@ -205,7 +205,7 @@ class RecordedGraph(Runnable[Any, Any]):
         return state, winner
 
     async def _aend(self, turn: GraphTurn) -> tuple[object, AIMessage | None]:
-        """End a turn. Return the graph's output, and the answer that was stored in place of the graph's, or None."""
+        """End a turn. Return the graph's output and, if another answer was stored in place of its own, that answer."""
         state = self._final(turn)
         winner = await self._turns.call(lambda _: turn.end(state))
         if winner is not None and self._needs_state(turn):

@@ -212,7 +212,7 @@ class GraphTurn:
         return {**values, "messages": whole, **restored_values(end.values, classes)}
 
     async def end(self, state: object) -> AIMessage | None:
-        """Store the turn's end, and the answer unless an agent stored it. Return the answer stored instead, or None."""
+        """Store the turn's end, and the answer unless an agent did. Return the answer stored instead, if any."""
         if self.ended is not None or self.part.silent:
             return None
         if not isinstance(state, Mapping) or not state.get("messages"):
@@ -276,7 +276,7 @@ class GraphTurn:
         return GraphEnd(tuple(answers), values if isinstance(values, dict) else {})
 
     def part_without_history(self, part: Any) -> Any:
-        """Return a part of the graph's stream without the inserted earlier turns, which states and updates have."""
+        """Return a part of the graph's stream without the inserted earlier turns, if it is a state or an update."""
         if not self._history:
             return part
         if type(part) is tuple:

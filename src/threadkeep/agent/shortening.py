@@ -117,7 +117,7 @@ def _shortened_calls(message: AIMessage, tokens: int, counter: TokenCounter) -> 
 
 
 def _with_short_calls(message: AIMessage, most: int) -> AIMessage:
-    """Return a copy in which each argument and text has at most `most` characters plus its mark; all keys stay.
+    """Return a copy in which each argument and text has at most `most` characters and a mark of the cut; all keys stay.
 
     An argument that is not a text is cut in its JSON form.
     """
@@ -142,7 +142,7 @@ def _with_short_calls(message: AIMessage, most: int) -> AIMessage:
 
 
 def _short_block(block: Block, most: int, arguments: Mapping[str, Mapping[str, object]]) -> object:
-    """Return a block of a message with tool calls. Cut its text, and replace arguments that repeat a call's."""
+    """Return a block of a message with its text cut; if it repeats a tool call, with the call's cut `arguments`."""
     if isinstance(block, str):
         return _short(block, most)
     if is_text(block):

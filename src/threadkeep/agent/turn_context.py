@@ -216,8 +216,8 @@ class TurnContext:
     async def settle(self, *, anchored: bool = False) -> None:
         """End the turn: store data for later turns, and queue the session for compression and learning, if enabled.
 
-        If the answer of another process was adopted, the steps of this process are not stored. `anchored` is True if
-        the anchor is stored already. Database failures are reported, not raised.
+        If another process stored its answer first, the steps of this process are not stored. `anchored` is True if the
+        anchor is stored already. Database failures are reported, not raised.
         """
         self.keep()
         if self._options.compression is not None:

@@ -85,7 +85,7 @@ class OpenTurn(TurnContext):
         question = await self._question_rows(metadata or {}, received)
         waiting = self._pending()
         if waiting:
-            # Write them first: another process may have stored an answer, and the database decides which one is valid.
+            # Write pending messages first: the database may have an answer of another process, which then is valid.
             await in_time(self.session, self.session.deliver())
             waiting = self._pending()
         self.earlier = tuple([m for m in waiting if m.answers == self.question_id and m.status == "complete"])
@@ -264,7 +264,7 @@ class OpenTurn(TurnContext):
     async def _store_answer(self, answer: Message, *, told: bool) -> AIMessage | None:
         """Store the answer, if possible together with the manifest of the model call and the window's anchor.
 
-        Return the answer that was stored in its place, or None.
+        If another answer was stored in its place, return that answer, otherwise None.
         """
         question_id = self._known_question_id
         try:
