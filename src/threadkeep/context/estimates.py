@@ -223,10 +223,7 @@ class ScriptCosts:
 
 @dataclass(frozen=True, slots=True)
 class TokenCosts:
-    """All costs of one tokenizer family.
-
-    `pairs` has a cost for each two bytes. Their index is the bytes, read as one number in native byte order.
-    """
+    """All costs of one tokenizer family. `pairs` has a cost for each two bytes, read as one number in native order."""
 
     pairs: list[float]
     digit_group: float

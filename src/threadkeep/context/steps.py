@@ -97,10 +97,7 @@ def whole_shares(steps: Sequence[Step], room: int) -> list[int | None]:
 
 
 def _replayed(steps: Sequence[Step], parts: int, room: int) -> list[int]:
-    """Return the tokens of each step, computed step by step as in the turn's earlier calls.
-
-    The first `parts` entries of `steps` are messages of the question.
-    """
+    """Return the tokens of each step, computed in order as in earlier calls. The first `parts` are of the question."""
     granted: list[int] = []
     older = 0
     for step in steps:

@@ -61,7 +61,7 @@ class Plan:
     `kept` has the messages to send, in order. `cuts` maps a cut message to its new size. `begin` is the message at
     which history begins or, without history, the turn. `cut_back` is True if history does not begin at the anchor.
     `lasting` is True if later turns begin there too; it is False if messages were excluded only because of this turn's
-    steps, because they are sent again after the turn. `opened` is True if `tokens` includes an opening message.
+    steps, so that they are sent again after the turn. `opened` is True if `tokens` includes an opening message.
     """
 
     kept: tuple[int, ...]
@@ -274,10 +274,7 @@ class _Planner:
         return fitting
 
     def _opening_of(self, history: Sequence[Sequence[int]]) -> int:
-        """Return the tokens of the opening message that history needs.
-
-        Return 0 if the message is placed already, or if history is empty or begins with a user message.
-        """
+        """Return the tokens of the opening message; 0 if it is placed, or history is empty or begins with the user."""
         asked = self._opened or not history or self._items[history[0][0]].kind == "user"
         return 0 if asked else self._opening
 

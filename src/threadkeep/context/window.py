@@ -98,7 +98,7 @@ class Window:
         return messages_html(title, self.messages)
 
 
-# Reasons that come from callers or from retention instead of the limits. `dropped` does not count such exclusions.
+# Exclusions with these reasons have nothing to do with the limits, so `dropped` does not count them.
 _NOT_DROPPED = ("reset", "archived", "superseded")
 
 
@@ -273,7 +273,7 @@ class WindowChooser:
             self._pinned = None
             return
         if self._full:
-            # Treat this row as unread, because the result must not depend on the size of pages.
+            # No more messages are allowed. Treat this row as unread, so that the result does not depend on page sizes.
             self._stop = (_seq(self._chosen[-1][0]) - 1 if self._chosen else _seq(row), "over_limit")
             return
         tokens, budget = self._tokens(row), self._limits.max_tokens
@@ -306,7 +306,7 @@ class WindowChooser:
         return self._counter(message.content)
 
     def _excluded(self, extent: Extent) -> tuple[Exclusion, ...]:
-        """Return the excluded ranges before the chosen messages, with reasons, but without the pinned user message."""
+        """Return the excluded ranges before the chosen messages, with reasons; none has the pinned user message."""
         gaps: list[Exclusion] = []
         if extent.reset_seq >= extent.first_seq:
             gaps.append(Exclusion(extent.first_seq, extent.reset_seq, "reset"))

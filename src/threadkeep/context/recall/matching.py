@@ -98,7 +98,7 @@ class Scoring:
         return [masks[position - BESIDE : position + BESIDE + 1] for position in chosen]
 
     def _amounts(self) -> list[float] | defaultdict[int, float]:
-        """Return, by position, the weighted BM25 scores of a turn and of two neighbours on each side."""
+        """Return, by position, the weighted sum of the BM25 scores of a turn and of two neighbours on each side."""
         weights, found = self._weights, self._found
         beside = weights["near_score"] * found.per_score
         here = beside + weights["score"] * found.per_score + weights["when_score"] * found.per_when_score

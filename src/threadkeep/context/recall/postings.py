@@ -186,10 +186,7 @@ def _letters_of(term: str) -> int:
 
 
 def beside(positions: Sequence[int], known: Iterable[int], first: int) -> Iterator[int]:
-    """Yield the indexes in `positions` before `first` that are near a `known` position, then all from `first` on.
-
-    Both sequences are sorted.
-    """
+    """Yield indexes of sorted `positions`: before `first`, those near a `known` one (sorted); then all others."""
     last = -1
     for position in known:
         index = max(bisect_left(positions, position - _REACH, 0, first), last + 1)

@@ -69,7 +69,7 @@ _HAN_NEAR_DAYS: dict[str, tuple[int, int]] = {
 
 
 def _read_words() -> dict[str, dict[str, int]]:
-    """Read the date words of other languages from `data/dates.txt`; return each word with its number, by kind."""
+    """Read the date words of other languages from `data/dates.txt`; map each kind to its words with their numbers."""
     kinds: dict[str, dict[str, int]] = {}
     for line in lines_of("dates.txt"):
         name, words = line.split(":")
