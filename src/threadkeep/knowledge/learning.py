@@ -1,9 +1,8 @@
 """Learning: fact proposals from people's messages, created in the background after a turn.
 
 `enqueue` returns at once, and one task for each kind of learner reads the queued sessions. The `seq` up to which each
-session was read is stored in the database. So a failure or a killed process only causes a delay: the next turn of the
-session continues from there. Messages are skipped if the model has refused them in three turns but accepts another
-text.
+session was read is stored in the database, so after a failure or a crash, the session's next turn continues from there.
+Messages are skipped if the model has refused them in three turns but accepts another text.
 """
 
 from __future__ import annotations

@@ -244,9 +244,9 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return self._count_dead(self._found(number, await self._execute("drop", row)), "dropped")
 
     async def counts(self) -> tuple[dict[str, int], dict[str, int], int]:
-        """Return a map from statuses to numbers of messages, one from reasons to numbers of dead ones, and all repeats.
+        """Return the numbers of messages by status, of dead messages by reason, and the total number of repeats.
 
-        `turns` in the first map is the number of turns that are not split into messages yet.
+        In the first map, `turns` is the number of turns that are not split into messages yet.
         """
         by_status: dict[str, int] = {}
         dead: dict[str, int] = {}

@@ -147,7 +147,7 @@ class GraphRecaller:
     ) -> _Groups | GraphitiClosure:
         """Return the groups to search, or the reason why no search is allowed, from a single database query.
 
-        Up to 20 ids of a person are searched. The configured groups of other applications belong to the workspace.
+        Up to 20 ids of a person are searched. The groups in `recall_extra_group_ids` are searched with the workspace.
         """
         consent = self._consents.statements(workspace)
         owned = {kind: scope for kind, scope in asked.items() if scope is not None}
