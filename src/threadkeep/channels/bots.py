@@ -218,7 +218,7 @@ def is_answered_by_text(run: Run) -> bool:
 
 
 async def question_for(memory: Memory, runs: RunService, bot: Bot, message: IncomingMessage) -> Run | None:
-    """Return the run whose question a message answers, or None if the message starts a new run.
+    """Return the run whose question a message answers; if it answers none and must start a new run, return None.
 
     Only the sender's newest run in the conversation counts. Its question must have been sent, and a text must be able
     to answer it.

@@ -36,9 +36,9 @@ def utf8_length(text: str) -> int:
 def split_text(text: str, limit: int, *, size: Size = len, markup: bool = False) -> tuple[str, ...]:
     """Split a text into parts of at most `limit` units; no part is blank.
 
-    If possible, a part ends after the last paragraph that ends in the part's second half, or else after such a line,
-    sentence or word. Otherwise, it ends between two characters. White space at a cut is dropped; everything else stays
-    in order. With `markup`, cuts outside of Markdown's bold text, code and links are preferred.
+    A part ends at the last end of a paragraph in its second half; if there is none, at the last end of a line, a
+    sentence or a word there. Otherwise, it ends between two characters. White space at a cut is dropped; everything
+    else stays in order. With `markup`, cuts outside of Markdown's bold text, code and links are preferred.
     """
     parts: list[str] = []
     rest = text.strip("\n")
@@ -112,7 +112,7 @@ def _balanced(parts: tuple[str, ...]) -> Iterator[str]:
 
 
 def _open_fence(part: str, opening: str) -> str:
-    """Return the opening line of the code block that is open at the end of a part, or an empty text."""
+    """Return the opening line of the code block that is open at the end of a part; an empty text if none is open."""
     for line in part.split("\n"):
         fence = _FENCE.fullmatch(line)
         if fence is None:
@@ -126,7 +126,7 @@ def _open_fence(part: str, opening: str) -> str:
 
 
 def _marks(opening: str) -> int:
-    """Return the number of fence marks at the beginning of a code block."""
+    """Return the number of backticks or tildes with which the first line of a code block begins."""
     return len(opening) - len(opening.lstrip(opening[:1]))
 
 

@@ -343,7 +343,7 @@ class Intake:
         self, bot: Bot, message: IncomingMessage, content: str | None, *, waits: bool = True
     ) -> bool:
         """Add an outbox entry for the answer to a message; return False if the outbox has one already."""
-        # Do not send an answer while WeCom may fetch it, as it does for an AI bot without a connection.
+        # WeCom itself fetches the answers of an AI bot without a connection, so send them only after it has stopped.
         channel = bot.channel
         is_fetched = isinstance(channel, WeComAIBotChannel) and not channel.options.connection
         after = STREAM_TIME if is_fetched else _ALBUM_PAUSE if message.album and not message.text else timedelta()
@@ -423,8 +423,7 @@ class Intake:
         """
         session_id = message.session_id or ""
         # Give the entry its own key, which names no person. With the id of the session, the entry would be deleted with
-        # the session. With the key of the deletion's record, the outbox would treat that record as the run that
-        # answers.
+        # the session. With the key of the deletion's record, the outbox would take that record for the run to answer.
         key = (bot.name, f"{FORGOTTEN}{deletion_key(session_id)}", message.message_id)
         stored = stored_message(message)
         added = await self._outbox.add(
@@ -434,7 +433,7 @@ class Intake:
             return False
         runs = await self._runs.service()
         sessions = [info.session_id async for info in self._memory.sessions(user_id=message.user_id)]
-        # The message's own session, which may not exist, is deleted last, because `_is_requested` looks for it.
+        # Delete the message's own session last, even if it does not exist: `_is_requested` checks only its deletion.
         own = {name for name in (*sessions, session_id) if f"{name}:".startswith(f"{session_id}:")}
         if not await self._is_requested(message):
             for name in sorted(own, reverse=True):

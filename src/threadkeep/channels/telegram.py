@@ -239,7 +239,7 @@ class TelegramChannel:
         return text if takes_all or asked_by_name or command or answers_bot else None
 
     def _own_names(self, entities: Sequence[Json], units: bytes, *, in_group: bool) -> Iterator[tuple[int, int]]:
-        """Yield the UTF-16 byte ranges of the bot's name: a mention in a group and its space, or a command's `@bot`."""
+        """Yield the UTF-16 byte ranges to remove: mentions of the bot with the next space, and `@bot` in commands."""
         own_name = f"@{self.username}".lower() if self.username else None
         for entity in entities:
             fields = object_in(entity)
@@ -264,7 +264,7 @@ def in_chat(message: IncomingMessage, chat_id: str) -> IncomingMessage:
 
 
 def _migration(message: Mapping[str, Json]) -> ChatMigrated | None:
-    """Return the change of a chat's id, or None. Telegram announces a change in the old and in the new chat."""
+    """Return the change of a chat's id that a message announces; None if it announces none. Both chats get messages."""
     here = id_in(object_in(message, "chat"), "id")
     new, old = id_in(message, "migrate_to_chat_id"), id_in(message, "migrate_from_chat_id")
     if here and new:
@@ -273,7 +273,7 @@ def _migration(message: Mapping[str, Json]) -> ChatMigrated | None:
 
 
 def _sender_of(event: Mapping[str, Json]) -> Mapping[str, Json]:
-    """Return the user that sent an event, or the chat if Telegram names a bot for an anonymous administrator."""
+    """Return the user that sent an event; for an anonymous administrator, Telegram names a bot, so return the chat."""
     user, chat = object_in(event, "from"), object_in(event, "sender_chat")
     return chat if chat and user.get("is_bot") is True else user
 
@@ -288,6 +288,6 @@ def _name(fields: Mapping[str, Json]) -> str:
 
 
 def _quoted(message: Mapping[str, Json]) -> str:
-    """Return the quoted part, or else the whole text, of the message that is replied to, if any."""
+    """Return the text that a message replies to: the quoted part if there is one, otherwise the whole text."""
     answered = object_in(message, "reply_to_message")
     return text_in(object_in(message, "quote"), "text") or text_in(answered, "text") or text_in(answered, "caption")

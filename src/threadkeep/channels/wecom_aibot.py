@@ -248,7 +248,7 @@ class AnswerStreams:
             await asyncio.sleep(_WRITE_SECONDS)
 
     async def _stream(self, bot: Bot, channel: WeComAIBotChannel, outgoing: Outgoing) -> CallbackResponse:
-        """Return a response with the text so far or with `later`; mark the answer as delivered if it is complete."""
+        """Return a response with the text so far, or with the bot's text `later`; mark a complete one as delivered."""
         stream_id = str(outgoing.number)
         if outgoing.status == "waiting":
             await self._outbox.make_ready(outgoing.session_id)

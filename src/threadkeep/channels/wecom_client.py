@@ -249,7 +249,7 @@ class WeComAIBotClient:
         self._own_api = "" if api == API else api
 
     async def send(self, address: Address, part: Part) -> Outcome:
-        """Send a part to the message's response URL, which accepts one part. If more parts follow, mark the cut."""
+        """Send a part to the message's response URL, which accepts one. If more parts follow, end it with a mark."""
         url = text_in(address, "response_url")
         if not is_response_url(url, self._own_api):
             return Refused("NoResponseAddress")
