@@ -101,7 +101,7 @@ class Paths:
         return any(name in self.after(name) for name in self.following)
 
     def beside(self) -> dict[str, frozenset[str]]:
-        """Map each node to the nodes that may run in parallel with it because they are only on other branches."""
+        """Map each node to the nodes that may run in parallel with it: nodes that are only on other branches."""
         found: dict[str, frozenset[str]] = {}
         for ways in self._ways():
             for way in ways:

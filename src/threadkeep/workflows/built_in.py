@@ -166,7 +166,7 @@ _VERSION = "1"
 
 
 def session_workflows() -> list[Workflow]:
-    """Return the internal workflows of every service that reset or delete a session between two of its turns."""
+    """Return the internal workflows that every service has: they reset or delete a session between two of its turns."""
     return [
         _workflow(RESET, "Hides all earlier messages of the session from the model.", Session.reset),
         _workflow(DELETE, "Deletes the session with all its messages.", Session.delete),

@@ -105,8 +105,8 @@ class Workflow:
         - `exit`: for workflows with at most one model call. After a crash the run starts again, which costs at most
           this call, so nothing is stored until the run fails or waits.
         - `async`: for several model calls, or tools that may run again. LangGraph saves a step during the next step.
-        - `sync`: for tools that must not run twice, or foreign code. LangGraph saves each step before the next one
-          begins, so that all progress can be stored before such a tool is called.
+        - `sync`: for tools that must not run twice, or nodes that Threadkeep does not know. LangGraph saves each step
+          before the next one begins, so that all progress can be stored before such a tool is called.
         """
         again = [node.again for node in self.nodes.values()]
         if self.keeps_each_step or "marked tools" in again:
@@ -115,14 +115,14 @@ class Workflow:
 
     @cached_property
     def keeps_each_step(self) -> bool:
-        """True if each step must be stored before the next step begins, because the graph has foreign code."""
+        """True if each step must be stored before the next one begins: for some node, `Node.again` is unknown."""
         return len(self._known) < len(self.builder.nodes)
 
     def is_stored_in_background(self, namespace: str) -> bool:
         """Return True if the checkpoints of a namespace may be stored during the next step.
 
-        In a workflow with foreign code, this is True only for the namespaces of Threadkeep's own nodes. Before a tool
-        that must not run twice, `threadkeep.runs.tool_idempotency` stores all progress.
+        If `keeps_each_step` is True, this is True only for the namespaces of nodes for which `Node.again` is known.
+        Before a tool that must not run twice, `threadkeep.runs.tool_idempotency` stores all progress.
         """
         return not self.keeps_each_step or namespace.partition(":")[0] in self._known
 
@@ -133,7 +133,7 @@ class Workflow:
 
     @cached_property
     def known_conversations(self) -> tuple[ConversationFields, ...]:
-        """The nodes with a graph-store conversation whose key depends only on the request; no agents with `input`."""
+        """The nodes with a graph-store conversation whose key depends only on the request, not on results of nodes."""
         found: list[ConversationFields] = []
         for node in self.nodes.values():
             if not isinstance(node, AgentNode | AppendMessageNode) or not node.use_graph_chat_history:

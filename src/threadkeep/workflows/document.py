@@ -55,13 +55,13 @@ class Continuing(_Part):
 
 
 class AgentEntry(AgentNode, Continuing):
-    """A model with tools, in the memory of the run's session."""
+    """A model with tools that uses the memory of the run's session."""
 
     kind: Literal["agent"]
 
 
 class ModelEntry(ModelNode, Continuing):
-    """A single model call in the memory of the run's session."""
+    """A single model call that uses the memory of the run's session."""
 
     kind: Literal["model"]
 
@@ -282,7 +282,7 @@ def _problem_of(source: YamlSource, error: Mapping[str, Any]) -> tuple[Path, Wor
 
 
 def _path_in(value: Json, loc: Sequence[str | int]) -> tuple[Path, tuple[str | int, ...]]:
-    """Split the location of an error into its path in the file and the other steps (union branches, missing names)."""
+    """Split pydantic's location of an error: return the steps that exist in the file, and the others (such as tags)."""
     path: list[str | int] = []
     rest: list[str | int] = []
     here: object = value
@@ -321,7 +321,7 @@ def _unknown(value: Json, path: Path) -> str:
 
 
 def _known_names(value: Json, path: Path) -> list[str]:
-    """Return the names that the schema allows at a path, or an empty list if they are unknown or unlimited."""
+    """Return the names that the schema allows in the workflow, its options or a node; for other paths, an empty one."""
     if not path:
         return _names(WorkflowDocument)
     if path == ("options",):

@@ -125,7 +125,7 @@ def paths_of(template: str) -> list[str]:
 
 
 def check_template(template: str, *, for_key: bool = False, whole: bool | None = None) -> None:
-    """Check a text template, or with `for_key` a key template. `whole` allows `{{key:path}}` (default: only in keys).
+    """Check the template of a text or, if `for_key`, of a key. `whole` allows `{{key:path}}`, by default only in keys.
 
     Raises:
         InvalidInput: the template is too long, or a placeholder is not a path or names an unknown value.

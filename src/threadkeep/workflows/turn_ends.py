@@ -103,7 +103,7 @@ _MESSAGES = "messages"
 
 
 def add_node(builder: Graph, name: str, node: Node, *, defer: bool = False) -> None:
-    """Add a Threadkeep node to a graph. Drawings use the kind and the possible next nodes that are added with it."""
+    """Add a Threadkeep node to a graph, with its kind and its possible next nodes, which drawings show."""
     destinations = {END if target == END_NAME else target: why for target, why in node.targets().items()}
     # Use `Any`, because LangGraph's types have no node that takes both a config and a runtime.
     action: Any = node

@@ -54,7 +54,7 @@ _STEPS_A_CALL = 4
 
 
 class AgentNode(SpeakingNode, HistoryFields):
-    """An agent with tools, in the memory of the run's session.
+    """An agent with tools that uses the memory of the run's session.
 
     Only the final message of the agent enters the workflow's state. All messages of its loop are in the agent's own
     state, and are sent to the stream `custom` as `agent_messages`, for the trace of the run. With

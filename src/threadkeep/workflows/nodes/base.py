@@ -175,7 +175,7 @@ class Node(BaseModel):
 
     @property
     def again(self) -> Again:
-        """The cost of executing the node again."""
+        """The cost of executing the node again after its process died."""
         return self.repetition
 
     def templates(self) -> Iterable[tuple[str, str]]:

@@ -159,7 +159,7 @@ class Rule(BaseModel):
         return self
 
     def holds(self, value: object) -> bool:
-        """Return True if the rule matches a value. `matches` checks only the first 2,000 characters of a text."""
+        """Return True if the rule's condition is true for a value. `matches` reads only the first 2,000 characters."""
         if self.exists is not None:
             return (value is not None) is self.exists
         if self.matches is not None:

@@ -83,7 +83,7 @@ class ConversationFields(BaseModel):
         )
 
     def channel_in(self, state: WorkflowState) -> Channel:
-        """Return the channel of a run without a key, from the first candidate with a parser result, or `other`."""
+        """Return the channel of the first key candidate whose parser has a result in this run; otherwise `other`."""
         results = state.get("results") or {}
         for candidate in self.history_key_candidates:
             if not isinstance(candidate, str):
@@ -121,10 +121,10 @@ class HistoryFields(ConversationFields):
 
 
 def key_scope(state: WorkflowState, session_id: str | None, config: RunnableConfig) -> dict[str, object]:
-    """Return the values that key candidates of a run may use.
+    """Return the values that the templates in `history_key_candidates` may use.
 
-    `thread_id` is the id of the run's session, because the session is the caller's thread. The LangGraph thread of a
-    run is always new.
+    `thread_id` is the id of the run's session, which is the caller's thread. It is not the LangGraph thread, which is
+    new for each run.
     """
     given = {name: value for name, value in config.get("configurable", {}).items() if not name.startswith("__")}
     configurable = {**given, "thread_id": session_id}

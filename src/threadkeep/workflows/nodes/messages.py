@@ -52,8 +52,7 @@ class RecordQuestionNode(RecordingNode):
     """A node that stores the run's question before all other nodes, so that no failure loses the question.
 
     If `waits` is true, middleware may redact the question first. In this case, the question is stored just before the
-    first model call, or by the `RecordAnswerNode` if there is no model call. Until then, only the run's request has the
-    text.
+    first model call or, without one, by the `RecordAnswerNode`. Until then, only the run's request has the text.
     """
 
     node_kind: ClassVar[NodeKind] = "record_question"
@@ -184,7 +183,7 @@ class AppendMessageNode(Node, ConversationFields):
             session_id, memory = self._session_id(step, state), context.resources.memory
             user_id = context.user_id if self.session is None else None
             if self.deliver and (recipient := await memory.channels.outbox.recipient(session_id)) is not None:
-                user_id = recipient.user_id  # the session, which has this user, may not be stored yet
+                user_id = recipient.user_id  # the session belongs to this user, but may not be stored yet
             return memory.session(session_id, user_id=user_id)
         resolution = self.resolve_in(state, step)
         if resolution.key is None:

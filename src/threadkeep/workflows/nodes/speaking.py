@@ -106,7 +106,7 @@ class SpeakingNode(AskingNode):
 
     @model_validator(mode="after")
     def _check_room(self) -> Self:
-        """Reject a reply size that leaves no tokens for a prompt. The service's model: `Workflows.check_room`."""
+        """Reject a reply size that leaves no tokens for a prompt. `Workflows.check_room` checks the service's model."""
         if self.model is None and self.context_window is None:
             return self
         model = self.model
@@ -137,7 +137,7 @@ class SpeakingNode(AskingNode):
             yield "input", self.input
 
     def turn_options(self, step: Step) -> TurnOptions:
-        """Return the options of the node's turn. They have no source for the passages of `retrieve` nodes yet."""
+        """Return the options of the node's turn. The caller adds the source for the passages of `retrieve` nodes."""
         given = step.context.resources.turn_options
         return replace(
             given,
