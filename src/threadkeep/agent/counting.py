@@ -140,7 +140,7 @@ def _count_known(block: Mapping[str, object], counter: TokenCounter) -> int | No
 
 
 def _parts(value: object) -> list[object] | None:
-    """Return the value of a block's field as a list of texts or blocks; None if it is something else, such as media."""
+    """Return the value of a block's field as a list of texts or blocks; None if the value is neither."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, list | tuple):

@@ -55,7 +55,7 @@ _FILLER = re.compile(
 )
 _QUESTION = re.compile(
     r"[?？؟][\s\"'”’)\]]*$|¿"
-    # English: a question word, but not "what a day" or "when I was young"; a verb before its subject; "tell me".
+    # English questions begin with a question word (but not "what a day"), a verb before its subject, or "tell me".
     r"|^(?:what(?! an?\b)|who|whom|whose|which|where|why|how)\b|^when (?:is|are|was|were|do|does|did|will|can|should)\b"
     r"|^(?:do|does|did|can|could|will|would|is|are|was|were|have|has|am|should)"
     r" (?:i|you|we|he|she|they|it|my|your|there|the|this|that)\b"

@@ -114,7 +114,7 @@ class NodeTurn:
             self._report()
             calls_tools = self.answered is None and isinstance(reply, AIMessage) and bool(reply.tool_calls)
             if error is not None or calls_tools:
-                # Release the answer's number, because this call gives no answer: the node's next call uses the number.
+                # Release the answer's number (see `RootRun`), which the next call gets: this call gives no answer.
                 part.root.release(part.author, part.key)
             if error is None:
                 await (turn.close("") if calls_tools else self._close())

@@ -381,7 +381,7 @@ class Participation:
         return turn
 
     def hand_over(self) -> None:
-        """Discard the held answer and release its number, because a tool hands over to another agent."""
+        """Discard the held answer and release its number (see `RootRun`): a tool hands over to another agent."""
         self.discard()
         self.handed_over = True
         self.root.release(self.author, self.key)
