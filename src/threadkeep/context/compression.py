@@ -241,7 +241,7 @@ def sources_of(summaries: Sequence[Summary], parts: Mapping[str, Sequence[Summar
 
     Args:
         summaries: the summaries to merge, oldest first.
-        parts: the summaries from which each merged summary was made, oldest first, by the merged summary's id.
+        parts: maps the id of each merged summary to the summaries from which it was made, oldest first.
         tokens: the maximum number of tokens to read.
     """
     node, later = summaries[0], list(summaries[1:])

@@ -104,7 +104,7 @@ def _cut(text: str, budget: int, counter: TokenCounter, shortened: Callable[[int
 
 
 def _first_miss(length: int, budget: int, total: int, fits: Callable[[int], bool]) -> int:
-    """Return an upper limit for the binary search of `_cut`: a length that does not fit, or else the whole length."""
+    """Return an upper limit for the binary search of `_cut`: a length that does not fit, or the whole length."""
     high = max(64, 2 * length * max(budget, 1) // max(total, 1))
     while high < length and fits(high):
         high *= 2

@@ -223,7 +223,7 @@ class ScriptCosts:
 
 @dataclass(frozen=True, slots=True)
 class TokenCosts:
-    """All costs of one tokenizer family. `pairs` has a cost for each two bytes, read as one number in native order."""
+    """All costs of one tokenizer family. `pairs` has a cost for each two bytes, whose 16-bit number is the index."""
 
     pairs: list[float]
     digit_group: float

@@ -295,7 +295,10 @@ def quoted_message(message: Message, content: str | None = None, *, part: str | 
 
 
 def quoted_summary(summary: Summary, text: str | None = None) -> str:
-    """Return a summary as one line of JSON: the `seq` range that it replaces, and its text, or `text` if given."""
+    """Return a summary as one line of JSON: the `seq` range that it replaces, and its text.
+
+    If `text` is given, it is used instead, for example one part of a long summary.
+    """
     messages = f"{summary.first_seq}-{summary.last_seq}"
     return _line({"summary_of_messages": messages, "text": summary.text if text is None else text})
 

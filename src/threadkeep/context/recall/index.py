@@ -273,7 +273,10 @@ class RecallIndex:
         return spans_of(query[:2_000], known, now.toordinal() if now else known.last)[:12]
 
     def _dates(self, spans: Sequence[Span]) -> dict[int, tuple[float, float]]:
-        """Map each episode that began near a span to two numbers: its nearness (0 to 1), and 1.0 if it began within."""
+        """Map each episode that began near a span of days to two numbers.
+
+        The first number is its nearness, from 0 to 1. The second one is 1.0 if it began in the span, otherwise 0.0.
+        """
         near: dict[int, tuple[float, float]] = {}
         for span in spans:
             reach = 4 + (span.last - span.first) / 4

@@ -186,7 +186,10 @@ def _letters_of(term: str) -> int:
 
 
 def beside(positions: Sequence[int], known: Iterable[int], first: int) -> Iterator[int]:
-    """Yield indexes of sorted `positions`: before `first`, those near a `known` one (sorted); then all others."""
+    """Yield the indexes in `positions` before `first` that are near a `known` position, then all from `first` on.
+
+    Both sequences are sorted.
+    """
     last = -1
     for position in known:
         index = max(bisect_left(positions, position - _REACH, 0, first), last + 1)
@@ -202,7 +205,7 @@ _ASKED, _BELONGING = 1.5, 1.0
 
 
 class Profile(dict[int, float]):
-    """A cache that maps a set of topics, as bits, to the share of the query's topics that it has, by their weights."""
+    """A cache that maps a set of topics, as bits, to its share of the total weight of the query's topics."""
 
     def __init__(self, postings: Postings, terms: Sequence[str], shares: Mapping[str, float]) -> None:
         super().__init__()

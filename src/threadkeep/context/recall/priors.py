@@ -158,6 +158,9 @@ def answer_signals(signs: Signs) -> Sequence[float]:
 
 
 def priors_of(signals: Sequence[float], answers: Sequence[float]) -> Priors:
-    """Return a prior for each of `KINDS`: the weighed `signals` plus the weighed one of `answers`; `other` has none."""
+    """Return the prior of a turn for each of `KINDS`: the weighted sum of `signals`, plus the kind's weighted signal.
+
+    `answers` has a signal for each kind except the last one, `other`.
+    """
     base = math.sumprod(PRIOR.values(), signals)
     return (*(base + weight * answer for weight, answer in zip(ANSWER.values(), answers, strict=True)), base)
