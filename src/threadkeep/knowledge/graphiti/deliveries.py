@@ -21,7 +21,7 @@ _DEAD_PERIOD = timedelta(minutes=1)
 
 
 class Unconfirmed(NamedTuple):
-    """A message that was sent but that the server does not show yet, or the episode of a forgotten fact."""
+    """A sent message that the server does not show yet, or the episode of a forgotten fact, which must be deleted."""
 
     number: int
     name: str
@@ -189,7 +189,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         self._count_dead(len(numbers), reason)
 
     async def give_up_open(self, reason: DeadReason, group_id: str | None = None, *, queued_only: bool = False) -> int:
-        """Give up the queued and (without `queued_only`) unconfirmed messages of one or all groups; return a count."""
+        """Give up queued and (without `queued_only`) unconfirmed messages of one or all groups; return their number."""
         row = {"group_id": group_id, "reason": reason, "queued_only": queued_only, "now": self._now()}
         return self._count_dead(await self._execute("give_up_open", row), reason)
 
