@@ -112,7 +112,7 @@ class AIBotConnection:
         return self._subscribed
 
     async def send(self, address: Address, part: Part) -> Outcome:
-        """End the stream of a message with a part; if there is no stream or WeCom rejects the frame, send a message."""
+        """End the stream of a message with a part; without a stream, or if WeCom rejects it, send a message."""
         stream = self._streams.pop(text_in(address, "req_id"), None)
         if stream is not None:
             async with stream.lock:

@@ -247,7 +247,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         return take_of_each(ranked, limit, lambda fact: (fact.id, normalised(fact.text)))
 
     def _words_of(self, facts: Sequence[Fact]) -> FactWords:
-        """Return the index of the owner's facts; create a missing or outdated one. Drop unused indexes of too many."""
+        """Return the index of the owner's facts; create a missing or outdated one. Keep only recently used indexes."""
         scope = facts[0].scope
         index = self._words.pop(scope, None)
         if index is None or index.is_outdated:

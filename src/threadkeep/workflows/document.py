@@ -321,7 +321,7 @@ def _unknown(value: Json, path: Path) -> str:
 
 
 def _known_names(value: Json, path: Path) -> list[str]:
-    """Return the names that the schema allows in the workflow, its options or a node; for other paths, an empty one."""
+    """Return the names that the schema allows in the workflow, its options or a node; no names for other paths."""
     if not path:
         return _names(WorkflowDocument)
     if path == ("options",):

@@ -56,7 +56,7 @@ def circles(children: Children) -> Iterator[Way]:
 
 
 def deepest_ways(children: Children) -> dict[str, Way]:
-    """Return the longest path of nested calls from each workflow, by the workflow's name. There must be no cycles."""
+    """Map the name of each workflow to the longest path of nested calls from it. There must be no cycles."""
     known = {name: _known(children, name) for name in children}
     found: dict[str, Way] = {}
     for name in TopologicalSorter(known).static_order():  # each name comes after its children

@@ -253,7 +253,7 @@ def _tools_of(reference: str | BaseTool) -> Iterator[Tool]:
 
 
 def _final(loop: Sequence[BaseMessage]) -> AIMessage:
-    """Return an agent's answer: its last message without tool calls, or the results of tools that end the loop."""
+    """Return an agent's answer: its last message, without tool calls; if tools ended the loop, their results."""
     replies = [message for message in loop if isinstance(message, AIMessage | ToolMessage)]
     if not replies:
         return AIMessage("")
