@@ -106,12 +106,13 @@ class Event:
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
-async def events_of(response: httpx2.Response) -> AsyncIterator[Event]:
-    """Yield the events of a stream as they arrive, with comments."""
+async def events_of(response: httpx2.Response, *, comments: bool = False) -> AsyncIterator[Event]:
+    """Yield the events of a stream as they arrive; with `comments`, each comment is an event without a name."""
     name = ""
     async for line in response.aiter_lines():
         if line.startswith(":"):
-            yield Event("")
+            if comments:
+                yield Event("")
         elif line.startswith("event: "):
             name = line.removeprefix("event: ")
         elif line.startswith("data: "):

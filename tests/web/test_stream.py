@@ -132,7 +132,7 @@ async def test_heartbeats_are_sent_during_a_model_call(tmp_path: Path) -> None:
     ):
         await app.runs.service()  # opened here, so that the turn does not wait for it
         async with client.stream("POST", "/api/v1/chat/stream", json={"message": "hi"}) as response:
-            events = events_of(response)
+            events = events_of(response, comments=True)
             while (first := (await anext(events)).name) == "":
                 pass  # on a busy machine the first heartbeat precedes the turn
             assert [first, *[(await anext(events)).name for _ in range(3)]] == ["start", "", "", ""]
@@ -153,7 +153,7 @@ async def test_heartbeats_are_sent_while_a_turn_waits(tmp_path: Path) -> None:
         await gate.reached()
         body = {"message": "q2", "session_id": "s1"}
         async with client.stream("POST", "/api/v1/chat/stream", json=body) as response:
-            events = events_of(response)
+            events = events_of(response, comments=True)
             assert (await anext(events)).name == ""
             gate.open()
             assert [event.name async for event in events if event.name] == ["start", "token", "end"]
