@@ -153,6 +153,21 @@ async def test_an_exported_session_is_restored(shared_url: str) -> None:
         assert [found.session_id async for found in memory.sessions(user_id="u1")] == [ROOM]
 
 
+async def test_ids_that_begin_like_keys_of_other_items_are_restored(shared_url: str) -> None:
+    ids = ["own-session:1", "steps-sha256:2", "recall-index:3", "answer-sha256:4"]
+    async with opened(shared_url) as memory:
+        session = memory.session(ROOM)
+        await session.append([Message(role="user", content=id_, id=id_) for id_ in ids[:2]])
+        await session.reset()
+        await session.append([Message(role="user", content=id_, id=id_) for id_ in ids[2:]])
+        part = ArchivedPart(await session.info(), tuple(await session.tail(9)))
+        await session.delete()
+        assert await memory.restore([part]) == [Restored(stored=4)]
+        assert await memory.restore([part]) == [Restored(known=4)]
+        assert [message.id for message in await session.tail(9)] == ids
+        assert [message.id for message in (await session.window()).messages] == ids[2:]
+
+
 async def test_missing_index_rows_are_added_at_the_next_start(sqlite_url: str, events: RecordedEvents) -> None:
     async with opened(sqlite_url, events) as memory:
         await say(memory, 2)

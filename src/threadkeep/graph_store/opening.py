@@ -192,7 +192,7 @@ class ConversationArchive:
         seqs = dict(known)
         for key, value in appended.items.items():
             if "seq" in value:
-                seqs[key.key] = int(value["seq"])
+                seqs[key.key.removeprefix("\t")] = int(value["seq"])  # see `id_note`
         grown = self._with_reset(appended, part, seqs)
         if appended.items or found is None or grown != conversation:
             await self._writer.put(writing, conversation, grown, appended.items)
