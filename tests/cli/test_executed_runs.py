@@ -42,7 +42,9 @@ from threadkeep.workflows.state import WorkflowState
 async def ask(state):
     if state.get("inputs", {}).get("broken") and not Path("mended").exists():
         raise ValueError("secret words")
-    return {"messages": [AIMessage(f"You are {interrupt('Your name?')}.")]}
+    if (name := interrupt("Your name?")) == "nobody":
+        raise ValueError("secret words")
+    return {"messages": [AIMessage(f"You are {name}.")]}
 
 
 async def wait(state):
@@ -140,6 +142,11 @@ def test_a_child_that_asks_is_answered(desk: CommandLine) -> None:
     [child] = desk("runs", "list", "--workflow", "form", "--json").json["runs"]
     answered = desk("runs", "resume", child["run_id"], "Ann", "--wait")
     assert (answered.exit_code, answered.out) == (0, "You are Ann.\n")
+    desk("workflows", "run", "top", "Hi")
+    child = desk("runs", "list", "--workflow", "form", "--json").json["runs"][0]
+    failed = desk("runs", "resume", child["run_id"], "nobody", "--wait")
+    assert failed.exit_code == 1
+    assert f"threadkeep runs retry {child['root_run_id']} --wait" in failed.err
 
 
 def test_a_failed_run_can_be_retried(desk: CommandLine) -> None:

@@ -146,7 +146,7 @@ def _show_end(run: Run, usages: Sequence[TokenUsage]) -> None:
         return
     why = f" ({run.error})" if run.error else ""
     trace = on_this_database(f"threadkeep runs trace {run.run_id}")
-    retry = on_this_database(f"threadkeep runs retry {run.run_id} --wait")
+    retry = on_this_database(f"threadkeep runs retry {run.root_run_id} --wait")
     terminal.error(f"Run {run.run_id} is {run.status}{why}. See its events: {trace}; retry it: {retry}")
 
 
@@ -200,7 +200,7 @@ def _facts(run: Run, usages: Sequence[TokenUsage]) -> Iterator[tuple[str, str]]:
         if run.error in RUN_ERRORS:
             yield "", RUN_ERRORS[run.error]
     if run.set_aside:
-        yield "", f"Not retried automatically; retry it with: threadkeep runs retry {run.run_id}"
+        yield "", f"Not retried automatically; retry it with: threadkeep runs retry {run.root_run_id}"
     if run.cancel_requested_at is not None and not run.over:
         yield "", f"Being cancelled ({run.cancel_reason})."
     yield "session", run.session_id or "none"
