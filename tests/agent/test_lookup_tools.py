@@ -131,9 +131,9 @@ async def test_messages_before_a_reset_are_not_returned(memory: Memory) -> None:
 
 
 async def test_a_search_covers_only_the_session(memory: Memory) -> None:
-    await remember(memory, "It was in Lisbon.", "Lovely.", "so " * 300 + "Lisbon again " + "so " * 300)
+    await remember(memory, "It was in Lisbon.", "Lovely.", "Sold inside. " * 30 + "in Lisbon again " + "so " * 300)
     await remember(memory, "Lisbon is elsewhere.", session_id="telegram:2")
-    result = await looked_up(memory, "search_history", {"query": "lisbon"})
+    result = await looked_up(memory, "search_history", {"query": "in lisbon"})
     found = {line["message"]: str(line["text"]) for line in lines_of(result)}
     assert set(found) == {1, 3}
     assert "Lisbon again" in found[3]

@@ -17,12 +17,14 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from tests.agent.context_laws import check_shape
 from tests.agent.talking import ROOM, ask, config_of, input_of, kept, make_agent
-from tests.databases import query
+from tests.databases import execute, query
+from tests.recorded_events import RecordedEvents
 from threadkeep import ContextManifest, InvalidInput, Memory, Message, SessionMemory, TurnOptions, open_memory, rebuild
 from threadkeep.agent.counting import count_tokens
 from threadkeep.agent.provider_messages import NO_ANSWER, NO_RESULT, UNREAD_RESULT
 from threadkeep.context.plan import ContextPlan
 from threadkeep.errors import StoreUnavailable
+from threadkeep.observe import WriteFailed
 from threadkeep.records import Retention, RetentionLimits
 from threadkeep.testing import Gate, ScriptedModel
 
@@ -413,3 +415,15 @@ async def test_an_agent_answers_if_steps_cannot_be_stored_or_read(
 def test_tool_memory_must_be_a_whole_number(turns: Any) -> None:
     with pytest.raises(InvalidInput, match="tool_memory is a whole number"):
         TurnOptions(tool_memory=turns)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite-file", "postgres"], indirect=True)
+async def test_steps_that_cannot_be_stored_are_reported_as_lost(
+    memory: Memory, database_url: str, events: RecordedEvents
+) -> None:
+    """The turn is stored. The event does not say that the steps are pending, because they are not written again."""
+    execute(database_url, "ALTER TABLE chat_steps RENAME TO chat_steps_elsewhere")
+    agent = make_agent(ScriptedModel([finding(), "There are three."]), [SessionMemory(memory)], TOOLS)
+    await ask(agent, "flights to Porto?")
+    assert await kept(memory) == [("user", "flights to Porto?"), ("assistant", "There are three.")]
+    assert [event.outcome for event in events.of(WriteFailed)] == ["error"]

@@ -196,12 +196,13 @@ def _in_short(summaries: Sequence[Summary]) -> list[str]:
 
 
 def _excerpt(text: str, query: str) -> str:
-    """Return 300 characters of a text around its first word that is in the query; return a short text unchanged."""
+    """Return 300 characters of a text around the longest word of the query that it contains; a short text as it is."""
     if len(text) <= _EXCERPT_CHARACTERS:
         return text
     lowered = text.lower()
-    positions = [position for word in query.lower().split() if (position := lowered.find(word)) >= 0]
-    start = max(0, min(positions, default=0) - _EXCERPT_CHARACTERS // 3)
+    words = sorted(query.lower().split(), key=len, reverse=True)
+    position = next((found for word in words if (found := lowered.find(word)) >= 0), 0)
+    start = max(0, position - _EXCERPT_CHARACTERS // 3)
     end = start + _EXCERPT_CHARACTERS
     return f"{'… ' if start else ''}{text[start:end]}{' …' if end < len(text) else ''}"
 

@@ -364,8 +364,8 @@ class Session:
         return replace(found, messages=(*found.messages, *late))
 
     def report_write_failed(self, error: Exception) -> None:
-        """Report that data other than messages could not be written."""
-        self._events.write_failed(error, "fallback")
+        """Report that data of a turn other than its messages could not be written; the write is not retried."""
+        self._events.write_failed(error, "error")
 
     async def check_owner(self) -> None:
         """Raise `WrongUser` if the session exists and belongs to another user."""

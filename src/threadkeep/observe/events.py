@@ -77,7 +77,7 @@ class ReadFailed(StoreEvent):
 
 
 class WriteFailed(StoreEvent):
-    """A turn could not be written.
+    """A turn, or data of a turn such as its tool steps, could not be written.
 
     The outcome is `fallback` if the turn was added to the pending writes, `conflict` if another writer changed the
     conversation in a graph store, otherwise `error`. Each failed attempt emits this event, and only this event raises
