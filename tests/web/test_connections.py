@@ -130,8 +130,8 @@ async def test_a_head_that_begins_in_the_read_of_another_request_is_not_charged_
 
 async def test_trailers_are_dropped(tmp_path: Path) -> None:
     async with limited(tmp_path, ConnectionLimits(10, HANG_SECONDS, HANG_SECONDS)) as (_, port):
-        head = b"POST /console/sign-in HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ntransfer-encoding: chunked\r\n"
-        body = b"\r\n1\r\na\r\n0\r\n"
+        head = b"POST /console/sign-in HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+        body = b"transfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\n"
         got = await answer(port, head + body, b"x-trailer: a\r\n", b"connection: keep-alive\r\n\r\n", pause=0.01)
         assert got.startswith(b"HTTP/1.1 401")
 
