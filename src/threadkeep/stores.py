@@ -41,8 +41,9 @@ def create_checkpointer(
 ) -> AbstractAsyncContextManager[BaseCheckpointSaver[str]]:
     """Return a LangGraph checkpointer in the configured database, for `graph.compile(checkpointer=…)`; open it once.
 
-    Reading a checkpoint creates only objects of LangGraph's safe types, such as messages, and of `types`: name your
-    own classes that a state contains. With `LANGGRAPH_STRICT_MSGPACK=true` LangGraph finds your classes itself.
+    For safety, reading a checkpoint creates only objects of LangGraph's safe types, such as messages, and of `types`.
+    If a state contains your own classes, list them in `types`; with `LANGGRAPH_STRICT_MSGPACK=true`, LangGraph finds
+    them itself.
 
     Raises:
         StoreUnavailable: on entering, if the database does not respond.

@@ -1,4 +1,4 @@
-"""Search terms of a text (words and pairs of characters), their fingerprints and patterns, and trigrams."""
+"""Functions for text search: the terms of a text, fingerprints and patterns of terms, and queries by trigrams."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SPREAD = 0x9E3779B1
 _CASED = 0x20000
 
 _WORDS = re.compile(r"\w+")
-# Replace this by ς, because some texts end words with σ, and `lower` writes σ inside an abbreviation such as "Α.Σ.Δ".
+# σ at the end of a word, to be replaced by ς: some texts have σ there, and `lower` keeps it so in "Α.Σ.Δ".
 _FINAL_SIGMA = re.compile(r"σ(?!\w)")
 # Scripts without spaces between words: Thai, Lao, Khmer, Myanmar, kana and Han; also hangul, because of its suffixes.
 _UNSPACED = re.compile(
@@ -35,17 +35,17 @@ _UNSPACED = re.compile(
 
 
 def search_terms(text: str) -> Sequence[str]:
-    """Return the words of a text, and pairs of characters for scripts without spaces; each once, in order."""
+    """Return the distinct terms of a text, in order: its words and, in scripts without spaces, pairs of characters."""
     return list(dict.fromkeys(_terms(_FINAL_SIGMA.sub("ς", clean_text(text).lower()))))
 
 
 def fold(text: str) -> str:
-    """Return a text for case-insensitive comparisons; each character becomes one character, equally on both engines."""
+    """Fold a text for case-insensitive comparisons. Its length stays the same, and both databases fold it equally."""
     return text.replace("İ", "i").lower().replace("ς", "σ")
 
 
 def folds_into(text: str) -> tuple[str, str]:
-    """Return the characters that `fold` replaces by a character of `text`, and their replacements."""
+    """Return two strings: characters that `fold` changes into ones of `text`, and the results in the same order."""
     pairs = [(char, folded) for folded in sorted(set(text)) for char in _unfolded().get(folded, "")]
     return "".join(char for char, _ in pairs), "".join(folded for _, folded in pairs)
 
@@ -84,13 +84,13 @@ def _terms(text: str) -> Iterator[str]:
 
 
 def _short(term: str) -> list[str]:
-    # Drop a term with more characters, because it is not a word, and PostgreSQL rejects its pattern.
+    # Drop a term of more than `_LONGEST_TERM` characters: it is not a word, and PostgreSQL rejects its pattern.
     return [term] if 0 < len(term) <= _LONGEST_TERM else []
 
 
 @cache
 def _unfolded() -> Mapping[str, str]:
-    """Return the characters that `fold` replaces by each character: its capitals, and signs such as the Kelvin sign."""
+    """Return a map from a character to others that `fold` changes into it: capitals, and signs such as Kelvin's K."""
     found: defaultdict[str, str] = defaultdict(str)
     for char in map(chr, range(_CASED)):
         if (folded := fold(char)) != char:

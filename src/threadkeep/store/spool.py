@@ -77,7 +77,7 @@ def damaged_turns(folder: Path) -> list[DamagedTurn]:
 
 
 def damaged_lines(path: Path, lines: Iterable[bytes]) -> list[DamagedTurn]:
-    """Return the given unreadable lines of a spool file that no process has taken over yet."""
+    """Return a `DamagedTurn` for each of these unreadable lines, which are still in the spool file `path`."""
     changed_at = _time(path.stat().st_mtime)
     return [DamagedTurn(damaged_id(line), path, len(line), changed_at) for line in lines]
 
@@ -116,9 +116,10 @@ _LOOK_SECONDS = 0.005
 
 @dataclass(eq=False)
 class PendingTurn:
-    """A turn that waits to be stored. `error` is the class name of the last error; `tries` counts only this process.
+    """A turn that waits to be stored. `tries` counts the attempts of this process.
 
-    If an agent stores the conversation in a graph store, `namespace` is the conversation's namespace there.
+    `error` is the class name of the last error. If an agent stores the conversation in a graph store, `namespace` is
+    the conversation's namespace there.
     """
 
     entry_id: str
@@ -289,23 +290,23 @@ def spool_files(folder: Path) -> list[Path]:
 
 
 def _own(descriptor: int) -> bool:
-    """Lock a file exclusively; return False if it has an owner. Wait while other processes check it with `in_use`."""
+    """Lock a file exclusively. If another process owns it, return False; if others only check it (`in_use`), wait."""
     for _ in range(_LOOKS):
         if lock_at_once(descriptor, fcntl.LOCK_EX):
             return True
         if not lock_at_once(descriptor, fcntl.LOCK_SH):
             return False
-        # Try again: another process has a shared lock for a short check; an owner's lock would be exclusive.
+        # Another process has a shared lock for a short check, so try again. An owner's lock would be exclusive.
         time.sleep(_LOOK_SECONDS)
     return False
 
 
 @dataclass(frozen=True)
 class SpoolContent:
-    """The turns in a file, oldest first, and its unreadable lines, which are damaged or of a newer version.
+    """The turns in a file, oldest first, and its unreadable lines (damaged, or written by a newer version).
 
-    `ranges` maps the id of each turn and of each unreadable line to its places in the file; `stale` has the places of
-    those that are done.
+    `ranges` maps the id of each turn and of each unreadable line to its places in the file. `stale` has the places of
+    turns and lines that were already stored or dropped.
     """
 
     turns: list[PendingTurn]
@@ -327,8 +328,8 @@ def read_entries(path: Path) -> list[PendingTurn]:
 def read_spool(path: Path, *, cut_off: bool = False) -> SpoolContent:
     """Return the content of a file, without locking it.
 
-    An incomplete last line is skipped, because the process that owns the file may still be writing it; with `cut_off`,
-    the line counts as unreadable.
+    An incomplete last line is skipped, because the process that owns the file may still be writing it. If `cut_off` is
+    true, this line is read like the others.
     """
     try:
         *lines, rest = path.read_bytes().split(b"\n")

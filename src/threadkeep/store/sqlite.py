@@ -107,7 +107,7 @@ class SqliteDriver(Driver):
 
     @asynccontextmanager
     async def writing(self, *, lock_timeout_seconds: float | None = None) -> AsyncIterator[SqliteConnection]:
-        """Lend a connection in a write transaction. A lock timeout of 0 means no limit; other values have no effect."""
+        """Lend a connection in a write transaction. A `lock_timeout_seconds` of 0 waits forever; others are ignored."""
         async with _Lent(self.take_writer, self.give_writer) as connection:
             await _begin(connection, for_ever=lock_timeout_seconds == 0)
             yield connection
@@ -197,7 +197,7 @@ class SqliteDriver(Driver):
 
 @dataclass
 class _Lent:
-    """A context manager that lends a connection; it is a class, because a generator would make short reads slower."""
+    """A context manager that lends a connection; it is a class because `asynccontextmanager` would slow short reads."""
 
     take: Callable[[], Awaitable[SqliteConnection]]
     give: Callable[[SqliteConnection, type[BaseException] | None], Awaitable[None]]
@@ -226,7 +226,7 @@ async def open_sqlite(
 
 
 class RollbackLock(asyncio.Lock):
-    """A lock for LangGraph's classes on a connection, which rolls back if its block fails or is cancelled.
+    """A lock for LangGraph's classes that use a connection. It rolls back if the locked block fails or is cancelled.
 
     LangGraph leaves the transaction of such a block open, and an open transaction can lock the file for all others.
     """
@@ -247,7 +247,7 @@ class RollbackLock(asyncio.Lock):
 
 @dataclass
 class _Connector:
-    """A function that opens and sets up a connection in one call, because each call switches threads."""
+    """A function for aiosqlite's thread that opens and sets up a connection in one call, to save thread switches."""
 
     path: Path | None
     options: StoreOptions
@@ -281,7 +281,7 @@ class _Connector:
                 connection.execute(f"PRAGMA {pragma}").close()
             [[mode]] = connection.execute("PRAGMA journal_mode").fetchall()
             self.needs_wal = path is not None and mode != "wal"
-            # The page size changes only a new file. Skip this with SQLCipher, which reads only its own page size.
+            # Only a new file takes this page size. Do not set it with SQLCipher, which can read only its own page size.
             if self.needs_wal and key is None:
                 connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}").close()
         return connection
@@ -296,7 +296,7 @@ async def _open(connector: _Connector) -> aiosqlite.Connection:
 
 
 def _translate(text: object, characters: str, replacements: str) -> str | None:
-    """Replace characters as PostgreSQL's `translate` does, provided that no replacement is one of `characters`."""
+    """Replace characters as PostgreSQL's `translate` does. No replacement may be one of the `characters`."""
     if text is None:
         return None
     result = str(text)
@@ -320,8 +320,8 @@ async def _open_file(connection: aiosqlite.Connection) -> aiosqlite.Connection:
     try:
         return await asyncio.shield(opening)
     except sqlite_errors(asyncio.CancelledError, StoreUnavailable):
-        # Raise this error even if `opening` fails too: if its error replaced a cancellation, a loop that retries would
-        # never end.
+        # If `opening` fails too, raise the first error nevertheless: if it is a cancellation and got lost, a loop that
+        # retries would never end.
         await _to_its_end(_close_opened(connection, opening))
         raise
 
@@ -350,7 +350,7 @@ async def _begin(connection: SqliteConnection, *, for_ever: bool) -> None:
 
 
 async def _to_its_end(work: Coroutine[object, object, None]) -> None:
-    """Wait until `work` is done, because the next caller needs an idle connection; raise a cancellation after that."""
+    """Wait for `work` to end, which leaves the connection idle. If the caller is cancelled, raise that afterwards."""
     task, cancelled = asyncio.ensure_future(work), None
     while not task.done():
         try:
@@ -363,8 +363,8 @@ async def _to_its_end(work: Coroutine[object, object, None]) -> None:
 
 async def _stop(raw: aiosqlite.Connection) -> None:
     """Interrupt a statement whose result no caller awaits, so that it does not delay the next statement."""
-    # Repeat the interrupt, because the statement may still be queued. The query `behind` is executed after the
-    # statement.
+    # Repeat the interrupt, because the statement may still be queued and not begun. The query `behind` is queued after
+    # the statement, so when `behind` is done, the statement has ended.
     behind = asyncio.ensure_future(raw.execute_fetchall("SELECT 1"))
     while not behind.done():
         with suppress(*sqlite_errors(ValueError)):
@@ -374,7 +374,7 @@ async def _stop(raw: aiosqlite.Connection) -> None:
 
 
 async def _switch_to_wal(raw: aiosqlite.Connection, seconds: float) -> None:
-    """Turn WAL mode on; retry for up to `seconds`, because here SQLite itself does not wait for the lock."""
+    """Turn WAL mode on; retry for up to `seconds`, because SQLite does not wait for a lock in this case."""
     deadline = asyncio.get_running_loop().time() + seconds
     while True:
         try:

@@ -61,8 +61,8 @@ class SqliteConnection:
 def read_only_uri(path: Path) -> str:
     """Return the SQLite URI that opens a file for reading only.
 
-    A file without a WAL that this process cannot write is opened as immutable, because SQLite could not create a WAL.
-    This is safe, because a file without a WAL has no writer.
+    If this process cannot write the file, and the file has no WAL, it is opened as immutable, because SQLite could not
+    create a WAL. This is safe: a file without a WAL has no writer.
     """
     wal = path.with_name(path.name + "-wal")
     immutable = is_read_only(path) and not (wal.exists() and wal.stat().st_size)
@@ -70,10 +70,10 @@ def read_only_uri(path: Path) -> str:
 
 
 class Batch(NamedTuple):
-    """Statements to execute in one call, passed to aiosqlite in place of parameters; their rows are added to `rows`.
+    """Statements to execute in one call, passed to aiosqlite in place of parameters. `store` adds their rows to `rows`.
 
-    A batch with `begins` first begins a transaction: it waits for the file's lock up to the connection's timeout, or
-    `wait_seconds` if that is shorter. A batch with `commits` ends with a COMMIT.
+    If `begins` is true, a transaction is begun first: it waits for the file's lock up to the connection's timeout or
+    `wait_seconds`, whichever is shorter. If `commits` is true, a COMMIT is executed last.
     """
 
     statements: Sequence[Statement]
@@ -136,8 +136,8 @@ def begin(connection: sqlite3.Connection, wait_seconds: float | None) -> None:
 class Group(NamedTuple):
     """A group of new turns, passed to aiosqlite in place of a statement's parameters.
 
-    After `store`, `counted` maps each session id to its new `last_seq`, and `rows` has the results of the statements
-    `before` and `after` of `turns`.
+    After `store`, `counted` maps each session id to its new `last_seq`. `rows` has the results of the statements in
+    `turns.before` and `turns.after`.
     """
 
     sql: Mapping[str, str]
@@ -260,7 +260,7 @@ _CURES = (
 
 
 def sqlite_errors(*others: type[BaseException]) -> tuple[type[BaseException], ...]:
-    """Return `others` and the base class of SQLite's errors; if SQLCipher was imported, also that of its errors."""
+    """Return `others` and `sqlite3.Error`; if SQLCipher was imported, also the base class of SQLCipher's errors."""
     cipher = sys.modules.get("sqlcipher3.dbapi2")
     return (*others, sqlite3.Error) if cipher is None else (*others, sqlite3.Error, cipher.Error)
 
@@ -282,7 +282,7 @@ class translated:  # noqa: N801 - used like a function, as the classes in contex
             raise unstorable_text() from None
         if isinstance(error, OverflowError):
             raise InvalidInput("A number is too large for the database; use one below 2**63.") from error
-        # These are aiosqlite's messages for a connection whose thread has ended; other code raises ValueError too.
+        # aiosqlite raises ValueError with these messages if its thread has ended. Leave any other ValueError as it is.
         if isinstance(error, ValueError) and str(error) in ("Connection closed", "no active connection"):
             raise StoreClosed("The database was closed; use a memory inside its `async with` block.") from error
 

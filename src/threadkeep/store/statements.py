@@ -19,14 +19,14 @@ _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _INCLUDE = re.compile(r"^-- include: (\w+)$", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*--.*\n?", re.MULTILINE)
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z][a-z0-9_]*)")
-# SQLite rejects LIKE patterns of more than 50,000 bytes. No value of a fact has more than this number of characters.
+# The longest text to filter by. Values of facts are not longer, and SQLite allows LIKE patterns of 50,000 bytes.
 _MOST_CHARACTERS = 10_000
 _ROW = re.compile(r"^VALUES \((?P<row>[^()]*)\)$", re.MULTILINE)
 
 
 @cache
 def load_statements(*paths: str) -> Mapping[str, str]:
-    """Return the statements in files below `sql/`, by name; `-- include: x` inserts the statement `x` from above."""
+    """Return statements by name from files below `sql/`. A line `-- include: x` inserts the earlier statement `x`."""
     found: dict[str, str] = {}
     for path in paths:
         text = files("threadkeep.store").joinpath("sql", *path.split("/")).read_text(encoding="utf-8")
@@ -57,7 +57,7 @@ def row_parameters(rows: Sequence[Mapping[str, object]]) -> dict[str, object]:
 
 
 def for_values(sql: str, name: str, values: Collection[object], others: Parameters | None = None) -> Statement:
-    """Return a statement with one row per value of the parameter `name`, and all its parameters, including `others`."""
+    """Return the statement with one row per value of the parameter `name`, and all parameters (values and `others`)."""
     return for_rows(sql, len(values)), {**{f"{name}_{i}": value for i, value in enumerate(values)}, **(others or {})}
 
 

@@ -33,7 +33,8 @@ class Uncovered:
 class ArchivedSummary:
     """An exported summary, with data to verify that its messages are the same in another database.
 
-    `messages` is the number of exported messages in the summary's range, `first_id` to `last_id`; others were deleted.
+    `messages` is the number of exported messages in the summary's range, which may have lost others by deletion.
+    `first_id` and `last_id` are the ids of the first and the last of these messages.
     """
 
     summary: Summary
@@ -74,7 +75,7 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         return (await self._fetch("newest_of_messages", session_id, **between))[::-1]
 
     async def merged(self, session_id: str, upto_seq: int, limit: int) -> dict[str, list[Summary]]:
-        """Return the newest `limit` merged summaries up to a `seq`, grouped by the id of their replacement."""
+        """Return the newest `limit` summaries up to `upto_seq` that were merged, by the id of the merged summary."""
         parameters = {"session_id": session_id, "upto_seq": upto_seq, "limit": limit}
         rows = await self._driver.fetch(self._sql["merged"], parameters)
         found: dict[str, list[Summary]] = {}
@@ -83,7 +84,7 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         return found
 
     async def for_export(self, session_id: str, *, view: View = "active") -> list[ArchivedSummary]:
-        """Return the active summaries, each with the number and the first and last id of its messages in `view`."""
+        """Return the active summaries, each with the number, first id and last id of its messages in the `view`."""
         check_argument("session_id", session_id, str, required=True)
         parameters = {"session_id": session_id, "history": view == "history"}
         rows = await self._driver.fetch(self._sql["for_export"], parameters)
@@ -185,7 +186,7 @@ async def add_summary(
 
 
 def _is_union(summary: Summary, parts: Sequence[Row], expected: int) -> bool:
-    """Return True if there are `expected` ordered parts (id, first, last) that together form the summary's range."""
+    """Return True if `parts` are `expected` adjacent rows (id, first, last) that form exactly the summary's range."""
     if len(parts) != expected or any(former[2] + 1 != latter[1] for former, latter in pairwise(parts)):
         return False
     return (summary.first_seq, summary.last_seq) == (parts[0][1], parts[-1][2])

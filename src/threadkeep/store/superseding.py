@@ -32,9 +32,9 @@ from threadkeep.store.transcripts import END, Branching, Superseded, Superseding
 
 @dataclass(frozen=True)
 class Span:
-    """A `seq` range, both ends included, and the `id` of the message in it that gets a new version.
+    """A range of `seq`, both ends included. `id` is the message of the range that gets a new version, if there is one.
 
-    With a `run_id`, only the messages of that run are superseded.
+    If `run_id` is set, only the messages of that run are superseded.
     """
 
     first_seq: int
@@ -116,7 +116,7 @@ class SupersedingWriter:
         await connection.execute(self._sql["refresh_session"], known)
 
     async def _title(self, connection: Connection, between: dict[str, object], seqs: frozenset[int]) -> str | None:
-        """Return the session's title. If a superseded message was its source, return a new title or None."""
+        """Return the title, derived anew if it came from a superseded message; None if no user message is left."""
         title: str | None = (await connection.fetch(self._sql["hold"], between))[0][1]
         users = await connection.fetch(self._sql["superseded_users"], between)
         # Ignore messages in the range that had been superseded before.
@@ -183,7 +183,7 @@ class SupersedingWriter:
         return None if first_seq is None else Span(int(first_seq), int(last_seq))
 
     async def _named(self, connection: Connection, superseding: Superseding, last_seq: int) -> Span | Superseded:
-        """Return the range that the message id and scope select, or the result of an identical earlier call."""
+        """Return the range that `message_id` and `scope` select. If the call is a repetition, return its result."""
         session_id, message_id = superseding.session_id, str(superseding.message_id)
         message = await self._message(connection, session_id, message_id)
         if message is None:
@@ -222,7 +222,7 @@ class SupersedingWriter:
 
 
 def done_before(superseding: Superseding, message: Message, version: Message | None) -> Superseded | None:
-    """Return the result of an equal earlier call, if there was one; return None if the message is not superseded.
+    """Return None if the message is not superseded. If an equal earlier call superseded it, return the call's result.
 
     `message` is the message that the call names; `version` is the stored message that has the id of the new version.
 
@@ -240,7 +240,7 @@ def done_before(superseding: Superseding, message: Message, version: Message | N
 
 
 def check_branch(branching: Branching, parent: Sequence[object]) -> None:
-    """Reject an existing session that is not the requested branch; `parent` has its parent's id and its `seq` there.
+    """Check that an existing session is the requested branch; `parent` has the id of its parent and the `seq` there.
 
     Raises:
         InvalidInput: the session is not this branch.

@@ -48,7 +48,7 @@ from threadkeep.store.transcripts import (
 
 _ANSWER_REACH = 10_000
 _KEYS_AT_ONCE = 500
-# The statements are executed in this order; those that SQLite or PostgreSQL does not need are omitted there.
+# Statements in the order of execution. SQLite and PostgreSQL each omit the statements that they do not need.
 _DELETION = (
     "hold_runs",
     "delete_runs",
@@ -98,11 +98,11 @@ class TableTranscripts:
     ) -> tuple[Receipt, Sequence[list[Row]]]:
         """Store a new turn and execute the statements of `join` in one transaction; return the receipt and the rows.
 
-        `join` gets the messages as they will be stored, and returns the statements, or None if they are too large.
+        `join` gets the messages as they will be stored. It returns None if its statements are too large.
 
         Raises:
-            TurnRefused: a message is stored already, the statements are too large, or one of them rejected the turn;
-                nothing was stored.
+            TurnRefused: nothing was stored, because a message is stored already, `join` returned None, or a statement
+                rejected the turn.
         """
         prepared = self._prepare(turn)
         joined = join(prepared.messages)
@@ -140,7 +140,7 @@ class TableTranscripts:
         user_id: str | None = None,
         view: View = "active",
     ) -> Page:
-        """Return up to `limit` of the newest messages before the `seq` `before`, oldest first."""
+        """Return the newest `limit` messages whose `seq` is below `before`, oldest first."""
         if limit <= 0:
             return Page((), None)
         # Read one extra row, which shows whether there is an older page; the first message need not have `seq` 1.
@@ -157,7 +157,7 @@ class TableTranscripts:
     async def recent(
         self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
     ) -> Recent:
-        """Return the messages for a window, and the marks of their session; see `Recent`."""
+        """Return a window's messages, and the `Marks` that show later changes of their session; see `Recent`."""
         sql, parameters = self.recent_statement(session_id, limit=limit, before=before, after=after, user_id=user_id)
         async with self._driver.reading() as connection:
             rows = await connection.fetch(sql, parameters)
@@ -181,7 +181,7 @@ class TableTranscripts:
     def recent_statement(
         self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
     ) -> Statement:
-        """Return the statement that reads the rows and marks for a window."""
+        """Return the statement that reads a window's messages, each with the `Marks` of the session."""
         between = {"session_id": session_id, "after": after, "before": min(before, END)}
         return self._sql["recent"], {**between, "user_id": user_id, "limit": limit}
 
@@ -208,7 +208,7 @@ class TableTranscripts:
         return await self._messages("at_places", session_id, "seq", sorted(set(seqs)))
 
     async def answers_to(self, session_id: str, question: Message) -> list[Message]:
-        """Return the complete answers to a question in order; for a superseded question, also superseded ones."""
+        """Return the complete answers to a question, in order. Superseded ones are included if the question is, too."""
         key = {"session_id": session_id, "question": question.id, "run_id": question.run_id}
         followers = {**key, "after": question.seq or 0, "reach": _ANSWER_REACH}
         async with self._driver.reading() as connection:
@@ -222,7 +222,7 @@ class TableTranscripts:
         return [message_of(row) for row in rows]
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark an answer or, if it was replaced, its replacement as delivered; return it, or None if it is missing."""
+        """Mark an answer, or its replacement if it has one, as delivered. Return it; return None if it is missing."""
         key: dict[str, object] = {"session_id": session_id, "id": message_id, "now": time_text(self._clock())}
         async with self._driver.writing() as connection:
             while not await connection.execute(self._sql["mark_told"], key):
@@ -267,7 +267,7 @@ class TableTranscripts:
         await self._driver.write(changes.statements(session_id))
 
     async def reset(self, session_id: str, *, user_id: str | None = None, run_id: str | None = None) -> int | None:
-        """Let later windows begin after the stored messages; return the last `seq`, or None if nothing was reset."""
+        """Let later windows begin after the stored messages. Return the last `seq`; if nothing was reset, None."""
         async with self._driver.writing() as connection:
             if run_id is not None and not await may_change(connection, self._sql, session_id, run_id):
                 return None
@@ -275,7 +275,7 @@ class TableTranscripts:
         return rows[0][0] if rows else None
 
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:
-        """Delete a session with its data; return False if it did not exist, or None if the run may not delete it."""
+        """Delete a session with its data. Return False if it did not exist, and None if `run_id` may not delete it."""
         async with self._driver.writing() as connection:
             return await delete_session(connection, self._deletion, session_id, run_id=run_id)
 
@@ -299,7 +299,7 @@ class TableTranscripts:
 
 
 def marks_in(row: Row) -> Marks:
-    """Return the marks of the session from a row of the statement `recent`."""
+    """Return the `Marks` of the session from a row of the statement `recent`."""
     return Marks(*row[-7:-1])
 
 
@@ -309,12 +309,12 @@ def deletion_statements(backend: Backend) -> Mapping[str, str]:
 
 
 def changing(session_id: str, run_id: str) -> Parameters:
-    """Return the parameters of the statement that checks whether a run may reset or delete a session."""
+    """Return the parameters of the statement `changing`, which checks whether a run may reset or delete a session."""
     return {"run_id": run_id, "deletion": deletion_key(session_id)}
 
 
 async def may_change(connection: Connection, sql: Mapping[str, str], session_id: str, run_id: str) -> bool:
-    """Lock a session; return True if the run is being executed and its message has not deleted the session before."""
+    """Lock a session; return True if the run is being executed, and no run of its message has deleted the session."""
     await connection.execute(sql["lock_session"], {"session_id": session_id})
     return bool(await connection.fetch(sql["changing"], changing(session_id, run_id)))
 

@@ -37,7 +37,7 @@ class SessionQuery:
     channel: str | None = None
 
     def __post_init__(self) -> None:
-        """Reject an invalid `user_id`, because no session has it, and arguments of a wrong type."""
+        """Reject arguments of a wrong type, and a `user_id` that no session can have."""
         check_user_id(self.user_id)
         check_argument("query", self.query, str)
         check_argument("active", self.active, bool)
@@ -46,7 +46,7 @@ class SessionQuery:
 
     @property
     def prefix(self) -> str | None:
-        """The prefix that the session ids of the channel have; None without a channel."""
+        """The text with which the ids of the channel's sessions begin; None if no channel is given."""
         return None if self.channel is None else clean_text(f"{self.channel}:")
 
 
@@ -146,8 +146,8 @@ type Scope = Literal["message", "from", "after", "run"]
 class Superseding:
     """A request to supersede active messages: the `newest` ones, or the ones that `message_id` and `scope` select.
 
-    `by` is appended as the new version of the message `message_id`; without `by`, there is no new version. Messages
-    whose `seq` is higher than `upto` stay unchanged.
+    If `by` is given, it is stored as the new version of the message `message_id`. Messages whose `seq` is above `upto`
+    stay unchanged.
     """
 
     session_id: str
@@ -163,7 +163,8 @@ class Superseding:
 class Superseded:
     """The number of messages that were superseded, and their first and last `seq`; all are 0 if there are none.
 
-    `messages` has these messages, oldest first, if a call requested the newest ones. `by` is the new version as stored.
+    If the request was for the `newest` messages, `messages` has them, oldest first; otherwise it is empty. `by` is the
+    new version as stored.
     """
 
     count: int = 0
@@ -175,7 +176,7 @@ class Superseded:
 
 @dataclass(frozen=True)
 class Branching:
-    """A request to create a session with copies of another session's messages; with `at`, only up to this `seq`."""
+    """A request to create a session with copies of another session's messages, up to the `seq` in `at` or all."""
 
     session_id: str
     branch_id: str
@@ -222,7 +223,7 @@ class Transcripts(Protocol):
     - A turn is stored atomically, and is durable when `append` returns.
     - `seq` is 1, 2, 3 … without gaps in each session, for any number of writers; it is assigned in the transaction that
       stores the turn.
-    - An id that the session already has is not stored again.
+    - A message whose id the session already has is not stored again.
     - Messages are never rewritten; an erasure empties them. When the oldest are deleted, the others keep their `seq`.
     - With a `user_id`, only that user's sessions can be read, and appending to another session raises `WrongUser`.
     - A turn that answers a missing message raises `QuestionGone` and does not create a session.
@@ -230,7 +231,8 @@ class Transcripts(Protocol):
     - A superseded message is marked, and keeps its `seq` and its id. It is not in the `active` view, in `recent`, in
       searches or in `message_count`. Concurrent calls supersede different messages. An answer to a superseded question
       is stored as superseded.
-    - An answer to a question before a reset also counts as before the reset, unless another message follows the reset.
+    - An answer to a question before a reset also counts as before the reset. If another message already follows the
+      reset, the answer counts as after it.
     """
 
     @property
@@ -257,7 +259,7 @@ class Transcripts(Protocol):
         user_id: str | None = None,
         view: View = "active",
     ) -> Page:
-        """Return the newest `limit` messages before the `seq` `before`, oldest first; a missing session has none."""
+        """Return the newest `limit` messages whose `seq` is below `before`, oldest first; without a session, none."""
 
     async def recent(
         self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
@@ -274,10 +276,10 @@ class Transcripts(Protocol):
         """Return the existing messages with these `seq` values, including superseded ones, in order."""
 
     async def answers_to(self, session_id: str, question: Message) -> list[Message]:
-        """Return the complete answers to a question in order; for a superseded question, also superseded ones."""
+        """Return the complete answers to a question, in order. Superseded ones are included if the question is, too."""
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark an answer or, if it was replaced, its replacement as delivered; return it, or None if it is missing."""
+        """Mark an answer, or its replacement if it has one, as delivered. Return it; return None if it is missing."""
 
     async def supersede(self, superseding: Superseding) -> Superseded:
         """Supersede messages in one transaction. If `newest` is set and the session is missing, do nothing.
@@ -315,14 +317,14 @@ class Transcripts(Protocol):
         """Change fields of a session; do nothing if it does not exist."""
 
     async def reset(self, session_id: str, *, user_id: str | None = None, run_id: str | None = None) -> int | None:
-        """Let later windows begin after the stored messages; return the last `seq`, or None if nothing was reset.
+        """Let later windows begin after the stored messages. Return the last `seq`; if nothing was reset, None.
 
-        With a `run_id`, nothing is reset unless that run is being executed.
+        If `run_id` is given, but that run is not being executed, nothing is reset.
         """
 
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:
         """Delete a session, its messages and all derived data; return False if it did not exist.
 
-        With a `run_id`, do nothing and return None if that run is not being executed, or if the session was deleted
-        before for its message. A process that wakes up late thus deletes no session that was created in the meantime.
+        A process that wakes up late might delete a session that was created in the meantime. So if `run_id` is given,
+        but that run is not being executed, or its message has already deleted the session, return None and do nothing.
         """

@@ -57,7 +57,7 @@ class AppendGuarantees(TranscriptSource):
             assert [type(outcome).__name__ for outcome in outcomes] == ["Receipt"] * 2 + ["WrongUser"] + ["Receipt"] * 2
 
     async def test_the_same_turn_again_is_not_stored_again(self) -> None:
-        """The receipt of the repeated turn has the ids and the `seq` of the stored messages, whose texts stay."""
+        """The receipt of the repeated turn has the ids and `seq` of the stored messages. The stored texts stay."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("before")))
             await transcripts.append(turn(user("hi", "p:1"), assistant("hello", "p:2")))
@@ -154,7 +154,7 @@ class AppendGuarantees(TranscriptSource):
             assert found[-1] == "last"
 
     async def test_another_users_session_is_not_written(self) -> None:
-        """The user of the first turn owns the session; a turn of another user raises and stores nothing."""
+        """The user of the first turn owns the session; another user's turn raises an error and is not stored."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("mine"), user_id="u1"))
             with pytest.raises(WrongUser):
@@ -194,7 +194,7 @@ class AppendGuarantees(TranscriptSource):
             assert contents((await transcripts.newest("room:2", limit=10)).messages) == ["anew"]
 
     async def test_an_author_has_one_complete_answer_to_a_question(self) -> None:
-        """A second complete answer is not stored, and its receipt names the first, unless author or ordinal differ."""
+        """A second complete answer of an author with the same `ordinal` is not stored; the receipt names the first."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "q")))
             first = Message("assistant", "one", id="a1", author="writer", answers="q")
@@ -224,7 +224,7 @@ class AppendGuarantees(TranscriptSource):
             ]
 
     async def test_an_answer_that_was_told_in_an_outage_is_never_lost(self) -> None:
-        """If the stored answer was delivered, it stays active; an answer that was delivered in an outage does not."""
+        """A delivered answer stays the active one, even if another was delivered in an outage and is stored later."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "q")))
             first = Message("assistant", "one", id="a1", author="writer", answers="q")
@@ -239,7 +239,7 @@ class AppendGuarantees(TranscriptSource):
             assert contents((await transcripts.newest("room:1", limit=10)).messages) == ["hi", "one"]
 
     async def test_a_deleted_session_leaves_no_answered_question_behind(self) -> None:
-        """If a session is deleted and begun again, the question with the same id can be answered again."""
+        """After a session is deleted and begun again, a question with the same id can be answered again."""
         async with self.open_transcripts() as transcripts:
             answer = Message("assistant", "one", id="a1", author="writer", answers="q")
             await transcripts.append(turn(user("hi", "q"), answer))

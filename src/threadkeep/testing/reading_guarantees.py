@@ -22,7 +22,7 @@ class ReadingGuarantees(TranscriptSource):
             assert page.next_before == 8
 
     async def test_pages_walk_back_to_the_beginning(self) -> None:
-        """Pages linked by `next_before` have each message once. On the page with the first message, it is None."""
+        """Pages linked by `next_before` have each message once. The page with the first message links to no other."""
         async with self.open_transcripts() as transcripts:
             await _say_numbers(transcripts, 10)
             before, found = 2**62, list[int | None]()
@@ -72,7 +72,7 @@ class ReadingGuarantees(TranscriptSource):
                 assert seqs(page.messages) == [number]
 
     async def test_a_message_is_found_by_its_id(self) -> None:
-        """A message id is known only in its own session, and may be any text."""
+        """A message is found only in its own session. Its id may be any text."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "it's 100%_\\"), assistant("hello", "p:2")))
             found = await transcripts.find("room:1", "it's 100%_\\")
@@ -83,7 +83,7 @@ class ReadingGuarantees(TranscriptSource):
             assert await transcripts.find("room:2", "p:2") is None
 
     async def test_the_answers_to_a_question_are_the_complete_ones(self) -> None:
-        """The result has each author's complete answer in order, no partial answers, and none to other questions."""
+        """Each author's complete answer is returned, in order; partial answers and other questions' answers are not."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("question", "q"), assistant("earlier")))
             question = await transcripts.find("room:1", "q")
@@ -99,7 +99,7 @@ class ReadingGuarantees(TranscriptSource):
             assert told.content == "one"
 
     async def test_answers_without_a_question_of_their_own_are_known_by_their_run(self) -> None:
-        """If no answer names the question, the newest complete answer of its run after the question is returned."""
+        """If no answer names the question, the newest complete answer that follows it in its run is returned."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(
                 turn(assistant("earlier", run_id="r1"), Message("user", "question", id="q", run_id="r1"))
@@ -151,7 +151,7 @@ class ReadingGuarantees(TranscriptSource):
             assert (contents(recent.messages), recent.reset_seq) == (["a2", "q2"], 3)
 
     async def test_recent_names_the_newest_user_message_when_it_is_older(self) -> None:
-        """The newest user message is found even if thirty assistant messages follow it, but not after a reset."""
+        """`newest_user` is found even if thirty assistant messages follow it, but not if it is before a reset."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("old"), user("the question")))
             await transcripts.append(turn(*[assistant(f"step {n}") for n in range(30)]))

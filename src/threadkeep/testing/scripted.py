@@ -55,8 +55,8 @@ class ScriptedModel(OfflineModel):
     messages of the call and returns any of these. The sequence of replies may be endless (`itertools.repeat("ok")`).
 
     `calls` contains copies of the messages of each call; `tools` contains the names of the tools that each call
-    offered. The reported usage is the reply's own, or else the number of words in the messages and in the reply. A gate
-    needs an async call.
+    offered. If a reply has no usage of its own, the words of the messages and of the reply are reported as its tokens.
+    A gate needs an async call.
     """
 
     _replies: Iterator[Reply] = PrivateAttr()

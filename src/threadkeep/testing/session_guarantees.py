@@ -30,7 +30,7 @@ class SessionGuarantees(TranscriptSource):
             assert later.updated_at > info.updated_at
 
     async def test_any_text_is_a_session_id(self) -> None:
-        """Session ids are the same only if their texts are equal, and any text finds the messages stored with it."""
+        """Any text can be a session id. Ids are the same only if their texts are equal, character by character."""
         ids = ["a.b", "a%2Eb", "a%2eb", "a=2Eb", "a/b", "a b", "A.B", "me@example.com", "+351912345678", "a_2eb"]
         ids += ["🙂", "é", "e\u0301", "%", "_", "\\", "'", '"', "langgraph", "a:chunk:000000", "a__meta__", "🙂" * 256]
         async with self.open_transcripts() as transcripts:
@@ -48,7 +48,7 @@ class SessionGuarantees(TranscriptSource):
             assert await _ids(transcripts, SessionQuery()) == []
 
     async def test_the_title_is_the_first_user_message_up_to_50_characters(self) -> None:
-        """50 characters stay unchanged; of 51, 50 and an ellipsis are kept. An agent's greeting is no title."""
+        """A message of over 50 characters is cut to 50 and an ellipsis. An agent's greeting is no title."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(assistant("welcome")))
             assert (await _info(transcripts)).title is None
@@ -59,7 +59,7 @@ class SessionGuarantees(TranscriptSource):
             assert (await _info(transcripts, "room:2")).title == "é" * 50 + "…"
 
     async def test_the_last_message_is_shown_up_to_100_characters(self) -> None:
-        """100 characters stay unchanged; of 101 characters, 100 and an ellipsis are kept."""
+        """A message of 100 characters is shown whole; a longer one is cut to 100 characters and an ellipsis."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi"), assistant("中" * 100)))
             assert (await _info(transcripts)).last_message == "中" * 100
@@ -92,7 +92,7 @@ class SessionGuarantees(TranscriptSource):
             assert found == ["e", "d", "c", "b", "a"]
 
     async def test_a_conversation_of_an_agent_is_deleted_with_its_session(self) -> None:
-        """An agent's own conversation is deleted too, although only its first turn names the session. Others stay."""
+        """An agent's own conversation is deleted even if only its first turn names the session. Other sessions stay."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi"), session="a"))
             own = replace(turn(user("find it"), session="own:1"), parent=("a", "searcher"))
@@ -142,7 +142,7 @@ class SessionGuarantees(TranscriptSource):
             assert await _ids(transcripts, SessionQuery(query="\x00\ud800")) == []
 
     async def test_sessions_with_a_tag_can_be_listed(self) -> None:
-        """Only the whole tag matches, whatever characters it has."""
+        """Only sessions with exactly this tag are listed, whatever characters the tag has."""
         async with self.open_transcripts() as transcripts:
             await _open_sessions(transcripts, "a", "b", "c")
             await transcripts.change("a", SessionChanges(tags=("vip", 'says "hi"', "é%_")))

@@ -46,7 +46,7 @@ class SupersedingGuarantees(TranscriptSource):
             )
 
     async def test_the_history_shows_what_was_superseded_and_by_what(self) -> None:
-        """In the history, a superseded message has a time, and a replaced one the id of its new version."""
+        """In the history, a superseded message has `superseded_at`; a replaced one also has `superseded_by`."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1")
             edited = await transcripts.supersede(
@@ -112,7 +112,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (seqs(page.messages), page.next_before) == ([8, 9, 10], 8)
 
     async def test_one_message_alone_or_all_after_one_can_be_superseded(self) -> None:
-        """After one message is superseded alone, the messages before and after it stay active."""
+        """The scope `message` supersedes one message; the scope `after` supersedes all messages after one."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2", "q3")
             one = await transcripts.supersede(Superseding("room:1", message_id="a1", scope="message"))
@@ -142,7 +142,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (info.message_count, info.last_seq, info.last_message) == (2, 3, "told")
 
     async def test_an_answer_that_a_repeat_was_told_stays(self) -> None:
-        """If the first answer was delivered to a repeated request, a late answer is stored as superseded."""
+        """If the stored answer was delivered when a request was repeated, a later answer is stored as superseded."""
         async with self.open_transcripts() as transcripts:
             takeover = replace(_TOLD, id="takeover", content="of it")
             await transcripts.append(Turn("room:1", (Message("user", "hi", "q"), takeover)))
@@ -161,7 +161,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (info.message_count, info.last_seq) == (2, 3)
 
     async def test_the_turn_of_a_run_can_be_superseded_between_other_turns(self) -> None:
-        """With the scope `run`, messages of other runs stay active, and a message without a run is superseded alone."""
+        """The scope `run` supersedes only messages of the same run, or one message if that belongs to no run."""
         async with self.open_transcripts() as transcripts:
             of_run = [Message("user", "q1", "q1", run_id="r1"), Message("assistant", "a1", "a1", run_id="r1")]
             await transcripts.append(turn(user("q0", "q0"), of_run[0], assistant("other", run_id="r2"), of_run[1]))
@@ -219,7 +219,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await _info(transcripts)).title == "Mine"
 
     async def test_windows_are_made_of_active_messages(self) -> None:
-        """`recent` returns only active messages, also as `newest_user`, which may be older than its window."""
+        """All messages of `recent` are active, including `newest_user`, which may be older than the window."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             await transcripts.supersede(Superseding("room:1", message_id="q2"))
@@ -387,7 +387,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert contents((await transcripts.recent("room:2", limit=9)).messages) == ["q4"]
 
     async def test_a_branch_at_a_superseded_message_is_the_session_as_it_was(self) -> None:
-        """The branch has neither the replacement of that message nor messages that had been superseded before."""
+        """Such a branch has neither the message's replacement nor messages that were superseded before that message."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             await transcripts.supersede(Superseding("room:1", message_id="a1", by=assistant("a1b", "a1b")))
@@ -433,7 +433,7 @@ class SupersedingGuarantees(TranscriptSource):
 
 
 async def _say(transcripts: Transcripts, *words: str) -> None:
-    """Append words as messages with the word as text and id; words that begin with `a` are from the assistant."""
+    """Append a message for each word, which is its text and its id. Words that begin with `a` are the assistant's."""
     messages = [assistant(word, word) if word.startswith("a") else user(word, word) for word in words]
     await transcripts.append(turn(*messages))
 

@@ -1,10 +1,9 @@
 """Callers of the service and their credentials: API keys from the settings and the database, and tokens of users.
 
-A key has a scope, and may be limited to one user.
-`Access` checks each request before it reaches its route. GET and HEAD need the scope `read`, other methods `write`; a
-route with another scope has `openapi_extra=READS` or `openapi_extra=ADMINISTERS`. A caller who is limited to one
-user reaches only routes with a parameter `UserId` or `CallerInUse`, and routes with
-`openapi_extra=PUBLIC`, which show no user's data. All other routes reject that caller.
+A key has a scope, and may be limited to one user. `Access` checks each request before it reaches its route. GET and
+HEAD need the scope `read`, other methods `write`; a route that needs another scope has `openapi_extra=READS` or
+`openapi_extra=ADMINISTERS`. Callers who are limited to one user reach only routes with a parameter `UserId` or
+`CallerInUse`, and routes with `openapi_extra=PUBLIC`, which show no user's data.
 """
 
 from __future__ import annotations
@@ -218,7 +217,7 @@ _logger = logging.getLogger("threadkeep.web")
 class KeyRing:
     """The keys of the settings and of the database.
 
-    A request reads the database's keys again if the last read is five seconds old. While the database does not answer,
+    A request reads the database's keys again if the last read is over five seconds old. While they cannot be read,
     the keys of the last successful read stay valid.
     """
 
@@ -241,7 +240,7 @@ class KeyRing:
         return bool(self._configured or self._known)
 
     async def refresh(self) -> bool:
-        """Read the database's keys if the last read is five seconds old; return False if no read has ever succeeded."""
+        """Read the database's keys if the last read is over five seconds old; return False if none has succeeded."""
         if time.monotonic() >= self._next_read:
             if self._work is None or self._work.done():
                 self._work = asyncio.create_task(self._read(), name="threadkeep-keys")
@@ -361,11 +360,11 @@ class Credentials:
         self.tokens = None if settings.jwt_key is None else UserTokens(settings, settings.jwt_key.get_secret_value())
 
     async def caller(self, given: bytes) -> Caller | None:
-        """Return the caller to whom a key or token belongs. Return None if the credential is empty or no valid key.
+        """Return the caller to whom a key or token belongs; None if there is no credential, or if a key is not valid.
 
         Raises:
-            ProblemRaised: the token is not valid (401), or the service's keys have never been read, or the keys of the
-                tokens' issuer cannot be read (503).
+            ProblemRaised: 401 if a token is not valid; 503 if the service's keys have never been read, or if the keys
+                of the token's issuer cannot be read.
         """
         if self.tokens is not None and self.tokens.is_token(given):
             return await self.tokens.caller(given, self.limits)

@@ -87,7 +87,7 @@ async def list_facts(
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
 ) -> FactList:
-    """List facts, most recently changed first. A `scope`, or a `scope` with its `owner`, restricts the list."""
+    """List facts, most recently changed first. Restrict the list by `scope`, or by `scope` and `owner`."""
     query = FactQuery(
         scope_in_query(scope, owner),
         scope,
@@ -120,7 +120,7 @@ async def remember_fact(fact: FactInput, app: AppInUse, user_id: UserId = None) 
 
 @router.post("/forget", summary="Forget facts", responses=_WRITING)
 async def forget_facts(what: ForgetFactsInput, app: AppInUse, user_id: UserId = None) -> Forgotten:
-    """Permanently delete facts with all their values: facts by id, facts of an owner by key, or all of an owner."""
+    """Permanently delete facts with all their values: by ids, by an owner's keys, or all facts of an owner."""
     knowledge = app.memory.knowledge
     if what.scope is None or what.owner is None:
         deleted, missing = await knowledge.forget_facts(what.ids or (), user_id=user_id)
@@ -207,7 +207,7 @@ async def list_procedures(
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
 ) -> ProcedureList:
-    """List procedures, most recently changed first. A `scope`, or a `scope` with its `owner`, restricts the list."""
+    """List procedures, most recently changed first. Restrict the list by `scope`, or by `scope` and `owner`."""
     query = ProcedureQuery(
         scope_in_query(scope, owner),
         scope,
@@ -272,7 +272,7 @@ async def list_consents(app: AppInUse) -> ConsentList:
     "/consent", summary="Grant or decline consent", responses=_GRAPHITI_WRITING, openapi_extra=ADMINISTERS
 )
 async def decide_consent(decision: ConsentInput, app: AppInUse) -> Consent:
-    """Grant or decline sending data to the configured endpoint. Declining marks all waiting messages as dead."""
+    """Grant or decline sending data to the configured endpoint. If it is declined, waiting messages become `dead`."""
     graphiti = app.memory.graphiti
     if decision.decision == "grant":
         return await graphiti.grant(decision.data_classes, by=decision.by)
@@ -281,7 +281,7 @@ async def decide_consent(decision: ConsentInput, app: AppInUse) -> Consent:
 
 @graphiti_router.put("/trust", summary="Trust a workspace", responses=_GRAPHITI_WRITING, openapi_extra=ADMINISTERS)
 async def trust_workspace(trust: TrustInput, app: AppInUse) -> TrustView:
-    """Trust a workspace, so that its messages may be sent to Graphiti with consent, or stop trusting it."""
+    """Trust a workspace, or stop trusting it. With consent, a trusted workspace's messages may be sent to Graphiti."""
     consents = app.memory.graphiti.consents
     await (consents.trust(trust.workspace, by=trust.by) if trust.trusted else consents.distrust(trust.workspace))
     return TrustView(trusted=await consents.trusted())
@@ -339,7 +339,7 @@ async def retry_deliveries(choice: DeliveryChoice, app: AppInUse) -> Changed:
     "/deliveries/drop", summary="Drop messages", responses=_GRAPHITI_WRITING, openapi_extra=ADMINISTERS
 )
 async def drop_deliveries(choice: DeliveryChoice, app: AppInUse) -> Changed:
-    """Permanently drop a queued or dead message by its `number`; without a number, drop all, or all with a `status`."""
+    """Permanently drop queued or dead messages: the one with this `number`, all with this `status`, or simply all."""
     return Changed(changed=await app.memory.graphiti.drop(choice.number, status=choice.status))
 
 

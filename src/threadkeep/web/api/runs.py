@@ -78,8 +78,8 @@ class RunRequestBody(
         return RunRequest(
             workflow=workflow,
             text=self.message,
-            # Results without a session come from a channel, whose sender does not know the session's id. So,
-            # as for a `webhook`, the keys of the run must not contain this id.
+            # A request with `results` but no session id comes from a channel, whose sender does not know this id. So
+            # the keys of the run must not contain the id; the trigger `webhook` ensures that.
             trigger="webhook" if self.results and self.session_id is None else "http",
             budget=self.budget.limits(),
             stream=self.mode == "stream",
@@ -197,7 +197,7 @@ async def start_run(
 ) -> RunBody | EventStream:
     """Run a workflow. The turns of one session run one after another, in order of arrival.
 
-    `mode` selects the response. `wait` returns the run after it has ended or when it waits for a person. `stream`
+    `mode` selects the response. `wait` returns the run when it has ended or waits for a person. `stream`
     sends the event `start`, which names the run, and then the run's events. `background` returns the run in its current
     state (202). The run continues if the client disconnects. Repeating a `message_id` in a session returns the same
     run.
@@ -257,7 +257,7 @@ async def get_run(run_id: RunId, app: AppInUse, user_id: UserId = None) -> RunBo
 
 @router.get("/runs/{run_id}/tree", summary="See a run with its parents and children", responses=_FAILURES)
 async def get_tree(run_id: RunId, app: AppInUse, user_id: UserId = None) -> RunTree:
-    """Return the runs of the run's tree (500 at most), parents before their children."""
+    """Return the runs of the tree to which this run belongs (500 at most), parents before their children."""
     found = await (await app.runs.service()).tree(run_id, user_id=user_id)
     return RunTree(root_run_id=found[0].root_run_id, runs=[RunSummary.model_validate(run) for run in found])
 
@@ -307,7 +307,7 @@ async def get_events(
 async def cancel_run(run_id: RunId, app: AppInUse, user_id: UserId = None) -> Cancelled:
     """Cancel a run and all its descendants, in any process.
 
-    Running runs end within two seconds or, if their process has died, as soon as that is detected.
+    A running run ends within two seconds. If its process has died, it ends as soon as this is detected.
     """
     return Cancelled(run_ids=await (await app.runs.service()).cancel(run_id, user_id=user_id))
 

@@ -118,7 +118,7 @@ async def delete_session(session_id: SessionId, app: AppInUse, user_id: UserId =
 
 @router.post("/{session_id}/reset", summary="Reset a session", responses=_FAILURES)
 async def reset_session(session_id: SessionId, app: AppInUse, user_id: UserId = None) -> SessionBody:
-    """Hide all earlier messages from the model, after earlier turns have finished. The transcript keeps them."""
+    """Wait for earlier turns to finish, then hide all messages so far from the model. The transcript keeps them."""
     session, found = await AllSessions(app.memory).find(session_id, user_id=user_id)
     if found.namespace:
         await session.reset()
@@ -262,7 +262,7 @@ class SessionRetention(BaseModel):
 
 @router.get("/{session_id}/retention", summary="Get the retention of a session", responses=_FAILURES)
 async def get_retention(session_id: SessionId, app: AppInUse, user_id: UserId = None) -> SessionRetention:
-    """Return the session's own limits, the service's rules, and the last archived and the last deleted `seq`."""
+    """Return the session's own limits, the service's rules, and the `seq` of the last archived and deleted message."""
     return await _told(app, session_id, user_id)
 
 
@@ -274,7 +274,7 @@ async def get_retention(session_id: SessionId, app: AppInUse, user_id: UserId = 
 async def put_retention(
     session_id: SessionId, limits: RetentionBody, app: AppInUse, user_id: UserId = None
 ) -> SessionRetention:
-    """Set limits that replace all of the service's rules; `{}` keeps all messages of the session permanently.
+    """Set a session's own limits, to which none of the service's rules are added; `{}` keeps all messages permanently.
 
     Messages beyond the limits are removed in the next retention pass.
     """
@@ -356,7 +356,7 @@ _CONTEXT_FAILURES = documented(404, 422, 503)
     response_model_exclude_defaults=True,
 )
 async def manifests_of_run(run_id: RunId, app: AppInUse, user_id: UserId = None) -> RunManifests:
-    """Return the manifest of each model call of a run, in order, with the sent and excluded messages and the tokens."""
+    """Return the manifest of each model call of a run, in order: the sent and the excluded messages, and the tokens."""
     found = await app.memory.manifests.of_run(run_id, user_id=user_id)
     if not found:
         raise ProblemRaised(
