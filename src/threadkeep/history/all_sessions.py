@@ -26,7 +26,7 @@ from threadkeep.store.transcripts import SessionQuery
 async def runs_in(
     session: Session, *, page_size: int = LONGEST_PAGE, since: datetime | None = None
 ) -> AsyncIterator[list[str]]:
-    """Yield the ids of runs that stored messages in a session, in one list per page; newest first, each id once.
+    """Yield the ids of the runs that stored messages in a session, newest first, each id once; one list per page.
 
     The first page has `page_size` messages, including superseded ones; each further page is twice as long, up to
     `LONGEST_PAGE`. Reading stops after the page with the first message that was stored before `since`. Messages that a
@@ -63,10 +63,10 @@ async def calls_in(
     limit: int,
     before: Cursor | None = None,
 ) -> list[StoredManifest]:
-    """Return up to `limit` records of a conversation's model calls: newest run first, in each run newest call first.
+    """Return up to `limit` records of a conversation's model calls: newest run first, and in a run, newest call first.
 
-    With `before`, only calls after this cursor in that order are returned. Pages of the conversation are read until
-    `limit` calls are found, or until the messages are older than all stored records.
+    If `before` is given, return only the calls that follow this cursor in that order. Pages of the conversation are
+    read until `limit` calls are found, or until the messages are older than all stored records.
     """
     if limit < 1:
         raise InvalidInput("A page of manifests has at least one entry; use a limit from 1.")
@@ -110,7 +110,7 @@ class AllSessions:
     async def page(self, query: SessionQuery) -> tuple[list[SessionInfo], SessionCursor | None]:
         """Return one page, newest activity first, and the cursor of the next page; the cursor is None at the end.
 
-        Each call reads the metadata of all conversations; only the sessions in tables have an index for this order.
+        Each call reads the metadata of all conversations, because only sessions in tables have an index for this order.
         """
         if query.limit < 1:
             raise InvalidInput("A page of sessions has at least one entry; use a limit from 1.")
@@ -129,11 +129,11 @@ class AllSessions:
         return found[:cut], _cursor_of(found[:cut][-1])
 
     async def locations(self) -> list[tuple[GraphLayout | None, Memory]]:
-        """Return all pairs of a layout and its memory. The first pair is None and the memory of the sessions."""
+        """Return (None, the memory of the sessions), then each layout with the memory of its conversations."""
         return [(None, self._memory), *[one async for one in self._namespaces()]]
 
     async def memory_of(self, layout: GraphLayout | None) -> Memory:
-        """Return the memory of a layout's conversations, which is opened if necessary; None stands for the sessions."""
+        """Return the memory of a layout's conversations, opened if necessary; for None, that of the sessions."""
         if layout is None:
             return self._memory
         store = await self._memory.graph_store()
@@ -156,7 +156,7 @@ class AllSessions:
         return SearchResult(hits[:limit], own.unindexed, tuple(dict.fromkeys(damaged)))
 
     async def damaged(self, user_id: str | None = None) -> list[SessionDamaged]:
-        """Return the damaged items that this process has found in sessions and conversations, of one user or of all."""
+        """Return the damaged items that this process has found; if `user_id` is given, only the items of this user."""
         found = self._memory.damaged(user_id)
         async for _, memory in self._namespaces():
             found += memory.damaged(user_id)
@@ -174,7 +174,7 @@ class AllSessions:
     async def calls(
         self, session_id: str, *, user_id: str | None = None, limit: int = 50, before: Cursor | None = None
     ) -> list[StoredManifest]:
-        """Return up to `limit` records of a session's model calls, newest first, after the cursor `before`.
+        """Return up to `limit` records of a session's model calls, newest first. If `before` is given, start after it.
 
         The records of a conversation are sorted by run; the run with the newest message comes first.
 
@@ -214,10 +214,10 @@ class AllSessions:
         return deleted
 
     async def where(self, session_id: str, *, user_id: str | None = None) -> GraphLayout | None:
-        """Return the layout of the conversation with an id, even if it is damaged; None if a session has the id.
+        """Find a session or conversation, even a damaged one; return a conversation's layout, or None for a session.
 
         Raises:
-            SessionNotFound: the session does not exist, or belongs to another user.
+            SessionNotFound: neither a session nor a conversation has this id, or it belongs to another user.
         """
         for layout, memory in await self.locations():
             with contextlib.suppress(SessionNotFound):
@@ -227,7 +227,7 @@ class AllSessions:
         raise SessionNotFound(session_id)
 
     async def _found(self, session_id: str, user_id: str | None) -> tuple[GraphLayout | None, Session, SessionInfo]:
-        """Return the session with an id; if there is none, return the conversation with this id, and its layout."""
+        """Return the layout (None for a session), the session or conversation with this id, and its metadata."""
         session = self._memory.session(session_id, user_id=user_id)
         try:
             return None, session, await session.info()
@@ -314,7 +314,7 @@ class AllRetention:
         raise SessionNotFound(session_id)
 
     async def _chosen(self, session_ids: Sequence[str], user_id: str | None) -> list[tuple[Pruner, list[str]]]:
-        """Return each pruner that has some of the given sessions, with their ids; if no ids are given, return all."""
+        """Return the pruners that have sessions with these ids, each with its ids. If no ids are given, return all."""
         wanted = list(dict.fromkeys(session_ids))
         for session_id in wanted:
             check_session_id(session_id)

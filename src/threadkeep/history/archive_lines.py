@@ -57,7 +57,7 @@ class SessionLine:
         return GraphLayout(self.namespace, self.meta_key_suffix, value_field=self.value_field)
 
     def info(self, messages: Sequence[Message], now: datetime) -> SessionInfo:
-        """Return the session to restore; missing times are taken from its messages, or are `now` if it has none."""
+        """Return the session to restore. A missing time is taken from `messages`; without messages, it is `now`."""
         times = [message.created_at or now for message in messages] or [now]
         values = {name: value for name, value in vars(self).items() if name not in _LAYOUT_FIELDS}
         values |= {"created_at": self.created_at or min(times), "updated_at": self.updated_at or max(times)}
@@ -81,7 +81,7 @@ class SummaryLine:
 
 
 class BadLine(InvalidInput):
-    """A line that is not valid in an export; `session_id` is set if it is a session's line and has an id."""
+    """A line that is not valid in an export; `session_id` is set if the line describes a session and has an id."""
 
     def __init__(self, sentence: str, *, session_id: str | None = None) -> None:
         super().__init__(sentence)

@@ -168,7 +168,7 @@ class Wrapper[W]:
 
 
 class _Verb[W, **P, R]:
-    """A descriptor that makes a method of a wrapper, with signature and docstring of the wrapped class's method."""
+    """A descriptor that makes a method of a wrapper, with the signature and docstring of the asynchronous method."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
         self._method = method
@@ -181,7 +181,7 @@ class _Verb[W, **P, R]:
     def __get__(self, instance: Wrapper[W], owner: type) -> Callable[P, R]: ...
 
     def __get__(self, instance: Wrapper[W] | None, owner: type) -> Self | Callable[P, R]:
-        """Return the method bound to a wrapper; if it is read from the class, return the descriptor itself."""
+        """Return the method bound to the wrapper `instance`. If it is None, return the descriptor itself."""
         if instance is None:
             return self
 
@@ -235,7 +235,7 @@ class Iterated[W, **P, T](_Verb[W, P, Iterator[T]]):
 
     def _call(self, wrapper: Wrapper[W], *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         items = self._method(wrapper.asynchronous, *args, **kwargs)
-        # If the caller stops before the end, the event loop closes the iterator when it is garbage-collected.
+        # If the caller stops early, the iterator stays open until the event loop closes it in garbage collection.
         while found := wrapper.wait_for(_next(items)):
             yield found[0]
 

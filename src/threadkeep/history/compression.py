@@ -54,16 +54,18 @@ class Summarizer(Protocol):
 
     @property
     def input_tokens(self) -> int:
-        """The maximum number of tokens that the record for one call of the summarizer may have."""
+        """The maximum number of tokens in the record, which is the input text of one call."""
 
     async def summarize(self, record: str, *, earlier: str | None, task: SummaryTask, max_tokens: int) -> str:
         """Return a summary of the record in the language of the conversation.
 
         Args:
             record: the text to summarise.
-            earlier: the summary of the text before the record. For `messages`, it is only context and must not be
-                repeated; for `continuation`, it summarises the earlier parts and must be included completely.
-            task: the content of the record: `messages`, a later part of them (`continuation`), or `summaries` to merge.
+            earlier: the summary of the text before the record. If `task` is `messages`, it is only context and must not
+                be repeated. If `task` is `continuation`, it summarises the earlier parts and must be included
+                completely.
+            task: the content of the record: `messages`; `continuation`, a later part of the messages; or `summaries` to
+                merge.
             max_tokens: the approximate maximum length of the summary.
         """
 
@@ -150,7 +152,7 @@ _SENTENCES: dict[SummaryFailure, str] = {
 
 _PAGE_ROWS = 200
 _MOST_PIECES = 32
-"""A message that needs more records than this is shortened; a mark then replaces its middle."""
+"""A message that needs more than this number of records is shortened: a mark replaces its middle."""
 
 
 @dataclass(frozen=True)
@@ -158,9 +160,9 @@ class CompressionRequest:
     """A request to compress a session, with the options of this compression.
 
     `budget` is the token budget of a model call, for sizes given as fractions. `left_out_upto_seq` is the `seq` of the
-    newest message that did not fit a window. Messages up to this `seq` are summarised even if the trigger is not
-    reached; the same applies to the oldest messages of a `window` that is nearly full. `upto_seq` is the end of a range
-    that an earlier pass did not finish.
+    newest message that did not fit a window; it and all older messages are summarised even if the trigger is not
+    reached. If `window` is nearly full, its oldest messages are also summarised before the trigger is reached. If an
+    earlier pass did not finish its range, `upto_seq` is the end of this range.
     """
 
     session_id: str
@@ -206,7 +208,7 @@ class RangeReader:
         self._counter = counter
 
     async def upto(self, request: CompressionRequest, uncovered: Uncovered) -> int:
-        """Return the last `seq` to summarise; if nothing is due, the `after_seq` of `uncovered`."""
+        """Return the last `seq` to summarise; if nothing is due, return `uncovered.after_seq`."""
         after = uncovered.after_seq
         rows: list[Message] = []
         before = uncovered.last_seq + 1
@@ -252,7 +254,7 @@ class RangeReader:
         return Part(after + 1, _seq(rows[length - 1]), rows[length - 1].id, records, revision)
 
     def _sizes(self, rows: Sequence[Message], lines: Sequence[str], limit: int) -> list[int]:
-        """Return the tokens of each line; for a message with over twice the limit, its stored count is enough."""
+        """Return the tokens of each line. For messages over twice the limit, return the stored count instead."""
         return [
             row.tokens if row.tokens is not None and row.tokens > 2 * limit else self._counter(line) + 1
             for row, line in zip(rows, lines, strict=True)

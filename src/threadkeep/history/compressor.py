@@ -1,8 +1,8 @@
 """The compression of sessions in the background, several at once, from a queue of limited length.
 
 `consider` is called after an answer is stored, and returns at once. A failed compression leaves earlier summaries
-unchanged. It is tried again after a later turn, when a pause is over; each failure lengthens the pause. Another process
-can try again, because summaries and messages are in the database.
+unchanged. Then the session pauses, longer with each failure. The first turn after the pause tries again. Another
+process can try again, because summaries and messages are in the database.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Compressor:
                 self._put(self._waiting.get(session_id, writer.rest), writer.rest.upto_seq)
 
     def _put(self, request: CompressionRequest, left_out_upto_seq: int = 0) -> None:
-        """Queue a session at the end; if it is queued already, keep the higher `left_out_upto_seq`."""
+        """Queue a session at the end, even if it is already in the queue; keep the higher `left_out_upto_seq`."""
         before = self._waiting.pop(request.session_id, request)
         left_out = max(request.left_out_upto_seq, before.left_out_upto_seq, left_out_upto_seq)
         self._waiting[request.session_id] = replace(request, left_out_upto_seq=left_out)

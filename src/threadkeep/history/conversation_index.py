@@ -72,14 +72,15 @@ class Refusals:
 class ConversationIndex:
     """The indexed turns of one session, or of all sessions of a user, with their tokens, days and vectors.
 
-    For each session, `first` and `read` are the first and the last indexed `seq`, `texts` has the indexed messages, and
-    `stored` is the last `seq` in the stored index, even while that index is still being written. `embedded` has each
-    pair of a model and a session whose stored vectors were read.
+    Archived messages are not indexed, but their summaries are.
 
-    Archived messages are not indexed, but their `summaries` are, each at the position of the last message that it
-    covers. `superseded` are turns that were superseded after they had been indexed. `taken_back` are ids of messages
-    that a person took back in a chat; a system message in the transcript records this. Until the whole index is built,
-    `newest` is an index of only the newest messages, and `has_newest` is set when `newest` is complete.
+    `first`, `read`: for each session, the first and the last indexed `seq`. `stored`: for each session, the last `seq`
+    in the stored index, even while that index is still being written. `texts`: for each session, the indexed messages.
+    `summaries`: the summaries by turn id; each has the position of the last message that it covers. `superseded`: the
+    turns that were superseded after they had been indexed. `taken_back`: ids of messages that a person took back in a
+    chat; the transcript records this in a system message. `embedded`: each pair of a model and a session whose stored
+    vectors were read. `newest`: until the whole index is built, an index of only the newest messages; `has_newest`
+    tells if it is complete.
     """
 
     words: RecallIndex = field(default_factory=RecallIndex)
@@ -104,7 +105,7 @@ class ConversationIndex:
 
     @classmethod
     def of(cls, infos: Mapping[str, SessionInfo]) -> Self:
-        """Return an empty index for sessions in this state; `is_outdated` compares later states with it."""
+        """Return an empty index for these sessions. It keeps their states, so that `is_outdated` can compare them."""
         return cls(_marks={session_id: IndexedState.of(info) for session_id, info in infos.items()})
 
     @property
@@ -118,10 +119,10 @@ class ConversationIndex:
         return session_id in self._marks
 
     def is_outdated(self, infos: Mapping[str, SessionInfo], *, complete: bool) -> bool:
-        """Return True if indexed turns were reset, archived or deleted since, or if too many sessions are missing.
+        """Return True if indexed turns were reset, archived or deleted, or if `infos` lacks too many indexed sessions.
 
-        If `infos` are `complete`, no indexed session may be missing in them. Otherwise they are only the newest
-        sessions, and up to `len(infos)` indexed sessions may be missing.
+        If `complete` is true, `infos` must have every indexed session. Otherwise `infos` has only the newest sessions,
+        and up to `len(infos)` indexed sessions may be missing.
         """
         missing = sum(session_id not in infos for session_id in self._marks)
         if missing > (0 if complete else len(infos)):
@@ -130,10 +131,10 @@ class ConversationIndex:
         return any(self._marks[session_id].begins != IndexedState.of(infos[session_id]).begins for session_id in known)
 
     async def leave_out_superseded(self, infos: Mapping[str, SessionInfo], transcripts: Transcripts) -> bool:
-        """Add turns that were superseded since they were indexed to `superseded`; return False if a rebuild is needed.
+        """Add newly superseded turns to `superseded`; return False if the index must be built again.
 
-        The index must be built again if an indexed text was erased or a summary may be invalid, because its words must
-        not stay in the index.
+        It must be built again if an indexed text was erased, because its words must not stay in the index, or if a
+        summary may be invalid.
         """
         for session_id, mark in list(self._marks.items()):
             info = infos.get(session_id)
@@ -151,10 +152,10 @@ class ConversationIndex:
     async def new_summaries(
         self, infos: Iterable[SessionInfo], summaries: Summaries, most: int
     ) -> dict[str, list[Summary]]:
-        """Return a map from each session that is not indexed yet to summaries of its archived messages, for `catch_up`.
+        """Return the summaries that `catch_up` needs: for each new session id, summaries of its archived messages.
 
         Args:
-            infos: The sessions, the most important one first. The newest summaries of each are returned.
+            infos: The sessions, the most important one first. A session gets its newest summaries.
             summaries: The stored summaries.
             most: The maximum number of summaries in this index, including those already in it.
         """
@@ -172,7 +173,7 @@ class ConversationIndex:
     async def catch_up(
         self, info: SessionInfo, transcripts: Transcripts, summaries: Sequence[Summary] = (), most: int = MOST_TURNS
     ) -> None:
-        """Index the new messages of a session, if they are among its newest `most`; other tasks run in between.
+        """Index the new messages of a session, but at most its newest `most`; other tasks run in between.
 
         If the session is not in the index yet, the `summaries` are indexed first.
         """
@@ -272,7 +273,7 @@ class ConversationIndex:
         self._marks |= other._marks
 
     def grown(self, session_ids: Iterable[str], least: int) -> set[str]:
-        """Return the sessions to store: with at least `least` turns, and an eighth more than when last stored."""
+        """Return the sessions to store: with at least `least` turns, and an eighth more turns than the stored index."""
         summaries = Counter(one.session_id for one in self.summaries.values())
         found: set[str] = set()
         for session_id in self.read.keys() & session_ids:
@@ -358,6 +359,6 @@ async def _messages(transcripts: Transcripts, session_id: str, first: int, last:
         end = min(start + _PAGE - 1, last)
         page = await transcripts.newest(session_id, limit=end - start + 1, before=end + 1)
         for message in page.messages:
-            # Skip messages before `start`, which the page has in place of superseded messages.
+            # If messages of the range are superseded, the page has older messages in their place: skip these.
             if (message.seq or 0) >= start:
                 yield message

@@ -74,7 +74,7 @@ class Eraser:
         return (await self.rows.counts(wanted))["chat_graph_groups"]
 
     async def continued(self, wanted: Erasable) -> Erasable:
-        """Return the target with the ids that an interrupted erasure has found, and the scope of its noted sessions."""
+        """Return the target with the ids that an interrupted erasure recorded, and the scope of its session notes."""
         subject = await self._subject(wanted)
         ids = tuple(dict.fromkeys([*wanted.ids, *(await self._interrupted(subject)).get("ids", [])]))
         return replace(wanted, ids=ids, noted=f"{_SCOPE}:{subject}")
@@ -117,7 +117,8 @@ class Eraser:
             done = not any(after.values()) and not remains
             counts = json.dumps({"found": before})
             if done:
-                # Delete the noted session ids first, so that the overwrite reaches them. Keep the counts for a retry.
+                # Delete the notes of session ids before the overwrite, so that it overwrites them too. Keep the counts
+                # for a retry.
                 await self.rows.forget_notes(wanted)
                 await state.keep(_SCOPE, subject, counts)
             if not await self.rows.overwrite(vacuum=vacuum):
@@ -150,7 +151,7 @@ class Eraser:
         return replace(receipt, signature=digest(receipt.signed_text()))
 
     async def _elsewhere(self, wanted: Erasable) -> list[str]:
-        """Describe data of the target that are not erased: they belong to other people, a branch or a child run."""
+        """Describe data of the target that are not erased: those of other people, of branches and of child runs."""
         found: list[str] = []
         if episodes := await self.rows.episodes_elsewhere(wanted):
             found.append(f"{episodes} episodes in Graphiti's groups of workspaces and of sessions of others")
@@ -161,7 +162,7 @@ class Eraser:
         return found
 
     async def verify(self, receipt: EraseReceipt) -> Verification:
-        """Check the signature of a receipt, that the target is gone, and that no erasure of it is incomplete."""
+        """Check the signature of a receipt, whether its target is gone, and whether an erasure of it is incomplete."""
         check_argument("receipt", receipt, EraseReceipt, required=True)
         digest = await self._digest()
         signature = digest(replace(receipt, signature="").signed_text())
@@ -173,7 +174,7 @@ class Eraser:
             store = await self._memory.graph_store()
             labels = {label async for namespace in _namespaces(store) for label in namespace}
             known = tuple(label for label in labels if digest(f"user:{label}") in erased)
-            # Look for items too, because a store may list namespaces that are empty.
+            # A store may list namespaces that are empty, so look for items too.
             remains = remains or bool(await self.items(Erasable(ids=known)))
         return "there" if remains or await self._interrupted(receipt.subject) else "gone"
 
@@ -290,7 +291,7 @@ class Eraser:
             await store.adelete(namespace, key)
 
     async def items(self, wanted: Erasable) -> list[tuple[BaseStore, tuple[str, ...], str]]:
-        """Return the items in graph store namespaces that name the person and no other user, except conversations."""
+        """Return the items, except conversations, in the namespaces that name the person and no other user."""
         found: dict[tuple[tuple[str, ...], str], None] = {}
         for namespace in await self._named(wanted, others=False):
             items = await _all_items(await self._memory.graph_store(), namespace)
@@ -298,10 +299,10 @@ class Eraser:
         return [(await self._memory.graph_store(), namespace, key) for namespace, key in found]
 
     async def _named(self, wanted: Erasable, *, others: bool) -> list[tuple[str, ...]]:
-        """Return the namespaces that name the person; with `others`, they also name another user, otherwise not.
+        """Return the namespaces that name the person and also another user or, if `others` is false, no other user.
 
-        If a namespace also names another user, the person's id in it may only be a common word (`memories`), so the
-        namespace is not erased. Conversations are left out, because they are erased by their owners and senders.
+        If a namespace also names another user, it is not erased, because the person's id may be a common word, such as
+        `memories`. Conversations are left out, because they are erased by their owners and senders.
         """
         if not wanted.ids or not await self._memory.has_graph_store():
             return []
@@ -312,7 +313,8 @@ class Eraser:
             async for namespace in _namespaces(await self._memory.graph_store())
             if not mine.isdisjoint(namespace) and not any(layout.has(namespace) for layout in layouts)
         ]
-        # Read the ids of all users only now: this reads whole tables, and few persons have namespaces.
+        # The ids of all users are in whole tables, and few persons have namespaces, so read them only for these
+        # persons.
         known = {*await self.rows.known(sessions=False)} - mine if naming else set()
         return [namespace for namespace in naming if (not known.isdisjoint(namespace)) == others]
 

@@ -62,7 +62,7 @@ class _Numbering:
 
     @classmethod
     async def of(cls, session: Session, info: SessionInfo, view: View) -> _Numbering:
-        """Return the numbering of the messages that a view of a session has."""
+        """Return the numbering of a session's messages in this view."""
         return cls(await session.superseded() if info.revision and view == "active" else ())
 
     def has(self, message: Message) -> bool:
@@ -104,8 +104,8 @@ async def export(
 ) -> Exported:
     """Write sessions to a stream and return the counts.
 
-    Messages stored after the metadata of their session were read are left out, as are pages and sessions that cannot be
-    read.
+    Pages and sessions that cannot be read are left out. The metadata of a session are read first; messages that are
+    stored later are left out, too.
     """
     done = Exported()
     async for stored, memory, layout in sessions:
@@ -214,17 +214,13 @@ async def _pages(session: Session, info: SessionInfo, done: Exported) -> AsyncIt
 
 
 async def _checked(info: SessionInfo, memory: Memory) -> SessionInfo:
-    """Return metadata from a list of sessions; if they look like those of a damaged session, read them again.
-
-    Raises:
-        RecordUnreadable: the session is damaged.
-    """
+    """Return metadata from a list of sessions. If they show that the session is damaged, read the session again."""
     marked = info.metadata.get("error") == RecordUnreadable.__name__
     return await memory.session(info.session_id).info() if marked else info
 
 
 async def _with_origin(info: SessionInfo, memory: Memory, view: View) -> SessionInfo:
-    """Return metadata; `parent_seq` of a branch is the exported position, unless the parent cannot be read."""
+    """Return metadata in which a branch's `parent_seq` is the exported position, if the parent can be read."""
     if info.parent_session_id is None or view == "history":
         return info
     parent = memory.session(info.parent_session_id)
@@ -235,6 +231,6 @@ async def _with_origin(info: SessionInfo, memory: Memory, view: View) -> Session
 
 
 def _beginning_with(info: SessionInfo, messages: Sequence[Message]) -> SessionInfo:
-    """Return metadata that count all messages before the given ones as deleted, as retention may have deleted them."""
+    """Return metadata that count all messages before these as deleted: retention may have deleted them since."""
     deleted_seq = (messages[0].seq or 1) - 1 if messages else info.last_seq
     return replace(info, deleted_seq=deleted_seq, archived_seq=max(info.archived_seq, deleted_seq))

@@ -94,8 +94,8 @@ class GraphConversations:
     async def overwrite(self, own: DatabaseAddress, *, vacuum: bool) -> str | None:
         """Overwrite deleted items in the file of the graph store; return a description of data that remain, or None.
 
-        With `vacuum`, the file is rewritten. Deleted rows in PostgreSQL, or in a store that the application opened, are
-        not overwritten; their operators must do that. If the store is in the memory's own file, this does nothing,
+        If `vacuum` is true, the file is rewritten. Deleted rows are not overwritten in PostgreSQL, or in a store that
+        the application opened; operators must do that. If the store is in the memory's own file, this does nothing,
         because that file is overwritten elsewhere.
         """
         address = self.given
@@ -156,12 +156,12 @@ class GraphConversations:
 
 
 def location_in(layout: GraphLayout, key: str) -> ConversationLocation:
-    """Return the location of a conversation as records of model calls describe it."""
+    """Return the location of a conversation, as it is written into the records of model calls."""
     return ConversationLocation(key, layout.namespace, layout.meta_key_suffix, layout.value_field)
 
 
 def order_name(layout: GraphLayout, key: str) -> str:
-    """Return the name of a conversation in the records that keep turns in order; it is never equal to a session id."""
+    """Return the name of a conversation in the records that keep its turns in order; no session id is equal to it."""
     parts = [layout.namespace, layout.meta_key_suffix, layout.value_field, key]
     return _NO_SESSION + json.dumps(parts, ensure_ascii=False, separators=(",", ":"))
 

@@ -28,9 +28,9 @@ class Imported:
     """The counts of an import so far.
 
     `skipped` counts messages that were left out because the line of their session is invalid, or because the session
-    belongs to another user. `summaries_left_out` counts summaries of messages that differ from the stored ones or have
-    a summary already. A graph store has no archive and no limits per session: `unarchived` counts archived messages
-    that were stored there as normal ones, and `limits_left_out` counts sessions that lost their limits.
+    belongs to another user. `summaries_left_out` counts summaries whose messages differ from the stored ones or already
+    have a summary. A graph store has no archive: `unarchived` counts archived messages that became normal ones there.
+    It has no limits per session either: `limits_left_out` counts sessions that lost their limits.
     """
 
     sessions: int = 0
@@ -64,8 +64,8 @@ class _Part:
 class Importer:
     """An importer that stores lines in batches. For a rejected line, it calls `on_refusal` with position and reason.
 
-    With `strict`, `take` returns False once a line or session was rejected; `store` then still stores the accepted
-    lines.
+    If `strict` is true, `take` returns False once a line or session was rejected; `store` can then still store the
+    accepted lines.
     """
 
     def __init__(self, memory: Memory, on_refusal: Callable[[Position, str], None], *, strict: bool = False) -> None:
@@ -170,7 +170,7 @@ class Importer:
         return line
 
     def _identified(self, parsed: MessageLine) -> Message:
-        """Return the message with an id. A missing id is made from position and text: it is the same in each import."""
+        """Return the message with an id. If it has none, make one that is the same in each import of the file."""
         message = parsed.message
         if message.id is not None:
             return message
