@@ -74,13 +74,16 @@ class ConversationIndex:
 
     Archived messages are not indexed, but their summaries are.
 
-    `first`, `read`: for each session, the first and the last indexed `seq`. `stored`: for each session, the last `seq`
-    in the stored index, even while that index is still being written. `texts`: for each session, the indexed messages.
-    `summaries`: the summaries by turn id; each has the position of the last message that it covers. `superseded`: the
-    turns that were superseded after they had been indexed. `taken_back`: ids of messages that a person took back in a
-    chat; the transcript records this in a system message. `embedded`: each pair of a model and a session whose stored
-    vectors were read. `newest`: until the whole index is built, an index of only the newest messages; `has_newest`
-    tells if it is complete.
+    Attributes:
+        first, read: the first and the last indexed `seq` of each session.
+        stored: the last `seq` in the stored index of each session, even while that index is still being written.
+        texts: the indexed messages of each session.
+        summaries: the indexed summaries, each at the position of the last message that it covers.
+        superseded: turns that were superseded after they had been indexed.
+        taken_back: ids of messages that a person took back in a chat; a system message in the transcript records this.
+        embedded: each pair of a model and a session whose stored vectors were read.
+        newest: an index of only the newest messages, until the whole index is built.
+        has_newest: set when `newest` is complete.
     """
 
     words: RecallIndex = field(default_factory=RecallIndex)

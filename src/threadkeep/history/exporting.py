@@ -214,7 +214,11 @@ async def _pages(session: Session, info: SessionInfo, done: Exported) -> AsyncIt
 
 
 async def _checked(info: SessionInfo, memory: Memory) -> SessionInfo:
-    """Return metadata from a list of sessions. If they show that the session is damaged, read the session again."""
+    """Return metadata from a list of sessions. If they show that the session is damaged, read the session again.
+
+    Raises:
+        RecordUnreadable: the session is damaged.
+    """
     marked = info.metadata.get("error") == RecordUnreadable.__name__
     return await memory.session(info.session_id).info() if marked else info
 

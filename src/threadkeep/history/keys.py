@@ -37,8 +37,8 @@ KEY_CANDIDATES = (
 """Templates for the key of a run's conversation; the first one that gives a valid key is used.
 
 These are, in order: an explicit key, the key of the channel, the thread. A channel's key has the bot or tenant, the
-chat, and the topic if the chat has topics. In WeCom bot chats, the key has the chat for a group, and the user for a
-private chat.
+chat, and the topic if the chat has topics. The key of a WeCom bot chat has the chat type, and the chat id of a group or
+the user id of a private chat.
 """
 
 _KEY = re.compile(r"[A-Za-z0-9:_-]+")
@@ -81,8 +81,9 @@ class Refusal:
 class KeyResolution:
     """The resolved key, if there is one, and everything that was rejected, in the order in which it was tried.
 
-    `refused` has candidates and, as its last entry, the key template if that was rejected; `key` is None then.
-    `conversation_key` is the value of the first valid candidate; `key` is the rendered key template.
+    `conversation_key` is the value of the first valid candidate. `key` is the key template, rendered with it; if the
+    result is not valid, `key` is None. `refused` has the rejected candidates and, as its last entry, the template if it
+    was rejected.
     """
 
     key: str | None
@@ -239,7 +240,7 @@ def resolve_key(
 
 
 class _Values:
-    """The values for the placeholders of the key template, in one resolution of a key."""
+    """The values with which the placeholders of one template are replaced."""
 
     def __init__(
         self,
@@ -314,13 +315,14 @@ def look_up(scope: Mapping[str, object], path: str) -> object:
 
 
 def _text_of(value: object) -> str | None:
-    """Return a value as part of a key: an empty text if it is blank, None if it is neither text nor a finite number."""
+    """Return a value as part of a key: "" if it is blank, None if it is neither text nor a finite number."""
     if isinstance(value, float) and math.isfinite(value):
         value = int(value) if value.is_integer() else repr(value)
     if isinstance(value, int) and not isinstance(value, bool):
-        # A number beyond the range of floats is too long for a key anyway, and str() refuses to print the largest ones.
+        # str() refuses to print the largest numbers. No key has room for numbers beyond the range of floats, so reject
+        # them.
         return f"{int(value):d}" if value.bit_length() <= 1024 else "9" * (MAX_KEY_CHARACTERS + 1)
     if isinstance(value, str):
-        # Escaping never shortens a text, so this much is enough to exceed the limit.
+        # The beginning of a long text is enough to exceed the limit, because escaping never shortens a text.
         return escape_key(value[: MAX_KEY_CHARACTERS + 1]) if value.strip() else ""
     return None

@@ -67,10 +67,12 @@ class Manifests:
     ) -> NotedManifest | None:
         """Create the record of one model call with the current time; return None if no records are kept.
 
-        A record without a session is stored with its run. `manifest` returns the manifest; it is called only when the
-        record is written. `texts` maps digests to texts that were sent in the call but are in no transcript. These
-        texts are written before the manifest can be read, and kept as long as a manifest of the session (or of the run)
-        refers to them.
+        Args:
+            session_id: None if there is no session; the record then belongs to its run.
+            run_id: the run of the call.
+            manifest: a function that returns the manifest. It is called only when the record is written.
+            texts: maps digests to texts that were sent in the call but are in no transcript. They are written before
+                the manifest can be read, and kept as long as a manifest of the session (or of the run) refers to them.
         """
         if self._retention_days == 0:
             return None
@@ -92,7 +94,7 @@ class Manifests:
         self._wake.set()
 
     async def of_run(self, run_id: str, *, user_id: str | None = None) -> list[StoredManifest]:
-        """Return the records of a run's calls in order; with `user_id`, only if the user owns the run or session."""
+        """Return the records of a run's calls in order. If given, `user_id` must own the run or the session."""
         check_argument("run_id", run_id, str, required=True)
         check_argument("user_id", user_id, str)
         await self._flush_for_reader()
@@ -107,7 +109,7 @@ class Manifests:
     async def of_session(
         self, session_id: str, *, user_id: str | None = None, limit: int = 50, before: Cursor | None = None
     ) -> list[StoredManifest]:
-        """Return up to `limit` records of a session's model calls, newest first, after the cursor `before`."""
+        """Return up to `limit` records of a session's calls, newest first; if `before` is given, after this cursor."""
         check_argument("session_id", session_id, str, required=True)
         check_argument("user_id", user_id, str)
         check_argument("limit", limit, int, required=True)
@@ -120,7 +122,7 @@ class Manifests:
     async def texts(
         self, session_id: str | None, digests: Collection[str], *, run_id: str | None = None
     ) -> dict[str, str]:
-        """Return a map from digests to texts that model calls sent and no transcript has; leave out unknown digests."""
+        """Return texts by digest: texts that were sent in calls but are in no transcript. Omit unknown digests."""
         check_argument("session_id", session_id, str)
         check_argument("run_id", run_id, str)
         check_each("digests", digests, str)
@@ -171,8 +173,7 @@ class Manifests:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(next_purge):
                     await self._wake.wait()
-                    # Wait, so that the records of one turn are written together, and not while the turn itself is
-                    # written.
+                    # Wait until the turn is written, so that its records do not delay it and are written together.
                     await asyncio.sleep(_GATHERING_SECONDS)
             self._wake.clear()
             await self._write_until_done()
@@ -196,7 +197,7 @@ class Manifests:
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
     async def _write(self, group: list[NotedManifest]) -> None:
-        """Write a group and empty the list; a record that a lock or a duplicate call number delays stays in it.
+        """Write a group and empty the list; a record that must wait for a lock or a new call number stays in it.
 
         Raises:
             StoreError, TimeoutError: the database is not available; the records in the list must wait.

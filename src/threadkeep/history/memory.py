@@ -70,7 +70,7 @@ class LastWords(Protocol):
         """Store all data that this object has not stored yet."""
 
     async def settle_run(self, run_id: str, *, elsewhere: bool) -> None:
-        """Store the partial answer of a run that has ended; if the run continues `elsewhere`, discard the answer."""
+        """Store the partial answer of a run that has ended; if `elsewhere` is true, discard it."""
 
 
 class Memory:
@@ -152,9 +152,9 @@ class Memory:
     async def namespace(self, layout: GraphLayout, store: BaseStore | None = None) -> Self:
         """Return the memory of the conversations that agents store in a LangGraph store, by default in `graph_store()`.
 
-        The memory is opened on first use and closes with this memory. The tables have no rows for these conversations:
-        there are no anchors and no summaries, and the tool calls of earlier turns are in the store. Turns that cannot
-        be written wait in a separate folder below this memory's folder. If `store` is this memory's own, the layout is
+        The memory is opened on first use and closes with this memory. The tables have no rows for these conversations,
+        so they have no anchors and no summaries. The store has the tool calls of earlier turns. Turns that cannot be
+        written wait in a separate folder below this memory's folder. If `store` is this memory's own, the layout is
         registered for other processes in the background.
         """
         check_argument("layout", layout, GraphLayout, required=True)
@@ -202,7 +202,7 @@ class Memory:
         return [(store, layout, memory) for (store, layout), memory in self._namespaces.items()]
 
     async def start(self) -> None:
-        """Take over turns that dead processes could not write, including turns of agents' conversations; write them."""
+        """Take over and write the pending turns of dead processes, including turns of agents' conversations."""
         await self.pending.start()
         folder = self.pending.options.folder
         if folder is None or not folder.is_dir():
@@ -222,7 +222,7 @@ class Memory:
         return self.in_graph_store and layout.finds_same_as(GraphLayout()) and self._conversations.is_own(store)
 
     async def empty_messages(self, session_id: str, seqs: Sequence[int]) -> None:
-        """Empty messages of a conversation in a graph store, for an erasure; do nothing for sessions in tables."""
+        """Empty the texts of messages in a graph store, for an erasure; messages in tables are emptied elsewhere."""
         transcripts = self._backend.transcripts
         if isinstance(transcripts, GraphTranscripts):
             await transcripts.empty(session_id, seqs)
@@ -230,7 +230,7 @@ class Memory:
             self.session_cache.forget(session_id)
 
     async def memory_of(self, conversation: ConversationLocation) -> Self:
-        """Return the open memory that has this conversation, or else the memory of its layout in this memory's store.
+        """Return the memory of a conversation: an open one that has the conversation, or else that of its layout.
 
         Raises:
             StoreUnavailable: the database of the graph store does not answer.
@@ -251,7 +251,7 @@ class Memory:
         return self._backend.damages.of(user_id)
 
     def _at(self, backend: Backend) -> Self:
-        """Return a copy with another backend's sessions, and with its own identity, lifetime and session cache."""
+        """Return a copy that uses the stores of `backend`, with an identity, lifetime and session cache of its own."""
         other = copy.copy(self)
         other._use(backend)  # noqa: SLF001 - it is a copy of this object
         other.opened_with, other.identity, other.lifetime = None, Identity(), AsyncExitStack()
@@ -278,7 +278,7 @@ class Memory:
     async def finish[**P, T](
         self, work: Callable[P, Coroutine[Any, Any, T]], *arguments: P.args, **named: P.kwargs
     ) -> T:
-        """Run work that must be safe to repeat. If the caller is cancelled, the work is run again in the background.
+        """Run work that is safe to repeat. If the caller is cancelled, run the work again, in the background.
 
         Closing the memory waits for the work, even if nothing awaits the task of the caller.
         """
@@ -303,8 +303,8 @@ class Memory:
     def leave_work_for_all(self) -> None:
         """Stop search indexing and retention in this memory; another memory of the same database must run them.
 
-        Otherwise a task of this memory could lock a row in a transaction that it cannot end, because a blocking call
-        on the event loop waits for this lock.
+        Call this if code blocks the event loop. Such code could wait for a row that a task of this memory has locked,
+        and the task could never end its transaction.
         """
         for task in self.work_for_all:
             task.cancel()
@@ -333,7 +333,7 @@ class Memory:
     async def settle_run(self, run_id: str, *, elsewhere: bool = False) -> None:
         """Store the partial answer of an interrupted run before its session continues.
 
-        If the run continues `elsewhere`, discard the partial answer, because it is produced again there.
+        If `elsewhere` is true, another process continues the run and produces the answer again, so discard it here.
         """
         for speaker in list(self._speakers):
             await speaker.settle_run(run_id, elsewhere=elsewhere)
@@ -382,9 +382,10 @@ class Memory:
     ) -> list[SearchHit]:
         """Return up to `limit` messages that contain all words of a query, best first.
 
-        With a `user_id`, only that user's sessions are searched; with a `session_id`, only that session after the `seq`
-        `after`. Messages that were stored before the call are found. If indexing them takes longer than two seconds
-        (after an import or an upgrade), it continues in the background; `search_result` reports this.
+        If `user_id` is given, only sessions of this user are searched. If `session_id` is given, only messages of this
+        session whose `seq` is above `after` are searched. All messages that were stored before the call can be found.
+        If indexing them takes longer than two seconds (after an import or an upgrade), it continues in the background;
+        `search_result` reports this.
         """
         result = await self.search_result(query, user_id=user_id, limit=limit, session_id=session_id, after=after)
         return result.hits
@@ -403,10 +404,11 @@ class Memory:
         return replace(found, damaged=damaged_sessions(self.damaged(user_id)))
 
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
-        """Store exported messages, with ids, times and tokens, in one transaction (in a graph store, one per part).
+        """Store exported messages with their ids, times and tokens, in one transaction.
 
-        Messages that exist already are not stored again. A part whose session belongs to another user is skipped; its
-        result is the `WrongUser` error. The results are in the order of the parts.
+        In a graph store, each part has its own transaction. Messages that exist already are not stored again. A part
+        whose session belongs to another user is skipped; its result is the `WrongUser` error. The results are in the
+        order of the parts.
 
         Raises:
             InvalidKey, InvalidInput: a session id or a user id is not valid; nothing was stored.

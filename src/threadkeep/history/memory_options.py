@@ -26,14 +26,19 @@ if TYPE_CHECKING:
 class MemoryOptions:
     """Options of a memory, apart from its database.
 
-    `counter` counts the tokens of a message when it is stored. `manifest_retention_days` is the number of days for
-    which records of model calls are kept: None keeps them forever, 0 stores none. `context_cache_bytes` limits the
-    cache of window messages in this process; 0 turns the cache off. `retention` limits stored messages, `run_retention`
-    limits stored finished runs, and `run_trace_limits` limits the stored trace of each run. With `background`, tasks
-    index messages for search, write pending turns and manifests, and apply retention while the memory is open;
-    short-lived commands turn these tasks off. `transcripts` selects the store of messages: the tables, or a LangGraph
-    store. `graph_store` is an open LangGraph store, which stays open, or the database of one; the default is this
-    memory's database. With `graphiti`, messages are sent to a Graphiti server if consent was given.
+    Attributes:
+        counter: counts the tokens of a message when it is stored.
+        manifest_retention_days: the number of days for which records of model calls are kept. None keeps them forever;
+            0 stores none.
+        retention, run_retention: the limits for stored messages and for stored finished runs.
+        run_trace_limits: the limits for the stored trace of each run.
+        context_cache_bytes: the limit for the cache of window messages in this process; 0 turns the cache off.
+        background: while the memory is open, run tasks that index messages for search, write pending turns and
+            manifests, and apply retention. Short-lived commands turn these tasks off.
+        transcripts: the store of messages: the tables, or a LangGraph store.
+        graph_store: an open LangGraph store, which stays open, or the database of one; by default, this memory's
+            database.
+        graphiti: the Graphiti server to which messages are sent if consent was given.
     """
 
     store: StoreOptions = StoreOptions()

@@ -1,4 +1,4 @@
-"""The parts of a memory, which `open_sessions` opens and closes, and two objects that read their values only once."""
+"""The parts of a memory, which `open_sessions` opens and closes, with two objects that cache stored values."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _DIGITS: Final = 32
 
 
 def factor_key(model: str) -> str:
-    """Return the key of a model's stored factor: the model and, unless it is OpenAI's, the name of its estimate."""
+    """Return the key of a model's stored factor: the model and, except for OpenAI, the name of its token estimate."""
     counter = counter_for(model)
     return f"{model} {counter.name}" if isinstance(counter, FamilyEstimate) else model
 
@@ -110,7 +110,7 @@ class LearnedFactors:
             await self.save()
 
     def _known(self, model: str) -> TokenFactor:
-        """Return the factor of a model; if its family is unknown, other scripts begin with that of Latin script."""
+        """Return the factor of a model. For an unknown family, other scripts start with the factor of Latin script."""
         found = (self._factors or {}).get(factor_key(model)) or TokenFactor(model)
         return replace(found, other=None if family_of(model) else found.other or found.value)
 

@@ -1,8 +1,8 @@
 """Recall of older turns that are relevant to a new input, from the session or from all sessions of its user.
 
 The first query of a conversation builds its index from the transcript, and later queries extend the index; appending
-messages does not update it. The index of a long session is stored, so that the next process can load it. If all
-sessions of a user are long together, their index is joined from the stored indexes. If building takes longer than an
+messages does not update it. The index of a long session is stored, so that the next process can load it. The index of
+all sessions of a user is joined from the stored indexes of the sessions if it is long. If building takes longer than an
 answer should wait, it continues in the background, and the query uses the turns that are indexed so far. While a long
 index is built, the newest messages get a separate, searchable index; while a stored index is loaded, they get one only
 if the loading takes longer than 0.8 seconds.
@@ -40,7 +40,7 @@ _MOST_BYTES = 400_000_000
 """The maximum bytes of all indexes, enough for about 200,000 chat messages. The last used index is always kept."""
 _MOST_OF_USER = 50_000
 _NEWEST = (50, 500)
-"""The numbers of newest messages that are indexed first, in two passes, if there are over 1,000 messages."""
+"""The numbers of newest messages to index first: if there are over 1,000 messages, first 50, then 500."""
 _NEWEST_SECONDS = 1.0
 _LOADING_SECONDS = 0.8
 """If loading a stored index takes longer than this, the newest messages are indexed and searched in the meantime."""
@@ -60,9 +60,9 @@ _PASSAGE_TOKENS, _LONG_TOKENS = 160, 240
 class Search:
     """A query for older turns, and the session or user to search.
 
-    `recent` are the last turns before the query, oldest first, to which "it" and "that" may refer. `known` are the
-    `seq` values of the session's messages that are already in the prompt; these are not found, and neither are messages
-    whose `seq` is `before` or higher. `asker` is the name of the person who asks; None means any user.
+    `recent` are the last turns before the query, oldest first, to which "it" and "that" may refer. Two kinds of
+    messages of the session are not found: those whose `seq` is in `known`, because they are already in the prompt, and
+    those whose `seq` is not below `before`. `asker` is the name of the person who asks; None means any user.
     """
 
     session_id: str
@@ -108,7 +108,7 @@ class OlderTurns:
         self._tasks: dict[tuple[RecallScope, str], asyncio.Task[None]] = {}
 
     async def find(self, search: Search, budget: int, embedder: Embedder | None = None) -> list[FoundTurn]:
-        """Return the most relevant turns, best first, up to about `budget` tokens together, as counted when stored."""
+        """Return the most relevant turns, best first, with about `budget` tokens in all, as counted when stored."""
         infos = await self._sessions(search)
         key = (search.scope, search.user_id or "" if search.scope == "user" else search.session_id)
         if not infos:
@@ -261,12 +261,12 @@ class OlderTurns:
         if not most and index.newest is not None:
             index = index.newest
             most = _NEWEST[0] if index.read else 0
-        # Index new messages, because the indexing task may have begun before the newest message was stored.
+        # Index the newest messages here: they may have been stored after the indexing task began.
         await self._index_new(index, infos, most)
         return index
 
     async def _index_new(self, index: ConversationIndex, infos: dict[str, SessionInfo], most: int) -> Collection[str]:
-        """Index the new messages of sessions, at most the newest `most`; return the ids of sessions that had any."""
+        """Index new messages among the newest `most` of all sessions; return the ids of sessions that had new ones."""
         behind = {
             session_id: allowed
             for session_id, allowed in _allowed(infos, most).items()
@@ -323,7 +323,7 @@ def _is_long(infos: Mapping[str, SessionInfo]) -> bool:
 
 
 def _allowed(infos: Mapping[str, SessionInfo], most: int) -> dict[str, int]:
-    """Map each session to the number of its newest messages to index, at most `most` in all; oldest session first."""
+    """Return how many of its newest messages each session may index, oldest session first; newest get `most` first."""
     allowed: dict[str, int] = {}
     for session_id, info in reversed(list(infos.items())):
         if (count := min(messages_of(info), MOST_TURNS, most)) > 0:
@@ -339,7 +339,7 @@ def _parts_of(messages: Sequence[Message], terms: Mapping[str, float]) -> list[P
 
 
 def _summary_turn(summary: Summary) -> FoundTurn:
-    """Return a summary in the form of a found message."""
+    """Return a summary as a `FoundTurn`, with the summary's text as the message."""
     text = " ".join(summary.text.split())
     author = f"summary of messages {summary.first_seq} to {summary.last_seq}"
     message = Message(
@@ -349,7 +349,7 @@ def _summary_turn(summary: Summary) -> FoundTurn:
 
 
 def _not_before(search: Search, index: ConversationIndex) -> set[str]:
-    """Return the ids of turns to leave out: messages of the session from `before` on, and other sessions' summaries."""
+    """Return the ids of turns to leave out: the session's messages from `before`, and summaries of other sessions."""
     home, end = search.session_id, index.read.get(search.session_id, 0) + 1
     later = range(end if search.before is None else search.before, end)
     others = {turn_id for turn_id in index.summaries if position_of(turn_id)[0] != home}

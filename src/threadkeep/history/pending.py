@@ -59,7 +59,7 @@ def folder_of(address: DatabaseAddress, folder: Path | None = None) -> Path:
 
 @dataclass(frozen=True)
 class PendingOptions:
-    """Options of pending turns. In `MemoryOptions`, None as `folder` means the default folder.
+    """Options of pending turns. If `folder` is None in `MemoryOptions`, it is the default folder.
 
     Pending turns of an in-memory database are kept in memory only.
     """
@@ -125,12 +125,12 @@ class PendingTurns:
         return sum(len(each.own) for each in self._all)
 
     def turns_of(self, session_id: str) -> list[Turn]:
-        """Return, in order, the pending turns of a session that its later turns must wait for; omit rejected ones."""
+        """Return the pending turns of a session in order, without rejected ones. Later turns must wait for them."""
         return [entry.turn for entry in self.own if entry.turn.session_id == session_id and not entry.refused]
 
     @property
     def _listed(self) -> list[PendingTurns]:
-        """The objects whose turns this object includes: all for the memory's main object, else only this object."""
+        """The objects whose turns `entries` has: all if this is the memory's main object, otherwise only this one."""
         return self._all if self._all[0] is self else [self]
 
     async def start(self) -> None:
@@ -150,8 +150,8 @@ class PendingTurns:
         """Write pending turns of a session that are in the files of other processes on this machine, dead or alive.
 
         A process that takes over a run calls this first, because the run's answer may be among these turns. If the
-        process of a turn is alive, it later finds the turn already stored. Turns that cannot be written now are
-        skipped.
+        process of a turn is alive, its own write later finds that the turn is stored already. Turns that cannot be
+        written now are skipped.
         """
         for turn in await self._files.of_others(session_id):
             with contextlib.suppress(StoreError, ThreadkeepError, TimeoutError):
@@ -225,7 +225,7 @@ class PendingTurns:
         return next((one for one in pending if one.answer_key == key and one.id != turn.messages[0].id), None)
 
     async def tell(self, message: Message) -> Message:
-        """Mark a pending answer as delivered to its caller; then only another delivered answer may replace it."""
+        """Mark a pending answer as delivered to its caller; from then on, an undelivered answer cannot replace it."""
         for entry in self.own:
             if message in entry.turn.messages and entry.turn.told_at is None:
                 entry.turn = replace(entry.turn, told_at=self._clock())
@@ -276,11 +276,12 @@ class PendingTurns:
                 await each._drop(entry.entry_id)  # noqa: SLF001 - ours
 
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool:
-        """Delete a session with its pending turns; return False if it did not exist, or if the run may not delete it.
+        """Delete a session with its pending turns; return False if it did not exist or must stay.
 
-        Meanwhile, the pending turns are not written. A turn that becomes pending during the deletion stays. Cancelling
-        the caller, for example by deleting its own run, does not interrupt the deletion, because pending turns that are
-        left would create the session again.
+        If `run_id` is given and this run may not delete the session, the session stays. During the deletion, the
+        pending turns are not written. A turn that becomes pending during the deletion stays. Cancelling the caller, for
+        example by deleting its own run, does not interrupt the deletion, because pending turns that are left would
+        create the session again.
         """
         return await self._uninterrupted(self._delete(session_id, run_id), "threadkeep-delete")
 
@@ -352,7 +353,7 @@ class PendingTurns:
         return True
 
     async def _append_told(self, turn: Turn) -> None:
-        """Write a turn again, because its answer was delivered meanwhile and must replace an undelivered answer."""
+        """Write a turn again after its answer was delivered: it must now replace an undelivered answer."""
         with contextlib.suppress(QuestionGone):
             receipt = await self._transcripts.append(turn)
             for message_id in receipt.duplicates:
@@ -370,9 +371,9 @@ class PendingTurns:
     async def _append_answer(self, turn: Turn, *, is_new: bool) -> Receipt:
         """Append a turn; its answer gets a new id if another message of the session has the same id.
 
-        A model may return the same id twice, for example from LangChain's cache. Pass `is_new=False` if an earlier
-        attempt may have stored the turn. If the other message is an incomplete version of the same answer, because
-        its run had failed or was cut off, that message is superseded.
+        A model may return the same id twice, for example from LangChain's cache. If an earlier attempt may have stored
+        the turn, pass `is_new=False`. A run that failed or was cut off may have stored the same answer incompletely;
+        the complete answer then supersedes that message.
         """
         receipt = await self._transcripts.append(turn)
         while (renamed := await self._renamed(turn, receipt, is_new=is_new)) is not None:
@@ -486,7 +487,7 @@ class PendingTurns:
 
 
 def is_outage(error: Exception) -> bool:
-    """Return True if writing other turns would fail too; a locked row affects only its own session."""
+    """Return True if writing other turns would fail too; return False for a locked row, which affects one session."""
     return isinstance(error, StoreUnavailable) and not isinstance(error, RowLocked)
 
 
@@ -509,7 +510,7 @@ def _completes(answer: Message, stored: Message) -> bool:
 
 
 def _is_same(answer: Message, stored: Message) -> bool:
-    """Return True if a stored message has an answer's question and status, and its author and ordinal or its text."""
+    """Return True if question and status are the same, and also either the text or both author and `ordinal`."""
     if (answer.answers, answer.status) != (stored.answers, stored.status):
         return False
     return (answer.author, answer.ordinal) == (stored.author, stored.ordinal) or answer.content == stored.content

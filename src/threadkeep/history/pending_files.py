@@ -67,7 +67,7 @@ class PendingFiles:
         return self._folder is not None
 
     async def take_over(self) -> list[PendingTurn]:
-        """Take over and return the pending turns of dead processes, and unreadable lines that can be read by now.
+        """Take over and return the pending turns of dead processes, and lines that have become readable meanwhile.
 
         Raises:
             PendingFolderUnusable: the folder cannot store turns, or a file in it cannot be opened.
@@ -153,7 +153,7 @@ class PendingFiles:
             await self._change(entry, SpoolFile.failed)
 
     async def renew(self, entry: PendingTurn) -> None:
-        """Write a pending turn that has changed to its file again."""
+        """Replace a pending turn in its file after the turn has changed."""
         with contextlib.suppress(OSError):  # the earlier version stays on disk
             await self._change(entry, SpoolFile.renew)
 
@@ -174,7 +174,7 @@ class PendingFiles:
 
 @dataclass(frozen=True)
 class WaitingFile:
-    """The pending turns in one file. Its process delivers them if it is alive (`live`), otherwise the next process."""
+    """The pending turns in one file. If its process is alive (`live`), it delivers them, otherwise the next process."""
 
     path: Path
     live: bool
@@ -213,7 +213,7 @@ def _paths(folder: Path) -> list[Path]:
 
 
 def _content(path: Path) -> tuple[bool, SpoolContent]:
-    """Return whether a file's process is alive, and the content; if it is dead, a cut last line is unreadable."""
+    """Return whether a file's process is alive, and the content. An incomplete last line may still be in progress."""
     live = in_use(path)
     return live, read_spool(path, cut_off=not live)
 
@@ -253,7 +253,7 @@ def drop_unreadable(folder: Path, entry_id: str) -> bool:
         if turn.entry_id != entry_id:
             continue
         if turn.path.stem != entry_id:
-            # Call `SpoolFile.entries` to move the unreadable lines of a pending file to files of their own.
+            # The line is still in a pending file: `SpoolFile.entries` moves its unreadable lines to files of their own.
             if (file := SpoolFile.take_over(turn.path)) is None:
                 raise EntryInUse("The process of this file is running: stop it first, or wait until it is done.")
             file.entries()

@@ -37,11 +37,15 @@ class ReadPast:
 class Past:
     """The parameters of `recollect`, which reads the messages before a question, within limits.
 
-    `profile` names the agents whose windows begin at the same stored message, the anchor; without a profile, the window
-    has no anchor and slides. `known_ids` are messages that the caller already has: the result names the known messages
-    from before the last reset, and the superseded ones. The history ends before the message `before_id`; if this
-    message is not stored (its write may be pending), all messages are history. Pass its `seq` as `before_seq` if it is
-    known. The `questions` messages that end with the message `before_id` are current questions, not history.
+    Attributes:
+        before_id: the history ends before this message. If it is not stored (its write may be pending), all messages
+            are history.
+        before_seq: the `seq` of this message, if known.
+        questions: how many messages are current questions and so not history; `before_id` is the last of them.
+        known_ids: the ids of messages that the caller has. The result names those that are superseded, and those that
+            are among the newest 200 messages before the last reset.
+        profile: the name of the agents whose windows begin at the same stored message, the anchor. Without a profile,
+            the window has no anchor and slides.
     """
 
     limits: Limits = Limits(20, 4000)
@@ -57,13 +61,17 @@ class Past:
 class Recollection:
     """The history for a model call: messages, oldest first, summaries of earlier messages, and what was left out.
 
-    `begin` is the first `seq` that the window may include: the anchor (see `Past`) or, if that is higher, the `seq`
-    after the summarised messages. `begun` is true if an earlier call or a summary has set `begin`. `overflowing` is
-    true if not all messages from `begin` on fit, and `failed` if the read failed. Of the `known_ids` in `Past`,
-    `forgotten` are among the newest 200 messages before the last reset, and `superseded` are superseded messages.
-    `question_seq` is the `seq` of the message `before_id` in `Past`, or None if that message is not stored yet.
-    `questions` is as in `Past`, `revision` is that of the session, and `derived` is shared with the cached
-    `SessionRows`.
+    Attributes:
+        begin: the first `seq` that the window may include: the anchor (see `Past`) or, if that is higher, the `seq`
+            after the summarised messages.
+        begun: true if an earlier call or a summary has set `begin`.
+        overflowing: true if not all messages from `begin` on fit.
+        failed: true if the read failed.
+        forgotten, superseded: of the `known_ids` in `Past`, the messages among the newest 200 before the last reset,
+            and the superseded messages.
+        question_seq: the `seq` of the message `before_id` in `Past`, or None if that message is not stored yet.
+        questions, revision: as in `Past`, and that of the session.
+        derived: the values derived from the messages, which are shared with the cached `SessionRows`.
     """
 
     messages: tuple[Message, ...]
@@ -100,7 +108,7 @@ class Recollection:
         return replace(self, messages=kept, excluded=(*self.excluded, *gaps))
 
     def with_folds(self, counter: TokenCounter) -> Recollection:
-        """Return a copy that shows repeated exchanges once; `folded` has the `seq` of questions that show a count."""
+        """Return a copy that shows a repeated exchange once, with a count; `folded` has the `seq` of its question."""
         found = fold_repeats(self.messages, counter=counter)
         gaps = [Exclusion(fold.left_out[0], fold.left_out[-1], "folded") for fold in found.folds if fold.left_out]
         return replace(
@@ -133,7 +141,7 @@ class WindowReader:
     ) -> tuple[Window, Recent, SessionRows | None]:
         """Return the window, the newest page that was read, and the rows for the cache (None if no rows were known).
 
-        With `before_question`, the window ends before a question, and no message is cut.
+        If `before_question` is true, the window ends before a question, and no message is cut.
         """
         recent = await pages.older(page_rows, before)
         chooser = WindowChooser(limits, newest_user=recent.newest_user, before_question=before_question)
@@ -146,7 +154,7 @@ class WindowReader:
         window = chooser.window(Extent(first_seq, reset_seq=recent.reset_seq, archived_seq=recent.archived_seq))
         known = pages.known
         if recent.revision:
-            # Read no ranges before the oldest row that was read, so that the amount that is read stays bounded.
+            # Ranges of superseded messages before the oldest row are not needed, and their number is not limited.
             oldest = rows[-1].seq or 0 if len(rows) == page_rows else 0
             after = max(oldest, first_seq - 1, recent.reset_seq, recent.archived_seq)
             if known is not None:
@@ -186,9 +194,9 @@ class WindowReader:
         return replace(known, superseded=(after, tuple(ranges)))
 
     async def recollect(self, past: Past) -> tuple[WindowManifest | None, Recollection]:
-        """Return the manifest of the window (None if it has all messages) and the history for a model call.
+        """Return the history for a model call, and the manifest of the window or None.
 
-        The rows that were read are cached.
+        The manifest is None if the window has all messages. The rows that were read are cached.
         """
         question_seq = past.before_seq or await self._place_of(past.before_id)
         before = END if question_seq is None else question_seq - past.questions + 1
@@ -213,7 +221,8 @@ class WindowReader:
         if covered + 1 < begin:
             gaps.append(Exclusion(covered + 1, begin - 1, "before_anchor"))
             dropped += begin - 1 - covered
-        # Use the marks that were read with the rows, because the state of the session was read earlier.
+        # The state of the session was read earlier than the rows, so use the reset position that was read with the
+        # rows.
         reset_seq = state.reset_seq if known is None else known.marks.reset_seq
         if known is not None:
             if reset_seq and known.forgotten is None:
@@ -238,7 +247,7 @@ class WindowReader:
     def statements(
         self, tables: TableTranscripts, profile: str, limit: int, known: SessionRows | None
     ) -> list[Statement]:
-        """Return two statements: for the state, and for up to `limit` messages beginning with the newest known one."""
+        """Return two statements: for the state, and for up to `limit` messages; the newest known one is read again."""
         after = 0 if known is None else known.last_seq - 1
         return [
             self.contexts.state_statement(self.session_id, profile, user_id=self.user_id),
@@ -246,7 +255,7 @@ class WindowReader:
         ]
 
     async def _read_past(self, past: Past, page_rows: int) -> ReadPast:
-        """Return the state and the rows of the session; only rows that are not in the cache are read."""
+        """Return the state and the rows of the session; read only rows that are not in the cache."""
         profile = past.profile or ""
         if past.read is not None and past.read.profile == profile and past.read.rows is not None:
             return past.read
@@ -296,7 +305,8 @@ class WindowReader:
 class _Pages:
     """The rows of a session from a `seq` on, in pages, newest first; the store is only read for unknown rows.
 
-    Rows that are read are added to `known`; if the marks of the session have changed, `known` becomes None.
+    Rows that are read are added to `known`. If the session was reset, archived or otherwise changed since, `known`
+    becomes None.
     """
 
     read: Callable[[int, int, int], Awaitable[Recent]]
@@ -322,7 +332,7 @@ class _Pages:
 
 
 def _before_window(state: ContextState) -> tuple[int, list[Exclusion]]:
-    """Return the last `seq` that no window may include, and the excluded ranges up to this `seq` with reasons.
+    """Return the last `seq` before all windows, and the ranges up to it, each with the reason of its exclusion.
 
     Deleted messages are not listed. Archived messages are in no window, but a summary may cover them.
     """
@@ -343,10 +353,10 @@ def _before_window(state: ContextState) -> tuple[int, list[Exclusion]]:
 
 
 async def question_of(transcripts: Transcripts, session_id: str, run: str | None) -> Message | None:
-    """Return the user message with the id `run`, or else the question that this run answered.
+    """Return the user message with the id `run`, or else the question of the run with the id `run`.
 
-    If `run` is None, return the newest question. Return None if the question is not among about the newest 10,000
-    active messages.
+    If `run` is None, return the newest question. Return None if `run` is the id of another message, or if the question
+    is not among about the newest 10,000 active messages.
     """
     if run is not None and (message := await transcripts.find(session_id, run)) is not None:
         return message if message.role == "user" else None

@@ -36,7 +36,7 @@ _PAGE_SESSIONS = 500
 
 @dataclass(frozen=True)
 class PlannedRemoval:
-    """A range of messages that retention would remove now; with `whole_session`, it would delete the session too."""
+    """A range of messages that retention would remove now; if `whole_session` is true, with the session."""
 
     session_id: str
     action: Action
@@ -154,7 +154,8 @@ class RetentionOptions:
 class Pruner:
     """A service that applies retention limits; `rules` are the limits for sessions without limits of their own.
 
-    With `session_ids`, `plan` and `prune` raise `SessionNotFound` at the first session that this user does not have.
+    If `session_ids` are given, `plan` and `prune` raise `SessionNotFound` at the first session that the user does not
+    have.
     """
 
     def __init__(
@@ -327,7 +328,7 @@ class Pruner:
         return Removal(session.session_id, action, after, upto) if upto > after else None
 
     async def _end_of_surplus(self, session: Prunable, messages: int) -> int:
-        """Return the last `seq` to remove so that `messages` messages stay; 0 or less if nothing is to be removed."""
+        """Return the last `seq` to remove if `messages` messages stay; 0 or less if nothing is to be removed."""
         if session.has_superseded and messages:
             return await self._rows.end_before_newest(session, messages)
         return session.last_seq - messages

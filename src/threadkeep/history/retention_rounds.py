@@ -1,7 +1,7 @@
 """Rounds of retention in short steps, their schedule, and the retention of finished runs.
 
-Each step is followed by a pause of the same length, at most 0.25 seconds, so a concurrent append waits for one step at
-most. An interrupted round leaves only complete steps, and the next round removes the rest.
+A step delays concurrent appends, so each step is followed by a pause of the same length, at most 0.25 seconds. An
+interrupted round leaves only complete steps, and the next round removes the rest.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class RetentionSchedule:
         self._claimed = 0.0
 
     async def keep_pruning(self) -> None:
-        """Until cancelled, check every 30 seconds, or at the interval if it is shorter, whether a round is due."""
+        """Check until cancelled whether a round is due: every 30 seconds, or more often if the interval is shorter."""
         while True:
             await asyncio.sleep(min(self._interval_seconds, _LOOK_SECONDS))
             with ErrorBoundary(lambda error: self._observer.notify(PruningFailed(error=type(error).__name__))):
@@ -114,7 +114,7 @@ class RetentionSchedule:
             await self._pruner.prune(may_continue=self._keeps_claim)
             done = True
         finally:
-            # If the release fails, the claim expires after 60 seconds.
+            # If the claim cannot be released, it expires after 60 seconds.
             with contextlib.suppress(StoreError):
                 await (self._duties.done if done else self._duties.release)(self.duty, self._owner)
         return True
@@ -243,7 +243,7 @@ class RunPruner:
                 large = replace(large, events=max(0, large.events - removed.events))
                 await work.end_step(removed)
                 if removed.events < _STEP_ROWS:
-                    # No rows are left. `large.events` counts events, and a finished run has many in one row.
+                    # All rows are deleted. `large.events` may be higher, because a row can have many events.
                     break
             group = [large]
         if not await work.begin_step():

@@ -121,7 +121,7 @@ class Session:
         self._observer = observer
         self._cache = cache
 
-    # These are created on first use, because many session objects are created but never read.
+    # Many session objects are never read, so these two are created on first use.
     @cached_property
     def _windows(self) -> WindowReader:
         return WindowReader(self.session_id, self._transcripts, self._backend.contexts, self.user_id, self._cache)
@@ -156,8 +156,8 @@ class Session:
     ) -> Receipt | None:
         """Store the messages; if the database is not available, keep them on disk instead and return None.
 
-        Use this method if the caller must continue without a database; see `threadkeep.history.pending`. With
-        `answers`, the messages are stored only if the session still has the message with this id. Pass `told=True` if a
+        Use this method if the caller must continue without a database; see `threadkeep.history.pending`. If `answers`
+        is given, the messages are stored only if the session still has the question with this id. Pass `told=True` if a
         caller gets the answer as soon as this method returns.
 
         Raises:
