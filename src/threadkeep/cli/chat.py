@@ -109,7 +109,7 @@ class Notices:
         self._sentences: list[str] = []
 
     def notify(self, event: Event, /) -> None:
-        """Record a notice if a read failed, a turn was kept on disk, or kept turns were written to the database."""
+        """Record a notice for a failed read, for a turn kept on disk, and for kept turns moved to the database."""
         if isinstance(event, ReadFailed) and event.outcome == "fallback":
             self._sentences.append("The memory could not be read: the answer does not use earlier messages.")
         elif isinstance(event, WriteDeferred):
@@ -141,11 +141,11 @@ class Conversation:
         self._stopped = False
 
     async def run(self, lines: AsyncIterator[str], *, keep_on: bool) -> bool:
-        """Answer the lines one after another; `keep_on` is true if a person enters them at a prompt.
+        """Answer the lines one after another. `keep_on` is true if a person enters the lines at a prompt.
 
-        Unless `keep_on`, return False if a turn failed or Ctrl-C was pressed. Ctrl-C stops the current answer. It ends
-        the chat if no answer is running, or if `keep_on` is false. SIGTERM and SIGHUP always end the chat. If an answer
-        is stopped, the part that was already shown is stored.
+        Ctrl-C stops the current answer; if no answer is running or `keep_on` is false, Ctrl-C ends the chat. SIGTERM
+        and SIGHUP always end the chat. If an answer is stopped, the part that was already shown is stored. If `keep_on`
+        is false and a turn failed or was stopped, return False; otherwise return True.
         """
         with self._signal_handlers():
             async for line in lines:

@@ -65,7 +65,7 @@ _VERBS: Mapping[str, Mapping[str, str]] = {
 
 @lru_cache(maxsize=64)
 def commands(noun: str | None = None, verb: str | None = None) -> TyperGroup:
-    """Return all commands. To save time, `noun` selects one command or group, and `verb` one command of this group."""
+    """Return all commands or, to save time, only the command or group `noun`, or of this group only the one `verb`."""
     application = typer.Typer(
         name="threadkeep",
         help="The memory of LangGraph agents: serve it, chat with it, inspect it.",

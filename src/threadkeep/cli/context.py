@@ -73,7 +73,7 @@ async def show_context(
 
 
 def preview_options(settings: Settings) -> PreviewOptions:
-    """Return the parameters with which the configured chat's next model call is previewed."""
+    """Return the configured chat's parameters that are needed to preview its next model call."""
     from threadkeep.agent.context_view import PreviewOptions
     from threadkeep.app import chat_options
 
@@ -92,10 +92,10 @@ def model_of(settings: Settings) -> BaseChatModel | None:
 
 
 async def show_now(memory: Memory, choice: CallChoice, parameters: PreviewOptions, *, only_next: bool = False) -> None:
-    """Show the last call, and a summary of the next one.
+    """Show the session's last model call, and a summary of the built-in chat's next call.
 
-    Without a last call, or with `only_next`, show only the next call, in full. If an agent stores the conversation
-    itself, show only the last call, and reject `only_next`, because the built-in chat makes no calls there.
+    If there is no last call or `only_next` is true, show only the next call, in full. In a conversation that an agent
+    stores itself, the built-in chat makes no calls. There, show only the last call, and reject `only_next`.
     """
     from threadkeep.agent.context_view import preview, recorded_view
     from threadkeep.cli.context_output import show_next, show_whole_next
@@ -170,10 +170,10 @@ class CallChoice:
     retention_days: float = 0
 
     async def find(self, memory: Memory, number: int | None) -> StoredManifest:
-        """Return the call with this number. Number 1 is the first call of a run, but the newest call of a session.
+        """Return the call with this number, or the newest call if `number` is None.
 
-        Without a number, return the newest call. If the call is not recorded, raise `CallNotFound`, which names the
-        recorded calls.
+        The calls of a run are counted from its first call, the calls of a session from its newest call. If the call is
+        not recorded, raise `CallNotFound`; its text says which numbers exist.
         """
         if self.run_id is None:
             return await self._of_session(memory, number or 1)
@@ -190,7 +190,7 @@ class CallChoice:
         return next(iter(await self._newest(memory, 1)), None)
 
     async def before(self, memory: Memory, call: StoredManifest) -> StoredManifest:
-        """Return the call before `call`: in the chosen session, or else in its own session or run. It must exist."""
+        """Return the last call before `call` in the chosen session; if there is none, in the session or run of `call`."""
         from threadkeep.agent.context_view import call_before
 
         if self.session_id is not None:
@@ -227,6 +227,6 @@ class CallChoice:
 
 
 def _key_of(call: StoredManifest) -> object:
-    """Return the key of a call's conversation if an agent stores the conversation itself; otherwise return None."""
+    """Return the conversation's key if the call belongs to a conversation that an agent stores itself, else None."""
     conversation = call.manifest.get("conversation")
     return conversation.get("key") if isinstance(conversation, dict) else None

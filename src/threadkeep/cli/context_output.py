@@ -39,7 +39,7 @@ _SUMMARY_TAGS = re.compile(r"</?summary\b[^>]*> ?")
 
 
 def show_view(view: ContextView, factor: TokenFactor | None = None) -> None:
-    """Show the whole context. `factor` is the learned correction of the model's token estimates."""
+    """Show the whole context. `factor` is the correction that was learned for estimates of the model's tokens."""
     _show_bars(view)
     for label, fact in _facts(view.manifest, factor):
         terminal.labelled(f"{label:<{_LABEL}}", fact)
@@ -51,7 +51,7 @@ def show_view(view: ContextView, factor: TokenFactor | None = None) -> None:
 
 
 def show_excluded(manifest: ContextManifest) -> None:
-    """Show a line for each range of excluded messages: first those of the transcript, then those of the run itself."""
+    """Show a line for each range of excluded messages: first stored messages, then messages of the current run."""
     for gap in join_ranges(manifest.excluded):
         terminal.labelled(
             "out: ",
@@ -118,7 +118,7 @@ def row_of(message: SeenMessage, manifest: ContextManifest) -> Row:
 
 
 def ranges(seqs: Iterable[int], *, joined: bool = False) -> str:
-    """Return `seq` numbers as ranges, such as 1–4, 17. With `joined`, return one range from the first to the last."""
+    """Return `seq` numbers as ranges, such as 1–4, 17. If `joined` is true, ignore the gaps and return one range."""
     found: list[list[int]] = []
     for seq in sorted(seqs):
         if found and (joined or seq <= found[-1][1] + 1):
@@ -151,7 +151,7 @@ def _show_row(row: Row, widths: Sequence[int], mark: str, *, style: str = "") ->
 
 
 def _location(manifest: ContextManifest) -> str:
-    """Return the name of the session, or of the agent's own conversation, with the earlier turns of a model call."""
+    """Return the name of a model call's session or, if an agent stores the conversation itself, of the conversation."""
     if manifest.conversation is not None:
         return f"{manifest.conversation.key} of {'.'.join(manifest.conversation.namespace)}"
     return manifest.session_id or "no session"
@@ -196,7 +196,7 @@ def _range_of_run(one: LeftOut) -> str:
 
 
 def _content(entry: Entry, manifest: ContextManifest) -> str:
-    """Describe what a message quotes or replaces: messages, facts or passages. Otherwise return an empty text."""
+    """Describe the messages, facts or passages that a message quotes or replaces; if there are none, return ""."""
     if entry.turns:
         home = manifest.session_id or ""
         quoted = _by_session((home, None), *((turn.session_id, turn.seq) for turn in entry.turns))
@@ -211,7 +211,7 @@ def _content(entry: Entry, manifest: ContextManifest) -> str:
 
 
 def _origins(entry: Entry) -> Iterator[str]:
-    """Yield for each scope the number of facts, and the messages that are the evidence of these facts."""
+    """Yield a phrase for each scope of the facts: the number of its facts, and the messages that are their evidence."""
     for scope in dict.fromkeys(fact.scope for fact in entry.facts):
         facts = [fact for fact in entry.facts if fact.scope == scope]
         cited = _by_session(*((turn.session_id, turn.seq) for fact in facts for turn in fact.evidence))

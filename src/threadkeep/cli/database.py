@@ -40,9 +40,10 @@ pending_commands = verbs("Turns that are not written to a database yet.")
 
 @dataclass(frozen=True)
 class _Schema:
-    """The result of the command: the schema's version `before`, the versions `applied`, and all `known` versions.
+    """The result of the command. `before` is the schema's version at the start; `applied` has the versions since then.
 
-    The command indexed `indexed` messages for searches; `left` are missing (None if it did not fill the index).
+    `known` has all versions. `indexed` is the number of messages that the command added to the search index; `left` is
+    the number of messages that the index still lacks, or None if the command did not fill the index.
     """
 
     database: str
@@ -137,10 +138,10 @@ async def _apply(driver: Driver, found: int, partitions: int | None) -> list[int
 
 
 async def _fill_index(driver: Driver) -> tuple[int, int]:
-    """Index missing messages, in parallel with other processes. Return how many were indexed and how many remain.
+    """Add missing messages to the search index; return how many were added, and how many are still missing.
 
-    Sessions that other processes lock for long are skipped. If filling the index is interrupted, the next call
-    continues it. Messages that arrive after the index has caught up are not counted as remaining.
+    Other processes may fill the index at the same time; sessions that they lock for long are skipped. After an
+    interruption, the next call continues. Messages that arrive when the index is complete are not counted as missing.
     """
     from threadkeep.store.search import SearchIndex
 

@@ -98,7 +98,7 @@ def _unreachable(check: str, address: DatabaseAddress, error: StoreError | Modul
 
 
 def _explained(address: DatabaseAddress, error: StoreError) -> tuple[str, str]:
-    """Return an error's description up to the cause in brackets, and the advice after it, or else general advice."""
+    """Split an error's text after the cause in brackets: return the description and the advice, general if missing."""
     if isinstance(error, RowLocked):
         detail, _, _ = str(error).partition("; ")
         return f"{detail}.", "End that transaction (see `locks`), or wait for its end."
@@ -155,7 +155,7 @@ def _schema(backend: Backend, condition: Condition) -> Finding:
 
 
 async def _location(driver: Driver, settings: Settings, condition: Condition) -> list[Finding]:
-    """Return a finding if messages are not stored where the settings expect them, because no process can start then."""
+    """Return a finding if messages are stored in another place than the settings say: no process can start then."""
     try:
         if condition.schema == condition.newest and condition.sessions is not None:
             await check_location(driver, settings.transcripts)
@@ -206,7 +206,7 @@ async def _writing(driver: Driver, address: DatabaseAddress, condition: Conditio
 
 
 def _rights(missing: Sequence[MissingRights], condition: Condition) -> list[Finding]:
-    """Return a finding if the role lacks rights on PostgreSQL tables: a warning if it may still read all of them."""
+    """Return a finding if the role lacks rights on PostgreSQL tables; only a warning if it can still read them all."""
     if not missing:
         return []
     role, schema = condition.engine["role"], missing[0].schema
@@ -223,10 +223,10 @@ def _rights(missing: Sequence[MissingRights], condition: Condition) -> list[Find
 def _holding(
     address: DatabaseAddress, holders: Sequence[LockHolder], *, hidden: Mapping[str, str] | None = None
 ) -> list[Finding]:
-    """Return a finding about locks: it names connections that may block others, or else processes with the file open.
+    """Return a finding about locks, which names the connections that may block others.
 
-    If there are none, it says that no lock is seen. `hidden` may contain `hidden_connections`, the number of PostgreSQL
-    connections whose transactions this role may not see; the finding then mentions them.
+    If no connection may block others, it names the other processes that have the file open, if any. `hidden` may
+    contain `hidden_connections`: the number of PostgreSQL connections whose transactions this role may not see.
     """
     if address.path is not None:
         holders = lock_holders(address.path)
@@ -365,7 +365,8 @@ def _integrity(check: str, address: DatabaseAddress, integrity: Integrity, secon
 async def check_graph_store(settings: Settings, integrity: Sequence[Finding]) -> list[Finding]:
     """Read the conversations of the graph store for up to 30 seconds.
 
-    Return no finding if the graph store is unused or missing, or if `integrity` already reports that it cannot be read.
+    Return no finding if the graph store is unused or its file is missing. If the graph store cannot be read, return
+    this as a finding, unless the findings in `integrity` already contain it.
     """
     address, found = settings.graph_store, _Conversations()
     try:
@@ -387,7 +388,7 @@ async def check_graph_store(settings: Settings, integrity: Sequence[Finding]) ->
 
 
 async def _layouts(settings: Settings) -> list[GraphLayout]:
-    """Return the layouts of agents' conversations in the graph store and, if sessions are there, their layout."""
+    """Return each `GraphLayout` of conversations that agents store, and of sessions if they are in the graph store."""
     found = [GraphLayout()] if settings.transcripts == "graph_store" else []
     if settings.database.path is None or os.access(settings.database.path, os.F_OK):
         async with open_database(settings.database, settings.store_options()) as driver:
@@ -400,7 +401,7 @@ async def _layouts(settings: Settings) -> list[GraphLayout]:
 
 @dataclass
 class _Conversations:
-    """A check of `count` conversations. `missing` has the number of missing messages of each incomplete session."""
+    """A check of `count` conversations. `missing` maps the id of each incomplete one to its number of lost messages."""
 
     count: int = 0
     damaged: list[SessionDamaged] = field(default_factory=list)
@@ -408,7 +409,7 @@ class _Conversations:
     complete: bool = False
 
     async def read(self, reader: ConversationReader) -> None:
-        """Read the conversations of a layout. For each one without damage, count the messages that are missing."""
+        """Read the conversations of a layout. If a conversation is readable, count the messages that it lacks."""
         try:
             async for conversation in reader.all():
                 self.count += 1

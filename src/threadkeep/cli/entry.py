@@ -15,7 +15,7 @@ from threadkeep.version import __version__
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, by default with the process's arguments, and return the exit code."""
-    # Set this before LangGraph is imported, so that checkpoints can create only objects of known types.
+    # LangGraph reads this variable when it is imported: checkpoints can then create only objects of known types.
     os.environ.setdefault("LANGGRAPH_STRICT_MSGPACK", "true")
     if arguments is not None:
         return _run(arguments)
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(sys.argv[1:])
     finally:
         _drop_unwritten()
-        # Skip the garbage collection at exit, except if a workflow was drawn: mermaidx reports uncollected objects.
+        # Skip the garbage collection at exit, unless a workflow was drawn: mermaidx complains of uncollected objects.
         if "mermaidx" not in sys.modules:
             gc.freeze()
 
@@ -34,7 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _prepare_streams() -> None:
     """Replace closed streams by the null device, and escape characters that the encoding of stdout lacks.
 
-    With PYTHONUNBUFFERED, stdout may silently write only a part of a text. A buffer writes it all or raises an error.
+    If PYTHONUNBUFFERED is set, stdout may write only a part of a text without an error. So add a buffer, which writes
+    the whole text or raises an error.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -55,7 +56,7 @@ def _drop_unwritten() -> None:
 
 def _run(arguments: Sequence[str]) -> int:
     if list(arguments) == ["--version"]:
-        # Do not import typer for this, because the import takes a tenth of a second.
+        # Show the version without importing typer, because the import takes a tenth of a second.
         with contextlib.suppress(OSError):
             print(f"threadkeep {__version__}", flush=True)  # noqa: T201
             return 0

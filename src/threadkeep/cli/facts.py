@@ -61,7 +61,7 @@ def scope_named(session: str | None, workspace: str | None, user: str | None) ->
 
 
 def needed_scope(session: str | None, workspace: str | None, user: str | None, *, what: str = "fact") -> Scope:
-    """Return the only scope that a command names. If it names no scope, the error says that the `what` needs one."""
+    """Return the only scope that a command names. If it names no scope, raise `WrongUse`; the text mentions `what`."""
     scope = scope_named(session, workspace, user)
     if scope is None:
         raise WrongUse(f"Name the scope of the {what}: --session ID, --workspace NAME or --user ID.")
@@ -289,7 +289,7 @@ async def export_facts(
 
 
 async def _pages_of(memory: Memory, scope: Scope | None) -> AsyncIterator[list[Fact]]:
-    """Yield each value once, in pages. Read again until none is new: values that change move to the first page."""
+    """Yield pages of values, each value once. A changed value moves to the first page; read until none is new."""
     seen: set[str] = set()
     since = None
     while True:

@@ -78,7 +78,7 @@ class Unreadable:
 
 @dataclass(kw_only=True)
 class Source(ABC):
-    """The conversations of another system. `done` counts up to `total`; `left_out` counts skipped entries by kind."""
+    """The conversations of another system. `done` of `total` units are read; `left_out` counts skipped entries."""
 
     total: int
     done: int = 0
@@ -119,7 +119,7 @@ async def check_file(source: str, wanted: Kind) -> None:
 
 
 def check_lines(first: bytes) -> None:
-    """Reject a file or stdin if its first line shows that it has no lines of JSON in UTF-8."""
+    """Reject a file or stdin if its first bytes show that it does not consist of lines of JSON in UTF-8."""
     if sentence := next((sentence for beginning, sentence in _NO_LINES if beginning.match(first)), None):
         raise WrongUse(sentence)
 
@@ -130,7 +130,7 @@ def check_kind(source: str, wanted: Kind, kinds: Collection[Kind]) -> None:
         return
     if not kinds:
         raise WrongUse(f"This is not {_NAMES[wanted]}; see what can be imported with: threadkeep import --help")
-    # Prefer `threadkeep`, because its database can also have the tables of a checkpointer and of a graph store.
+    # A Threadkeep database can also have the tables of a checkpointer and of a graph store: check `threadkeep` first.
     kind = "threadkeep" if "threadkeep" in kinds else next(iter(kinds))
     # Show the address instead of the URL, because the URL may contain a password.
     shown = source if (address := address_of(source)) is None else str(address)
@@ -155,7 +155,7 @@ def kinds_of_file(path: Path) -> list[Kind]:
 
 
 def chatgpt_members(archive: zipfile.ZipFile) -> list[str]:
-    """Return the names of the files with conversations in an export's zip, in order: one file, or numbered files."""
+    """Return the sorted names of the files in a ChatGPT export's zip that contain conversations."""
     return sorted(name for name in archive.namelist() if re.fullmatch(r"(.*/)?conversations(-\d+)?\.json", name))
 
 

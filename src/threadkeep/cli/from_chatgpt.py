@@ -98,7 +98,7 @@ class ChatGptExport(Source):
             return Unreadable(name, str(error))
 
     def _messages(self, nodes: list[Mapping[str, Any]], moment: datetime | None) -> list[Message]:
-        """Return the messages to import; count other nodes. A message without a time gets the last known time."""
+        """Return the messages to import; count skipped ones. A message without a time gets that of the one before."""
         messages: list[Message] = []
         for values in nodes:
             text = _text(values)
@@ -134,7 +134,7 @@ def _array_items(stream: IO[str]) -> Iterator[object]:
             more = stream.read(step)
             if not more:
                 raise
-            # Double the size each time, so that a long item is parsed again only a few times.
+            # The item is incomplete. Read twice as much each time, so that a long item is parsed only a few times.
             text, position, step = text[position:] + more, 0, step * 2
         else:
             step = _STEP
@@ -142,7 +142,7 @@ def _array_items(stream: IO[str]) -> Iterator[object]:
 
 
 def _active_branch(mapping: Mapping[str, Any], current: object) -> list[Mapping[str, Any]]:
-    """Return the messages from the root to `current`, the node shown last, or to the newest leaf if this is None."""
+    """Return the messages from the root to the node `current`; if `current` is None, to the newest leaf."""
     messages: list[Mapping[str, Any]] = []
     seen: set[str] = set()
     if current is None and mapping:
@@ -176,7 +176,7 @@ def _left_out(values: Mapping[str, Any], text: str) -> LeftOut | None:
 
 
 def _text(values: Mapping[str, Any]) -> str:
-    """Return the text of a message, with marks such as `[image]`. If there is any text, omit `[recording]`."""
+    """Return the text of a message, with marks such as `[image]`. Use `[recording]` only if there is no other text."""
     parts = _part_of(values, "content").get("parts")
     pieces = [_piece(part) for part in parts] if isinstance(parts, list) else []
     spoken = any(piece and piece not in _MARKS.values() for piece in pieces)
@@ -185,7 +185,7 @@ def _text(values: Mapping[str, Any]) -> str:
 
 
 def _without_citations(text: str, values: Mapping[str, Any]) -> str:
-    """Return a text as ChatGPT shows it: replace each reference by the text shown for it, if any, or remove it."""
+    """Return a text as ChatGPT shows it: replace each reference by its `alt` text; without such a text, remove it."""
     references = _part_of(values, "metadata").get("content_references")
     for reference in references if isinstance(references, list) else []:
         if not isinstance(reference, dict):

@@ -102,9 +102,9 @@ def _left_out(item: object) -> LeftOut | None:
 
 @asynccontextmanager
 async def open_histories(source: str, layout: GraphLayout, *, as_sessions: bool) -> AsyncIterator[StoredHistories]:
-    """Open the store in a SQLite file or a PostgreSQL database, to read the histories in the namespace of a layout.
+    """Open a LangGraph store in SQLite or PostgreSQL, to read the histories in the namespace of `layout`.
 
-    With `as_sessions`, each history becomes a session; without it, a conversation that an agent stores itself.
+    If `as_sessions` is true, each history becomes a session; otherwise it becomes a conversation in a graph store.
     """
     async with open_source_database(source, "graph-store") as (_, database):
         keys = [str(key) for (key,) in await database.rows("store_keys", prefix=".".join(layout.namespace))]
@@ -130,7 +130,7 @@ class StoredHistories(Source):
             self.done += 1
 
     def _conversation(self, key: str, row: Row) -> Conversation | Unreadable | None:
-        """Return the history of an item, or None for other items, such as chunks of Threadkeep's own layout."""
+        """Return the history in an item. If it contains none, such as a chunk that Threadkeep wrote, return None."""
         value, created_at, updated_at = row
         try:
             item = json.loads(value) if isinstance(value, str | bytes) else value
@@ -163,10 +163,10 @@ class StoredHistories(Source):
 
 @asynccontextmanager
 async def open_threads(source: str, *, channel: str, user_id: str | None) -> AsyncIterator[LangGraphThreads]:
-    """Open the checkpoints in a SQLite file or a PostgreSQL database. Reject checkpoints of outdated or shallow savers.
+    """Open the checkpoints in SQLite or PostgreSQL. Reject checkpoints that an outdated or a shallow saver wrote.
 
-    The threads of Threadkeep's own runs are skipped. `channel` is the channel of the state that contains the messages.
-    `user_id` becomes the owner of the sessions whose checkpoints name no user.
+    Skip threads of Threadkeep's own runs. `channel` is the name of the state's channel with the messages. If a thread's
+    newest checkpoint names no user, `user_id` becomes the owner of the session.
     """
     async with open_source_database(source, "langgraph") as (address, database):
         _check_version(database.columns, "writes" if address.dsn is None else "checkpoint_writes")
@@ -185,7 +185,7 @@ def _check_version(columns: Mapping[str, frozenset[str]], writes: str) -> None:
 
 @dataclass
 class LangGraphThreads(Source):
-    """The threads of a checkpointer. `has_channel` becomes true when a thread with the channel has been read."""
+    """The threads of a checkpointer. `has_channel` is true if a thread read so far has the channel named `channel`."""
 
     saver: BaseCheckpointSaver[str]
     threads: Sequence[str]
@@ -219,7 +219,7 @@ class LangGraphThreads(Source):
         return Conversation(line, messages)
 
     async def _values(self, newest: CheckpointTuple) -> list[object]:
-        """Return the channel's values, if any. A DeltaChannel stores its values in writes of earlier checkpoints."""
+        """Return the channel's values, if any. Those of a DeltaChannel are rebuilt from writes of earlier checkpoints."""
         channel, values = self.channel, newest.checkpoint["channel_values"]
         if channel in values:
             found = _empty_channel().from_checkpoint(values[channel])
@@ -249,7 +249,7 @@ class LangGraphThreads(Source):
 
 
 def _empty_channel() -> DeltaChannel[Any]:
-    """Return a channel that rebuilds messages from stored writes; it accepts a stored list of messages unchanged."""
+    """Return a channel that rebuilds messages from stored writes, or takes over a stored list of messages."""
     return DeltaChannel(cast("Callable[[Any, Sequence[Any]], Any]", _messages_delta_reducer), list)
 
 

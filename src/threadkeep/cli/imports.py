@@ -135,7 +135,7 @@ async def import_sessions(
 
 
 class _Refusals:
-    """The rejected entries. Each is shown at once; with `--json`, the result instead lists the first 1,000."""
+    """The rejected entries. Each is shown at once; with `--json`, the first 1,000 are listed in the result instead."""
 
     def __init__(self, name: str, words: str) -> None:
         self.errors: list[dict[str, int | str]] = []
@@ -196,7 +196,7 @@ async def _store_source[S: Source](
                         await importer.accept(name, MessageLine(name, message))
                 else:
                     empty += 1
-                # Do not report completion yet, because the first read of a short file already reaches the file's end.
+                # Do not report completion yet: a short file is read to its end before its conversations are stored.
                 if source.done < source.total:
                     reach(source.done)
             await importer.store()
@@ -231,7 +231,7 @@ async def _import_lines(file: str, refusals: _Refusals, *, strict: bool) -> Impo
 
 @contextmanager
 def _reporting(importer: Importer, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show the progress of the import inside the block; if the block is interrupted, show how far it came."""
+    """Show the progress of the import inside the block; if the block is interrupted, show how much was stored."""
     import asyncio
 
     try:
