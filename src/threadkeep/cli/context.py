@@ -190,7 +190,7 @@ class CallChoice:
         return next(iter(await self._newest(memory, 1)), None)
 
     async def before(self, memory: Memory, call: StoredManifest) -> StoredManifest:
-        """Return the last call before `call` in the chosen session; if there is none, in the session or run of `call`."""
+        """Return the last call before `call` in the chosen session or, without one, in the session or run of `call`."""
         from threadkeep.agent.context_view import call_before
 
         if self.session_id is not None:

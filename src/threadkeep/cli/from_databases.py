@@ -219,7 +219,7 @@ class LangGraphThreads(Source):
         return Conversation(line, messages)
 
     async def _values(self, newest: CheckpointTuple) -> list[object]:
-        """Return the channel's values, if any. Those of a DeltaChannel are rebuilt from writes of earlier checkpoints."""
+        """Return the channel's values, if any. Those of a DeltaChannel are in the writes of earlier checkpoints."""
         channel, values = self.channel, newest.checkpoint["channel_values"]
         if channel in values:
             found = _empty_channel().from_checkpoint(values[channel])

@@ -79,8 +79,8 @@ def synchronous(command: Callable[..., object]) -> Callable[..., object]:
 async def opened_memory(*, background: bool = False, creates: bool = False) -> AsyncIterator[Memory]:
     """Open the configured memory, by default without background work, which a short command does not need.
 
-    Without `creates`, a file that `--database` names must exist. An error about a missing session or run names the
-    database.
+    If `creates` is false, a SQLite file that `--database` names must exist. If an error says that a session or a run
+    does not exist, the name of the database is added to it.
     """
     from threadkeep.memory import open_memory
 
@@ -112,9 +112,9 @@ async def opened_session(session_id: str, user_id: str | None) -> AsyncIterator[
 
 @asynccontextmanager
 async def opened_tables() -> AsyncIterator[TableSessions | None]:
-    """Open only the table of sessions; yield None if some sessions are stored elsewhere or the schema is not current.
+    """Open only the table of sessions: this saves a short command the import of `Memory`, which takes longest.
 
-    If it yields None, the command must open a memory, whose import takes longer than a short command runs.
+    Yield None if some sessions are stored elsewhere or the schema is not current; the command must then open a memory.
     """
     from threadkeep.environment import has_unknown_variables, plain_database
     from threadkeep.store.driver import StoreOptions
@@ -142,14 +142,15 @@ async def opened_app(
 ) -> AsyncIterator[App]:
     """Open the configured app.
 
-    With `works`, this process executes queued runs. With `waits`, wait for a PostgreSQL server that is not reachable.
+    If `works` is true, this process executes queued runs. If the PostgreSQL server is not reachable, wait for it if
+    `waits` is true, and raise an error otherwise.
     """
     from threadkeep.store.opening import open_database
 
     async with AsyncExitStack() as stack:
         with terminal.waiting("Opening"):
             if settings.database.dsn is not None and not waits:
-                # Fail here at once, because `open_app` retries an unreachable server.
+                # `open_app` waits for an unreachable server. Open the database before, which fails at once.
                 async with open_database(settings.database, settings.store_options()):
                     pass
             # Import this below the spinner, because LangChain and LangGraph take some seconds on a slow machine.
@@ -163,9 +164,9 @@ async def opened_app(
 async def opened_runs(*, in_background: bool, works: bool = True) -> AsyncIterator[RunService]:
     """Open the runs of the configured database.
 
-    With `works`, the command acts as a worker while it waits for its run, because queued runs of other processes may be
-    ahead of that run. Without `works`, it executes no queued runs. With `in_background`, it leaves all runs to other
-    processes.
+    Queued runs of other processes may be ahead of the command's run, and no worker may be there to execute them. If
+    `works` is true, the command executes them itself while it waits. If `in_background` is true, other processes
+    execute all runs, including the command's.
     """
     settings = command_settings()
     note_unknown_variables()

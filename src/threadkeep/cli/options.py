@@ -87,7 +87,7 @@ def verbs(help_text: str) -> typer.Typer:
 
 
 def with_whole_options(arguments: Sequence[str]) -> list[str]:
-    """Insert `previous` after each `--diff` without a number, because typer supports no optional values."""
+    """Insert the value `previous` after each `--diff` without a number, because typer requires a value."""
     whole: list[str] = []
     for position, word in enumerate(arguments):
         whole.append(word)
@@ -182,7 +182,7 @@ def _is_file(path: Path | None) -> bool:
 
 
 def show_exported(counts: Mapping[str, object], words: str, output: Path | None) -> None:
-    """Show the result of an export: with `--json` and a file, JSON on stdout; otherwise a note on stderr."""
+    """Show the result of an export: if it is in a file and `--json` is given, as JSON on stdout; else as a note."""
     if _is_file(output) and terminal.as_json:
         terminal.json({**counts, "file": str(output)})
     else:
@@ -199,7 +199,7 @@ def json_or_text(text: str) -> Json:
 
 
 def with_common_options(application: typer.Typer) -> TyperGroup:
-    """Return the commands of an application. All get `--database`, and all except command groups get `--json`."""
+    """Return the commands of an application. Add `--database` to each, and `--json` to each that can itself run."""
     group = get_command(application)
     assert isinstance(group, TyperGroup)  # noqa: S101 - for the type checker
     options = {option.name: option for option in get_command(_common()).params if isinstance(option, TyperOption)}
@@ -210,9 +210,9 @@ def with_common_options(application: typer.Typer) -> TyperGroup:
 
 
 class _Conversion(RuntimeParam):
-    """A converter of option values. It imports pydantic only if a value is neither a text nor the default.
+    """A converter of option values. It imports pydantic only for a value that is neither a string nor the default.
 
-    It rejects an empty text as the value of an option, because a script may have passed an unset variable.
+    A script may pass an unset variable as an empty string, so an empty string is rejected as the value of an option.
     """
 
     def _coerce_value(self, value: Any, param: _TyperParameter, ctx: Context) -> Any:
@@ -241,7 +241,7 @@ def _add(command: TyperCommand | TyperGroup, database: TyperOption, as_json: Typ
 
 
 def _common() -> typer.Typer:
-    """Return an application whose one command declares the common options; `_add` copies them to each command."""
+    """Return an application with one command, which declares the common options; `_add` copies them to the others."""
     application = typer.Typer()
 
     @application.command()

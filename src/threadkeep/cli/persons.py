@@ -109,7 +109,7 @@ async def export_person(
 
 @contextmanager
 def _continuing(partial: Path, after: str | None) -> Iterator[None]:
-    """If the partial file cannot be continued, for example if it has another person's data, name it in the error."""
+    """Name the partial file in the error if it cannot be continued, for example because it is another person's."""
     try:
         yield
     except InvalidInput as error:
@@ -119,7 +119,7 @@ def _continuing(partial: Path, after: str | None) -> Iterator[None]:
 
 
 def _is_of_nobody(file: BinaryIO) -> bool:
-    """Return True if an export only has the lines that every export has, and the person has no record."""
+    """Return True if an export has only the lines that every export has, and no record of the person."""
     file.seek(0)
     lines = [json.loads(line) for line in islice(file, 4)]
     return [line["type"] for line in lines] == ["person", "position", "end"] and "id" not in lines[0]
@@ -190,7 +190,7 @@ async def verify_receipt(
 
 
 def _confirm(what: str, receipt: Path | None, *, confirmed: bool) -> None:
-    """Ask for confirmation, after checking that the receipt can be written."""
+    """Check that the receipt can be written, then ask for confirmation."""
     if receipt is not None:
         is_new = not receipt.exists()
         try:

@@ -128,7 +128,7 @@ async def show_queued(service: RunService, run_id: str, user_id: str | None) -> 
         return
     terminal.say(run_id)
     if not run.over:
-        # The status of a child run stays `waiting` until its parent passes the answer on.
+        # A child run got its answer, but its status stays `waiting` until its parent run passes the answer on.
         state = "The run has its answer" if run.status == "waiting" else f"The run is {run.status}"
         terminal.note(f"{state}; `threadkeep serve` or `threadkeep worker` on this database executes it.")
     terminal.note(f"See its state with: {on_this_database(f'threadkeep runs show {run_id}')}")
@@ -170,9 +170,9 @@ def _tokens(usages: Sequence[TokenUsage]) -> str:
 
 
 def _duration(run: Run) -> str:
-    """Return the duration of a run, up to now if it is running, or an empty text if it is queued or waits.
+    """Return the duration of a run, up to now if it is running. If it is queued or waits, return "".
 
-    If the run asked a person, its duration includes the wait for the answer: only the trace tells how long that took.
+    If the run asked a person, the duration includes the wait for the answer, because only the trace has its length.
     """
     if run.started_at is None or run.status in ("queued", "waiting"):
         return ""
@@ -267,7 +267,7 @@ def _lines(message: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
 
 
 def _block(block: Json) -> str:
-    """Return the text of a content block, or the block's type if it has no text; tool calls get lines of their own."""
+    """Return the text of a content block; without text, return its type. For a tool call, return "" (see `_lines`)."""
     if not isinstance(block, Mapping):
         return "" if block is None else _words(block)
     text = block.get("text")
@@ -285,7 +285,7 @@ class Answer:
         self._spinner: Status | None = None
 
     async def show(self, turn: ChatTurn) -> ChatAnswer | None:
-        """Show the answer of a turn as it arrives, and return it, or None if there is none. Raise the turn's errors."""
+        """Show the answer of a turn as it arrives, and return it. If the turn has no answer, return None."""
         from threadkeep.runs.chat_turns import ChatAnswer, ChatToken
 
         async for event in turn.follow():
@@ -321,7 +321,7 @@ class Answer:
         terminal.say(text, end="")
 
     def end(self, text: str) -> None:
-        """Show the whole text if the streamed pieces differ from it, and end the paragraph."""
+        """End the paragraph. If the pieces shown so far differ from the whole answer `text`, show `text` before."""
         if text and text.strip() != self._shown.strip():
             if self._shown:
                 terminal.say()

@@ -41,7 +41,7 @@ Wait = Annotated[bool, typer.Option("--wait", help="Execute the run in this proc
 
 
 class _Payload(NamedTuple):
-    """The parts of the JSON that starts a workflow, under the names that the workflow's expressions use."""
+    """The three parts of the payload that starts a workflow; the workflow's expressions use the same names."""
 
     inputs: Mapping[str, Json] = {}
     results: Mapping[str, Json] = {}
@@ -274,7 +274,7 @@ async def _change(run_id: str, user: str | None, change: Change, *, wait: bool) 
 
 
 async def _waits_for_others(run_id: str) -> bool:
-    """Return True if a run must wait for other turns of its conversations. This process then executes these turns."""
+    """Return True if a run must wait for other turns of its conversations, which this process must then execute."""
     async with opened_memory() as memory:
         found = await memory.runs.run(run_id)
         return found is not None and await memory.runs.order.has_concurrent_runs(found.root_run_id)
@@ -287,7 +287,7 @@ async def _cancel(run_id: str, user: str | None) -> tuple[list[str], Run]:
             stopped = await memory.runs.request_cancel(run_id)
             await _begin_following(memory, stopped)
             return stopped, await _find(memory, run_id, user)
-    # If the run has not started, the service cancels it and stores its accepted message for later turns.
+    # The run has not started. Only the service can cancel it and also store its message, which later turns need.
     async with opened_runs(in_background=True) as service:
         stopped = await service.cancel(run_id, user_id=user)
         return stopped, await service.run(run_id, user_id=user)
@@ -315,7 +315,7 @@ async def _find(memory: Memory, run_id: str, user: str | None) -> Run:
 
 
 def _parts(payload: Mapping[str, Json]) -> _Payload:
-    """Return the `inputs`, `results` and `user_context` of a payload. A payload with none of these is the `inputs`."""
+    """Return the `inputs`, `results` and `user_context` of a payload. If it has none of them, it is the `inputs`."""
     if not any(name in payload for name in _Payload._fields):
         return _Payload(payload)
     given: dict[str, Mapping[str, Json]] = {}

@@ -80,7 +80,7 @@ async def work() -> None:
 
 @contextmanager
 def _stop_signals() -> Iterator[asyncio.Event]:
-    """Yield an event that the first stop signal sets. A second Ctrl-C ends the process at once."""
+    """Yield an event that is set when the first stop signal arrives. A second Ctrl-C ends the process at once."""
     from threadkeep.app import stop_signals
 
     loop, stopped, signals = asyncio.get_running_loop(), asyncio.Event(), stop_signals()

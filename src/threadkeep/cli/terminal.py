@@ -83,7 +83,7 @@ class Terminal:
         print(dump(value, sys.stdout), flush=True)  # noqa: T201 - rich would wrap it
 
     def result(self, value: object, sentence: str, *, style: str = "", failed: bool = False) -> None:
-        """Print the result of a command: with `--json` the value, else the sentence. Exit with 1 if it `failed`."""
+        """Print the value with `--json`, otherwise the sentence. If `failed` is true, exit with 1."""
         if self.as_json:
             self.json(value)
         elif failed:
@@ -103,9 +103,10 @@ class Terminal:
         right: Sequence[str] = (),
         more: str = "--cursor",
     ) -> None:
-        """Print a page of a list: with `--json` the value, else a table and, if a page follows, the command for it.
+        """Print a page of a list: with `--json`, print `value`; otherwise print a table of the records.
 
-        A column maps a record to a cell. Without records, `nothing` is shown. `more` is the option for the next page.
+        `columns` maps a heading to the function that makes a cell of a record. If there are no records, print
+        `nothing`. If another page follows, print the command for it, in which `more` is the option with the cursor.
         """
         following = value.get("next_cursor", value.get("next_after"))
         if self.as_json:
@@ -156,19 +157,19 @@ class Terminal:
             table.add_column(name, justify=justify, overflow="fold", no_wrap=one_word)
         for row in rows:
             table.add_row(*(styled(cell) for cell in row))
-        # If not even the words fit, let the terminal wrap the lines.
+        # If the longest words do not fit in the columns, print whole lines; the terminal wraps them.
         size = Measurement.get(self.out, self.out.options.update(width=_WIDEST), table)
         if size.minimum > self.out.width:
             table.width = size.maximum
         self.out.print(table, soft_wrap=table.width is not None)
 
     def confirm(self, question: str, refusal: str, *, confirmed: bool) -> None:
-        """Ask for confirmation unless `confirmed`. Without a terminal, raise WrongUse with the text `refusal`."""
+        """Ask for confirmation unless `confirmed` is true. If there is no terminal, raise `WrongUse(refusal)`."""
         if confirmed:
             return
         if not self.interactive:
             raise WrongUse(refusal)
-        # Use Python's handler, because an event loop would handle the first Ctrl-C, and `input` would continue to wait.
+        # Use Python's handler: with the handler of an event loop, `input` would continue to wait after a first Ctrl-C.
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             typer.confirm(escape(question), abort=True, err=True)
@@ -190,9 +191,9 @@ class Terminal:
     ) -> Iterator[Reach]:
         """Show the progress of the work in the block: a bar on a terminal, otherwise lines on stderr.
 
-        Except for the last, the lines are at least two seconds apart; with `every`, each report has a line.
-        With `--json`, nothing is shown. If the block is cancelled or the database fails, and `again` advises how to
-        continue, a note shows the words of the last report (`so_far` if there was none) and `again`.
+        Lines are at least two seconds apart, except the last one; if `every` is true, each report is shown. With
+        `--json`, nothing is shown. If the block is cancelled or the database fails, a note shows the words of the last
+        report (at first `so_far`), and after them the advice `again`. If `again` is empty, there is no note.
         """
         import asyncio
 
@@ -276,18 +277,18 @@ def plain(part: Styled) -> str:
 
 
 def first_words(text: str, characters: int) -> str:
-    """Return the beginning of a text on one line; if it is cut after this number of characters, an ellipsis follows."""
+    """Return a text on one line. If it has more than `characters` characters, cut it and add an ellipsis."""
     line = " ".join(escape(text[: 4 * characters]).split())
     return line if len(line) <= characters and len(text) <= 4 * characters else line[:characters] + "…"
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:
-    """Return a count with its noun, in the singular or the plural; by default, the plural ends with s."""
+    """Return a count with its noun, such as "1 run" or "2 runs". If `plural` is None, the plural is the noun with s."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
 def repeated(option: str, value: object) -> str:
-    """Return the running command in shell syntax, for another call with this value of an option; omit passwords."""
+    """Return the running command in shell syntax, but with `value` for `option`, and without passwords."""
     words: list[str] = []
     after: list[str] = []
     given = iter(command_line.get())
@@ -307,7 +308,7 @@ def without_password(url: str) -> str:
 
 
 def shown(value: object, nothing: str = "") -> str:
-    """Return a value as a cell of a table: a time as `relative` returns it, and None as `nothing`."""
+    """Return a value as a cell of a table: `nothing` for None, and the result of `relative` for a time."""
     if value is None:
         return nothing
     return relative(value) if isinstance(value, datetime) else str(value)

@@ -30,7 +30,7 @@ _FULL = 0.9
 
 @dataclass(frozen=True)
 class Extent:
-    """The size of a range of a session: its user and assistant messages, and their tokens."""
+    """The size of a range of a session: the number of its user and assistant messages, and of their tokens."""
 
     messages: int
     tokens: int
@@ -40,10 +40,11 @@ class Extent:
 class SummaryRoom:
     """Limits for the length of summaries, in tokens.
 
-    `all` limits all active summaries together; `framed` limits them with the text around them in a prompt. `one` limits
-    one summary: if the model writes a longer one, it is called once more, and then the summary is cut. `asked` is the
-    length that the model is asked for; it is below `one`, because a model cannot count exactly. `record` limits the
-    part of the transcript that the model reads in one call, besides an earlier summary.
+    all: the limit of all active summaries together.
+    framed: the limit of all active summaries together with the text around them in a prompt.
+    one: the limit of one summary. If the model exceeds it, it is called once more, and then the summary is cut.
+    asked: the length that the model is asked for, below `one`, because a model cannot count exactly.
+    record: the limit of the transcript's part that the model reads in one call, besides an earlier summary.
     """
 
     all: int
@@ -61,8 +62,8 @@ class SummaryRoom:
     def within(cls, max_summary_tokens: int, budget: int, input_tokens: int) -> SummaryRoom:
         """Return the limits for a model that reads `input_tokens` at once.
 
-        All summaries together have at most `max_summary_tokens`, and with their frames at most a quarter of the
-        `budget` of a model call. However, they may always have 100 tokens.
+        All summaries together have at most `max_summary_tokens`. With the text around them in a prompt, they have at
+        most a quarter of `budget`, the budget of a model call. However, 100 tokens are always allowed.
         """
         framed = budget // 4 - _HEADER_TOKENS
         together = max(_LEAST_SUMMARY_TOKENS, min(max_summary_tokens, framed - 2 * _BLOCK_TOKENS))
@@ -82,8 +83,8 @@ class WindowRoom:
     def nearly_full(self, extent: Extent) -> tuple[Size, ...]:
         """Return the sizes to which a nearly full window is cut; an empty tuple if it is not nearly full.
 
-        A window is nearly full if it has more than 90 % of its tokens, or more than its number of messages. There is
-        one size for each of these conditions that is true; a size in messages leaves two messages for the next turn.
+        If the window has more than 90 % of its tokens, the result contains a size in tokens. If it has more than its
+        number of messages, the result contains a size in messages, which leaves two messages for the next turn.
         """
         keep: list[Size] = []
         if self.tokens is not None and extent.tokens > self.tokens * _FULL:
@@ -97,10 +98,10 @@ UNLIMITED = WindowRoom()
 
 
 def check_size(name: str, size: Size) -> None:
-    """Check a size.
+    """Check the size that the option `name` has.
 
     Raises:
-        InvalidInput: the size is not valid; the error names the option.
+        InvalidInput: the size is not a `Size`, or its number is not in the range that the error states.
     """
     pair = tuple(size) if isinstance(size, tuple | list) else ()
     if len(pair) == 2 and not isinstance(pair[1], bool):
@@ -132,16 +133,18 @@ def reaches(extent: Extent, trigger: Size, budget: int) -> bool:
 def is_worth_it(extent: Extent, trigger: Size, budget: int) -> bool:
     """Return True if a range is large enough to be compressed: at least an eighth of the trigger.
 
-    Without this rule, a kept tail that is larger than the trigger would cause a compression in every turn.
+    If the kept tail is larger than the trigger, the trigger is reached in every turn; this rule avoids a compression
+    in every turn.
     """
     unit, value = in_units(trigger, budget)
     return extent.messages > 0 and reaches(extent, (unit, max(1, value // _LEAST_SHARE)), budget)
 
 
 def kept_from(rows: Sequence[Message], keep: Size, budget: int, *, complete: bool) -> int | None:
-    """Return the first `seq` of the kept tail: the newest messages within `keep`, extended back to the start of a turn.
+    """Return the `seq` at which the kept tail begins; if older rows are needed to find out, return None.
 
-    The newest user message is always part of the tail. Return None if older rows are needed.
+    The tail has the newest messages that are within `keep`, and is extended back to the start of a turn. It always
+    contains the newest user message.
 
     Args:
         rows: the newest rows, newest first, without gaps.
@@ -163,9 +166,9 @@ def kept_from(rows: Sequence[Message], keep: Size, budget: int, *, complete: boo
 
 
 def kept_after(rows: Sequence[Message], left_out_upto_seq: int, *, complete: bool) -> int | None:
-    """Return the first `seq` to keep: the start of the first turn after `left_out_upto_seq`.
+    """Return the `seq` from which messages are kept: the start of the first turn after `left_out_upto_seq`.
 
-    If no turn begins after it, return the start of the newest turn. Return None if older rows are needed.
+    If no turn starts after `left_out_upto_seq`, keep the newest turn. If older rows are needed, return None.
 
     Args:
         rows: the newest rows, newest first, at least back to `left_out_upto_seq`.
@@ -180,9 +183,9 @@ def kept_after(rows: Sequence[Message], left_out_upto_seq: int, *, complete: boo
 
 
 def part_length(rows: Sequence[Message], sizes: Sequence[int], room: int) -> int:
-    """Return how many of the oldest rows a model reads next: as many as fit into `room`, but at least one.
+    """Return how many of the oldest rows a model reads next: as many whole turns as fit into `room` tokens.
 
-    These rows end with a whole turn, unless they would then be less than half of the rows that fit.
+    If the whole turns are less than half of the rows that fit, ignore turns. Return at least one row.
     """
     used = fitting = 0
     for size in sizes:
@@ -210,14 +213,14 @@ def packed(lines: Sequence[str], sizes: Sequence[int], room: int) -> tuple[str, 
 
 
 def even_room(total: int, room: int) -> int:
-    """Return the size of each part if a text is split into as few parts as possible, all of about the same size."""
+    """Return the size of the parts if `total` is split into the fewest equal parts of at most `room`."""
     return -(-total // -(-total // room)) if total > room else room
 
 
 def to_merge(summaries: Sequence[Summary], room: SummaryRoom) -> tuple[Summary, ...]:
-    """Return the active summaries, oldest first, that must be merged into one; none while all are within their limits.
+    """Return the active summaries that must be merged into one, oldest first; none if all are within the limits.
 
-    The newest summary stays unchanged if there are at least two others, because recent details matter most. Summaries
+    If there are more than two summaries, the newest one stays unchanged, because recent details matter most. Summaries
     with archived messages between them are not merged, because the merged summary would cover those messages as well.
     """
     together = sum(summary.tokens for summary in summaries)
@@ -236,8 +239,8 @@ def to_merge(summaries: Sequence[Summary], room: SummaryRoom) -> tuple[Summary, 
 def sources_of(summaries: Sequence[Summary], parts: Mapping[str, Sequence[Summary]], tokens: int) -> Sequence[Summary]:
     """Return the summaries that a model reads in order to merge these summaries.
 
-    If the first summary is a merged one, the model reads its parts instead, provided that these fit into `tokens`
-    together with the later summaries. Because of this, few messages are summarised more than twice.
+    Repeated merging loses details. If the first summary is a merged one, the model therefore reads the parts from which
+    it was made, provided that these and the later summaries have at most `tokens` tokens.
 
     Args:
         summaries: the summaries to merge, oldest first.
@@ -268,7 +271,7 @@ def _fitting(rows: Sequence[Message], tokens: int) -> int:
 
 
 def _starts_turn(spoken: Sequence[Message], index: int, *, complete: bool) -> bool:
-    """Return True if the row at `index` begins a turn: a user message after another role's. The newest row is first."""
+    """Return True if the row at `index` (newest first) begins a turn: a user message after a row of another role."""
     if spoken[index].role != "user":
         return False
     return spoken[index + 1].role != "user" if index + 1 < len(spoken) else complete
@@ -293,7 +296,7 @@ class SummaryText:
 
     @classmethod
     def read(cls, text: str) -> SummaryText:
-        """Split a text into prose and facts. If there are no facts below a heading for facts, all of it is prose."""
+        """Split a text into prose and the list of facts below a heading "Facts". If there are none, all is prose."""
         lines = text.strip().splitlines()
         heading = next((index for index, line in enumerate(lines) if _HEADING.fullmatch(line)), None)
         if heading is None:
@@ -313,7 +316,7 @@ class SummaryText:
         return "\n\n".join(part for part in (self.prose, facts) if part)
 
     def within(self, tokens: int, facts_tokens: int, counter: TokenCounter) -> SummaryText:
-        """Return the text with its newest facts within `facts_tokens`, and with its prose cut to fit `tokens`."""
+        """Drop the oldest facts beyond `facts_tokens`, then cut the prose until the whole text fits `tokens`."""
         text = replace(self, facts=fitting_facts(self.facts, facts_tokens, counter))
         if counter(text.render()) <= tokens:
             return text

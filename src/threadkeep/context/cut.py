@@ -25,18 +25,18 @@ def middle_mark(characters: int) -> str:
 
 
 def cut_end(text: str, budget: int, counter: TokenCounter) -> str:
-    """Return the text if it has at most `budget` tokens, otherwise its beginning with `CUT_MARK` after it.
+    """Return the text if it has at most `budget` tokens; otherwise return its beginning and `CUT_MARK`.
 
-    The result is empty if not even the mark fits. Each possible result is counted, so it fits even if the counter gives
-    a shorter text more tokens than a longer one.
+    If not even the mark fits, return "". Each candidate is counted, because a counter may count more tokens in a
+    shorter text than in a longer one.
     """
     return _cut(text, budget, counter, lambda kept: text[: _boundary(text, kept)] + CUT_MARK)
 
 
 def cut_middle(text: str, budget: int, counter: TokenCounter) -> str:
-    """Return the text if it has at most `budget` tokens, otherwise its two ends with `middle_mark` between them.
+    """Return the text if it has at most `budget` tokens; otherwise return its two ends and `middle_mark` between.
 
-    The result is empty if not even the mark fits.
+    If not even the mark fits, return "".
     """
     return _cut(text, budget, counter, partial(keep_ends, text))
 
@@ -51,17 +51,17 @@ def keep_ends(text: str, kept: int) -> str:
 
 
 def pieces(text: str, budget: int, counter: TokenCounter) -> list[str]:
-    """Split a text into pieces within the budget; joined, the pieces equal the text. An empty text has no pieces.
+    """Split a text into pieces of at most `budget` tokens; joined, the pieces equal the text.
 
-    A piece ends at white space if there is any near its end. A piece separates a character from its combining marks
-    only if there are more marks than any language uses. A piece of one character may exceed the budget. Long pieces may
-    be shorter than the budget allows, so that the text is counted only about eight times in all.
+    A piece ends at white space if there is any in its last third. A character and its combining marks stay together,
+    unless there are more marks than any language uses. A piece of one character may exceed the budget. Long pieces may
+    be shorter than the budget allows, because an exact search would count the text more often.
     """
     found: list[str] = []
     start = 0
     reach = max(_LONGEST_TOKEN * budget, 2 * _MAX_CLUSTER)
     while start < len(text):
-        # Count only the part that may fit; counting the rest of a huge text for each piece would take long.
+        # Counting the rest of a huge text for each piece would take long, so count only the part that may fit.
         ahead = text[start : start + reach]
         kept = _cut(ahead, budget, counter, partial(_beginning, ahead), slack=_SLACK)
         if len(kept) == reach:
@@ -104,7 +104,7 @@ def _cut(text: str, budget: int, counter: TokenCounter, shortened: Callable[[int
 
 
 def _first_miss(length: int, budget: int, total: int, fits: Callable[[int], bool]) -> int:
-    """Return an upper limit for the binary search of `_cut`: a length that does not fit, or the whole length."""
+    """Return the upper limit for `_cut`'s binary search: a length that does not fit, or the whole length if all fit."""
     high = max(64, 2 * length * max(budget, 1) // max(total, 1))
     while high < length and fits(high):
         high *= 2
