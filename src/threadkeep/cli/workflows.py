@@ -143,7 +143,7 @@ def draw_workflow(
 
 
 def _registered(names: list[str] | None = None, *, imports: bool = True) -> Workflows:
-    """Return the built-in workflow and the workflows in the files `names`, or in those of the settings if it is None."""
+    """Return the built-in workflow and the workflows `names`; if `names` is None, those in the settings."""
     from threadkeep.app import load_workflows
 
     return load_workflows(command_settings(), names, imports=imports)

@@ -1,8 +1,8 @@
-"""Token estimates: counters that need no tokenizer, only the text; and exact counters for OpenAI's encodings.
+"""Token counters: estimates, which need no tokenizer, and exact counters for OpenAI's encodings.
 
 An estimate is the sum of the costs of a text's characters, with corrections for frequent sequences. For example, `tion`
-makes a word cheaper in every language that uses it. The costs are in `token_costs.json`. `python -m bench.fit_tokens`
-fits the costs in such a way that estimates are more often too high than too low.
+makes a word cheaper in every language that uses it. `python -m bench.fit_tokens` writes the costs to
+`token_costs.json`; it fits them in such a way that estimates are more often too high than too low.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def exact_counter(encoding: Encoding) -> ExactCounter:
 
 @cache
 def installed_counter(encoding: Encoding) -> ExactCounter | None:
-    """Return the exact counter of an encoding; None without the extra `tokens`. The first call takes 0.1 seconds."""
+    """Return the exact counter of an encoding, or None if the extra `tokens` is missing. It takes 0.1 seconds once."""
     try:
         package = find_spec("bpe_openai")
         # Avoid the package's own `get_encoding`, which rejects texts of a million characters or 200,000 tokens.
@@ -90,16 +90,17 @@ def _bindings(*folders: str) -> Any:
 
 
 type Pattern = tuple[bytes, tuple[float, ...]]
-"""A sequence of characters or of character kinds, and its cost per occurrence in tokens for each of `FAMILIES`."""
+"""A sequence of characters or of letters of `KINDS`, and for each of `FAMILIES` the tokens that it costs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patterns:
     """The patterns of one script, or the general patterns, which apply to texts in any script.
 
-    `kinds` has sequences of the letters in `KINDS`; the first one of a script is the letter of its lead bytes. `text`
-    has sequences of characters, and `capitals` has sequences of the characters in `CAPITALS`. Only the general patterns
-    have `runs`: words, and groups of up to three digits.
+    kinds: sequences of letters of `KINDS`; the first sequence of a script is the letter of its lead bytes.
+    text: sequences of characters.
+    capitals: sequences of letters of `CAPITALS`.
+    runs: a word, and a group of up to three digits; only in the general patterns.
     """
 
     kinds: tuple[Pattern, ...]
@@ -110,7 +111,7 @@ class Patterns:
 
 @cache
 def patterns_by_script() -> dict[str, Patterns]:
-    """Return a map from the letter of a script's lead bytes (see `KINDS`) to its patterns; "" has the general ones."""
+    """Return the patterns of each script, by the letter of its lead bytes in `KINDS`; "" has the general patterns."""
     found = json.loads(files("threadkeep.context").joinpath("token_costs.json").read_text(encoding="utf-8"))
     return {key: _patterns(groups) for key, groups in ({"": found} | found["scripts"]).items()}
 
@@ -125,7 +126,7 @@ def _patterns(groups: dict[str, list[tuple[str, *tuple[float, ...]]]]) -> Patter
 
 
 def _pattern_bytes(text: str) -> bytes:
-    """Return the bytes of a pattern; parts of a character are written in hexadecimal, such as `hex:efbc`."""
+    """Return the bytes of a pattern. If it begins with `hex:`, as in `hex:efbc`, it is written in hexadecimal."""
     return bytes.fromhex(text.removeprefix("hex:")) if text.startswith("hex:") else text.encode()
 
 
@@ -174,12 +175,12 @@ CAPITALS = _table(".", ("n", 0x0A, 0x0D), (" ", 0x20, 0x20), ("D", 0xD0, 0xD0), 
 
 
 def framed(text: str) -> bytes:
-    """Return the text in UTF-8, with a space before it and a byte after it that never occurs in UTF-8."""
+    """Return the text in UTF-8 between a space and the byte 0xFF, which never occurs in UTF-8."""
     return b" " + text.encode("utf-8", "surrogatepass") + b"\xff"
 
 
 def digit_groups(data: bytes) -> int:
-    """Return the number of groups of up to three digits into which tokenizers split the numbers in a text."""
+    """Return the number of groups that result when each number in the data is split after every three digits."""
     groups = data.translate(DIGITS).replace(b"000", b"3")
     return groups.count(b"3") + groups.count(b" 0") + groups.count(b"30")
 
@@ -189,10 +190,10 @@ _IN_NO_OTHER_SCRIPT = bytes(byte for byte in range(256) if KINDS[byte] not in _I
 
 
 def other_scripts(text: str) -> int:
-    """Return the approximate share of a text's tokens that is in scripts other than Latin, in thousandths.
+    """Return the approximate share of a text's tokens that other scripts than Latin have, in thousandths.
 
-    A character of another script counts as much as two Latin letters, digits or other characters. This approximation
-    takes 1 to 3 % of the time of an estimate; the exact share would need a second sum over all patterns.
+    A character of another script counts twice, any other character once. This takes 1 to 3 % of the time of an
+    estimate; for the exact share, the costs of all patterns would have to be added again.
     """
     if text.isascii():
         return 0
@@ -223,7 +224,7 @@ class ScriptCosts:
 
 @dataclass(frozen=True, slots=True)
 class TokenCosts:
-    """All costs of one tokenizer family. `pairs` has a cost for each two bytes, whose 16-bit number is the index."""
+    """All costs of one tokenizer family. `pairs` has the costs of pairs of bytes; the index is their 16-bit number."""
 
     pairs: list[float]
     digit_group: float
@@ -301,7 +302,7 @@ _MOST_CHARACTERS = 10  # per token, so an estimate is at least a tenth of the ch
 
 
 def chars4(text: str) -> int:
-    """Return a quarter of the number of characters, rounded down: fair for English, far too low for Chinese."""
+    """Return a quarter of the number of characters: a fair estimate for English, but far too low for Chinese."""
     return len(text) // 4
 
 
@@ -315,7 +316,7 @@ def estimate(text: str) -> int:
 
 
 def estimate_cl100k(text: str) -> int:
-    """Return the estimate for OpenAI's older models (gpt-4, gpt-3.5), which may need three times as many tokens."""
+    """Return the estimate for gpt-4 and gpt-3.5, which may need three times as many tokens as newer models."""
     return _estimate(text, "cl100k")
 
 
@@ -351,7 +352,7 @@ def _estimate(text: str, family: Family) -> int:
 
 
 def _cost_of_pairs(data: bytes, pairs: list[float]) -> float:
-    """Return the cost of all pairs of neighbouring bytes, read as 16-bit numbers at even and at odd offsets."""
+    """Return the cost of all pairs of neighbouring bytes. A pair's index in `pairs` is its 16-bit number."""
     view, size = memoryview(data), len(data)
     even, odd = view[: size & ~1].cast("H"), view[1 : size - 1 + size % 2].cast("H")
     return sum(map(pairs.__getitem__, even)) + sum(map(pairs.__getitem__, odd))

@@ -1,7 +1,7 @@
 """Folding of repeated exchanges, which then appear only once in a window, with a visible count.
 
-If "ok" and "Done." are exchanged five times, the transcript has five exchanges. In a window, the repetitions would tell
-a model nothing except their count. Only consecutive exchanges are folded.
+If "ok" and "Done." are exchanged five times in a row, the window has this exchange once, with the count 5. The
+repetitions would tell a model nothing else. The transcript keeps them all.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class ConversationLocation:
 class Entry:
     """A message of a model call: its section, its tokens, and the source of its text.
 
-    Texts that are in no transcript (system prompts, tool calls and results, cut messages) are stored with their digest.
+    A text that is in no transcript is stored under its digest: a system prompt, a tool call or result, a cut message.
     `snippets` and `facts` are in the order in which the text quotes them.
     """
 
@@ -125,8 +125,8 @@ class Entry:
     tokens: int
     """The tokens of the message, by the counter of the manifest."""
     source: Source = "text"
-    """The source of the text: the message of the `transcript` at `seq` (or with the `id`), `summaries`, quoted `turns`,
-    or a `text` that is in no transcript and is stored under its `digest`. Absent for `text`."""
+    """The source of the text. `transcript`: the message at `seq` or with the `id`. `summaries` and `turns`: the fields
+    with these names. `text` (absent in JSON): the stored text with this `digest`, which is in no transcript."""
     seq: int | None = None
     """The position in the session's transcript."""
     id: str | None = None
@@ -147,14 +147,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A message of the run, such as a tool call, or a range of messages, that was not sent, and the reason.
+    """A message of the run that was not sent and is not in the transcript, such as a tool call, and the reason.
 
-    The message is not in the transcript. A range has no system messages; it may include messages of the transcript,
-    whose `seq` is also listed as excluded.
+    It can also be a range of messages without system messages. If the range includes messages of the transcript, their
+    `seq` is also in `excluded`.
     """
 
     id: str | None
-    """The id of the message, or of the first one of a range; null if it has no id."""
+    """The id of the message, or of the first message of a range; null if this message has no id."""
     reason: ExclusionReason
     last_id: str | None = None
     """The id of the last message of a range; absent for a single message."""
@@ -174,7 +174,7 @@ class ReportedUsage:
 
 @dataclass(frozen=True)
 class StablePrefix:
-    """The leading messages that do not depend on the new input, so that the next model call may begin with them too."""
+    """The leading messages that do not depend on the input. The next model call may begin with the same messages."""
 
     messages: int
     tokens: int
@@ -184,11 +184,11 @@ class StablePrefix:
 
 @dataclass(frozen=True, kw_only=True)
 class ContextManifest:
-    """The record of one model call: the messages that were sent, in order, and the excluded ones with reasons; no text.
+    """The record of one model call: which messages were sent, in order, and which were not, with the reasons.
 
-    A manifest is stored with its session, or with its run if it has no `session_id`. Positions refer to the session's
-    transcript, or to a `conversation` that the node stores elsewhere. If there is no transcript, as in a run without a
-    session, the source of every entry is `text`. Fields with default values are absent in JSON.
+    A manifest contains no text. It is stored with its session, or with its run if `session_id` is None. Each `seq` is a
+    position in the session's transcript or, if `conversation` is set, in this conversation, which the node stores
+    itself. If there is neither, the source of every entry is `text`. Fields with default values are absent in JSON.
     """
 
     session_id: str | None = None

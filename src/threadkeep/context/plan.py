@@ -38,19 +38,19 @@ _SHARES: Final[Mapping[Section, float]] = MappingProxyType(
 )
 _MOST_OF_NEWEST = 0.5
 _QUOTED_OF_SHARED = 0.25
-"""The maximum part of `shared` (see `rooms`) for quoted older turns, which are new in each turn and never cached."""
+"""The maximum part of `shared` (see `rooms`) for quoted older turns: they change in each turn, so no cache helps."""
 
 
 @dataclass(frozen=True)
 class ContextPlan:
     """The division of a budget among sections; see the module's table.
 
-    `order` is the order of the sections; the turn's steps are always last. `shares` are fractions of the budget:
-    maximums for the summary and each extra, and a minimum for the window. The window's share is reserved first.
-    `yields` lists the extras in the order in which they shrink. An `anchored` window begins at the same message in
-    every call until it does not fit any more; it is then cut back to its capacity times `step`. A `sliding` window
-    always contains the newest messages that fit. With `fold_repeats`, an exchange that is repeated several times in a
-    row is shown once with its count.
+    order: the order of the sections, without the turn's steps, which are always last.
+    shares: fractions of the budget. The window's is a minimum, which is reserved first; the others are maximums.
+    yields: the extras (facts, snippets, selected) in the order in which they shrink.
+    window: `sliding` always has the newest messages that fit; `anchored` begins at the same message while it fits.
+    step: an anchored window that does not fit any more is cut back to its capacity times `step`.
+    fold_repeats: True to show an exchange that is repeated in a row only once, with its count.
     """
 
     order: tuple[Section, ...] = _ORDER
@@ -91,7 +91,7 @@ class ContextPlan:
             budget: the tokens of the whole call.
             fixed: the tokens of the system message, the summary and the turn.
             wanted: the extras that may be present.
-            shared: the tokens to which the shares of the extras apply, if `budget` is the whole capacity of the model.
+            shared: the shares of the extras are parts of this number of tokens; None if they are parts of `budget`.
             newest: the tokens of the newest messages; if they exceed the window's share, at least half of the budget is
                 reserved for the window.
         """

@@ -57,12 +57,12 @@ def facts_text(lines: Sequence[str]) -> str:
 
 
 def fitting_facts(facts: Sequence[Fact], budget: int, counter: TokenCounter) -> list[Fact]:
-    """Return the facts, in order, that fit into the budget as one block; skip each fact that does not fit any more."""
+    """Return the facts that fit into the budget as one block, in order; skip a fact that is too long for the rest."""
     return [facts[index] for index in fitting_lines([fact_line(fact) for fact in facts], budget, counter)]
 
 
 def fitting_lines(lines: Sequence[str], budget: int, counter: TokenCounter) -> list[int]:
-    """Return the indexes of the lines that fit into the budget as one block, in order; skip lines that do not fit."""
+    """Return the indexes of the lines that fit into the budget as one block; skip lines too long for the rest."""
     if not lines or counter(facts_text(lines)) <= budget:
         return list(range(len(lines)))
     left = budget - counter(FACTS_HEADER)
@@ -125,7 +125,7 @@ class Quote:
 
 @lru_cache(maxsize=1_000)
 def attribution(role: str, author: str | None) -> str:
-    """Return the name of a user, if there is one; otherwise the role, followed by the author's name, if there is one.
+    """Return the source of a message: a user's name, or else the role and, if there is one, the author's name.
 
     A name can neither end the source line nor imitate a role.
     """
@@ -145,7 +145,7 @@ class QuotedTurn:
 
     @property
     def text(self) -> str:
-        """The quoted text: the whole text, or a part of it with `…` where text is missing."""
+        """The quoted text: the whole text of the message, or its part with `…` at each end where text is missing."""
         content = self.message.content
         if self.part is None:
             return content
@@ -174,7 +174,7 @@ class QuotedTurn:
         return "\n".join((f"{speaker}: {first}", *(f"> {line}" for line in others)))
 
     def heading(self, home: str) -> str:
-        """Return the heading above a day's first turn: its `seq`, the day, and a note if the session is not `home`."""
+        """Return the heading above a day's first turn: the turn's `seq`, the day, and a note if this is not `home`."""
         session_id, day = self.day
         where = "" if session_id == home else ", another conversation"
         return f"\n[#{self.message.seq or 0} {day.isoformat() if day else 'no date'}{where}]"
@@ -193,7 +193,7 @@ def turns_text(turns: Sequence[QuotedTurn], *, home: str) -> str:
 
 
 def quoted_by(block: str, role: str) -> list[str]:
-    """Return the texts that one role said, from a block of `turns_text`. People who have a name count as `user`."""
+    """Return the texts of one role in a block that `turns_text` returned. A speaker with a name counts as `user`."""
     texts: list[list[str]] = []
     speaker = ""
     for line in block.removeprefix(TURNS_HEADER).splitlines():
@@ -215,9 +215,9 @@ def render(header: str, quotes: Sequence[Quote]) -> str:
 
 
 def fitting(header: str, quotes: Iterable[Quote], budget: int, counter: TokenCounter) -> list[Quote]:
-    """Return the first quotes that fit into the budget as a block. The last one may be cut; a mark then shows the cut.
+    """Return the first quotes that fit into the budget as a block. The last one may be cut, with a mark at its end.
 
-    The first quote may be cut to a few words; a later quote is cut only if at least half of it fits.
+    The only quote may be cut to a few words. A later quote is cut if at least half of it fits, and omitted otherwise.
     """
     taken: list[Quote] = []
     for quote in quotes:
@@ -234,7 +234,7 @@ def fitting(header: str, quotes: Iterable[Quote], budget: int, counter: TokenCou
 
 
 def summary_message_text(summaries: Sequence[Summary]) -> str:
-    """Return the text that replaces summarised messages in a prompt; an empty text without summaries.
+    """Return the text that replaces summarised messages in a prompt; if there are no summaries, return "".
 
     The beginning of the text does not change when later messages are summarised.
     """
@@ -246,7 +246,7 @@ def summary_message_text(summaries: Sequence[Summary]) -> str:
 def fitting_summaries(summaries: Sequence[Summary], budget: int, counter: TokenCounter) -> tuple[Summary, ...]:
     """Return as many of the newest summaries as fit uncut into the budget of one message.
 
-    If not even the newest summary fits, return it alone, cut at its end; return none if too little text would remain.
+    If not even the newest summary fits, cut its end and return only this summary, or none if too little text is left.
     """
     for oldest in range(len(summaries)):
         if counter(summary_message_text(summaries[oldest:])) <= budget:
@@ -266,7 +266,7 @@ def _blocks(summaries: Iterable[Summary]) -> Iterable[str]:
             if count == 1
             else f"messages {summary.first_seq} to {summary.last_seq} ({count} messages)"
         )
-        # Replace the mark that ends the block, because the text derives from messages of people.
+        # People's messages may put the end mark of the block into a summary, so replace it.
         text = _FENCE.sub("‹", summary.text.strip())
         yield f'<summary of="{messages}">\n{text}\n</summary>'
 

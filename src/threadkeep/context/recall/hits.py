@@ -23,21 +23,21 @@ BESIDE: Final = 5
 """The number of positions on each side that count as neighbours."""
 
 NOBODY: Final = -1
-"""The number in `voices` and `episodes` at positions that have no turn."""
+"""The value in the columns `voices` and `episodes` at empty positions (see `TurnColumns`)."""
 
 
 class TurnColumns:
     """The turns by position, stored in columns, because each query reads hundreds of turns.
 
-    Empty positions, whose ids are empty, separate episodes and precede the first episode, so that the neighbours of a
-    turn belong to its own episode.
+    A turn's neighbours must belong to its own episode. So there are empty positions (with the id "") between episodes
+    and before the first one.
     """
 
     def __init__(self) -> None:
         self.ids: list[str] = []
         self.priors: tuple[array[float], ...] = tuple(array("f") for _ in KINDS)
         self.episodes = array("i")
-        # The list has one element more than there are positions, so that the last position has a next element.
+        # `Scoring` reads the element after each position, so the list has one element more than there are positions.
         self.topics: list[int] = [0]
         self.voices = array("i")
         self.speakers: dict[str, int] = {}
@@ -67,7 +67,7 @@ class TurnColumns:
         self.voices.append(voice)
 
     def extend(self, other: Self, episodes: int, changes: Sequence[float]) -> None:
-        """Add the turns of another conversation, and `changes` to their priors; `episodes` episodes exist already."""
+        """Add the turns of `other` behind the `episodes` existing episodes; change each turn's priors by `changes`."""
         self.ids += other.ids
         for column, priors in zip(self.priors, other.priors, strict=True):
             column.extend(map(add, priors, changes))
@@ -78,7 +78,7 @@ class TurnColumns:
         self.voices.extend(NOBODY if voice == NOBODY else voices[voice] for voice in other.voices)
 
     def negated_priors(self, begin: int) -> dict[str, list[tuple[float, int]]]:
-        """Map each speaker to a pair for each turn from `begin` on: the negated prior for `other`, and the position."""
+        """Map each speaker to a pair for each turn from `begin` on: its negated prior of the last kind, its position."""
         names, priors = list(self.speakers), self.priors[-1]
         found: dict[str, list[tuple[float, int]]] = {}
         for index in range(begin, len(self)):
@@ -108,7 +108,7 @@ class TurnColumns:
         return found
 
     def voices_of(self, speaker: str) -> tuple[int, int]:
-        """Return a speaker's two numbers: for turns without words of the first person (such as "I") and with them."""
+        """Return a speaker's values in `voices`: for turns without words such as "I", and for turns with them."""
         number = self.speakers.get(speaker, NOBODY)
         return (2 * number, 2 * number + 1) if number >= 0 else (NOBODY, NOBODY)
 
@@ -118,18 +118,18 @@ _MISSPELT, _SAME, _TOPIC, _ALIKE = 0.9, 0.7, 0.6, 0.4
 _MOST_MISSPELT = 3
 _MOST_TERMS = 16
 _MOST_ALIKE = 6
-# The maximum numbers of positions that a query reads for its own terms and for substitutes, in a conversation of any
-# length. Of longer lists, it reads the newest positions, and those near the best hits so far.
+# A query reads at most this many positions for its own terms and for substitutes, however long the conversation is. If
+# a term has more positions, the newest ones are read, and those near the best hits so far.
 _OWN_POSITIONS, _OTHER_POSITIONS = 350, 300
 _LEAST_POSITIONS = 30
 _BEST_POSITIONS = 24
 
 
 class Coverage(dict[int, float]):
-    """A cache that maps a set of sources, as bits, to the share of the query's weight that they cover together.
+    """A cache of the share of the query's weight that a set of sources covers; the key has a bit for each source.
 
-    A source is a term of the query or a substitute for a term. If a set has several sources of one term, only the best
-    one counts; it has the lowest bit.
+    A source is a term of the query or a substitute for a term. If a set has several sources for one term, only the best
+    of them counts, which has the lowest bit.
     """
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class Coverage(dict[int, float]):
         self._counts: dict[int, tuple[float, int]] = {}
 
     def bit(self, term: int, part: float) -> int:
-        """Return the bit of the source that covers this share (`part`, at most 1.0) of the weight of a term."""
+        """Return the bit of the source that covers the share `part`, at most 1.0, of the weight of the term `term`."""
         if (term, part) not in self._sources:
             self._sources.append((term, part))
         return 1 << self._sources.index((term, part))
@@ -160,8 +160,9 @@ class Coverage(dict[int, float]):
 class Hits:
     """The positions at which terms of a query or their substitutes occur.
 
-    `masks` maps each position to the bits of its sources (see `Coverage`), and `scores` maps it to its BM25 score.
-    `scale` makes the scores of short and long queries comparable. `shares` has the coverage of each entry of `masks`.
+    masks: maps a position to the bits of the sources that occur there (see `Coverage`).
+    scores: maps a position to its BM25 score; multiplied by `scale`, scores of short and long queries are comparable.
+    shares: the share of the query that each entry of `masks` covers, in the same order.
     """
 
     def __init__(self, postings: Postings, query: Query) -> None:
@@ -206,7 +207,7 @@ class Hits:
             self._found[number] = self._found[number] or bool(positions)
 
     def _read[Value](self, positions: Sequence[int], values: Sequence[Value], left: int) -> Iterable[tuple[int, Value]]:
-        """Return the positions to read, with their values; `left` is the number of positions that may still be read."""
+        """Return the positions to read, with their values: about `left` of them, or all if there are fewer."""
         count = len(positions)
         if count <= left:
             return zip(positions, values, strict=True)
@@ -217,7 +218,7 @@ class Hits:
 
 
 def _others(postings: Postings, terms: Sequence[tuple[float, str]]) -> Iterator[tuple[int, float, Sequence[int]]]:
-    """Yield for each substitute the number of its term, the share of the term that it covers, and its positions."""
+    """Yield the substitutes of the terms: the number of the term, the share of its weight, and the positions."""
     for number, (weight, term) in enumerate(terms):
         for topic in ASKS.get(term, ()):
             positions = postings.of_topic(topic)
@@ -229,7 +230,7 @@ def _others(postings: Postings, terms: Sequence[tuple[float, str]]) -> Iterator[
             yield number, _ALIKE, positions
 
 
-# Score at most this many hits, with their neighbours; then add informative turns up to this many candidates.
+# Score at most `_MOST_HITS` hits, with their neighbours. Then add informative turns up to `_LEAST_CANDIDATES` turns.
 _MOST_HITS, _LEAST_CANDIDATES = 72, 320
 _BEST_TURNS = 3
 
@@ -238,9 +239,11 @@ _BEST_TURNS = 3
 class Match:
     """The input of the scoring, apart from the hits.
 
-    `dates` maps an episode near the days of the query to two numbers (see `RecallIndex._dates`). Positions in `certain`
-    are always scored. Positions in `telling`, which have informative turns, are scored if there are too few others.
-    Turns whose ids are in `left_out` are never scored. `everybody` is the number of speakers.
+    dates: maps each episode near the days that the query names to two numbers (see `RecallIndex._dates`).
+    certain: positions that are always scored.
+    telling: positions of informative turns, which are scored if there are too few others.
+    everybody: the number of speakers.
+    left_out: ids of turns that are never scored.
     """
 
     dates: Mapping[int, tuple[float, float]]
@@ -272,7 +275,7 @@ def positions_of(hits: Hits, match: Match, columns: TurnColumns) -> list[int]:
 
 
 def episodes_of(hits: Hits, columns: TurnColumns) -> dict[int, tuple[float, float]]:
-    """Return, for each episode with hits, the share of the query that it covers and the score of its best turns."""
+    """Map each episode with hits to the share of the query that it covers, and to its best turns' relative score."""
     masks: defaultdict[int, int] = defaultdict(int)
     scores: defaultdict[int, list[float]] = defaultdict(list)
     for position, mask in hits.masks.items():

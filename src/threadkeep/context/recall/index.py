@@ -80,7 +80,7 @@ class Analysis(NamedTuple):
 
 
 def analysis_of(text: str) -> Analysis:
-    """Return the analysis of a turn's text: the slow part of `RecallIndex.add`, which a thread may do beforehand."""
+    """Return the analysis of a turn's text. It is the slow part of `RecallIndex.add`; a thread may call it before."""
     words = words_of(text[:_READ_CHARACTERS])
     return Analysis(words, _counted(terms_of(words)[:_MOST_TERMS]), signs_of(text, words))
 
@@ -148,7 +148,7 @@ class RecallIndex:
             self._of_role.setdefault(role, set()).update(speakers)
 
     def dump(self) -> Iterator[Packed]:
-        """Yield copies of the parts of the state, to store them; add no turns until all parts are yielded."""
+        """Yield copies of the state's parts, to store them. Until the last one is yielded, no turns may be added."""
         yield from self._postings.dump()
         yield from self._columns.dump()
         episodes = [
@@ -229,7 +229,7 @@ class RecallIndex:
         return meaningful(query[:_READ_CHARACTERS], self._names)
 
     def candidates(self, query: str) -> Iterator[tuple[str, Kind, dict[str, float]]]:
-        """Yield the id of each candidate, the kind of answer to the query, and the signals, for fitting the weights."""
+        """Yield the data for fitting the weights: for each candidate its id, the kind of the query, and the signals."""
         matching = self._matching(query, (), None, None)
         for position in matching.positions:
             yield self._columns.ids[position], matching.kind, matching.signals(position)
@@ -304,7 +304,7 @@ class RecallIndex:
         speaker = turn.speaker
         if speaker not in self._speakers:
             self._speakers[speaker] = []
-            # Skip an agent of a program, such as `researcher`, because its name is an ordinary word in questions.
+            # In questions, the name of an agent such as `researcher` is usually an ordinary word, so skip it.
             if not _is_agent(turn):
                 for word in words_of(speaker):
                     self._names.setdefault(word, speaker)

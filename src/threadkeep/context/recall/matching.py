@@ -50,7 +50,7 @@ class Scoring:
         }
 
     def scores(self, chosen: Sequence[int]) -> list[tuple[float, int]]:
-        """Return the scores of the turns at these positions, each with its position."""
+        """Return a pair (score, position) for each of the positions."""
         columns, found = self._columns, self._found
         priors, voices, episodes, shares = columns.priors[found.kind], columns.voices, columns.episodes, found.episodes
         named, amounts = self._voices, self._amounts()
@@ -65,7 +65,7 @@ class Scoring:
         for position, (a, b, c, d, e, own, f, g, h, i, j) in zip(chosen, self._windows(chosen), strict=True):
             score = priors[position] + amounts[position] + shares.get(episodes[position], 0.0)
             if asked:
-                # Reuse two of the three shares if this turn follows the previous one, as most candidates do.
+                # The topics of three turns count. If the previous candidate is the turn before, two are known.
                 if position == following:
                     before, here = here, after
                 else:
@@ -87,7 +87,7 @@ class Scoring:
         return scores
 
     def _windows(self, chosen: Sequence[int]) -> list[Sequence[int]]:
-        """Return, for each position in `chosen`, the bits of the hits there and at five positions on each side."""
+        """Return the bits of the hits at each position in `chosen`, and at the five positions on each side."""
         found = self._found.hits.masks
         if len(self._columns) > _SHORT:
             get, none = found.get, repeat(0)
@@ -98,7 +98,7 @@ class Scoring:
         return [masks[position - BESIDE : position + BESIDE + 1] for position in chosen]
 
     def _amounts(self) -> list[float] | defaultdict[int, float]:
-        """Return, by position, the weighted sum of the BM25 scores of a turn and of two neighbours on each side."""
+        """Map each position to a weighted sum of BM25 scores: its own, and those of two neighbours on each side."""
         weights, found = self._weights, self._found
         beside = weights["near_score"] * found.per_score
         here = beside + weights["score"] * found.per_score + weights["when_score"] * found.per_when_score
@@ -116,7 +116,7 @@ class Scoring:
 
 
 OF_MANY = "_of_many"
-"""The suffix of signals that count more if many turns match about as well as the best one."""
+"""The suffix of weights that are added to a signal's weight if many turns match about as well as the best turn."""
 
 _OF_MANY = [name.removesuffix(OF_MANY) for name in MATCH if name.endswith(OF_MANY)]
 _NEARLY, _MANY_SCALE = 0.8, 0.2
@@ -141,13 +141,13 @@ class Matching:
         self._weights = {**MATCH, **{name: MATCH[name] + self._many * MATCH[name + OF_MANY] for name in _OF_MANY}}
 
     def _of_many(self) -> float:
-        """Return the number of turns that match about as well as the best one, on a logarithmic scale."""
+        """Return the logarithm of the number of turns that match about as well as the best turn, scaled."""
         shares = self._hits.shares
         nearly = _NEARLY * max(shares, default=0.0)
         return _MANY_SCALE * math.log1p(sum([share >= nearly for share in shares]))
 
     def scores(self) -> list[tuple[float, int]]:
-        """Return the score and the position of each candidate: the turn's prior plus its weighted `signals`."""
+        """Return a pair (score, position) for each candidate. Its score is its prior plus its weighted `signals`."""
         found = Found(
             hits=self._hits,
             profile=self._profile,
@@ -160,7 +160,7 @@ class Matching:
         return Scoring(self._columns, found, self._weights).scores(self.positions)
 
     def _episode_shares(self) -> dict[int, float]:
-        """Return the weighted sum of the signals of each episode that has any."""
+        """Map an episode to the weighted sum of its signals, which is part of the score of each of its turns."""
         weights = self._weights
         of_words, of_score = weights["episode_words"], weights["episode_score"]
         shares = {episode: of_words * words + of_score * score for episode, (words, score) in self._episodes.items()}
