@@ -23,7 +23,7 @@ RUN_ENDS: tuple[RunEnd, ...] = ("done", "failed", "cancelled", "interrupted")
 RESET: Final = "session-reset"
 DELETE: Final = "session-delete"
 OWN_NAMES: Final = frozenset({RESET, DELETE})
-"""Internal workflows. They are operations on a session, which run between its turns and are not turns themselves."""
+"""The names of internal workflows, which reset or delete a session. They run between turns, but are not turns."""
 
 ROLLED_BACK: Final = "rolled_back_by_message"
 """The cancel reason of a run whose turn was rolled back when a later message arrived."""
@@ -58,7 +58,7 @@ class RunBudget:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunBudget:
-        """Return the budget that `to_dict` described.
+        """Create a budget from a dict that `to_dict` returned.
 
         Raises:
             InvalidInput: a name or a value is not valid for a budget.
@@ -75,7 +75,7 @@ NO_BUDGET: Final = RunBudget()
 
 @dataclass(frozen=True)
 class RunInput:
-    """The input that one message gives to a run. `message_id` is the platform's id; None if the input is no message."""
+    """The input that a run gets from one message. `message_id` is the platform's id; None if it is no message."""
 
     values: Mapping[str, Json]
     message_id: str | None = None
@@ -86,7 +86,7 @@ class NewRun:
     """A request for a run. A repeated request (same `run_id`, or same session and `message_id`) adds no run.
 
     A child run names its parent run, and the node that started it. `conversations` are the conversations that the run's
-    agents store under their own keys; the run waits for earlier turns of its session and of these conversations.
+    agents store in addition to the session; the run waits for earlier turns of its session and of each of them.
     `any_session` is True if the caller did not choose the session; the message may then join another session's turn.
     """
 
@@ -123,12 +123,12 @@ REPLY: Final = "reply"
 class Run:
     """An execution of a workflow, with its state.
 
-    `inputs` has one entry for each message that the run answers; it is empty if the run was deleted or cannot be read.
-    `result` is the output; `error` is the name of a kind of error, never a person's text. `interrupt` is the question
-    that a waiting run asks a person, and `resume_value` the reply with which a run was `resumed`. `arrival` is the
-    run's number among the turns of its session; None if it has no such number. A run with `cancel_requested_at` counts
-    as running until its worker has stopped it; `cancel_reason` says why. A `set_aside` run has failed too often; it is
-    not retried until a person requests this.
+    - `inputs`: one entry for each message that the run answers; empty if the run was deleted or cannot be read.
+    - `result`: the output. `error`: the name of a kind of error, never a person's text.
+    - `interrupt`: the question that a waiting run asks a person. `resume_value`: the reply, if the run was `resumed`.
+    - `arrival`: the run's number among the turns of its session; None if it has no such number.
+    - `cancel_requested_at`: if it is set, the run counts as running until its worker has stopped it.
+    - `set_aside`: True if the run has failed too often; it is not retried until a person requests this.
     """
 
     run_id: str
@@ -197,7 +197,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class NotYet:
-    """A run that cannot start. `behind` is the id of the run before it, or its own id if another process has it."""
+    """A run that cannot start. `behind` is the id of the run to wait for: this run, if another process has it."""
 
     run: Run
     behind: str
@@ -214,7 +214,7 @@ STATUS: Final = "status"
 """The kind of the event that reports a run's status; code that follows a run waits for it."""
 
 TRACE_CUT: Final = "trace_cut"
-"""The kind of the event that marks where a trace was cut; only status events follow it."""
+"""The kind of the event that marks where a trace reached its size limit; only status events follow it."""
 
 
 @dataclass(frozen=True)
@@ -270,7 +270,7 @@ class TokenUsage:
         return self.estimated_calls > 0
 
     def __add__(self, other: TokenUsage) -> TokenUsage:
-        """Return the sum of both usages, under this model; the cost is set if either of the two has one."""
+        """Return the sum of both usages, under this model's name. The cost is None only if both costs are None."""
         costs = [cost for cost in (self.cost, other.cost) if cost is not None]
         return TokenUsage(
             self.model,
@@ -284,7 +284,7 @@ class TokenUsage:
 
 
 NO_USAGE: Final = TokenUsage("", calls=0)
-"""The value with which summing the usage of several models begins."""
+"""A usage of zero tokens, with which a sum of usages begins."""
 
 
 type ToolCallStatus = Literal["fresh", "begun_before", "finished", "gone"]
@@ -304,7 +304,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class WorkflowVersion:
-    """A workflow in the version with which runs began; `definition` is None for a workflow in code."""
+    """A version of a workflow with which at least one run began; `definition` is None for a workflow in code."""
 
     name: str
     version: str

@@ -40,7 +40,7 @@ _KINDS: Mapping[type, str] = {
 
 
 def check_argument(name: str, value: object, kind: type, *, required: bool = False) -> None:
-    """Raise `InvalidInput` if an argument is not of a type. None is accepted unless the argument is `required`."""
+    """Raise `InvalidInput` if `value` is not of the type `kind`. None is accepted unless the argument is `required`."""
     if value is None and not required:
         return
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
@@ -49,14 +49,14 @@ def check_argument(name: str, value: object, kind: type, *, required: bool = Fal
 
 
 def check_each(name: str, values: Collection[object], kind: type) -> None:
-    """Raise `InvalidInput` if an argument is not a collection of values of a type."""
+    """Raise `InvalidInput` if `values` is not a collection, or if an item is not of the type `kind`."""
     check_argument(name, values, Collection, required=True)
     for value in values:
         check_argument(f"Each of {name}", value, kind, required=True)
 
 
 def check_cursor(name: str, cursor: object, *kinds: type) -> None:
-    """Raise `InvalidInput` if an argument is neither None nor a cursor, which is a tuple of values of these types."""
+    """Raise `InvalidInput` unless `cursor` is None or a tuple of as many values as `kinds`, each of its type."""
     check_argument(name, cursor, tuple)
     if isinstance(cursor, tuple) and (len(cursor) != len(kinds) or not all(map(isinstance, cursor, kinds))):
         raise InvalidInput(f"{name} is a cursor that an earlier page returned, or None.")
@@ -121,7 +121,7 @@ class Retention:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Retention:
-        """Return the retention that `to_dict` described.
+        """Create a retention from a dict that `to_dict` returned.
 
         Raises:
             InvalidInput: a name or a value is not valid for a retention.
@@ -142,12 +142,13 @@ def _limits(values: Any) -> RetentionLimits:
 class SessionInfo:
     """Metadata of a session, available without reading its messages.
 
-    Messages up to `deleted_seq` are deleted. Messages up to `archived_seq`, which is at least `deleted_seq`, are in no
-    window and no search. Both are 0 until retention removes messages. `retention` has the session's own limits, which
-    replace the general ones. `revision` starts at 0 and increases whenever messages are superseded or erased. A branch
-    names the session from which it was made (`parent_session_id`), and the `seq` at which it was made (`parent_seq`). A
-    conversation that an agent keeps below a session has this session as `parent_session_id` and the agent's name as
-    `agent`. For a conversation that an agent stores by itself, `namespace` is its location in the LangGraph store.
+    - `deleted_seq`: messages up to this `seq` are deleted; 0 until retention removes messages.
+    - `archived_seq`: messages up to this `seq`, which is at least `deleted_seq`, are in no window and no search.
+    - `retention`: the session's own limits, which replace the general ones.
+    - `revision`: 0 at first; it increases whenever messages are superseded or erased.
+    - `parent_session_id` and `parent_seq`: for a branch, the session and the `seq` at which it was made.
+    - `agent`: for a conversation that an agent keeps below the session `parent_session_id`, the agent's name.
+    - `namespace`: for a conversation that an agent stores by itself, its location in the LangGraph store.
     """
 
     session_id: str

@@ -48,7 +48,7 @@ waits, because the model may be called twice if the first run was stored after a
 
 _STOPS = "The service stops; send the message again, with its message_id."
 _ELSEWHERE_SECONDS = 60.0
-"""Seconds to wait until another process ends its turn. On SQLite, the turn of a suspended process does not end."""
+"""Seconds to wait until another process ends its turn. Without a limit, callers would wait for a suspended one."""
 
 ELSEWHERE = "Another process is answering in this session; send the message again later, with the same message_id."
 
@@ -59,8 +59,8 @@ _MOST_REMEMBERED = 10_000
 class RegenerationRequest:
     """A request to answer a question again: the message `message_id`, or the question that the run `run_id` answered.
 
-    By default, it is the session's newest question. Without a `workflow`, the same workflow answers as before, or the
-    chat if the earlier run was deleted. `double_texting` is the policy of the new run, by default the workflow's.
+    If neither is named, the newest question is answered. Without a `workflow`, the same one answers as before, or the
+    chat if the earlier run was deleted. `double_texting` is the new run's policy, by default that of the workflow.
     """
 
     run_id: str | None = None
@@ -98,8 +98,8 @@ class Chat:
         self._elsewhere_seconds = elsewhere_seconds
         self._answers = ChatAnswers(memory, workflows)
         self._turns: dict[tuple[str, str, str | None], ChatTurn] = {}
-        # Locks by `order_key` or session id. A lock lives as long as a turn holds it or waits for it, so all turns with
-        # one key use the same lock. For recorded runs the database keeps the order, too.
+        # Locks that keep the turns with the same `order_key` (or session id) in order. A lock lives as long as a turn
+        # holds it or waits for it. The database also keeps the order of the runs that it stores.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._stopping: set[asyncio.Task[None]] = set()
         self._closing = False
@@ -171,9 +171,10 @@ class Chat:
         await self._between_turns(DELETE, session_id)
 
     async def close(self, seconds: float) -> None:
-        """Accept no more turns. Let running turns finish within `seconds`, then ask their callers to send again.
+        """Accept no more turns, wait up to `seconds` for the running ones, and then cancel the rest.
 
-        Recorded runs are left to other processes. Unrecorded runs are stopped, and their partial answers are stored.
+        Their callers get `Interrupted`, which asks them to send the message again. A recorded run is continued by
+        another process. An unrecorded run is stopped, and its partial answer is stored.
         """
         self._closing = True
         tasks = [turn.task for turn in self._turns.values() if turn.task is not None]
@@ -242,7 +243,7 @@ class Chat:
             return None
 
     async def _end_of(self, turn: ChatTurn, runs: RunService, submitted: Submitted) -> Run | Outcome:
-        """Wait until a run is over or waits. Return the run, or only its outcome if the database does not respond."""
+        """Wait until a run ends or waits for a person. Return it, or its outcome if the database does not respond."""
         stream = submitted.stream
         ending = asyncio.create_task(runs.end_of(submitted.run_id, user_id=turn.request.user_id))
 
@@ -273,7 +274,7 @@ class Chat:
 
     @contextlib.asynccontextmanager
     async def _limit_elsewhere(self, runs: RunService, session_id: str) -> AsyncIterator[None]:
-        """Limit the time to wait for another process, but not while this process executes a turn of the session.
+        """Limit the wait for another process. While this process executes a turn of the session, there is no limit.
 
         Raises:
             Interrupted: another process did not end its turn in time.
@@ -299,7 +300,7 @@ class Chat:
             watching.cancel()
 
     async def _answer_unstored(self, turn: ChatTurn) -> ChatAnswer:
-        # The message may also have a recorded run. That run waits for this block, so the message is not answered twice.
+        # If the message has a recorded run too, it could be answered twice. Let that run wait until this block ends.
         with self._runs.in_flight.answering(turn.session_id, turn.message_id):
             async with self._locks.setdefault(turn.order_key, asyncio.Lock()):
                 if turn.stopped:
@@ -390,7 +391,7 @@ class Chat:
         )
 
     async def check_free(self, session: Session, message_id: str | None) -> None:
-        """Raise `SessionBusy` if a run of the session is queued or running, unless it answers the message."""
+        """Raise `SessionBusy` if a root run is queued or running, unless it answers the message `message_id`."""
         statuses: tuple[RunStatus, ...] = ("running", "queued")
         for status in statuses:
             found, _ = await self._memory.runs.records.runs(RunQuery(session_id=session.session_id, status=status))

@@ -287,9 +287,9 @@ class ChatAnswers:
     async def of_recorded(
         self, turn: ChatTurn, ended: Run | Outcome, runs: RunService, submitted: Submitted
     ) -> ChatAnswer:
-        """Return the answer from an ended run, or from its outcome, and mark the answer as delivered.
+        """Return the answer from an ended run, and mark the answer as delivered, unless it was stored as delivered.
 
-        An answer that was marked when it was stored (`stream.hold.told_id` is its id) is not marked again.
+        If the database does not respond, `ended` is only the outcome of the run.
 
         Raises:
             ThreadkeepError: the run has no answer; `error_of` chooses the error.
@@ -340,9 +340,9 @@ class ChatAnswers:
         return self.of(turn, Outcome("done", result=result_of_answer(found)), ())
 
     async def of_unrecorded(self, turn: ChatTurn, outcome: Outcome, usage: Sequence[TokenUsage]) -> ChatAnswer:
-        """Return the answer from the outcome of an unrecorded run, or another answer that was stored before it.
+        """Return the answer of an unrecorded run. If another answer to its message is stored, return that one instead.
 
-        The message may have had an answer already, which could not be read while the database was down.
+        While the database was down, the stored answer could not be read, so the message was answered again.
 
         Raises:
             ThreadkeepError: the run has no answer; `error_of` chooses the error.

@@ -59,7 +59,7 @@ class RunChildren:
         return _result_of(run)
 
     async def _there(self, request: ChildRequest, parent: ActiveRun) -> tuple[Run, Beginning | None]:
-        """Create or retry the child if needed. Return its run; if it is new and may begin now, also its `Beginning`."""
+        """Create the child, or retry it if needed. Return its run, and a `Beginning` if it is new and may begin now."""
         run_id = _child_id(request)
         run = await self._runs.run(run_id)
         if run is None:

@@ -63,7 +63,7 @@ class ActiveRun:
     hold: RunHold = field(default_factory=RunHold)
 
     def cancel(self, stop: RunStop) -> None:
-        """Cancel the run once; only the reason `lost` replaces an earlier reason and cancels the run again."""
+        """Cancel the run, unless it is being cancelled already. The reason `lost` always replaces an earlier reason."""
         if self.stop is None or stop == "lost":
             self.stop = stop
             self.hold.lost = stop == "lost"
@@ -150,7 +150,7 @@ class RunEndings:
         self._store = dependencies.compiler.store
 
     async def end(self, active: ActiveRun, outcome: Outcome) -> Outcome | None:
-        """Record that a run has ended or waits.
+        """Record that a run has ended, or that it waits for a person.
 
         Return the recorded outcome, which may differ from `outcome`; return None if this process has lost the run.
         """
@@ -187,11 +187,11 @@ class RunEndings:
         return ended
 
     async def _end_with_answer(self, active: ActiveRun, outcome: Outcome) -> bool:
-        """Store the answer, the end of its run, the trace, the records of model calls and the start of the window.
+        """Store an answer, its run's end, the trace, the records of model calls and the window's start, all together.
 
-        Use one transaction. Return False if nothing was stored, or if the result of the transaction is unknown. The
-        caller must then first store the answer, and then the end of the run, unless this process has lost the run. The
-        database rejects the transaction if another process owns the run by now or has answered the question.
+        The database rejects the transaction if another process owns the run by now or has answered the question. Return
+        False if nothing was stored, or if the result of the transaction is unknown. If this process still owns the run,
+        the caller must then store the answer, and after that the end of the run.
         """
         hold, run, answer = active.hold, active.run, active.hold.answer
         if answer is None:
@@ -268,7 +268,7 @@ class RunEndings:
     async def _keep_question(self, run: Run) -> None:
         """Store the message of a run if it is not stored yet, because later turns must see it; skip child runs.
 
-        If middleware may still have rejected or changed the message, store it as `failed`, without its text.
+        If it would be stored only after middleware, which may reject or change it, store it as `failed`, without text.
         """
         if run.parent_run_id is not None:
             return
@@ -289,8 +289,8 @@ class RunEndings:
         """Record the end of a cancelled run; if the process closes, release the run for another process to resume.
 
         A child is not released, because its parent resumes it. A run that was resumed with a person's reply is not
-        released either: the next process would use the reply again. It is taken over when this process has ended.
-        Store errors are ignored.
+        released either, because the next process would use the reply again. When this process has ended, another one
+        takes such a run over. Store errors are ignored.
         """
         run = active.run
         with contextlib.suppress(StoreError):
@@ -348,8 +348,8 @@ class RunEndings:
         """Store the progress of a run, so that a retry continues from there.
 
         The checkpointer may use another database than the run tables. If only the checkpointer is unavailable, wait for
-        it at most `keep_progress_seconds`, then report the failure. Earlier checkpoints stay until maintenance removes
-        them.
+        it at most `keep_progress_seconds`, then report the failure. A retry then continues from an earlier checkpoint,
+        unless maintenance has removed it.
         """
         run_id, now, until = active.run.run_id, asyncio.get_running_loop().time, None
         while not await self._is_kept(active):
@@ -375,9 +375,9 @@ class RunEndings:
 
 
 def _instead(outcome: Outcome, winner: AIMessage | None) -> Outcome:
-    """Return the outcome with the stored answer, if it differs from the run's own; otherwise return it unchanged.
+    """Return `outcome` with `winner` in place of the run's own answer. If there is no `winner`, return it unchanged.
 
-    The answers differ if another process stored its answer first, or if the run's answer got a new id.
+    `winner` is the stored answer: another process stored it first, or it is the run's answer under a new id.
     """
     if winner is None or outcome.result is None:
         return outcome

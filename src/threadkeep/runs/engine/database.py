@@ -28,7 +28,7 @@ _NAME = "threadkeep-engine"
 
 
 def engine_path(path: Path) -> Path:
-    """Return the engine's own file next to a SQLite database, so that the engine's many writes never block a turn."""
+    """Return the engine's file, next to a SQLite database. It is separate, so that its writes never block a turn."""
     return path.with_name(path.name + ".runs")
 
 
@@ -67,7 +67,7 @@ class Connections:
 
     def _check_in(self, _connection: object, record: ConnectionPoolEntry) -> None:
         if self._closed:
-            # Close the connection: a thread of dbos may return it after `dispose`, and the pool would keep it open.
+            # A thread of dbos may return a connection after `dispose`, and the pool would keep it open. So close it.
             record.invalidate()
 
     def _connect(

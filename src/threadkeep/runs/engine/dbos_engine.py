@@ -120,7 +120,7 @@ class DbosEngine:
         return self._lease
 
     async def _call[T](self, call: Callable[[RunQueue], Awaitable[T]]) -> T:
-        """Call the queue, and keep it from being stopped during the call; launch dbos first if necessary."""
+        """Await `call(queue)`; launch dbos first if necessary. The watcher does not stop the queue during the call."""
         self._calls += 1
         try:
             return await call(await self._launched())
@@ -191,7 +191,7 @@ class DbosEngine:
         return "left" if self._closed else await self._runs.execute(run_id)
 
     def _ended(self, task: asyncio.Task[Ending]) -> None:
-        """Forget a run whose execution is over; keep a run that the engine stopped, so that `close` can enqueue it."""
+        """Forget the run of a finished task. If the engine stopped the run, keep it, so that `close` can enqueue it."""
         if task.cancelled() or task.exception() is not None or task.result() != "left":
             self._started.pop(task, None)
 

@@ -79,8 +79,8 @@ _CALLING_THREADS = 4
 class RunQueue:
     """A queue of runs on a launched dbos; in a worker, it also executes them.
 
-    `troubled` gets the names of errors that do not stop the queue, in other threads. The synchronous methods block on
-    the database; call them in threads.
+    `troubled` is called in other threads, with the name of each error that does not stop the queue. The synchronous
+    methods wait for the database, so call them in threads.
     """
 
     def __init__(
