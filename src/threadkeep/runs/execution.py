@@ -171,7 +171,7 @@ class RunExecution:
         return outcome
 
     async def _wait_for_recovery(self, error: Exception) -> bool:
-        """Wait for the database. Return True if it may have caused the failure, which then does not count as a try.
+        """Wait for the database. Return True if an outage may have caused `error`; the try must not be counted then.
 
         Return False at once for an unrecorded run, which must not wait for the database.
         """
@@ -191,7 +191,7 @@ class RunExecution:
             self._stream.set_outcome(Outcome("failed", error=type(away).__name__))
             await retry_until_available(query)
             return True
-        # The database answers again. But do not count up to three such failures: a connection pool may recover later.
+        # A connection pool may recover later than the database, so do not count up to three such failures as tries.
         late = isinstance(error, StoreUnavailable) and self._late < _MOST_LATE
         self._late += late
         return late
@@ -244,7 +244,7 @@ class RunExecution:
         async for part in stream:
             self._take(part)
         if self._ledger.spent is not None:
-            # Raise the error again, because a node may have caught it and returned an incomplete result.
+            # Raise the budget's error again, because a node may have caught it and returned an incomplete result.
             raise self._ledger.spent
 
     async def _reply(self, name: str, chat: ChatNode, options: Mapping[ConversationKind, TurnOptions]) -> None:
@@ -353,7 +353,7 @@ class RunExecution:
         return Outcome("done", result={name: value for name, value in result.items() if value is not None})
 
     def _asked(self) -> Json:
-        """Return the open questions to a person, the last reply, and how often the run has asked (`number`)."""
+        """Return the run's `interrupt`: its open questions, their `number` in the run, and the id of the last reply."""
         earlier = self._run.interrupt if isinstance(self._run.interrupt, Mapping) else {}
         before, reply = earlier.get("number"), earlier.get(REPLY)
         asked: list[Json] = [{"id": one.id, "value": jsonable(one.value)} for one in self._interrupts.values()]
@@ -364,10 +364,10 @@ class RunExecution:
         return {"number": number, "interrupts": asked, **({} if reply is None else {REPLY: reply})}
 
     async def _given(self, *, again: bool) -> object:
-        """Return the graph's input: the initial state if there is no checkpoint, a person's new answer, otherwise None.
+        """Return the initial state if there is no checkpoint. Otherwise return a person's new answer, or else None.
 
-        Pass an answer only once, because after a crash the graph may have used it already, and would take it as the
-        answer to its next question. In the worst case, a person is asked the same question again.
+        Pass an answer only once: after a crash, a graph that has used it already would take it as the answer to its
+        next question. In the worst case, a person is asked the same question again.
         """
         run, saver = self._run, self._dependencies.saver
         if self._begins or saver is None:

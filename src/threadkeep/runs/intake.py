@@ -93,21 +93,21 @@ class RunIntake:
     ) -> None:
         """Answer a waiting run; if it asks several questions, `value` maps their ids to the answers.
 
-        A child's question is answered through the topmost run above it that waits. With a `message_id` the value is a
-        message of the session: it counts only once, and a channel sends the run's answer as a reply to it. If
-        `questions` contains ids, the value is accepted only if the run still asks all of these questions.
+        The answer to a child's question is passed to the topmost waiting run above the child. A `message_id` names the
+        session's message that contains `value`: the message counts only once, and a channel sends the run's answer as
+        a reply to it. If `questions` contains ids, the run must still ask all of these questions.
 
         Raises:
             RunNotFound: there is no such run that the user may see.
             InvalidInput: the run does not wait for an answer; it asks other questions; it asks several questions, but
-                the answers are not in a map; the `message_id` was used before; or the run has no session for the id.
+                the answers are not in a map; the `message_id` was used before, or the run has no session.
             RunBusy: the run above this child does not wait for it yet; the call can be repeated.
         """
         run = await self._top_of_waiting(await self.run(run_id, user_id=user_id))
         if run.parent_run_id is not None and run.status == "waiting":
             raise RunBusy(run.root_run_id)
         if questions:
-            # Read the run again: the copy from before the topmost run was found may have an earlier question.
+            # Read the run again, because its question may have changed while the topmost run was looked up.
             asking = await self.run(run_id, user_id=user_id)
             if not set(questions) <= {one.get("id") for one in RunResult.of(asking).interrupts}:
                 raise InvalidInput(f"Run {run_id!r} does not ask this any more; see the run for what it asks now.")
@@ -291,7 +291,7 @@ class RunIntake:
         return run
 
     async def _try_again(self, run: Run, request: RunRequest, mode: Mode) -> bool:
-        """Retry a failed or interrupted run because its message was sent again; return False if nothing was retried."""
+        """Retry a failed or interrupted run, because its message was sent again. Return False if it is not retried."""
         if request.user_id is not None and run.user_id != request.user_id and run.session_id is not None:
             raise WrongUser(run.session_id)
         if run.status not in ("failed", "interrupted") or run.set_aside or not await self._runs.retry(run.run_id):

@@ -47,7 +47,7 @@ class OfflineRuns:
         self._contexts.close()
 
     async def execute(self, request: RunRequest, stream: RunStream, session_id: str) -> tuple[Outcome, Ledger]:
-        """Execute a request under the run id of the stream, and report the turn; return its outcome and token usage.
+        """Execute a request as the run `stream.run_id`, and report its turn; return the outcome and the token usage.
 
         Raises:
             WorkflowNotFound: no workflow of that name is registered.

@@ -37,7 +37,7 @@ class Price:
 
 
 class Prices(dict[str, Price]):
-    """A table of prices by model name. If a full name has no entry, the longest entry with which it begins applies."""
+    """A table of prices by model name. For a name without an entry, the longest entry that begins the name applies."""
 
     def __init__(self, table: Mapping[str, Price]) -> None:
         super().__init__({name.strip().lower(): price for name, price in table.items()})
@@ -85,18 +85,19 @@ def _amount(text: str) -> float:
 class RunServiceOptions:
     """Options of the run service. Times are in seconds.
 
-    Every `watch_seconds` a process checks which of its runs must be stopped. Every `reap_seconds` it checks whether
-    owners of runs are dead: by default four times within `engine.dead_seconds`, and at least every two seconds. If
-    `reap_seconds` is more than half of `dead_seconds`, no dead process is detected on PostgreSQL. A temporary failure
-    is retried after `pause_seconds`; the pause doubles each time, up to `longest_pause_seconds`. A run is set aside for
-    a person after `max_attempts` attempts in which its process died or failed unexpectedly.
-
-    Trace events are stored in groups: after `trace_seconds` if a caller follows the run, else after
-    `late_trace_seconds`. Checkpoints are stored after `progress_seconds` if the run's last steps may be repeated. A run
-    that ends without a result waits at most `keep_progress_seconds` for a checkpointer that is down; after that a retry
-    starts from an earlier checkpoint. Every `upkeep_seconds`, maintenance starts runs that have not begun within
-    `forgotten_seconds`, and removes the checkpoints of finished runs. Checkpoints of runs without a result stay for
-    `keep_checkpoints_seconds`, so that the runs can be retried.
+    - `watch_seconds`: the interval at which a process checks which of its runs must be stopped.
+    - `reap_seconds`: the interval at which it checks whether owners of runs are dead; by default a quarter of
+      `engine.dead_seconds`, at most 2. Above half of `dead_seconds`, no dead process is detected on PostgreSQL.
+    - `upkeep_seconds`: the interval at which maintenance starts forgotten runs, and removes unneeded checkpoints.
+    - `max_attempts`: after so many attempts in which its process died or failed unexpectedly, a run is set aside.
+    - `forgotten_seconds`: after this time, a run that has not begun counts as forgotten.
+    - `pause_seconds`: the pause before a temporary failure is retried; doubled up to `longest_pause_seconds`.
+    - `trace_seconds`: trace events are stored after this time if a caller follows the run; otherwise after
+      `late_trace_seconds`.
+    - `progress_seconds`: checkpoints are stored after this time if the run's last steps may be repeated.
+    - `keep_progress_seconds`: a run that ends without a result waits so long for a checkpointer that is down;
+      after this time, a retry starts from an earlier checkpoint.
+    - `keep_checkpoints_seconds`: checkpoints of runs without a result stay for this time, for a retry.
     """
 
     prices: Prices = field(default_factory=lambda: Prices({}))

@@ -50,7 +50,7 @@ class RunCheckpoints:
             await self._records.checkpoints_removed(run_ids)
 
     async def remove_before(self, moment: datetime, *, limit: int) -> int:
-        """Remove checkpoints of up to `limit` runs that are done, deleted, or ended before `moment`. Count the runs."""
+        """Remove checkpoints of up to `limit` runs that are done, deleted or ended before `moment`; count them."""
         run_ids = await self._records.with_checkpoints(moment, limit=limit)
         await self.remove(run_ids)
         return len(run_ids)
@@ -100,7 +100,7 @@ type Pending = PendingCheckpoint | PendingWrites
 
 
 class ProgressWriter:
-    """A writer of progress that reports once when storing fails, and once when it works again.
+    """A writer of progress that reports when storing begins to fail, and when it works again.
 
     Without these reports, a failure would stay unnoticed until a run needs its checkpoints.
     """
@@ -130,11 +130,12 @@ class ProgressWriter:
 class RunProgress:
     """The checkpoints that one execution of a run makes, for its graph and for each subgraph (a namespace).
 
-    If `in_background(namespace)` is true, a checkpoint is stored after `seconds` while the run continues, unless a
-    newer one replaces it or the run succeeds first. Otherwise (the default), the checkpoint of each step is stored at
-    once, and a task's writes shortly after. While `starts_again` is true, `add` stores nothing, because a crashed run
-    starts from the beginning; `keep` still stores everything, for example when the run fails or waits. A `fresh` run
-    has no checkpoints of an earlier execution.
+    - By default, the checkpoint of each step is stored at once, and the writes of a task shortly after.
+    - If `in_background(namespace)` is true, a checkpoint is stored after `seconds`, while the run continues. It is not
+      stored if a newer one replaces it or the run succeeds before that.
+    - While `starts_again` is true, `add` stores nothing, because a crashed run starts from the beginning. `keep` still
+      stores everything, for example when the run fails or waits.
+    - A `fresh` run has no checkpoints of an earlier execution.
 
     Storing in the background is retried while the database is unavailable; any other error is raised by the next `add`.
     """
@@ -142,7 +143,7 @@ class RunProgress:
     def __init__(
         self, keeping: ProgressWriter, expect: Callable[[], Awaitable[None]], *, fresh: bool, seconds: float
     ) -> None:
-        """Create the progress. `expect` is awaited before the first checkpoint is stored, to record that one exists."""
+        """Create the progress. `expect` records that the run may have checkpoints, before the first one is stored."""
         self.in_background: Callable[[str], bool] = lambda _: False
         self.starts_again = False
         self._keeping = keeping

@@ -28,11 +28,13 @@ QUESTION_ID = re.compile("[0-9a-f]{32}")
 class RunRequest:
     """A request to run a workflow.
 
-    Without a `session_id` the run continues the user's last session with the workflow, or starts a new session. A
-    `sessionless` run sees no earlier turns and stores none. A `message_id` makes retries safe. `inputs` is the payload
-    that started the run; `results` contains the values that a channel parsed from the payload. `metadata` and `sent_at`
-    (the time that the platform reports) are stored with the message. If `stream` is true, the caller receives each
-    token when it arrives. `double_texting` replaces the workflow's policy for a message that arrives during a turn.
+    - `session_id`: if it is None, the run continues the user's last session with the workflow, or starts a new one.
+    - `sessionless`: if it is true, the run sees no earlier turns and stores none.
+    - `message_id`: the request can be repeated safely with the same id.
+    - `inputs`: the payload that started the run. `results`: the values that a channel parsed from the payload.
+    - `metadata` and `sent_at` (the time that the platform reports): they are stored with the message.
+    - `stream`: if it is true, the caller receives each token when it arrives.
+    - `double_texting`: it replaces the workflow's policy for a message that arrives during a turn.
     """
 
     workflow: str
@@ -140,7 +142,7 @@ def metadata_of(run: Run) -> dict[str, Json]:
 
 
 def answer_for(run: Run, value: Json) -> Json:
-    """Return a person's answer as a waiting run takes it: for one question the value, for several a map from their ids.
+    """Return a person's answer in the form that a waiting run takes. For several questions, it maps ids to answers.
 
     Raises:
         InvalidInput: the run, or its child, asks several questions and the answers are not in a map from their ids, or
@@ -170,7 +172,7 @@ def _answer_within(run_id: str, question: Mapping[str, Json], value: Json) -> Js
 
 
 def _asked_by_child(question: Mapping[str, Json]) -> list[Mapping[str, Json]]:
-    """Return the questions of a child if a run's question only passes them on; return an empty list otherwise."""
+    """If a run's question only passes on the questions of a child, return these. Otherwise return an empty list."""
     value = question.get("value")
     asked = (
         value.get("interrupts")
@@ -181,7 +183,7 @@ def _asked_by_child(question: Mapping[str, Json]) -> list[Mapping[str, Json]]:
 
 
 def text_of_input(given: RunInput) -> str:
-    """Return the text of an input message, or an empty text if the input has none."""
+    """Return the text of an input message, or an empty string if the input has none."""
     text = given.values.get("text")
     return text if isinstance(text, str) else ""
 

@@ -77,7 +77,7 @@ _CALLING_THREADS = 4
 
 
 class RunQueue:
-    """A queue of runs on a launched dbos; in a worker, it also executes them.
+    """A queue of runs on a launched dbos. Each attempt at a run is a dbos workflow; in a worker, dbos executes it.
 
     `troubled` is called in other threads, with the name of each error that does not stop the queue. The synchronous
     methods wait for the database, so call them in threads.
@@ -256,7 +256,7 @@ class RunQueue:
         self._database.connect().close()
 
     def _keep_removing(self) -> None:
-        """Remove old finished attempts every minute; first at once, because a short command may be the only worker."""
+        """Remove old finished attempts every minute; begin at once, because a worker may live only briefly."""
         kept = timedelta(seconds=self._options.keep_finished_seconds)
         while True:
             # Catch all errors, because the removal is repeated as long as the process lives.

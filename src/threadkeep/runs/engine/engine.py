@@ -15,7 +15,7 @@ type Execute = Callable[[str], Coroutine[object, object, None]]
 """A callback that executes a run. A repeated call for the same run resumes from the stored progress."""
 
 type Troubled = Callable[[str], None]
-"""A callback that gets the name of an error, usually of the database, after which the engine continues."""
+"""A callback for errors that do not stop the engine, usually of the database. It gets the name of the error."""
 
 type Stop = Literal["closing", "lost"]
 """The reason why the engine stops a run: it is closing, or this process was declared dead and lost the run."""
@@ -172,7 +172,7 @@ class RunTasks:
         if self._tasks and after_seconds > 0:
             await asyncio.wait(self._tasks.values(), timeout=after_seconds)
         for run_id, task in self._tasks.items():
-            # Only the reason `lost` cancels a task a second time.
+            # Cancel each task only once, unless the new reason is `lost`.
             if run_id not in self._stops or stop == "lost":
                 self._stops[run_id] = stop
                 task.cancel()
@@ -205,7 +205,7 @@ class LocalEngine:
         self._take(self._queued(run_id))
 
     async def dead(self, names: Set[str]) -> Set[str]:
-        """Return the names that no open engine of this process has. Other processes cannot use this database."""
+        """Return the names that belong to no open engine of this process; no other process can use the database."""
         return names - _names
 
     async def take_from_dead(self) -> Set[str]:

@@ -231,7 +231,7 @@ class Lease:
             return False
         with self._pool.connect() as connection:
             if not self._is_made:
-                # Look for the table only until it exists, because a worker without a launched dbos polls every 2 s.
+                # Omit this query once the table exists, because a worker without a launched dbos asks every 2 s.
                 made = (
                     "SELECT name FROM sqlite_master WHERE name = :table" if self._path else "SELECT to_regclass(:table)"
                 )
