@@ -98,7 +98,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         )
 
     async def load_threads(self, limit: int, after: str | None, order: str, context: TContext) -> Page[ThreadMetadata]:
-        """Return up to `limit` threads in the order of their last activity, after the thread `after` if it is given.
+        """Return up to `limit` threads, sorted by last activity. If `after` is given, begin behind this thread.
 
         With the order `desc`, the most recently active thread is first, and a page has at most 1,000 threads. If a
         thread becomes active between two calls, the later page can repeat or omit threads.
@@ -225,8 +225,8 @@ class ThreadkeepStore[TContext](Store[TContext]):
     async def _change_once(self, session: Session, item_id: str, new: Message, note: Message) -> bool:
         """Store `new` or `note`, and return True. Return False if another writer changed the session meanwhile.
 
-        If the text for models changes, `new` takes the place of the item; otherwise `note` is stored at the end. If the
-        thread has no such item, `new` is stored at the end, unless it is the note of a deletion.
+        If the change alters the text that models receive, `new` replaces the item; otherwise, only `note` is stored, at
+        the end. If the thread has no such item, `new` is stored at the end, but a deletion is not stored.
         """
         await session.deliver()
         info = await self._info(session)
@@ -272,7 +272,7 @@ async def _append(session: Session, *messages: Message) -> None:
 
 
 def _page[T: (ThreadItem, ThreadMetadata)](rows: list[T], after: str | None, limit: int) -> Page[T]:
-    """Return a page of up to `limit` rows: the first rows, or the rows after the row with the id `after`."""
+    """Return up to `limit` rows, from the first row on, or if `after` is given, from the row behind this id on."""
     start = 0
     if after:
         positions = [position for position, row in enumerate(rows) if row.id == after]

@@ -88,7 +88,7 @@ class SessionService(BaseSessionService):
     async def get_session(
         self, *, app_name: str, user_id: str, session_id: str, config: GetSessionConfig | None = None
     ) -> Session | None:
-        """Return a session with the events that `config` selects and the state of all scopes, or None if not found."""
+        """Return a session with the events that `config` selects, or None. The user's and app's state are included."""
         session = await self._read(app_name, user_id, session_id)
         if session is None:
             return None
@@ -100,7 +100,7 @@ class SessionService(BaseSessionService):
         return session
 
     async def list_sessions(self, *, app_name: str, user_id: str | None = None) -> ListSessionsResponse:
-        """Return an app's sessions without events, least recently active first; with a `user_id`, only that user's.
+        """Return the sessions of an app, or of one of its users, without events, least recently active first.
 
         Each session is read whole, because its state is computed from its events.
         """
@@ -172,7 +172,7 @@ class SessionService(BaseSessionService):
     async def _append(
         self, stored: StoredSession, app_name: str, delta: Mapping[str, object] | None, *messages: Message
     ) -> bool:
-        """Store messages and the shared values of `delta` in one transaction; return False if the revision exists."""
+        """Store messages and shared state (`delta`) in a transaction. If the revision exists already, return False."""
         state = self._memory.channels.state
         statements: list[Statement] = []
         for key, value in _json_safe(delta).items():
@@ -185,7 +185,7 @@ class SessionService(BaseSessionService):
         return await append_once(stored, messages, Joined(after=statements))
 
     async def _revision(self, session: Session, stored: StoredSession) -> int:
-        """Return the number of the revision that the caller's copy of a session has."""
+        """Return the revision number of the caller's copy of a session."""
         if marker := session._storage_update_marker:  # noqa: SLF001 - ADK keeps the revision there
             if await stored.find(f"{_REVISION}{marker}") is None:
                 raise SessionNotFoundError(f"Session {session.id} not found.")
@@ -223,7 +223,7 @@ class SessionService(BaseSessionService):
                 session.state |= cast("dict[str, object]", item["state"])
                 session.last_update_time = cast("float", item["created"])
             event = _event(message)
-            # If the text of the event was deleted, skip the event, unless it was appended after the deletion.
+            # If a message with the id of this event was taken back, skip the event, unless it was appended afterwards.
             gone = None if event is None else superseded.get(event.id)
             if event is not None and (gone is None or (message.created_at or gone) > gone):
                 session.state |= _state_of_session(event.actions.state_delta)
@@ -273,7 +273,7 @@ class MemoryService(BaseMemoryService):
         session_id: str | None = None,
         custom_metadata: Mapping[str, object] | None = None,
     ) -> None:
-        """Store the texts of new events in a session of the user; by default, in the user's session `events`."""
+        """Store the texts of new events in a session of the user. The default of `session_id` is `events`."""
         key = _key(app_name, user_id, session_id or "events")
         if messages := [message for event in events if (message := _message(event)) is not None]:
             await self._memory.session(key, user_id=user_id).append(messages)
@@ -282,7 +282,7 @@ class MemoryService(BaseMemoryService):
         """Search the user's sessions of the app; return up to 20 messages, those with most words of the query first.
 
         Of messages with equally many words, those with rarer words come first. Only the first 12 words of the query and
-        the best 500 messages for each word are used. A letter with an accent is also found as two code points (NFD).
+        the best 500 messages for each word are used. Words are also searched for in decomposed form (NFD).
         """
         prefix = _prefix(app_name)
         found: dict[tuple[str, int | None], SearchHit] = {}
@@ -315,10 +315,10 @@ class MemoryService(BaseMemoryService):
 
 
 def _has_word(text: str, word: str) -> bool:
-    """Return whether a text that a search found has the word itself.
+    """Return True if the text of a search hit really contains the word.
 
-    The search may ignore accents, and may find a short word inside another one ("a" in "parcel"). So an accented word
-    must occur with its accents, and a word of one or two ASCII letters must be a whole word.
+    A search may ignore accents, and may find a short word inside a longer one ("a" in "parcel"). Therefore, an accented
+    word must occur with its accents, and a word of one or two ASCII letters must be a whole word.
     """
     if not word.isascii():
         return word.lower() in text.lower()
@@ -332,7 +332,7 @@ def _prefix(app_name: str) -> str:
 def _key(app_name: str, user_id: str, session_id: str) -> str:
     """Return the id of a stored session.
 
-    If the id would be too long, characters beyond ASCII are not escaped. If it is still too long, it is a digest.
+    If the id would be too long, only ASCII is escaped; if it still is, it ends with a digest of user and session.
     """
     parts = [f"{escape(user_id)}:{escape(session_id)}" for escape in (keys.escape_key, _escape_ascii)]
     longest = keys.MAX_KEY_CHARACTERS - len(_prefix(app_name))
@@ -341,7 +341,7 @@ def _key(app_name: str, user_id: str, session_id: str) -> str:
 
 
 def _long_id(stored: StoredSession, session_id: str) -> dict[str, Json]:
-    """Return the field `session` with the ADK session id if the stored id has only a digest; otherwise no fields."""
+    """Return the ADK session id as the field `session` if the stored id has only its digest; otherwise no fields."""
     return {} if _adk_id(stored.session_id) else {"session": session_id}
 
 
@@ -351,7 +351,7 @@ def _escape_ascii(text: str) -> str:
 
 
 def _adk_id(stored_id: str) -> str:
-    """Return the ADK session id that the id of a stored session contains; an empty text if it has only a digest."""
+    """Return the ADK session id in the id of a stored session; an empty string if it has only a digest."""
     escaped = "".join(one if one.isascii() else keys.escape_key(one) for one in stored_id)
     try:
         _, _, _, session_id = map(keys.unescape_key, escaped.split(":"))
@@ -374,7 +374,7 @@ def _user_prefix(app_name: str) -> str:
 
 
 def _json_safe(state: Mapping[str, object] | None) -> dict[str, Json]:
-    """Return a state as JSON, without its temporary (`temp:`) keys; values of types that JSON lacks become text."""
+    """Return a state as JSON, without its temporary (`temp:`) keys. Values that JSON lacks become strings."""
     kept = {key: value for key, value in (state or {}).items() if not key.startswith(State.TEMP_PREFIX)}
     return cast("dict[str, Json]", to_jsonable_python(kept, fallback=str))
 
@@ -405,9 +405,9 @@ def _content(message: Message) -> Content:
 
 
 def _message(event: Event) -> Message | None:
-    """Return the text of an event as a message, with a mark for media. Return None if it is partial or has neither.
+    """Return a message with the text of an event and a mark for its media.
 
-    Thoughts, tool calls and tool results are not part of the text.
+    Return None for a partial event, or without text and media. Thoughts, tool calls and tool results are not text.
     """
     said = [part for part in event.content.parts or [] if not part.thought] if event.content else []
     media = [data for part in said if (data := part.inline_data or part.file_data) is not None]

@@ -66,7 +66,7 @@ async def read_messages(
 ) -> list[Message]:
     """Return the newest `limit` active messages since the last reset, oldest first. If `limit` is None, return all.
 
-    With `keep`, return and count only messages for which it returns True.
+    If `keep` is given, only messages for which it returns True are counted and returned.
     """
     try:
         after = (await session.info()).reset_seq
@@ -83,9 +83,9 @@ async def messages_after(
     view: View = "active",
     keep: Callable[[Message], bool] | None = None,
 ) -> list[Message]:
-    """Return the newest `limit` messages of `view` with a `seq` above `after`, oldest first; all if `limit` is None.
+    """Return the newest `limit` messages of `view` whose `seq` is above `after`, oldest first.
 
-    With `keep`, return and count only messages for which it returns True.
+    If `limit` is None, return all. If `keep` is given, only messages for which it returns True count.
     """
     found: list[Message] = []
     before: int | None = None
@@ -101,9 +101,9 @@ async def messages_after(
 
 
 async def take_back_newest(session: Session, keep: Callable[[Message], bool]) -> Message | None:
-    """Take back the newest active message since the last reset for which `keep` returns True, and all newer messages.
+    """Take back the newest active message for which `keep` returns True, together with all newer messages.
 
-    Return the message for which `keep` returned True, or None if there is no such message.
+    Only messages since the last reset are considered. Return the message that `keep` accepted, or None.
     """
     while await read_messages(session, 1, keep=keep):
         taken = await session.take_back()
@@ -124,7 +124,7 @@ async def first_revision(session: Session) -> int:
 
 
 async def append_once(session: Session, messages: Sequence[Message], joined: Joined) -> bool:
-    """Store messages and statements in one transaction.
+    """Store messages, and execute the statements in `joined`, in one transaction.
 
     The id of the first message identifies a revision, which only one writer can store. Return False if another writer
     has stored the revision. A repeated call returns True if an earlier call succeeded.

@@ -173,7 +173,7 @@ def _quoted(lines: Sequence[str]) -> str:
 
 
 def _cut(lines: Sequence[str]) -> list[str]:
-    """Return the first lines: at least one, and others up to 100,000 characters. Add a note if lines are left out."""
+    """Return the first lines that fit into 100,000 characters, but at least one. If lines are left out, say so."""
     fitting = sum(end <= _MOST_CHARACTERS for end in accumulate(map(len, lines)))
     shown = lines[: max(fitting, 1)]
     return [*shown] if len(shown) == len(lines) else [*shown, _LEFT_OUT]

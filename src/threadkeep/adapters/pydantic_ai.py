@@ -44,9 +44,9 @@ class Conversations(ConversationStore):
     """A conversation store of Pydantic AI that uses a memory. A conversation is stored as the session with the same id.
 
     An entry is stored as a message with the entry's id. Prompts and answers are stored like messages of other agents.
-    Tool calls and tool results are stored as notes. Each save is one transaction. If two writers change the
-    same revision, only the first succeeds. If a record continues from an earlier entry, later entries are superseded,
-    but can still be read. A fork is a branch of the session, with copies of its messages.
+    Tool calls and tool results are stored as notes. Each save is one transaction. If two writers change the same
+    revision of a conversation, only the first succeeds. If a save continues from an earlier entry, the entries after it
+    are superseded, but can still be read. A fork is a branch of the session, with copies of its messages.
     """
 
     def __init__(self, memory: Memory, *, user_id: str | None = None) -> None:
@@ -60,11 +60,11 @@ class Conversations(ConversationStore):
         self._memory = memory
         self._user_id = user_id
         self._scope = f"{_NAME}:{user_id or ''}"
-        # Maps the id of each session that is no conversation to its creation time and its last `seq` when it was read.
+        # Sessions that are not conversations: maps their ids to their creation time and last `seq` when they were read.
         self._others: dict[str, tuple[datetime, int]] = {}
 
     async def read_record(self, conversation_id: str) -> ConversationRecord | None:
-        """Return the newest record of a conversation, or None if there is none. Complete an interrupted delete."""
+        """Return the newest record of a conversation, or None. If a `delete_record` was interrupted, complete it."""
         _read_last.set(conversation_id)
         async for item in self._items_from_newest(self._session(conversation_id)):
             if item.get("deleted") == conversation_id:
@@ -77,11 +77,11 @@ class Conversations(ConversationStore):
         return None
 
     async def read_records(self, *, scope: str | None = None, limit: int | None = None) -> Sequence[ConversationRecord]:
-        """Return the newest record of each conversation, last updated first; with a `scope`, only of that scope.
+        """Return the newest record of each conversation, last updated first. If `scope` is given, filter by it.
 
         All conversations are read, even with a `limit`. An imported session is a conversation if Pydantic AI stored one
         of its newest 50 messages. To find such sessions, the first call also reads the newest messages of all other
-        sessions. Later calls read these only if the session has new messages.
+        sessions. Later calls read the newest messages of such a session again only if it has changed.
         """
         names = await self._memory.channels.state.values_of(self._scope, "conversation:")
         ids = {name.removeprefix("conversation:") for name in names}
@@ -144,9 +144,9 @@ class Conversations(ConversationStore):
             await self._memory.channels.state.forget(self._scope, name, conversation_id)
 
     async def read_entry(self, entry_id: str) -> ConversationEntry:
-        """Return an entry. Search the conversation whose record this task read last, then the one that wrote the entry.
+        """Return an entry of the conversation whose record this task read last, or else of the one that wrote it.
 
-        In an imported conversation, entries are found only after the task has read its record.
+        In an imported conversation, entries are found only after the task has read the conversation's record.
 
         Raises:
             LookupError: neither conversation has the entry.
@@ -176,10 +176,9 @@ class Conversations(ConversationStore):
         return history[::-1]
 
     async def _left_after(self, record: ConversationRecord, entry_id: str | None) -> int | None:
-        """Return the `seq` after which a write must supersede entries; return None if there are no such entries.
+        """Return the `seq` of the entry `entry_id`, after which a write must supersede the later entries.
 
-        The new entries follow `entry_id`, so later entries are superseded. If `entry_id` is in another session, branch
-        that session.
+        If there are no later entries, return None. If the entry is in another session, branch it, and return None.
         """
         session, seq = self._session(record.conversation_id), 0
         if entry_id is not None:
@@ -220,7 +219,7 @@ class Conversations(ConversationStore):
 
 
 def _note(conversation_id: str, revision: str, item: Json) -> Message:
-    """Return the note that a write stores. Its id contains the previous revision, so that only one write can follow."""
+    """Return a write's note. Its id contains the previous `revision`, so that only one write can follow a revision."""
     return item_message(_NAME, item, role=None, text="[conversation]", message_id=f"{conversation_id}:{revision}")
 
 

@@ -38,11 +38,11 @@ def answered_before(answer: AIMessage, request: ModelRequest[Any], config: Runna
 
 
 def repeated(answer: AIMessage, messages: Sequence[BaseMessage], *, is_data: bool = False) -> AIMessage:
-    """Return a stored answer as a message to add to a state (`messages`), so that the state ends with this turn.
+    """Return a stored answer as a message to add to `messages`, so that the state ends with the turn of this answer.
 
-    A message with an id that the state already has would keep its old position. If another turn, a copy or a tool call
-    follows the answer there, or if its id is that of a tool's result, return a copy with a new id (`REPEATS`). If
-    `is_data` is True, the answer in the state may be the tool call of a structured response.
+    If the state already has the answer's id, LangGraph would keep its old position. So return a copy with a new id
+    (`REPEATS`) if another turn, a copy or a tool call follows there, or if the id is that of a tool's result. If
+    `is_data` is True, tool calls do not matter, because the answer may be the call of a structured response.
     """
     position = next((index for index, one in enumerate(messages) if one.id == answer.id), None)
     if position is None:
@@ -56,7 +56,7 @@ def repeated(answer: AIMessage, messages: Sequence[BaseMessage], *, is_data: boo
         or REPEATS in one.additional_kwargs
         or one.response_metadata.get(ANSWERS, question) != question
     ]
-    # Add a copy if the newest reply calls tools: without structured response, LangChain would call the model again.
+    # Without structured response, LangChain would call the model again if the newest reply calls tools: add a copy.
     calls = next((one.tool_calls for one in reversed(later) if isinstance(one, AIMessage)), [])
     if not isinstance(known, AIMessage) or others or (calls and not is_data):
         return answer.model_copy(update={"id": str(uuid7()), "additional_kwargs": {REPEATS: answer.id}})
@@ -87,7 +87,7 @@ def stream_again(answer: BaseMessage) -> None:
     """Make LangGraph stream a stored answer that a node returns, even if the node's input already has the answer."""
     callbacks = (var_child_runnable_config.get() or {}).get("callbacks")
     for handler in callbacks.handlers if isinstance(callbacks, BaseCallbackManager) else ():
-        # Remove the id, because LangGraph does not stream a message twice. Find the handler by `seen`, not by class.
+        # LangGraph does not stream a message id twice, so forget the id. Find the handler by `seen`, not by its class.
         if isinstance(seen := getattr(handler, "seen", None), set):
             seen.discard(answer.id)
 
@@ -113,9 +113,9 @@ def final_answer(
 ) -> AIMessage | None:
     """Return the final answer in a state; None if no answer follows the question.
 
-    The answer is an assistant message, the joined results of tools, or the structured response as JSON. `direct_calls`
-    are the ids of calls of tools with `return_direct`. Middleware may add human messages after the answer. If the state
-    has no message of `question`, the newest human message counts as the question.
+    The answer is an assistant message, the joined results of tools with `return_direct` (their calls: `direct_calls`),
+    or the structured response as JSON. It follows the messages of `question`, and middleware may add human messages
+    after it. If the state has no message of `question`, it follows the newest human message.
     """
     direct: list[ToolMessage] = []
     asked = {id_of(message) for message in question} & {id_of(message) for message in state["messages"]} - {None}
@@ -145,7 +145,7 @@ def answer_of(results: Sequence[ToolMessage]) -> AIMessage:
 
 
 def is_limit_notice(answer: AIMessage, said_ids: Collection[str | None]) -> bool:
-    """Return True if an answer is the notice of a call limit; `said_ids` are the ids of the model's own replies."""
+    """Return True if an answer is the notice of a call limit, and not one of the model's own replies (`said_ids`)."""
     return answer.id not in said_ids and any(notice in text_of(answer) for notice in _LIMIT_NOTICES)
 
 

@@ -42,7 +42,7 @@ from threadkeep.records import Message, Summary
 type _Sent = tuple[BaseMessage, Entry]
 
 _NEWEST: Final = 8
-"""The number of newest messages to make room for: if the window's share is too small, it grows to half the budget."""
+"""The number of newest messages for which to make room, even if the window's share then grows to half the budget."""
 _YIELDING: Final[tuple[Section, ...]] = ("window", "earlier_steps")
 _PINNED: Final[tuple[Section, ...]] = ("system", "summary")
 
@@ -76,7 +76,7 @@ class Assembler:
         self._shown: tuple[int, TokenCounter, tuple[Summary, ...]] | None = None
 
     def draft(self, call: Call, wanted: Sequence[Section] = (), extras: Sequence[Extra] = ()) -> Draft:
-        """Choose the messages to send. Reserve tokens for found `extras`, and for `wanted` sections, to be found later.
+        """Choose the messages to send. Reserve tokens for `extras`, and for the sections `wanted` later.
 
         Raises:
             BudgetTooSmall: the system message exceeds the budget, alone or together with the newest user message and
@@ -98,7 +98,7 @@ class Assembler:
         """Return the messages of the call: the messages that the draft chose, and its extras at their positions."""
         pieces, chosen = draft.pieces, draft.chosen
         moved = chosen.cut_back and self._layout.window == "anchored"
-        # Let later calls of the turn begin at the same message, so that none of them sends a turn that is now quoted.
+        # Begin later calls of the turn at this message, because they must not send a turn that this call quotes.
         quoted = not draft.window and any(extra.entry.section == "selected" for extra in draft.extras)
         if (moved or quoted) and chosen.begin < len(pieces):
             self._begin_id = pieces[chosen.begin].id
@@ -122,7 +122,7 @@ class Assembler:
     def _assembled(
         self, draft: Draft, head: list[_Sent], tail: list[_Sent], stable: int, texts: Mapping[str, str]
     ) -> Assembled:
-        """Join `head`, the cached window and `tail`. The `StablePrefix` ends after `stable` messages of `tail`."""
+        """Join `head`, the cached window and `tail`. The first `stable` messages of `tail` end the `StablePrefix`."""
         count = draft.window
         messages = [*[each[0] for each in head], *self.window.messages[:count], *[each[0] for each in tail]]
         entries = (*[each[1] for each in head], *self.window.entries[:count], *[each[1] for each in tail])
@@ -173,7 +173,7 @@ class Assembler:
         return earlier
 
     def _is_whole(self, call: Call, dialogue: Sequence[BaseMessage]) -> bool:
-        """Return True if the whole cached window can be sent unchanged before the messages of the run."""
+        """Return True if the whole cached window can be sent unchanged, followed by the messages of the run."""
         window, recollection = self.window, self._recollection
         if not window.plain or window.counter != call.counter or self._steps or self._begin_id is not None:
             return False
@@ -200,7 +200,7 @@ class Assembler:
         *,
         window: int = 0,
     ) -> Draft:
-        """Return a draft without a choice: it has all messages that may follow the first `window` cached messages."""
+        """Return a draft with all messages to choose from, besides the first `window` messages, which are cached."""
         shown = self._summaries_for(call)
         repaired = repair(plain(dialogue, call.provider))
         steps = {id_of(message) for message in dialogue if id(message) in self._steps}
@@ -245,7 +245,7 @@ class Assembler:
         return replace(draft, pieces=pieces, summaries=(), chosen=self._plan(call, pieces, call.budget))
 
     def _recalled(self, draft: Draft) -> int:
-        """Return the tokens reserved for quotes of older turns if the window has all turns and may use them, else 0."""
+        """Return the tokens that quotes do not need because the window contains all turns (0 if it does not)."""
         recollection = self._recollection
         if recollection.begin or recollection.dropped or recollection.overflowing:
             return 0
@@ -265,7 +265,7 @@ class Assembler:
     ) -> Iterator[Piece]:
         """Yield every message that may be sent, in sending order: first the system message, then the summary.
 
-        `steps` are the ids of the tool calls and results of earlier turns, of which `dialogue` may contain copies.
+        `steps` are the ids of the tool calls and results of earlier turns, copies of which may be in `dialogue`.
         """
         systems = [message for message in call.messages if isinstance(message, SystemMessage)]
         if system := merged_system([*([call.system] if call.system else []), *systems]):
@@ -297,7 +297,7 @@ class Assembler:
             yield Piece(mark, before.section, None, mark=True)
 
     def _is_unanswered(self, asked: Piece, next_id: str | None) -> bool:
-        """Return True if a stored question's run has no answer and the next message (`next_id`) is of another run."""
+        """Return True if the run of the stored question `asked` has no answer, and `next_id` is of another run."""
         row = self._rows_by_id.get(asked.id)
         return row is not None and not self.window.has_answer(row, self._rows_by_id.get(next_id))
 
@@ -326,7 +326,7 @@ class Assembler:
         if held:
             begin = next((i for i, piece in enumerate(pieces) if piece.id == self._begin_id), 0)
         elif self._recollection.begin:
-            # Begin at the first message that was read: the state's messages before it precede the anchor or a summary.
+            # Skip messages of the state before the first message that was read; they precede the anchor or a summary.
             known = (i for i, piece in enumerate(pieces) if piece.section != "window" or piece.id in self._rows_by_id)
             begin = next((i for i in known if pieces[i].section not in _PINNED), len(pieces))
         if self._layout.window == "sliding":
@@ -353,7 +353,7 @@ class Assembler:
         return size
 
     def _sent(self, draft: Draft, piece: Piece, cut_to: int | None, texts: dict[str, str]) -> _Sent:
-        """Return a message as it is sent (perhaps cut), and its entry. If it is not stored so, add it to `texts`."""
+        """Return a (perhaps cut) message and its entry. If the transcript lacks this form, add it to `texts`."""
         call = draft.call
         message, size = piece.message, count_message(piece.message, call.counter)
         before = self._earlier_steps.tokens_before.get(piece.id) if piece.section == "earlier_steps" else None
@@ -371,7 +371,7 @@ class Assembler:
         return message, Entry(piece.section, size, seq=seq, id=piece.id, digest=digest, tokens_before=before)
 
     def _summary_entry(self, message: BaseMessage, entry: Entry, draft: Draft, texts: dict[str, str]) -> Entry:
-        """Return the entry of the summaries, with their ids. If the last summary was cut, add its text to `texts`."""
+        """Return the manifest entry of the summaries. If the last summary was cut, add `message` to `texts`."""
         entry = replace(entry, summaries=tuple(summary.id for summary in draft.summaries), source="summaries")
         whole = self._recollection.summaries[-1]
         if draft.summaries[-1].text == whole.text:
@@ -380,7 +380,7 @@ class Assembler:
         return replace(entry, source="text", tokens_before=before, digest=_added(message, texts))
 
     def _source(self, call: Call, piece: Piece) -> Source:
-        """Return `transcript` if the message as it is sent can be read from the transcript, otherwise `text`."""
+        """Return `transcript` if the transcript has the message in the form in which it is sent, otherwise `text`."""
         message = piece.message
         if piece.section in _PINNED or piece.mark:
             return "text"

@@ -53,11 +53,12 @@ def chosen_model[M: BaseChatModel | None](model: M, config: RunnableConfig | Non
 class CallMeasure:
     """The token counter of a model call and the budget of its messages.
 
-    `budget` does not include the tokens of the tools (`tools`). `stored` is the counter with which stored messages were
-    counted; it is None if the caller chose another counter. `learns` is True if the provider's count can correct the
-    counter. If `shared` is less than `budget`, extra sections and earlier steps get shares of `shared` instead. If the
-    correction has a factor of its own for scripts other than Latin, `other_counter` counts the tokens in these scripts
-    without the factor, and `other` is their number.
+    - `budget`: the maximum number of tokens of the messages, without the tokens of the tools (`tools`).
+    - `stored`: the counter with which stored messages were counted; None if the caller chose another counter.
+    - `learns`: True if the provider's count can correct the counter.
+    - `shared`: if below `budget`, extra sections and earlier steps get shares of it instead of `budget`.
+    - `other_counter`: counts scripts other than Latin without the correction, if the correction has a factor for them.
+    - `other`: the number of tokens that `other_counter` counted.
     """
 
     model: str | None
@@ -79,7 +80,7 @@ class CallMeasure:
         return (tokens * 100 - self.other * other_hundredths) // self.counter.hundredths + self.other
 
     def learning_from(self, sent: Assembled) -> CallMeasure:
-        """Return the measure with the `other` tokens of `sent` added. If `sent` has media, set `learns` to False."""
+        """Return a copy with `sent` counted in `other`, or with `learns` False if `sent` has images or other media."""
         if not (self.learns and sent.texts_only):
             return replace(self, learns=False)
         if (counter := self.other_counter) is None:
@@ -88,7 +89,7 @@ class CallMeasure:
         return replace(self, other=self.other + sum(count_message(message, counter) for message in messages))
 
     def as_stored(self, tokens: int, sent: Assembled) -> int:
-        """Convert a number of tokens to the `stored` counter, by the ratio of the two counts of the sent messages."""
+        """Convert tokens to the counter `stored`, by the ratio of what both counters give for the sent messages."""
         if self.stored is None or self.stored is self.counter:
             return tokens
         chat = sent.chat

@@ -45,7 +45,7 @@ class NodeAttempt:
     """An attempt to execute a task of a graph.
 
     `run_id` is the id of the node's LangChain run, and `below` has the ids of the runs inside it. `task` is the task's
-    step number and path; unlike LangGraph's task id, it is the same in two calls that resume one checkpoint.
+    step number and path, which stay the same if a checkpoint is resumed twice; LangGraph's task id changes.
     """
 
     run_id: UUID
@@ -98,7 +98,7 @@ class RootCallbacks(BaseCallbackHandler):
         self.branch: ContextVar[int | None] = ContextVar("threadkeep_sent", default=None)
         """The index of the current task's branch, if the branch was started with `Send`; otherwise None."""
         self.attempts: ContextVar[Mapping[str, NodeAttempt]] = ContextVar("threadkeep_attempts", default=_NO_ATTEMPTS)
-        """Maps the checkpoint namespaces of the tasks around the current code, outermost first, to their attempts.
+        """The attempts of the tasks around the current code, by checkpoint namespace, outermost first.
 
         If LangGraph's `RetryPolicy` repeats a task, the new attempt has the same namespace and another run id.
         """
@@ -109,7 +109,7 @@ class RootCallbacks(BaseCallbackHandler):
     def call(self) -> RootCall | None:
         """The root run that contains the current task; None outside of a run, or if the root run is not stored.
 
-        After a stream, its run id remains in the context variables of its reader; outside of a run, it is ignored.
+        After a stream has ended, the context variables of its reader still contain the run id, which is then ignored.
         """
         return None if var_child_runnable_config.get() is None else self._calls.get(self._current.get())
 
@@ -123,7 +123,7 @@ class RootCallbacks(BaseCallbackHandler):
         metadata: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Store a root run. For a run inside a root run, note whether it begins a branch, and add it to its attempt."""
+        """Store a root run. Add any other run to its attempt, and note its branch if it begins one."""
         known = metadata or {}
         if parent_run_id is not None:
             self._note_branch(known)
@@ -151,7 +151,7 @@ class RootCallbacks(BaseCallbackHandler):
             self._note_attempt(metadata or {}, run_id, parent_run_id)
 
     def _note_branch(self, metadata: Mapping[str, Any]) -> None:
-        """Note the branch of a run. The run of a tool, or a run in another LangGraph thread, is in no branch."""
+        """Note the branch of a run. Runs of tools, and runs in another LangGraph thread, have no branch."""
         call = self._calls.get(self._current.get())
         if metadata.get("langgraph_node") == _TOOLS or (call is not None and call.thread != metadata.get("thread_id")):
             self.branch.set(None)
