@@ -159,7 +159,7 @@ class RootCallbacks(BaseCallbackHandler):
             self.branch.set(path[1] if len(path) > 1 and isinstance(path[1], int) else 0)
 
     def _note_attempt(self, metadata: Mapping[str, Any], run_id: UUID, parent_run_id: UUID) -> None:
-        """Add a run to the attempt of its node; begin a new attempt if the known attempt lacks the parent run."""
+        """Add a run to the attempt of its node. If the attempt does not have the parent run, begin a new attempt."""
         namespace = str(metadata.get("langgraph_checkpoint_ns", ""))
         if not namespace:
             return
@@ -294,7 +294,7 @@ class PartialAnswer(BaseCallbackHandler):
 
 
 def with_callback(config: RunnableConfig, handler: BaseCallbackHandler, *, inherit: bool) -> RunnableConfig:
-    """Return a config with one more handler. If the config has a manager, child runs get it only with `inherit`."""
+    """Return a config with one more handler. If it has a manager, child runs get the handler only with `inherit`."""
     callbacks = config.get("callbacks")
     if isinstance(callbacks, BaseCallbackManager):
         manager = callbacks.copy()

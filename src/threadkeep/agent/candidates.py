@@ -109,7 +109,7 @@ class CandidateNodes:
     clock: Callable[[], datetime]
 
     async def ingest_prompt(self, state: CandidateState, config: RunnableConfig) -> CandidateState:
-        """Add the event's prompt as one human message. Skip an event without one; keep a repeated event's answer."""
+        """Add the event's prompt as one human message. Skip events without a prompt. Keep the answer of a repeat."""
         prompt = prompt_of(state.get("event") or {})
         if prompt is None:
             return {**_NOTHING, "outcome": "SKIP"}
@@ -144,7 +144,7 @@ class CandidateNodes:
         return {"messages": update, "llmText": text}
 
     async def build_candidate(self, state: CandidateState) -> CandidateState:
-        """Propose the model's whole answer, even if the state has a shortened copy of it. Propose no empty answer."""
+        """Propose the model's answer, unless it is empty. Use `llmText`, because the state's copy may be shortened."""
         text = state.get("llmText") or ""
         if not text.strip():
             return {"outcome": "OK"}
@@ -176,7 +176,7 @@ class CandidateNodes:
         return [SystemMessage(self.system_prompt, id=SYSTEM_PROMPT_ID, additional_kwargs=created), *before, question]
 
     def _created(self, messages: Sequence[BaseMessage] = (), message_id: str = "") -> dict[str, str]:
-        """Return metadata with the time at which a message entered the memory; a new message enters it now."""
+        """Return metadata with the time at which a message entered the memory: its known time or, if it is new, now."""
         times = (one.additional_kwargs.get(CREATED_AT) for one in messages if one.id == message_id)
         return {CREATED_AT: next((str(time) for time in times if time), None) or self.clock().isoformat()}
 
@@ -223,7 +223,7 @@ class CandidateNodes:
 
 
 def _update(messages: list[BaseMessage], wanted: list[BaseMessage]) -> list[BaseMessage]:
-    """Return the update that turns `messages` into `wanted`: the added messages or, if any is removed, all messages."""
+    """Return the update that turns `messages` into `wanted`. If messages are removed, it has all of `wanted`."""
     if wanted[: len(messages)] == messages:
         return wanted[len(messages) :]
     return [RemoveMessage(id=REMOVE_ALL_MESSAGES), *wanted]
@@ -300,11 +300,11 @@ def candidate_graph(
     the memory. To add nodes or to compile the graph differently, use its `builder`.
 
     Args:
-        model: a chat model, or any runnable from messages (or a text, if `flat`) to a message or a text.
+        model: a chat model, or a runnable that gets messages (a string if `flat`) and returns a message or a string.
         system_prompt: the first message of every call.
         max_messages: the maximum number of remembered messages, including the system prompt; at least 1.
         max_chars: the maximum number of characters of the texts of the remembered messages; 0 means no limit.
-        flat: True to send one text, with each message as `(role) content`; a template formats the text differently.
+        flat: True to send all messages as one string, each as `(role) content`; or a template that formats this string.
         timeout_seconds: the maximum seconds of a model call; None means no limit.
         observers: receivers of an event for each memory update, model call and failure; events contain no texts.
         clock: returns the time of candidates and errors.

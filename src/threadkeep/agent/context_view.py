@@ -165,7 +165,7 @@ async def recorded_view(memory: Memory, stored: StoredManifest) -> ContextView:
 
 
 def recorded(stored: StoredManifest) -> ContextManifest:
-    """Return the manifest of a recorded call; one that cannot be read has only the note `record_unreadable`."""
+    """Return the manifest of a recorded call. If it cannot be read, it has only the note `record_unreadable`."""
     values = {"created_at": stored.created_at.isoformat(), **stored.manifest, "call": stored.call}
     try:
         return ContextManifest.from_dict(values)
@@ -206,8 +206,8 @@ _WORDS: dict[str, str] = {
 class Difference:
     """The difference between two calls.
 
-    `shared` is the number of leading messages that are equal. `came` and `went` are the messages that the later call
-    added and removed; each removed message has the reason.
+    `shared` is the number of equal messages at the beginning. `came` are the messages that only the later call has.
+    `went` are the messages that only the earlier call has, each with the reason why the later call lacks it.
     """
 
     before: ContextView
@@ -284,8 +284,9 @@ def _departure(entry: Entry, before: ContextManifest, after: ContextManifest) ->
 def _is_of(entry: Entry, left: LeftOut, before: ContextManifest, after: ContextManifest) -> bool:
     """Return True if `entry`, a message of the earlier call, is in the range `left`, which the later call excluded.
 
-    A range has the ids of its first and last message. If the earlier call did not send one of these, the range is open
-    at that end. If the earlier call sent neither and belongs to another run, none of its messages is in the range.
+    The range extends from the message `left.id` to `left.last_id`. If the earlier call did not send one of them, the
+    range has no limit at this end. If it sent neither and belongs to another run, the range contains none of its
+    messages.
     """
     if left.last_id is None or entry.id is None:
         return entry.id is not None and entry.id == left.id

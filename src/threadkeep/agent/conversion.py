@@ -130,7 +130,7 @@ def assessment_of(message: BaseMessage) -> tuple[float | None, bool]:
 
 
 def to_langchain(message: Message) -> BaseMessage:
-    """Convert a row to a LangChain message; if an original with the same text is stored, return the original."""
+    """Convert a row to a LangChain message. If the row has an `original` with the same text, return the original."""
     if message.original is not None and (full := _original(message)) is not None:
         return full
     if message.role == "user":
@@ -141,17 +141,17 @@ def to_langchain(message: Message) -> BaseMessage:
 
 
 STRUCTURED: Final = "threadkeep:structured"
-"""The key in an answer's metadata for the JSON of its structured response, set if the answer has a different text."""
+"""The key in an answer's metadata for the JSON of its structured response; unused if the text is this JSON."""
 
 
 ANSWERS: Final = "threadkeep:answers"
-"""The key in a reply's `response_metadata` for the id of its question, set if it was repeated after later turns."""
+"""The key in a reply's `response_metadata` for the id of its question, set if later turns follow this question."""
 
 TASK: Final = "threadkeep:task"
 """The key in the metadata of an answer for the digest of the LangGraph task in which a nested agent gave it."""
 
 ENDS: Final = "threadkeep:ends"
-"""The key in an answer's metadata for the recorded graph that it ended, set if the final state has only messages."""
+"""The key in the last answer's metadata for the recorded graph that has ended, set if its state has only messages."""
 
 FORGETS: Final = "threadkeep:forgets"
 """The key in the metadata of a tool that deletes facts. After its call, the turn's model calls read the facts again."""
@@ -161,9 +161,9 @@ REPEATS: Final = "threadkeep:repeats"
 
 
 def from_langchain(message: BaseMessage, *, full: bool = False, others: Mapping[str, Any] | None = None) -> Message:
-    """Return the message to store: its `transcript_text`, its id and, with `full`, its JSON in `original`.
+    """Return the message to store, with its `transcript_text` and id. If `full` is True, `original` is its JSON.
 
-    `others` are values of the row's fields, which replace the values from the message.
+    `others` maps fields of the row to values that replace the values from the message.
 
     Raises:
         InvalidMessage: the message is not from a user, an assistant or the system; for example, a tool's result.
@@ -244,7 +244,8 @@ def _original(message: Message) -> BaseMessage | None:
         (full,) = messages_from_dict([message.original])
     except (ValueError, TypeError):
         return None  # another version of LangChain wrote it, so the caller uses the stored text
-    # Use the stored text: providers do not receive `refusal`, and the call of a structured response has no result.
+    # Without the stored text, providers would miss a `refusal`, and get the call of a structured response without
+    # result.
     if full.additional_kwargs.get("refusal") or STRUCTURED in message.metadata:
         return None
     # Accept a content without marks for images and files (`[image]`): early versions stored only the visible text.
@@ -272,7 +273,7 @@ def is_only_text(message: BaseMessage) -> bool:
 
 
 def is_stored_as(row: Message, message: BaseMessage) -> bool:
-    """Return True if the row, converted to a LangChain message, equals this message, and both are plain."""
+    """Return True if the row, converted to a LangChain message, equals `message`, and both are `is_plain`."""
     read = to_langchain(row)
     same = (read.type, read.id, read.content) == (message.type, message.id, message.content)
     return same and is_plain(message) and is_plain(read)
@@ -303,7 +304,7 @@ def digest_of_all(messages: Iterable[BaseMessage]) -> str:
 
 
 def add_to_digest(digest: HASH, message: BaseMessage, body: str | None = None) -> None:
-    """Add a message to the digest of a context: a plain message's role, id and text, or another message's JSON.
+    """Add a message to the digest of a context: its role, id and text if it is plain, otherwise its JSON.
 
     `body` is the result of `dump_message` for this message, if it is known.
     """

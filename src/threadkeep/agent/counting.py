@@ -79,9 +79,10 @@ def media_name(block: object) -> str:
 
 
 def media_indexes(message: BaseMessage) -> list[int]:
-    """Return the indexes of the content blocks that can be left out: all blocks except text.
+    """Return the indexes of the content blocks that can be left out.
 
-    In an assistant's message, only media can be left out, because providers require reasoning and searches.
+    These are all blocks except text. In an assistant's message, only media can be left out, because providers require
+    the blocks of reasoning and searches.
     """
     if isinstance(message.content, str):
         return []
@@ -97,7 +98,7 @@ def media_type(mime_type: object) -> str:
 
 
 def media_mark(blocks: Sequence[object], fate: str = "") -> str:
-    """Return the marks that replace blocks, one for each kind: `[image] [2 files]`; with `fate`, `[image left out]`."""
+    """Return the marks that replace blocks, one for each kind: `[image] [2 files]`. Each name is followed by `fate`."""
     names = Counter(media_name(block) for block in blocks)
     return " ".join(f"[{name if n == 1 else f'{n} {name}s'}{fate}]" for name, n in names.items())
 

@@ -218,7 +218,7 @@ def _asks_count(sentence: str) -> bool:
 
 
 def _features(sentence: str) -> set[str]:
-    """Return the stems of a sentence's words, without stop words; in scripts without spaces, pairs of characters."""
+    """Return the stems of a sentence's words, without stop words. Scripts without spaces give pairs of characters."""
     found: set[str] = set()
     for word in _WORDS.findall(_plain(sentence)):
         if word in _STOP_WORDS:

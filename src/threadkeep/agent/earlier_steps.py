@@ -28,10 +28,10 @@ KEPT_TOKENS: Final = 16_000
 """The maximum number of tokens that are stored for the steps of one turn. Longer steps are cut as in a model call."""
 
 _MOST_TURNS: Final = 20
-"""The maximum number of turns with stored steps, if the steps fit into their share of the budget.
+"""The maximum number of turns whose steps are stored, as long as all these steps fit into their share of the budget.
 
-Below this number, all steps are kept, so that model calls begin with the same messages. When the number is reached,
-only the steps of the newest `tool_memory` turns are kept.
+Below this number, the steps of all turns stay, so that successive model calls begin with the same messages. When the
+number is reached, only the steps of the newest `tool_memory` turns stay.
 """
 
 
@@ -66,8 +66,8 @@ class TurnSteps:
     def gather(self, since_question: Sequence[BaseMessage], author: str | None, ordinal: int) -> None:
         """Collect this agent's tool calls and their results in the messages of the state after the question.
 
-        If these messages include answers at the first call of this method, the steps before the answers belong to other
-        agents. This call and later ones skip these steps.
+        If another agent has already answered, the messages at the first call of this method include its answer. The
+        steps before the answer belong to that agent, so all calls skip them.
         """
         self._author, self._ordinal = author or "", ordinal
         if self._others is None:
@@ -99,9 +99,9 @@ class TurnSteps:
         ]
 
     def answered_by(self, message_id: str | None) -> None:
-        """If the stored answer is also a step, remove the step's id (it gets a new one) and its unfinished calls.
+        """Remove the id and the unfinished calls of the step that is also the stored answer, if there is one.
 
-        This occurs if the answer is the call of a structured response, and the same message calls other tools.
+        Such an answer is the call of a structured response in a message that also calls other tools.
         """
         ended = {message.tool_call_id for message in self._own if isinstance(message, ToolMessage)}
         for at, message in enumerate(self._own):
@@ -205,7 +205,7 @@ def _is_answer(message: BaseMessage) -> bool:
 
 
 def _reduced(message: BaseMessage) -> BaseMessage:
-    """Return the message with an id, reduced to text and tool calls. Media and encrypted content are removed."""
+    """Return a copy with an id that has only text and tool calls. Media and encrypted content are removed."""
     message_id = message.id or str(uuid7())
     if isinstance(message.content, str):
         return message if message.id else message.model_copy(update={"id": message_id})

@@ -84,7 +84,7 @@ class MessageOutcome:
 
 @dataclass(frozen=True)
 class CallRecord:
-    """A recorded call and its session; `summaries` maps the ids of the session's summaries to the summaries."""
+    """A recorded call, its session, and all summaries of the session by id."""
 
     manifest: ContextManifest
     session: SessionInfo
@@ -144,7 +144,7 @@ def _absent(message: Message, call: CallRecord) -> MessageOutcome:
 
 
 def _covering(seq: int, entries: Iterable[Entry], summaries: Mapping[str, Summary]) -> str | None:
-    """Return as text the `seq` range of the sent summary that covers `seq`; None if no sent summary covers it."""
+    """Return the `seq` range of the sent summary that covers `seq`, such as `12–40`; None if no sent summary does."""
     for name in (name for entry in entries for name in entry.summaries):
         summary = summaries.get(name)
         if summary is not None and summary.first_seq <= seq <= summary.last_seq:

@@ -32,7 +32,7 @@ _RECENT_CHARACTERS = 1_000
 
 @dataclass(frozen=True)
 class Extra:
-    """A block that a source found, and its entry in the manifest. `texts` maps the entry's digest, if any, to JSON."""
+    """A block that a source found, and its manifest entry. `texts` maps the entry's digest to the message's JSON."""
 
     message: HumanMessage
     entry: Entry
@@ -43,10 +43,12 @@ class Extra:
 class ExtraRequest:
     """The input to search for, and the messages before it.
 
-    `earlier` are the messages before the input, oldest first. `known_ids` are the ids of messages that the prompt
-    already has. `question_seq` is the `seq` of the input; None if the input is not stored yet. A source that queries
-    Graphiti adds the outcome to `graph`. A source of facts adds the facts that it omits to `facts_left_out`. If a
-    section has too few tokens to be searched, `notes` gets an entry.
+    - `earlier`: the messages before the input, oldest first.
+    - `known_ids`: the ids of messages that the prompt already has.
+    - `question_seq`: the `seq` of the input; None if the input is not stored yet.
+    - `graph`: a source that queries Graphiti adds the outcome.
+    - `facts_left_out`: a source of facts adds the facts that it omits.
+    - `notes`: each section that has too few tokens to be searched adds an entry.
     """
 
     session: Session

@@ -18,9 +18,11 @@ from threadkeep.store.manifests import NotedManifest
 class HeldAnswer:
     """An answer that waits to be stored in the transaction that ends its run.
 
-    `told` is True if a caller in this process waits for the answer. `anchor` returns the SQL statement that moves the
-    window's stored start (its anchor) in this transaction; None if the start stays. `store` stores the answer alone,
-    without ending the run. When the answer is stored, `settle` must be called; it ends the turn (`TurnContext.settle`).
+    - `told`: True if a caller in this process waits for the answer.
+    - `anchor`: returns the statement that moves the stored start of the window in this transaction, or None if it
+      stays.
+    - `store`: stores the answer alone, without ending the run.
+    - `settle`: ends the turn (`TurnContext.settle`); it must be called when the answer is stored.
     """
 
     session: Session
@@ -36,13 +38,16 @@ class HeldAnswer:
 class RunHold:
     """The state of a run that this process executes.
 
-    `lost` is True if another process owns the run; `told` is True if a caller in this process waits for the answer.
-    `told_id` is the id of the answer that was stored for this caller. `replaced` is True if another process stored an
-    answer first, which is used instead. `was_pending` is True if the database did not accept the answer at once; then
-    another answer may become valid. `sessions` are the conversations that agents of the run store under their own keys.
-
-    A run with one speaker stores its answer in the transaction that ends the run: `joins` is the id of its session, and
-    `answer` and `manifests` are stored in this transaction. `begun` is the question that was stored when the run began.
+    - `lost`: True if another process owns the run.
+    - `told`: True if a caller in this process waits for the answer.
+    - `told_id`: the id of the answer that was stored for this caller.
+    - `replaced`: True if another process stored an answer first, which is used instead.
+    - `was_pending`: True if the database did not accept the answer at once. Then another answer may become valid.
+    - `sessions`: the conversations that agents of the run store under their own keys.
+    - `joins`: if the run has one speaker, the id of its session. The transaction that ends the run stores the answer
+      there.
+    - `answer`, `manifests`: the data that this transaction also stores.
+    - `begun`: the question that was stored when the run began.
     """
 
     lost: bool = False

@@ -127,7 +127,7 @@ class TurnHooks:
         return ModelStep(part, call, changed, listening, turn=turn, others=self._others, partial=partial, sent=whole)
 
     async def begin_tool_call(self, call: AgentCall, request: ToolCallRequest) -> ToolStep | None:
-        """Count a tool call as open and return it; return None if the agent does not take part in the turn.
+        """Begin a tool call, and return it as a step. Return None if the agent does not take part in the turn.
 
         If the run is cut off during the call, the text of the message that made the call is stored.
         """
@@ -168,9 +168,9 @@ class TurnHooks:
         return {"messages": [RemoveMessage(id=str(answer.id)), named_as_agent(winner, call.config)]}
 
     def _run_ended(self, part: Participation, state: object, error: BaseException | None) -> Awaitable[None] | None:
-        """Release the session after a run. If it failed or was cut off, return a coroutine that ends the call first.
+        """Release the session after a run. If the run failed or was cut off, return a coroutine that does this.
 
-        This is called in the OS thread of the run.
+        The coroutine first ends the call. This method is called in the OS thread of the run.
         """
         # Pass no question id for a nested agent: `state` is the outer graph's, which may end with a text of its own.
         self._others.check_end(state, part.root.answers, None if part.key[1] else part.root.question_id)
@@ -245,9 +245,9 @@ class AgentCall:
 
 @dataclass(eq=False)
 class Step[R, T](ABC):
-    """A model or tool call of an agent: the request to send, or (`answered`) a result that was stored before.
+    """A model or tool call of an agent. If its result was stored before, `answered` is this result.
 
-    The call is made inside `block`. Afterwards `end` or `fail` is called on the event loop of the memory.
+    Otherwise, `request` is sent inside `block`. Afterwards, `end` or `fail` is called on the event loop of the memory.
     """
 
     part: Participation
@@ -276,7 +276,7 @@ class ModelStep(Step[ModelRequest[Any], ModelResponse[Any]]):
     sent: Sequence[BaseMessage] = ()
 
     async def end(self, result: ModelResponse[Any]) -> None:
-        """Keep the model's reply unless it calls tools; if the run is cut off, the reply is stored as the answer.
+        """Hold the model's reply, unless it calls tools. If the run is cut off, it is stored as the answer.
 
         A reply with the id of an earlier message (for example, from a cache) gets a new id, so that both messages stay.
         """
@@ -301,7 +301,7 @@ class ModelStep(Step[ModelRequest[Any], ModelResponse[Any]]):
         self.others.check_calls(self.sent, self.partial)
 
     async def fail(self, error: BaseException) -> None:
-        """If the call was cancelled, store the text so far; if it failed, hold the text, because a retry may follow."""
+        """Store the text so far if the call was cancelled. Hold it if the call failed, because a retry may follow."""
         part = self.part
         part.root.call_ends()
         part.partial = None

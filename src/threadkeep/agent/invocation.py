@@ -62,8 +62,8 @@ def workspace_in(
 ) -> object:
     """Return the workspace that a run names in `configurable["workspace"]` or in its context, else `given`.
 
-    If `given` is a function, return its result instead, whatever the run names. A value that is not a text, a whole
-    number or a UUID is not a valid workspace, but is returned unchanged.
+    If `given` is a function, always return its result instead. A value that is not a string, an integer or a UUID is
+    not a valid workspace, but is returned unchanged.
     """
     runtime = runtime or _runtime()
     if given is not None and not isinstance(given, str):
@@ -108,7 +108,7 @@ def metadata_of(config: RunnableConfig) -> Mapping[str, Json] | None:
 
 
 def run_id_of(config: RunnableConfig, runtime: Runtime[Any] | None = None) -> str | None:
-    """Return the id of the run; None if it has none. In the nodes of a graph, only the runtime has the id.
+    """Return the id of the run from its config or, in a node of a graph, from its runtime; None if it has no id.
 
     Workflows pass the id in the run's context, because an agent in a node also has its own run id.
     """
@@ -138,9 +138,9 @@ def in_tool(config: RunnableConfig) -> bool:
 def task_of(config: RunnableConfig) -> str | None:
     """Return a name for the call of a nested agent; None if the call cannot be resumed from a checkpoint.
 
-    The name is a digest of the steps and paths of the task in which the agent runs and of the tasks around it. It is
-    the same if a resumed run repeats the task, and in another run that is resumed from the same checkpoint. If the node
-    calls several graphs, the number of the graph is added from the second on: `digest|1`.
+    The name is a digest of the step and path of the agent's task, and of the tasks around it. It stays the same if a
+    resumed run repeats the task, and if another run is resumed from the same checkpoint. If a node calls several
+    graphs, the number of the graph is appended, from the second graph on: `digest|1`.
     """
     configurable = config.get("configurable", {})
     parts = str(configurable.get("checkpoint_ns", "")).split("|")[:-1]
@@ -156,7 +156,7 @@ def task_of(config: RunnableConfig) -> str | None:
 def has_saver(graph: object, config: RunnableConfig) -> bool:
     """Return True if a call of a graph continues from the state of the graph's last call in the same thread.
 
-    A graph in a node uses the checkpointer of the outer graph, and keeps its state only with `checkpointer=True`.
+    A graph inside a node uses the outer graph's checkpointer, and keeps its state only with `checkpointer=True`.
     """
     saver = getattr(graph, "checkpointer", None)
     configurable = config.get("configurable", {})
@@ -179,7 +179,7 @@ def kinds_among(names: Iterable[object]) -> frozenset[str]:
 
 
 def author_of(config: RunnableConfig, site: CallSite | None) -> str | None:
-    """Return the name of the workflow's node, else of the agent, else of the graph's node, else None."""
+    """Return the name of the workflow's node, else of the agent, else of the graph's node; None outside of graphs."""
     if site is not None and site.node:
         return site.node
     if name := config.get("metadata", {}).get("lc_agent_name"):

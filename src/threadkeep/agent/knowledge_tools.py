@@ -155,11 +155,11 @@ def knowledge_tools(
     Args:
         memory: the memory with the agent's knowledge.
         scopes: the kinds of scopes that the agent may use: the run's session, its workspace, its user.
-        kinds: `facts` for the tools `remember`, `recall` and `forget`, `procedures` for `recall_procedure`, `episodes`
-            for `recall_episodes`, which finds questions and answers of earlier conversations, and `promotions` for
+        kinds: the tools to return. `facts`: `remember`, `recall` and `forget`. `procedures`: `recall_procedure`.
+            `episodes`: `recall_episodes`, which finds questions and answers of earlier conversations. `promotions`:
             `promote`, which stores decisions, lessons and the like, and sends them to Graphiti if consent covers it.
-        workspace: the workspace of runs that name none in `configurable["workspace"]` or in their context, by default
-            the workspace of the memory's Graphiti options; or a function that returns the workspace for a run's config.
+        workspace: the workspace of runs that name none in `configurable["workspace"]` or in their context, or a
+            function that returns it for a run's config. The default is the workspace of the memory's Graphiti options.
         session_id: the `session_id` function that was given to `SessionMemory`, if there is one.
         user_id: the `user_id` function that was given to `SessionMemory`, if there is one.
         embeddings: embeddings of LangChain, with which `recall` also finds facts that share no word with the query.
@@ -311,7 +311,7 @@ class _KnowledgeTools:
         refused: str,
         failed: str = _NOT_WRITTEN,
     ) -> str:
-        """Await `work` with the run's scope `about`; return the tool's answer, or the reason why nothing was written.
+        """Await `work` with the run's scope of the kind `about`. Return its result, or why nothing was written.
 
         Nothing is written if the run does not have this scope, or if `quote` looks like a secret.
         """

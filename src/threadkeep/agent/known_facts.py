@@ -58,7 +58,7 @@ REFUSED_LINE = (
 
 
 class _Selection(NamedTuple):
-    """The `facts` that were chosen to fit into `room` tokens of `counter`. `of` maps ids to all facts of the scopes."""
+    """The `facts` that fit into `room` tokens of `counter`, and their `ids`. `of` has all facts of the scopes by id."""
 
     ids: frozenset[str]
     facts: list[Fact]
@@ -68,7 +68,7 @@ class _Selection(NamedTuple):
 
 
 class KnownFacts:
-    """A prompt section with the facts of a run's scopes: all if fewer than 60 and they fit, else the most relevant.
+    """A prompt section with facts of a run's scopes. If there are 60 or more, or not all fit, it has the most relevant.
 
     The block changes as little as possible between turns, so that the provider can reuse its prompt cache: facts keep
     their order, and a selection is reused if it contains the three best facts for the new input. Facts from Graphiti
@@ -133,7 +133,7 @@ class KnownFacts:
     async def _known(
         self, knowledge: Knowledge, scopes: tuple[Scope, ...], request: ExtraRequest, room: int
     ) -> list[Fact]:
-        """Return this database's facts that fit, in an order that stays. List the rest in `request.facts_left_out`."""
+        """Return this database's facts that fit, in a stable order. List the others in `request.facts_left_out`."""
         async with asyncio.timeout(_TIMEOUT_SECONDS):
             loaded = await knowledge.valid(scopes, limit=_MOST_FACTS, shadowed=True)
             kept = await self._fitting(knowledge, scopes, without_shadowed(loaded), request, room)
@@ -143,7 +143,7 @@ class KnownFacts:
     async def _fitting(
         self, knowledge: Knowledge, scopes: tuple[Scope, ...], known: list[Fact], request: ExtraRequest, room: int
     ) -> list[Fact]:
-        """Return all known facts if they are fewer than 60 and fit, else the most relevant; in a stable order."""
+        """Return all facts if there are fewer than 60 and they fit, otherwise the most relevant; in a stable order."""
         if len(known) >= _MOST_FACTS:
             found = await knowledge.recall(
                 request.text, scopes, recent=request.recent, limit=_MOST_FACTS, embedder=self._embedder

@@ -161,7 +161,7 @@ def read_tool_result(
 
 
 def _shown(messages: Sequence[Message], to_seq: int, start: int) -> tuple[list[str], int | None]:
-    """Return the messages that fit as lines. If some remain, add a hint how to read on and return their first `seq`."""
+    """Return the messages that fit as lines, with a hint how to read on, and the first `seq` not shown (or None)."""
     lines = [f"What was said. {_QUOTED}"]
     left = _MOST_CHARACTERS
     for message in messages:
@@ -184,7 +184,7 @@ def _shown(messages: Sequence[Message], to_seq: int, start: int) -> tuple[list[s
 
 
 def _in_short(summaries: Sequence[Summary]) -> list[str]:
-    """Return a heading and the first summaries, as lines, up to half of the limit of a result; [] if none fits."""
+    """Return a heading and the first summaries as lines, up to half the limit of a result. If none fits, return []."""
     lines: list[str] = []
     left = _MOST_CHARACTERS // 2
     for summary in summaries:

@@ -198,6 +198,6 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         return result
 
     def _wait_for[T](self, call: AgentCall, hook: Callable[[TurnHooks], Coroutine[Any, Any, T]]) -> T:
-        """Run a hook on the event loop of the agent's call; run the call's first hook on a loop that is not blocked."""
+        """Run a hook on the event loop of the agent's call or, for its first hook, on a loop that is not blocked."""
         begun = next((hooks for hooks in self._hooks.made if hooks.knows(call.key)), None)
         return self._hooks.wait_for(hook, begun)

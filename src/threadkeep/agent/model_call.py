@@ -28,10 +28,12 @@ if TYPE_CHECKING:
 class Call:
     """The inputs of a model call except the earlier turns.
 
-    `messages` are the run's own messages, including the `question`. `budget` is in tokens of `counter`. `max_messages`
-    limits the messages of earlier turns. `forgotten` are messages of the run's state that precede a reset; `superseded`
-    are messages of the state that are superseded in the transcript. `question_as_stored` is True if the transcript has
-    the question with the same text. If `shared` is less than `budget`, extra sections get shares of `shared` instead.
+    - `messages`: the run's own messages, including the `question`.
+    - `budget`: the maximum number of tokens, measured by `counter`.
+    - `max_messages`: the maximum number of messages of earlier turns.
+    - `forgotten`, `superseded`: messages of the state that precede a reset, or that are superseded in the transcript.
+    - `question_as_stored`: True if the transcript has the question with the same text.
+    - `shared`: if this is less than `budget`, extra sections get shares of it instead of `budget`.
     """
 
     messages: Sequence[BaseMessage]
@@ -114,7 +116,7 @@ class KeptWindow:
         self.sums.append(self.sums[-1] + tokens)
 
     def has_answer(self, asked: Message, following: Message | None) -> bool:
-        """Return False if `asked` is a question whose run stored no answer, and `following` is not of that run."""
+        """Return True, unless the run of the question `asked` stored no answer, and `following` is of another run."""
         if asked.role != "user" or asked.run_id is None or asked.run_id in self.answered_runs:
             return True
         return following is not None and following.run_id == asked.run_id
@@ -124,9 +126,11 @@ class KeptWindow:
 class Draft:
     """A model call whose messages are chosen, before the extra sections are searched and inserted.
 
-    `chosen` selects from `pieces` by index. `window` is the number of messages of the cached window if it is sent as a
-    whole; these messages are not in `pieces`. `rooms` has the number of tokens for each section that is still to be
-    searched. `unsendable` are messages that no provider accepts, and `summaries` are the summaries that are sent.
+    - `chosen`: selects from `pieces` by index.
+    - `window`: the number of messages of the cached window if it is sent as a whole; they are not in `pieces`.
+    - `rooms`: the number of tokens for each section that is still to be searched.
+    - `unsendable`: messages that no provider accepts.
+    - `summaries`: the summaries that are sent.
     """
 
     call: Call
@@ -148,8 +152,10 @@ class Draft:
 class Assembled:
     """The messages of a model call, their manifest entries, and the excluded messages with the reasons.
 
-    `texts` maps the digests in the entries to texts. `begin_seq` is the window's new start; None if it stays. `marks`
-    is the number of messages that were added only for this call. `texts_only` is True if no message has media.
+    - `texts`: maps the digests in the entries to texts.
+    - `begin_seq`: the `seq` at which the windows of later turns begin; None if this does not change.
+    - `marks`: the number of messages that were added only for this call.
+    - `texts_only`: True if no message has media.
     """
 
     system: SystemMessage | None
@@ -206,7 +212,7 @@ def exclusions(
 
 
 def _not_read(recollection: Recollection, low: int) -> dict[int, ExclusionReason]:
-    """Return the reason for each `seq` from `low` up to the question that is missing in the window."""
+    """Map each `seq` that is missing in the window, from `low` up to the question, to the reason why it is missing."""
     messages, end = recollection.messages, recollection.end
     single = any(gap.reason in _SINGLE for gap in recollection.excluded)
     if not single and end is not None and end - low == len(messages) and (not messages or messages[0].seq == low):
@@ -262,7 +268,7 @@ def _left_out(call: Call, out: Sequence[tuple[str | None, ExclusionReason]], row
 
 
 def _before(end: int | None, gaps: Iterable[Exclusion]) -> Iterator[Exclusion]:
-    """Yield the excluded ranges, cut off at the question. Skip ranges of folded (repeated) and superseded messages."""
+    """Yield the excluded ranges up to the question, except the ranges of folded (repeated) and superseded messages."""
     for gap in gaps:
         if gap.reason not in _SINGLE and (end is None or gap.first_seq < end):
             yield gap if end is None else Exclusion(gap.first_seq, min(gap.last_seq, end - 1), gap.reason)

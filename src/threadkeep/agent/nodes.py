@@ -50,7 +50,7 @@ class NodeTurn:
         self._given = given
 
     async def begin(self, config: RunnableConfig) -> Self:
-        """If turns are ordered, wait for the earlier turns of the session. Then store the question."""
+        """Wait for the earlier turns of the session if turns are ordered, then store the question."""
         self.reply: BaseMessage | str | None = None
         self.partial = PartialAnswer()
         self._unreported = False
@@ -114,7 +114,7 @@ class NodeTurn:
             self._report()
             calls_tools = self.answered is None and isinstance(reply, AIMessage) and bool(reply.tool_calls)
             if error is not None or calls_tools:
-                # Release the answer's number (see `RootRun`), which the next call gets: this call gives no answer.
+                # Release the answer's number (see `RootRun`) for the next call, because this call gives no answer.
                 part.root.release(part.author, part.key)
             if error is None:
                 await (turn.close("") if calls_tools else self._close())
@@ -160,7 +160,7 @@ class SessionTurn(_TurnOfBlock):
     ) -> list[BaseMessage]:
         """Return the messages for the model call: the system message, earlier turns, the state's messages.
 
-        With a `model` (and its `tools`), the model's context window is also a limit. Raises `BudgetTooSmall`.
+        If a `model` (with its `tools`) is given, its context window is also a limit. Raises `BudgetTooSmall`.
         """
         use = ModelUse(chosen_model(model), tools)
         return await self._on_loop.call(lambda _: self._turn.messages(system, use))

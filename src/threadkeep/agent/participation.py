@@ -69,9 +69,10 @@ class OpenCalls:
             del self.calls[next(iter(self.calls))]
 
     async def settle_before(self, new: Participation) -> None:
-        """Before `new` begins, store the held answers of the session's ended runs, but not of runs that may be alive.
+        """Store the held answers of those runs of the session that have ended, before `new` begins.
 
-        If such an answer (or a failed one) is to the question of `new`, discard it instead: `new` is the next attempt.
+        The answers of runs that may be alive stay held. If the answer of an ended run, or a failed answer, is to the
+        question of `new`, discard it instead, because `new` is the next attempt.
         """
         for call in list(self.calls.values()):
             if call is new or call.session.session_id != new.session.session_id or call.silent:
@@ -93,7 +94,7 @@ class OpenCalls:
             raise first
 
     async def settle_run(self, run_id: str, *, elsewhere: bool) -> None:
-        """Store the held answers of a run that ended here. If another process continues it (`elsewhere`), drop them."""
+        """Store the held answers of a run that ended here. If `elsewhere`, another process continues it: drop them."""
         for call in list(self.calls.values()):
             if call.turn is not None and call.turn.run_id == run_id:
                 if elsewhere:
@@ -106,15 +107,18 @@ class OpenCalls:
 class Participation:
     """The call of one agent in a turn.
 
-    `run_id` and `metadata` were given by the caller. `site` says to which workflow node the model calls belong.
-    `registry` has the calls of the same middleware that have not ended. `task` names the call of a nested agent that
-    may be resumed (`task_of`). `redacted` are the kinds of data that the agent's `PIIMiddleware` detects.
-
-    A `silent` agent has no part in the turn: it neither reads nor writes the session. A `resumed` agent began in an
-    earlier call of the graph, before an interrupt or in another process. `partial` collects the text of a model call
-    that has not ended. `text` and `status` are the held answer (`hold`), or the text of a message that calls tools.
-    `told_again` is the stored answer that was returned instead of calling the model; `earlier_ids` are the ids of the
-    messages that the state had then. `writer` is the stream writer of the run that began the call.
+    - `run_id`, `metadata`: given by the caller.
+    - `site`: the workflow node to which the model calls belong.
+    - `registry`: the calls of the same middleware that have not ended.
+    - `silent`: True if the agent has no part in the turn; it neither reads nor writes the session.
+    - `resumed`: True if the agent began in an earlier call of the graph, before an interrupt or in another process.
+    - `task`: the name of the call of a nested agent that may be resumed (`task_of`).
+    - `text`, `status`: the held answer (`hold`), or the text of a message that calls tools.
+    - `partial`: collects the text of a model call that has not ended.
+    - `writer`: the stream writer of the run that began the call.
+    - `redacted`: the kinds of data that the agent's `PIIMiddleware` detects.
+    - `told_again`: the stored answer that was returned instead of calling the model.
+    - `earlier_ids`: the ids of the messages that the state had when `told_again` was returned.
 
     LangGraph does not report that a run was cut off after its model had answered. But all nodes of a run share one
     stream writer, which lives as long as the run. If the writer is gone, the run has ended. If the writer exists, the
@@ -157,10 +161,11 @@ class Participation:
     _settling: asyncio.Task[None] | None = field(default=None, repr=False)
 
     def enter(self, messages: Sequence[BaseMessage]) -> None:
-        """Take part in the root run's turn, or begin it. The agent becomes silent if the graph's code wrote its input.
+        """Take part in the root run's turn, or begin it.
 
-        An agent that gets the caller's question begins a turn, even if an earlier agent of the run began a turn with a
-        question from the graph's code.
+        If the graph's code, and not the caller, wrote the agent's input, the agent becomes `silent`. Exception: if the
+        turn was begun with a question from the graph's code, the first agent that gets the caller's question begins a
+        new turn.
         """
         root = self.root
         question: Sequence[BaseMessage] | None = root.question
@@ -214,7 +219,7 @@ class Participation:
             if self.task and (call := root_callbacks.call) is not None and call.is_continued:
                 number = self._number_of_resumed(turn, self.task, messages)
             if number is None:
-                # In a new run, count only answers that the caller sent: the saved state may have an earlier attempt's.
+                # A new run's saved state may have answers of an earlier attempt: count only those that the caller sent.
                 seen = () if not root.answers else messages if self._is_continued else root.sent
                 number = root.claim_after_seen(self.author, self.key, seen)
             turn.speak_as(self.author, number)
@@ -223,10 +228,10 @@ class Participation:
     def _number_of_resumed(self, turn: OpenTurn, name: str, messages: Sequence[BaseMessage]) -> int | None:
         """Return the number of the answer in a resumed run; None if the author's stored answers do not determine it.
 
-        `name` is the agent's task (`task_of`). If LangGraph repeats a task that has stored an answer, return this
-        answer's number. Otherwise return the next number after the stored answers in the input (`messages`), even if a
-        run that was resumed at the same time has stored an answer with this number. But skip the numbers of earlier
-        calls in the same node; if the input has no stored answer, skip all stored numbers.
+        `name` is the agent's task (`task_of`). If this task has already stored an answer, LangGraph repeats the task:
+        return the number of this answer. Otherwise, return the next number after the stored answers in `messages`, the
+        input; skip the numbers of earlier calls in the same node. A run that was resumed at the same time may have
+        stored an answer with this number. If the input has no stored answer, skip all stored numbers.
         """
         root = self.root
         earlier = [one for one in turn.earlier if one.author == self.author]
@@ -263,13 +268,13 @@ class Participation:
         return self.resumed or (call is not None and call.is_continued)
 
     def go_on(self, turn: OpenTurn) -> None:
-        """If the answer's number was released because a model or a tool failed, claim this or another number again."""
+        """Claim a number for the answer again, if its number was released because a model or a tool failed."""
         ordinal = self.root.reclaim(self.author, self.key, turn.ordinal)
         if ordinal != turn.ordinal:
             turn.speak_as(self.author, ordinal)
 
     async def _ask(self, messages: Sequence[BaseMessage]) -> OpenTurn:
-        """Store the question without its leading messages that are already stored: clients may send the whole chat."""
+        """Store the question. Clients may send the whole chat, so leave out its first messages if they are stored."""
         if len(self.root.question) > 1:
             self.root.question = await self._without_later_turns(self.root.question)
         history = SentHistory(self.root.question)
@@ -289,8 +294,8 @@ class Participation:
         """Return the question without messages at its end that belong to a later turn or come from the graph's code.
 
         In a checkpointed state, a repeated question that got no reply is directly followed by the next question, or by
-        a text that the graph's code wrote for another agent. Cut off the following message unless the session has both
-        messages from the same run, or neither.
+        a text that the graph's code wrote for another agent. The following message is kept if the session has both
+        messages from the same run, or neither of them. Otherwise, cut the question off before this message.
         """
         sent = [id(message) for message in self.root.sent]
         end = max([at for at, message in enumerate(question, start=1) if id(message) in sent], default=len(question))
@@ -320,7 +325,7 @@ class Participation:
             await self.memory.finish(self.session.record, [refused])
 
     def _question_in(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages of the question. If `messages` contains a newer form of one, return the newer form."""
+        """Return the messages of the question, each in its newer form if `messages` contains one."""
         now = {id_of(message): message for message in messages}
         return [now.get(id_of(message), message) for message in self.root.question]
 
@@ -381,7 +386,7 @@ class Participation:
         return turn
 
     def hand_over(self) -> None:
-        """Discard the held answer and release its number (see `RootRun`): a tool hands over to another agent."""
+        """Discard the held answer and release its number (see `RootRun`), because a tool hands over to an agent."""
         self.discard()
         self.handed_over = True
         self.root.release(self.author, self.key)
@@ -394,7 +399,7 @@ class Participation:
     def hold(self, answer: BaseMessage | str, status: Status, runtime: Runtime[Any]) -> None:
         """Hold an answer in memory until the run ends or continues. A timer stores it if the run makes no further call.
 
-        The end of the run is known from the end of its stream writer, but only if the call began with the same writer.
+        The run has ended when its stream writer is gone. This is only known if the call began with the same writer.
         """
         self.stop_waiting()
         self.text, self.status = answer, status
