@@ -53,7 +53,7 @@ _REQUEST: TypeAdapter[ChatKitReq] = TypeAdapter(ChatKitReq)
 
 @dataclass(frozen=True)
 class ChatKitRequest:
-    """A request. `repeat_id` is derived from its idempotency key; `asks_again` is true if it regenerates an answer."""
+    """A request. `repeat_id` is derived from the idempotency key. `asks_again` is true if a new answer is requested."""
 
     user_id: str | None = None
     repeat_id: str | None = None
@@ -204,7 +204,7 @@ def _begun(item: AssistantMessageItem) -> Iterator[ThreadStreamEvent]:
 
 
 async def _ended_other(item: AssistantMessageItem, session: Session) -> AsyncIterator[ThreadStreamEvent]:
-    """Yield the events that complete an item. If its message is not stored as active, remove the item instead."""
+    """Yield the events that complete an item. If its message is missing or superseded, remove the item instead."""
     message = await session.find(item.id)
     if message is None or message.superseded_at is not None:
         yield ThreadItemRemovedEvent(item_id=item.id)

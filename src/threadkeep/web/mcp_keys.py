@@ -39,7 +39,7 @@ class KeyVerifier:
         """Return the owner of a key or token and count the request. Return None if the key or token is not valid.
 
         Raises:
-            ProblemRaised: the owner sent or has open too many requests (429), or keys cannot be read (503).
+            ProblemRaised: 429 if the owner sent too many requests or has too many open; 503 if keys cannot be read.
         """
         try:
             caller = await self._credentials.caller(token.encode("utf-8", "surrogateescape"))
@@ -79,7 +79,7 @@ async def serve_keyed(
         stateless_http=True,
         json_response=True,
         max_request_body_size=settings.body_limit,
-        # Accept any host name, such as the name of a proxy, because pages of other sites have no key.
+        # Accept any host name, such as a proxy's. Pages of other sites cannot misuse this, because they have no key.
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
     )
     app.add_middleware(Requests)

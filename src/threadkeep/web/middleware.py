@@ -48,8 +48,9 @@ _LOCAL = "local"
 class Access:
     """Middleware that passes a request on with its caller, or rejects it before its body is read.
 
-    It rejects with 401 (no valid key or token), 403 (not from this machine, or beyond the scope of the key), 429 (too
-    many requests), or 503 (the service's keys have never been read, or the keys of the tokens' issuer cannot be read).
+    It rejects a request with 401 if no valid key or token is given, with 403 if the request is not from this machine
+    or the key lacks the scope, and with 429 if there are too many requests. It rejects a request with 503 if the
+    service's keys have never been read, or if the keys of the token's issuer cannot be read.
     """
 
     def __init__(

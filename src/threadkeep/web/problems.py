@@ -188,7 +188,7 @@ def make_problem(status: int, kind: str, detail: str) -> Problem:
 def problem_of(error: Exception, request: Request | None = None) -> Problem:
     """Return the problem document of any error; an unexpected error reveals no details.
 
-    If the request is given, the problem of an unknown field in its body names the known fields.
+    If the `request` is given, and its body has an unknown field, the problem names the known fields.
     """
     if isinstance(error, ProblemRaised):
         return error.problem
@@ -200,15 +200,16 @@ def problem_of(error: Exception, request: Request | None = None) -> Problem:
         return _http_problem(error)
     if isinstance(error, ThreadkeepError):
         return _threadkeep_problem(error)
-    # A client that disconnected before its body had arrived reads no response; use 400, because a 500 is logged.
+    # If the client disconnected before its body arrived, use 400, because a 500 would be logged as an error.
     return _http_problem(HTTPException(400 if isinstance(error, ClientDisconnect) else 500))
 
 
 def problem_response(problem: Problem, headers: Mapping[str, str] | None = None, *, path: str = "") -> JSONResponse:
     """Return the response for a problem.
 
-    Under `/v1/` it also has the `error` object that OpenAI's clients show. These clients repeat a failed request
-    without the id of its message. If the message is stored already, a header tells them not to repeat the request.
+    Under `/v1/`, its body also has the `error` object that OpenAI's clients show. These clients repeat a failed request
+    without the id of its message, so the message would be stored twice. If the message is stored already, a header
+    tells them not to repeat the request.
     """
     more = {**SAFE_HEADERS, **(headers or {})}
     if problem.status == 503:
@@ -258,7 +259,7 @@ def headers_of(request: Request, error: Exception) -> Mapping[str, str]:
     """Return the headers of the response to an error. With 405, `Allow` names every method of the address."""
     if isinstance(error, HTTPException) and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         matching = [route for route in request.app.routes if route.matches(request.scope)[0] is Match.PARTIAL]
-        # `matching` lacks mounted folders of files, which match every method. They accept only GET and HEAD.
+        # `matching` lacks mounted folders of files, because they match every method; they accept only GET and HEAD.
         methods = {method for route in matching for method in route.methods} or {"GET"}
         return {"Allow": ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))}
     return (error.headers or {}) if isinstance(error, HTTPException | ProblemRaised) else {}

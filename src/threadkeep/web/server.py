@@ -30,7 +30,7 @@ _BAD_REQUEST = (
 _NOT_HTTP = "The request is not valid HTTP, or its method is unknown; see /docs for the methods of each address."
 _LATE_SECONDS = 0.2
 _IDLE_SECONDS = 75
-"""Seconds until an idle connection is closed. nginx and AWS use 60; if this is shorter, they may respond with 502."""
+"""Seconds until an idle connection is closed. If this is below the 60 of nginx and AWS, they may respond with 502."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._deadline = None if seconds is None else self.loop.call_later(seconds, self._wait_a_moment)
 
     def _wait_a_moment(self) -> None:
-        """Wait 0.2 seconds more: if the process was suspended, the timer fires before arrived data is read."""
+        """Wait 0.2 seconds, so that arrived data is read: after a suspension of the process, the timer fires first."""
         self._deadline = self.loop.call_later(_LATE_SECONDS, self._close_late)
 
     def _close_late(self) -> None:
@@ -229,7 +229,7 @@ class Server(uvicorn.Server):
 
 
 def address_of(host: str, port: int) -> str:
-    """Return the URL of a server on this host and port; the number of an IPv6 host is in brackets."""
+    """Return the URL of a server on this host and port. An IPv6 address is in brackets in the URL."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
@@ -241,8 +241,8 @@ def bind(
     Args:
         host: The address.
         port: The port; 0 takes any free one.
-        host_name: The setting or option that an error names for another address.
-        port_name: The setting or option that an error names for another port.
+        host_name: The setting or option for the host; an error names it.
+        port_name: The setting or option for the port; an error names it.
 
     Raises:
         InvalidSettings: the address does not belong to this machine, is used already, or may not be bound.

@@ -106,11 +106,11 @@ async def healthz() -> Health:
 
 @_health.get("/readyz", summary="Can the service work?", responses=documented(503), openapi_extra=PUBLIC)
 async def readyz(app: AppInUse) -> Readiness:
-    """Return 200 if the database answers within two seconds, else 503. Without a database, the chat has no history."""
+    """Return 200 if the database responds within two seconds; otherwise 503, because the chat would have no history."""
     backend = app.settings.database.backend
     state = Readiness(
         backend=backend,
-        # Opening the memory has migrated the database to this schema.
+        # The database has this schema, because it was migrated when the memory was opened.
         schema_version=known_migrations(backend)[-1][0],
         pending_writes=app.memory.pending.count,
         unreadable_writes=len(await app.memory.pending.damaged()),
@@ -194,7 +194,7 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
         origins=settings.cors_origins,
     )
     if settings.cors_origins:
-        # Added after `Access`, so that it runs first, because the preflight request of a browser has no key.
+        # Add this after `Access`, so that it runs first: `Access` would reject a browser's preflight without a key.
         service.add_middleware(
             CORSMiddleware,
             allow_origins=settings.cors_origins,

@@ -169,7 +169,7 @@ class TurnParts(StreamParts):
 
 
 async def open_stream(turn: ChatTurn, parts: StreamParts, request: Request) -> EventStream:
-    """Return the stream of a turn once the turn has started, at the latest after one heartbeat period.
+    """Return the stream of a turn as soon as the turn has started, or else after one heartbeat period.
 
     Errors that occur before this call returns are raised, so that the response has an HTTP error status.
     """

@@ -27,7 +27,7 @@ from threadkeep.workflows.yaml_source import Path
 
 
 def targets_of(entry: Entry) -> Iterator[tuple[Path, str]]:
-    """Yield the possible next nodes of a node, each with the path of the option that names it."""
+    """Yield the possible next nodes of a node, each after the path (keys and indexes) of the option that names it."""
     if isinstance(entry, Continuing):
         if isinstance(entry.next, str):
             yield ("next",), entry.next
@@ -51,8 +51,8 @@ def targets_of(entry: Entry) -> Iterator[tuple[Path, str]]:
 class Paths:
     """The paths through a workflow. `following` maps each node to its possible next nodes, which may include `end`.
 
-    For each node that starts parallel branches, `branches` has the first nodes of the branches. `choosing` has the
-    nodes that choose one of their next nodes in each run.
+    `branches` has one item for each node that starts parallel branches: the first nodes of these branches. `choosing`
+    has the nodes that continue with only one of their next nodes.
     """
 
     following: Mapping[str, tuple[str, ...]]
@@ -101,7 +101,7 @@ class Paths:
         return any(name in self.after(name) for name in self.following)
 
     def beside(self) -> dict[str, frozenset[str]]:
-        """Map each node to the nodes that may run in parallel with it: nodes that are only on other branches."""
+        """Map each node to the nodes that may run in parallel with it: on other branches, but not on its own."""
         found: dict[str, frozenset[str]] = {}
         for ways in self._ways():
             for way in ways:
@@ -149,7 +149,7 @@ class Paths:
         return _reached([self.start], certain)
 
     def _ways(self) -> Iterator[list[frozenset[str]]]:
-        """Yield, for each set of parallel branches, the nodes on each of these branches."""
+        """Yield a list for each set of parallel branches; it has all nodes of each branch, from the first one on."""
         for branch in self.branches:
             yield [self.beginning_at(target) - {END_NAME} for target in branch]
 
@@ -173,10 +173,10 @@ __all__ = ["TurnPlan", "add_node", "build_graph"]
 class TurnPlan:
     """A plan of the nodes that store the question and the answer of a turn.
 
-    A node in `answering` stores its message as the answer, because it runs only once, and no node after it or in
-    parallel with it adds a message. If the run can end with another message, an additional last node stores the answer
-    (`records_answer`). If the node `start` does not store the question, an additional first node does
-    (`records_question`). Each node in `meetings` waits for all nodes that lead to it.
+    A node in `answering` stores its message as the answer. It runs only once, and no node after it or in parallel with
+    it adds a message. If the run can end with another message, `records_answer` is true: an additional last node stores
+    the answer. If the node `start` does not store the question, `records_question` is true: an additional first node
+    stores it. Each node in `meetings` waits for the nodes to which it is mapped.
     """
 
     start: str
@@ -255,7 +255,7 @@ def _ready(name: str, entry: Entry, document: WorkflowDocument, plan: TurnPlan, 
 
 
 def _ending_at(entry: Entry, ends: str) -> Mapping[str, object]:
-    """Return the changes that make a node continue with the node `ends` wherever it would end the run."""
+    """Return the changes to a node's options with which it continues at the node `ends` instead of ending the run."""
 
     def there(target: str) -> str:
         return ends if target == END_NAME else target

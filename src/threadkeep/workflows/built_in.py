@@ -65,7 +65,7 @@ class ChatNode(AgentNode):
         )
 
     def reply_options(self, step: Step) -> Mapping[ConversationKind, TurnOptions]:
-        """Return the `options` for `reply`, by kind of conversation. Runs with the same resources can share these."""
+        """Return the argument `options` of `reply`, a map by kind. Runs with the same resources can share it."""
         given = self.turn_options(step)
         return {kind: self._options_for(kind, given) for kind in ("session", "run")}
 

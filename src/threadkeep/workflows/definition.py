@@ -77,7 +77,7 @@ class Workflow:
 
     @cached_property
     def recorder(self) -> RecordQuestionNode | None:
-        """A node that stores a question as this workflow does; None if no node of the workflow stores a question."""
+        """A node that stores a question as this workflow's nodes do; None if none of them stores a question."""
         nodes = tuple(self.nodes.values())
         if not any(map(stores_question, nodes)):
             return None

@@ -131,7 +131,7 @@ def _in_langchain(messages: Sequence[JsonValue]) -> list[BaseMessage]:
 
 
 def _content(message: Mapping[str, JsonValue]) -> JsonValue:
-    """Return the content of a message. A `binary` part becomes a block of the type that its MIME type names."""
+    """Return the content of a message. The MIME type of a `binary` part determines its type, such as `image`."""
     content = message.get("content") or ""
     if not isinstance(content, list):
         return content

@@ -137,7 +137,7 @@ class _Parts(StreamParts):
     responses={200: _STREAM, **TURN_FAILURES},
 )
 async def chat(body: ChatBody, app: AppInUse, caller: CallerInUse, request: Request) -> EventStream:
-    """Stream the answer to a chat's new messages or to an edited message, or a new answer to the last question.
+    """Stream an answer: to new messages, to an edited message or, with `regenerate-message`, to the last question.
 
     A user message is edited if it is the last message of the request, `messageId` is its id, and its stored text
     differs. The new version has its own id, and all later messages are superseded.
@@ -198,7 +198,7 @@ async def _streamed(turn: ChatTurn, request: Request) -> EventStream:
 
 
 async def _edited(session: Session, message: BaseMessage) -> BaseMessage:
-    """Return a message with the id of its newest stored version. If the text is new, first store it as a new version.
+    """Store a message's text as a new version if it is new. Return the message with the id of its newest version.
 
     A message that is not stored as a user message is returned unchanged.
     """

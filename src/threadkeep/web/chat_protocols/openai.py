@@ -193,9 +193,9 @@ async def complete(
 ) -> Completion | EventStream:
     """Answer the new messages of a conversation with the memory of its session.
 
-    The header `X-Session-Id` names the session. Without it, the last session of `user` continues. Without a user, a new
-    session begins with the earlier messages. The response has the same header. A request with a repeated
-    `Idempotency-Key` gets the stored answer. System messages are ignored.
+    The header `X-Session-Id` names the session. Without it, the last session of `user` continues. Without a `user`, a
+    new session begins, in which the earlier messages are stored. The response has the same header. A request with a
+    repeated `Idempotency-Key` gets the stored answer. System messages are ignored.
     """
     body.check()
     user_id = caller.user(body.user)

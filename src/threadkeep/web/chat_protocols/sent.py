@@ -57,7 +57,7 @@ class Sent:
         return app.chat.begin(request, stream=stream)
 
     async def _unknown(self, app: App, asked: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
-        """Return the messages after the last stored message, or all messages if none is stored or no session is named.
+        """Return the messages after the last stored one; all, if none of them is stored or no session is named.
 
         The last message is always returned, so that a repeated request joins the turn of this message.
         """

@@ -33,7 +33,7 @@ _SHOWN_OF_RANGE = 20
 
 @dataclass(frozen=True)
 class Quote:
-    """A quoted message, or a message that is evidence of a fact. `message` is None if it no longer exists."""
+    """A reference to a message that is quoted or is evidence of a fact. `message` is None if it no longer exists."""
 
     reference: TurnReference
     message: Message | None
@@ -86,7 +86,7 @@ class CallView:
 
     @property
     def parts(self) -> list[tuple[str, int]]:
-        """The sections of the context with their tokens, in the order of the messages; then the free tokens."""
+        """The names and tokens of the context's sections, in the order of the messages; the last one is `free`."""
         order = [message.seen.entry.section for message in self.messages]
         sections = sorted(self.view.sections, key=lambda one: order.index(one[0]) if one[0] in order else -1)
         return [*((str(name), tokens) for name, tokens, _ in sections), ("free", self.view.free)]
@@ -115,7 +115,7 @@ class CallReader:
         return CallView(view, messages, gaps, difference)
 
     async def _transcript(self, manifest: ContextManifest) -> Session | None:
-        """Return the session that the `seq` numbers of a manifest refer to, or None if a manifest names none."""
+        """Return the session to which the `seq` numbers of a manifest belong; None if it names no session."""
         if (conversation := manifest.conversation) is not None:
             return (await self._memory.memory_of(conversation)).session(conversation.key, user_id=self._user_id)
         return self._session(manifest.session_id) if manifest.session_id else None
@@ -206,7 +206,7 @@ async def show_call(request: Request, run_id: RunId, call: str, app: AppInUse, u
 
 
 async def _find(app: App, run_id: str, call: str, user: str | None) -> tuple[StoredManifest, int]:
-    """Return a model call and the count of its run's calls. `call` is its number, or `last` for the newest."""
+    """Return a model call, and how many calls its run has. `call` is the call's number, or `last` for the newest."""
     found = {one.call: one for one in await app.memory.manifests.of_run(run_id, user_id=user)}
     number = max(found, default=0) if call == _NEWEST else int(call) if call.isdecimal() and len(call) < 9 else 0
     if number not in found:
@@ -227,7 +227,7 @@ _PAGE = 500
 
 @dataclass(frozen=True)
 class Found:
-    """A message that a search found. `outcome` says whether the model received it; None if no call is recorded."""
+    """A message that a search found. `outcome` says whether `call` contained it; None if no call is recorded."""
 
     session: SessionInfo
     message: Message
@@ -248,8 +248,8 @@ async def should_it_have_known(
 ) -> Response:
     """Search messages, and show for each message whether a model call received it.
 
-    By default, the model call is the newest call of the requested session, or of the message's own session if none is
-    requested.
+    Without a `run`, the model call is the newest call of the requested session. If no session is requested either, it
+    is the newest call of each message's own session.
     """
     words = clean_text(q.strip()) if q else ""
     search = _Search(app.memory, user, run=run or None, number=call)
@@ -285,7 +285,7 @@ class _Search:
         return (await self._all.find(session_id, user_id=self._user_id))[1]
 
     async def find(self, words: str, chosen: SessionInfo | None) -> AsyncIterator[Found]:
-        """Yield the best 40 messages with all words, then superseded and archived messages of the chosen session."""
+        """Yield the best 40 messages with all words. If a session is chosen, also yield its messages from `_hidden`."""
         seen: set[tuple[str, int | None]] = set()
         for hit in (await self._all.search(words, user_id=self._user_id, limit=_HITS)).hits:
             home = await self._known(hit.session_id)
@@ -299,7 +299,7 @@ class _Search:
                     yield await self._found(chosen, message, chosen)
 
     async def call_of(self, info: SessionInfo) -> CallRecord | None:
-        """Return the requested model call, by default the newest of a session; None if the call is not recorded."""
+        """Return the requested call or, if none is requested, the newest of a session; None if it is not recorded."""
         if info.session_id not in self._calls:
             stored = await self._stored(info)
             self._calls[info.session_id] = None if stored is None else await self._record(stored, info)

@@ -37,7 +37,7 @@ _BELOW = "/console/"
 
 
 def is_page(path: str) -> bool:
-    """Return whether a path belongs to the console. The cookie is not accepted for other paths."""
+    """Return whether a path belongs to the console. Only these paths accept the key in the cookie."""
     return path == _HOME or path.startswith(_BELOW)
 
 
@@ -147,7 +147,7 @@ def bar(parts: Sequence[tuple[str, int]], total: int, title: str) -> Markup:
 
 
 def stacked_columns(drawn: Sequence[Column], title: str, unit: str, *, limit: int | None = None) -> Markup:
-    """Return a chart of stacked columns, with a line at the limit unless all columns are less than a quarter of it.
+    """Return a chart of stacked columns. If a column reaches a quarter of the `limit`, draw a line at the limit.
 
     Labels are HTML, because text in the stretched SVG would be distorted.
     """
@@ -298,7 +298,7 @@ def _seconds(value: float | None) -> str:
 
 
 def _speaker(message: Message, owner: str | None = None) -> str:
-    """Return the name of the person who wrote a user message; for other messages the role, or "note" for a note."""
+    """Return the name of a user message's author. For other messages return the role, with `note` for `system`."""
     if message.role != "user":
         return {"system": "note"}.get(message.role, message.role)
     metadata = message.metadata

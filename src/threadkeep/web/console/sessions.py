@@ -101,7 +101,7 @@ async def show_session(
 
 
 async def _run_to_show(app: App, session_id: str) -> Run | None:
-    """Return the newest unfinished run of a session's last 10 runs; if there is none, the newest run if it failed."""
+    """Return the newest unfinished one of a session's last 10 runs. If all are finished, return a failed newest run."""
     found, _ = await (await app.runs.service()).list(RunQuery(session_id=session_id, limit=_RUNS_LOOKED_AT))
     runs = [run for run in found if run.parent_run_id is None]
     return next((run for run in runs if not run.over), runs[0] if runs and runs[0].status == "failed" else None)
@@ -144,7 +144,7 @@ async def say(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = N
 
 @_session.post("/edit")
 async def edit(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = None) -> Response:
-    """Replace a message. If it is a user message, answer it, except in an agent's conversation."""
+    """Replace a message. If it is a user message, answer it, unless an agent stores the conversation."""
     session, info = await AllSessions(app.memory).find(session_id, user_id=user)
     message = await session.edit(form.get("message_id", ""), _text(form))
     if message.role == "user" and not info.namespace:
@@ -199,7 +199,7 @@ router.routes.extend(_session.routes)
 
 
 async def _own(app: App, session_id: str, user: str | None) -> tuple[Session, SessionInfo]:
-    """Return a session in which the console may send messages.
+    """Return a session after checking that the console may send messages to it.
 
     Raises:
         InvalidInput: an agent stores the conversation itself.
@@ -223,7 +223,7 @@ async def _begun(turn: ChatTurn) -> None:
 
 
 async def _stored(app: App, session_id: str) -> None:
-    """Wait at most 3 seconds until a session is stored, so that the next page finds it. A run may start before that."""
+    """Wait at most 3 seconds until a session is stored. Its run may start earlier, but the next page must find it."""
     for _ in range(_START_POLLS):
         if await app.memory.session(session_id).tail(1, view="history"):
             return

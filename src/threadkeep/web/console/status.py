@@ -54,7 +54,7 @@ async def show_health(request: Request, app: AppInUse) -> Response:
 
 
 async def _newest_turns(app: App) -> list[Run]:
-    """Return the finished runs among the newest 500 runs, oldest first, without child runs and runs without input."""
+    """Return the turns among the newest 500 runs, oldest first: finished runs with an input that are no child runs."""
     runs, _ = await (await app.runs.service()).list(RunQuery(limit=_RUNS))
     return [run for run in reversed(runs) if run.over and run.parent_run_id is None and run.inputs]
 
@@ -145,7 +145,7 @@ async def show_knowledge(
     cursor: Annotated[str | None, Query(max_length=1000)] = None,
     proposals_cursor: Annotated[str | None, Query(alias="proposals", max_length=1000)] = None,
 ) -> Response:
-    """Show open proposals and facts, most recently changed first; if no user is chosen, also the state of Graphiti."""
+    """Show open proposals and facts, most recently changed first. If no user is chosen, show Graphiti's state, too."""
     words = clean_text(q.strip()) if q and q.strip() else None
     query = FactQuery(text=words, past=past, user_id=user, limit=_PAGE, cursor=read_cursor(cursor))
     facts, following = await app.memory.knowledge.facts_page(query)

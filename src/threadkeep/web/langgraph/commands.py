@@ -110,7 +110,7 @@ async def start_run(app: App, thread_id: str | None, start: Start, *, mode: Mode
 
 
 async def _forked(app: App, session: Session, start: Start, fork: int) -> RunRequest | None:
-    """Return a request that answers again the first question after the checkpoint `fork`. Supersede later messages.
+    """Return a request to answer the first question after the checkpoint `fork` again; supersede its followers.
 
     A new message in `start` replaces the question. If no question follows, return None and change nothing.
     """
@@ -185,7 +185,7 @@ class Commands:
         self._user_id = user_id
 
     async def result(self, method: str, params: Mapping[str, Json]) -> dict[str, Any] | None:
-        """Execute a command and return its result; None for an unknown command."""
+        """Execute a command and return its result. If the command is unknown, return None."""
         match method:
             case "run.start":
                 return await self._start(Start.of(params))

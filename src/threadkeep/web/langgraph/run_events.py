@@ -40,7 +40,7 @@ _SEQ_BITS = 24
 
 
 def first_seq(run: Run) -> int:
-    """Return the number from which the `seq` of a run's events counts up; the first event has the next number."""
+    """Return the number directly below the `seq` of a run's first event. Later events have higher numbers."""
     return (run.arrival or 0) << _SEQ_BITS
 
 
@@ -52,9 +52,9 @@ def last_seq(run: Run) -> int:
 class RunEvents:
     """The events of a run. A task of this process appends them while the run is executed.
 
-    `ended` is true if the run has ended. A run that waits for a person is `paused` until `go_on`. `failed` is true if
-    events could not be read. `commanded` is true if a command of this protocol started or resumed the run in this
-    process. `delivered` contains a set of channels for each reader that received all events of these channels.
+    `ended` is true if the run has ended. `paused` is true while the run waits for a person, until `go_on` is called.
+    `failed` is true if events could not be read. `commanded` is true if a command of this protocol started or resumed
+    the run in this process. `delivered` has the channels of each reader that received all events of its channels.
     """
 
     def __init__(self, runs: RunService, run: Run, read_state: ReadState) -> None:
@@ -134,7 +134,7 @@ class RunEvents:
             self._finish_counted(message_id)
 
     def _begin_message(self, message_id: str, node: str | None) -> _OpenMessage:
-        # Some clients match pieces to messages by node only. If the node has an open message, make up another node.
+        # Some clients match pieces to messages by node only. If another open message has this node, make up a node.
         is_alone = all(one.node != node or one.is_whole for one in self._open.values())
         message = self._open[message_id] = _OpenMessage(message_id, node if is_alone else f"{node or ''}:{message_id}")
         metadata: dict[str, Json] = {"run_id": self.run.run_id}
@@ -145,7 +145,7 @@ class RunEvents:
         return message
 
     def _finish_counted(self, message_id: str) -> None:
-        """Finish a message if all of its text and its usage are known."""
+        """Finish a message if its whole text has arrived and its usage is known."""
         if message_id in self._open and self._open[message_id].is_whole and message_id in self._usages:
             self._finish_message(message_id)
 
@@ -225,7 +225,7 @@ class RunEvents:
         self._add("values", state.values)
 
     def _has_question(self, state: ThreadStateBody) -> bool:
-        """Return whether the state has the run's message, which a custom graph stores only in its first step."""
+        """Return whether the state already has the run's message. A custom graph stores it only in its first step."""
         asked, text = self.run.message_id, self.run.input.get("text")
         found = [one["content"] == text if asked is None else one["id"] == asked for one in state.values["messages"]]
         return not text or any(found)

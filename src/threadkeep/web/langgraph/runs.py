@@ -73,7 +73,7 @@ class ThreadRuns:
         self.heartbeat_seconds: float = request.app.state.heartbeat_seconds
 
     async def start(self, body: RunCreateBody, mode: Mode) -> tuple[Run, int]:
-        """Start a run, or resume or end the waiting run. Return the run, and the number of its events before this call.
+        """Start a run, or answer or end the waiting run. Return the run, and how many events it had before this call.
 
         Raises:
             InvalidInput: the body has an unsupported option, or a command although no run waits for an answer.
@@ -134,7 +134,7 @@ class ThreadRuns:
         return found
 
     async def events(self, run: Run) -> tuple[RunEvents, bool]:
-        """Return the events of a run, and whether this process was already collecting them."""
+        """Return the events of a run, and True if this process was already collecting them."""
         registry = thread_events_of(self._service)
         known = registry.has(run.run_id)
         return registry.follow_run(await self._app.runs.service(), run), known
@@ -151,7 +151,7 @@ class ThreadRuns:
         return values
 
     async def cancel_unless_ended(self, run_id: str, *, wait: bool = False) -> None:
-        """Cancel a run unless it has ended or waits for a person. With `wait`, return when it has ended or waits."""
+        """Cancel a run unless it is over or waits for a person. If `wait` is true, return only when it is or does."""
         runs = await self._app.runs.service()
         run = await runs.run(run_id)
         if not run.over and run.status != "waiting":
@@ -175,7 +175,7 @@ type RunsAlone = Annotated[ThreadRuns, Depends(_alone)]
 
 
 def _answer(waiting: Run, given: JsonValue) -> tuple[Json, Collection[str]]:
-    """Return the answer to a waiting run, and the ids of the questions if the answer maps such ids to answers."""
+    """Return the answer to a waiting run. If it maps the ids of questions to answers, also return these ids."""
     asked = {one.id for one in questions(waiting)}
     if not isinstance(given, dict) or not (given.keys() <= asked or all(map(QUESTION_ID.fullmatch, given))):
         return cast("Json", given), ()
@@ -336,7 +336,7 @@ async def cancel_thread_run(
     wait: Annotated[bool, Query(description="Respond after the run has ended.")] = False,
     action: Annotated[str, Query(description="`interrupt`: messages so far stay.")] = "interrupt",
 ) -> None:
-    """Cancel a run and its children. Their messages stay in the transcript; take them back to remove them."""
+    """Cancel a run and its children. Their messages stay in the transcript until they are taken back."""
     if action != "interrupt":
         raise InvalidInput("action must be interrupt; to remove messages, take them back with POST …/take-back.")
     run = await asked.run(run_id)

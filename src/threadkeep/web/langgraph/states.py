@@ -101,7 +101,7 @@ BEGINNING = 0
 """The checkpoint before the first message."""
 
 CREATION = "langgraph"
-"""The name of the item in the note that stores a thread before its first run; see `is_creation`."""
+"""The name that marks the note with which a thread is stored before its first run; see `is_creation`."""
 
 _RUNS = 20
 
@@ -155,7 +155,7 @@ async def find_thread(
 
 
 async def newest_runs(runs: RunService, thread_id: str, *, user_id: str | None = None) -> list[Run]:
-    """Read a thread's newest 20 runs and return them, newest first, except child runs, resets and deletions."""
+    """Read a thread's newest 20 runs. Return them, newest first, without child runs, resets and deletions."""
     found, _ = await runs.list(RunQuery(session_id=thread_id, user_id=user_id, limit=_RUNS))
     return [run for run in found if run.parent_run_id is None and run.workflow not in OWN_NAMES]
 
@@ -214,8 +214,8 @@ async def history_of(
 ) -> list[ThreadStateBody]:
     """Return up to `limit` states of a thread, newest first: one after each turn, and one before the first turn.
 
-    Only the newest 1,000 messages are read. With `before`, these are the newest up to this checkpoint, and only states
-    before it are returned. With `at`, return only the state at this checkpoint.
+    Only the newest 1,000 messages are read. If `before` is given, these are the newest up to this checkpoint, and only
+    earlier states are returned. If `at` is given, only the state at this checkpoint is returned.
     """
     if at is not None:
         nearby = await messages_in(thread.session, at + MOST_MESSAGES // 2)
@@ -304,7 +304,7 @@ def _values(messages: Sequence[Message]) -> dict[str, Json]:
 
 
 def _turn_ends(messages: Sequence[Message]) -> list[int]:
-    """Return the checkpoint before the first of the messages, then the `seq` of the last message of each turn.
+    """Return the checkpoints of messages: the one before the first message, then the last `seq` of each turn.
 
     A turn begins with one or more user messages.
     """

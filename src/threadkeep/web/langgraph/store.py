@@ -127,7 +127,7 @@ class NamespacesBody(BaseModel):
 
 
 async def _history_roots(app: App) -> frozenset[str]:
-    """Return the first labels of the namespaces in which conversations are stored, which are hidden from clients."""
+    """Return the first labels of the namespaces of conversations. Clients do not see these namespaces."""
     layouts = [GraphLayout(), *(layout for _, layout, _ in await app.memory.namespaces())]
     roots = [layout.namespace[0] for layout in layouts]
     return frozenset((*roots, *(f"{root}_ids" for root in roots)))
@@ -139,7 +139,7 @@ async def _visible[T](
     read: _ReadPage[T],
     namespace_of: Callable[[T], Sequence[str]],
 ) -> Sequence[T]:
-    """Return a page of items or namespaces without those of conversations, which `read(limit, offset)` includes."""
+    """Return a page of items or namespaces without the ones of conversations; `read(limit, offset)` returns both."""
     hidden, found, position = await _history_roots(app), list[T](), 0
     if prefix := asked.namespace_prefix if isinstance(asked, SearchItemsBody) else asked.prefix:
         return [] if prefix[0] in hidden else await read(asked.limit, asked.offset)

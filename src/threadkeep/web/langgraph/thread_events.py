@@ -38,7 +38,7 @@ _FAILED: ProtocolEvent = {
 
 @dataclass(frozen=True)
 class EventChoice:
-    """A choice of events of `channels` after the `seq` `since`. If `at_root` is false, it chooses none of them."""
+    """A choice of the events of `channels` whose `seq` is above `since`. If `at_root` is false, it has no events."""
 
     channels: frozenset[str]
     since: int | None

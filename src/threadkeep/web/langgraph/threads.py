@@ -68,8 +68,8 @@ _CREATION_ID = "langgraph:thread"
 class CreatedThread:
     """A thread that a client has created, before its first run.
 
-    If the client named a user, the thread is a session. Otherwise it is only an entry of the channel state until its
-    first run, and requests with a user do not find it.
+    If the client named a user, the thread is stored as a session at once. Otherwise it is kept in `ChannelState` until
+    its first run, for at most 30 days; requests that name a user do not find it there.
     """
 
     def __init__(self, memory: Memory, thread_id: str, user_id: str | None = None) -> None:
@@ -98,7 +98,7 @@ class CreatedThread:
         return await self.thread() or thread, True
 
     async def change(self, metadata: Mapping[str, Json]) -> ThreadBody | None:
-        """Add fields to the metadata; return None if no thread was created, or it was changed or removed meanwhile."""
+        """Add fields to the metadata. Return None if the thread does not exist, or was changed meanwhile."""
         kept = await self._kept()
         if kept is None:
             return None
@@ -111,7 +111,7 @@ class CreatedThread:
     async def begin(self, new: Mapping[str, Json] | None = None) -> bool:
         """Store the thread as a session if `keep` has stored metadata for it, or if `new` metadata is given.
 
-        Metadata that the session has already is not replaced. Return True if this call stored the thread.
+        Fields that the session's metadata has already are not replaced. Return True if this call stored the thread.
 
         Raises:
             WrongUser: the session belongs to another user.
@@ -127,7 +127,7 @@ class CreatedThread:
         return stored
 
     async def _store(self, metadata: Mapping[str, Json]) -> bool:
-        """Store the thread and its metadata; in SQL tables, in one transaction. Return False if the thread exists."""
+        """Store the thread and its metadata, if possible in one transaction. Return False if the thread exists."""
         session = self._session
         with suppress(SessionNotFound):
             await session.info()
@@ -186,8 +186,8 @@ async def create_thread(
 async def search_threads(body: ThreadSearchBody, app: AppInUse, user_id: UserId = None) -> list[ThreadBody]:
     """Return the threads that match, each with its first and its newest message.
 
-    Without `ids`, the 1,000 threads with the newest activity are searched. If the results are sorted by newest
-    activity, later pages search more threads. A damaged thread is omitted, or has no values.
+    Without `ids`, the 1,000 threads with the newest activity are searched. Later pages search more threads only if the
+    results are sorted by newest activity. A damaged thread is omitted, or is listed without values.
     """
     body.check()
     by_activity = body.sort_order == "desc" and body.sort_by in _ACTIVITY and body.ids is None
@@ -349,7 +349,7 @@ def _transcript_message(message: BaseMessage) -> Message:
 
 
 async def _newest(app: App, user_id: str | None, count: int) -> AsyncGenerator[Thread]:
-    """Yield threads, newest activity first, until at least `count` were yielded or no more exist."""
+    """Yield threads, newest activity first, in whole pages, until `count` threads are reached or no more exist."""
     runs = await app.runs.service()
     everything = AllSessions(app.memory)
     cursor, yielded = None, 0
