@@ -213,7 +213,7 @@ def _paths(folder: Path) -> list[Path]:
 
 
 def _content(path: Path) -> tuple[bool, SpoolContent]:
-    """Return whether a file's process is alive, and the content. An incomplete last line may still be in progress."""
+    """Return whether a file's process is alive, and the content; a live process may still be writing the last line."""
     live = in_use(path)
     return live, read_spool(path, cut_off=not live)
 

@@ -177,7 +177,7 @@ class Session:
     async def record_joined(
         self, messages: Sequence[Message], join: Join, *, answers: str | None = None, told: bool = False
     ) -> tuple[Receipt, Sequence[list[Row]]] | None:
-        """Store messages and execute `join` in one transaction; return None if `PendingTurns.record_joined` does."""
+        """Store messages and execute `join` in one transaction; return None as `PendingTurns.record_joined` does."""
         started = time.perf_counter()
         stored = await self._pending.record_joined(self.turn(messages, answers=answers, told=told), join)
         if stored is not None:
@@ -225,7 +225,7 @@ class Session:
         return list((await self.page(limit=limit, view=view)).messages)
 
     async def page(self, before: int | None = None, limit: int = 50, *, view: View = "active") -> Page:
-        """Return the newest `limit` messages, oldest first; with `before`, only messages with a lower `seq`.
+        """Return the newest `limit` messages, oldest first; if `before` is given, their `seq` is below it.
 
         `limit` is at most 10,000. The `active` view leaves out superseded messages; the `history` view includes them.
         """
@@ -239,7 +239,7 @@ class Session:
             )
 
     def waiting(self) -> tuple[Message, ...]:
-        """Return the session's pending messages of this process, in order; with a `user_id`, only that user's."""
+        """Return the session's pending messages of this process in order; if `user_id` is set, only this user's."""
         turns = self._pending.turns_of(self.session_id)
         return tuple([one for turn in turns if self.user_id in (None, turn.user_id) for one in turn.messages])
 
@@ -282,7 +282,7 @@ class Session:
         return await self._if_visible(lambda: self._transcripts.superseded(self.session_id), [])
 
     async def answers_to(self, question: Message) -> list[Message]:
-        """Return the complete answers to a message: stored ones in order, then pending ones that are not stored yet."""
+        """Return the complete answers to a message, pending ones last; if it is superseded, also superseded ones."""
         check_argument("question", question, Message, required=True)
         waiting = [one for one in self.waiting() if one.answers == question.id and one.status == "complete"]
         if question.seq is None:
@@ -338,8 +338,8 @@ class Session:
             raise InvalidInput(f"past is of the type Past or None, not {type(past).__name__}; see `window`.")
         if past.limits.nothing:
             return Recollection(())
-        # Copy the pending messages before the read, so that a message that is written in the meantime is in both lists
-        # and not in none.
+        # A pending message may be stored during the read. Copy the pending messages first, so that it is not in neither
+        # list.
         waiting = list(takewhile(lambda message: message.id != past.before_id, self.waiting()))
         found = Recollection((), failed=True)
         try:
@@ -415,8 +415,8 @@ class Session:
     async def reset(self, *, run_id: str | None = None) -> None:
         """Let later windows begin after the existing messages; the transcript keeps these messages.
 
-        Pending turns are written first, so that they precede the reset. Nothing happens if the session does not exist,
-        or if the run `run_id` is given but is not being executed.
+        Pending turns are written first, so that they precede the reset. If the session does not exist, do nothing. If
+        `run_id` is given but this run is not being executed, do nothing.
         """
         await self.deliver()
         await self._transcripts.reset(self.session_id, user_id=self.user_id, run_id=run_id)
@@ -487,7 +487,7 @@ class Session:
         return new if stored is None else stored
 
     async def question(self, run: str | None = None) -> Message:
-        """Return a question: the newest if `run` is None, otherwise the one with this id or answered by this run.
+        """Return the newest question or, if `run` is given, the question with this id or of this run.
 
         Raises:
             MessageNotFound: the session has no such question.
@@ -526,10 +526,10 @@ class Session:
         return {"messages": [{"role": question.role, "content": question.content, "id": str(question.id)}]}
 
     async def branch(self, at: int | None = None, *, session_id: str | None = None) -> Session:
-        """Create a session with copies of this session's messages up to the `seq` `at`, or of all; return the session.
+        """Create and return a session with copies of this session's messages: all, or those whose `seq` is up to `at`.
 
-        The copies keep their ids and times, and are numbered from 1. The active messages are copied; if the message
-        `at` is superseded, the messages that were active just before are copied. Title, tags, metadata, the last reset,
+        The copies keep their ids and times, and are numbered from 1. Active messages are copied; but if the message
+        `at` is superseded, the copies are those that were active while it was. Title, tags, metadata, the last reset,
         retention limits, and summaries that cover only copied messages are copied too. Repeating the call with this
         `session_id` changes nothing.
 
@@ -560,8 +560,8 @@ class Session:
     async def append_instead(self, messages: Sequence[Message], seq: int, seen: tuple[int, int]) -> bool:
         """Supersede the messages after a `seq` and store messages instead of them, in one transaction.
 
-        Return False, and store nothing, if the session no longer has the `last_seq` and the `revision` in `seen`, or if
-        it has one of the messages already.
+        `seen` is the `last_seq` and the `revision` that the caller has read. If the session has others now, or has one
+        of the messages already, store nothing and return False.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -588,7 +588,8 @@ class Session:
     async def delete(self, *, run_id: str | None = None) -> bool:
         """Delete the session with all its messages; return False if it did not exist or belongs to another user.
 
-        If `run_id` is given, do nothing if the run is not being executed, or its message deleted the session before.
+        If `run_id` is given, and this run is not being executed or its message has already deleted the session, do
+        nothing.
         """
         with contextlib.suppress(SessionDamaged):
             if self.user_id is not None and await self._info() is None:
@@ -611,7 +612,7 @@ class Session:
 
 
 def _keys(message: Message) -> set[object]:
-    """Return keys that no other message has: the id and, for a complete answer, question, author and ordinal."""
+    """Return keys that no other message has: the id, and for a complete answer also its `answer_key`."""
     return {message.id} if message.answer_key is None else {message.id, message.answer_key}
 
 

@@ -30,10 +30,10 @@ _MESSAGE_BYTES: Final = 3_000  # the Python objects of a message, without its te
 class SessionRows:
     """The newest active messages of users and assistants in a session, oldest first.
 
-    The rows are complete from `first_seq` on; 0 means from the last reset or archiving on. `superseded` has a `seq` and
-    the ranges of superseded messages after it. `forgotten` has the ids of messages on the newest page before the last
-    reset. Both are None until they are read. `derived` has objects that callers have computed from these messages for a
-    model call; they are valid while the marks are unchanged.
+    No row is missing after `first_seq`; if this is 0, none since the last reset or archiving. `superseded` (None until
+    read) is a `seq` and the ranges of superseded messages after it. `forgotten` (None until read) has the ids of
+    messages on the newest page before the last reset. `derived` has objects that callers computed from the messages for
+    a model call; they are valid while the `marks` are unchanged.
     """
 
     marks: Marks
@@ -92,7 +92,7 @@ class _TokenSums:
         self._sums = [0]
 
     def between(self, messages: Sequence[Message], start: int, end: int) -> int:
-        """Return the tokens of `messages[start:end]`; the first message must be the same in every call."""
+        """Return the tokens of `messages[start:end]`. All calls must pass lists that begin with the same message."""
         for message in messages[len(self._sums) - 1 : end]:
             self._sums.append(self._sums[-1] + self.counter(message.content))
         return self._sums[end] - self._sums[start]
@@ -101,9 +101,9 @@ class _TokenSums:
 def rows_of(found: Sequence[Row], limit: int, known: SessionRows | None = None) -> SessionRows | None:
     """Append the rows that the statement `recent` returned (newest first) to the known rows; return all rows.
 
-    With known rows, the statement must have begun at the newest of them. If it returned `limit` newer rows, only these
-    are returned, because rows may be missing between them and the known rows. Return None if there are no rows, or if
-    the known rows are not valid any more.
+    If `known` is given, the statement must have begun at its newest row. If it returned `limit` newer rows, rows may be
+    missing between them and the known rows, so return only the newer ones. If there are no rows, or if the known rows
+    are no longer valid, return None.
     """
     if not found:
         return None
@@ -138,7 +138,7 @@ class SessionCache:
         return found[0]
 
     def put(self, session_id: str, rows: SessionRows, *, window: int) -> None:
-        """Cache a session's rows (of many, the newest); above `most_bytes`, drop the least recently used sessions."""
+        """Cache a session's newest rows. Above `most_bytes`, drop the sessions that were used least recently."""
         if len(rows.messages) > 4 * window + _SPARE_ROWS:
             rows = rows.newest(2 * window + _SPARE_ROWS)
         size = self._size(session_id, rows)
@@ -165,7 +165,7 @@ class SessionCache:
 
 
 def _index(messages: Sequence[Message], seq: int) -> int:
-    """Return the index of the first message with at least this `seq`; both ends, the usual cases, are tried first."""
+    """Return the index of the first message with at least this `seq`; try both ends first, the usual results."""
     if not messages or seq <= (messages[0].seq or 0):
         return 0
     if seq >= (last := messages[-1].seq or 0):

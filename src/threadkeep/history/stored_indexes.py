@@ -18,7 +18,7 @@ from threadkeep.store.summaries import Summaries
 from threadkeep.store.transcripts import Transcripts
 
 _LEAST_STORED, _LEAST_JOINED = 1_000, 50
-"""The minimum number of turns of an index that is stored: for a session alone, and as part of a user's index."""
+"""The minimum numbers of turns of a stored index: if it is used alone, and if it is joined into a user's index."""
 
 _UNREADABLE = (zlib.error, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 """The errors that invalid stored data can cause; such data are deleted, and the index is built again."""
@@ -59,10 +59,10 @@ class StoredIndexes:
         return None
 
     async def save(self, index: ConversationIndex, session_id: str) -> None:
-        """Store the index of one session. A failure is reported; the next attempt follows when the index has grown.
+        """Store the index of one session. A failure is reported. When the index has grown, it is stored again.
 
-        If another program has changed or deleted indexed texts, nothing is stored, and the index stored before is
-        deleted.
+        If another program has changed or deleted indexed texts, store nothing, and delete the index that was stored
+        before.
         """
         state = await index.dump()
         extent, texts = index.extent_of(session_id), index.texts_of(session_id)
@@ -75,10 +75,10 @@ class StoredIndexes:
             self._observer.notify(RecallIndexNotStored(error=type(error).__name__, session_id=session_id))
 
     async def join(self, infos: Mapping[str, SessionInfo], allowed: Mapping[str, int]) -> ConversationIndex:
-        """Return one index of several sessions, with up to `allowed` of the newest messages of each.
+        """Return one index of several sessions; `allowed` has the number of newest messages to index by session.
 
-        For sessions with at least 50 turns that are indexed completely, stored indexes are used; if one is missing or
-        outdated, it is built and stored first. Damaged sessions are left out.
+        If a session has at least 50 turns and all are allowed, its stored index is used; a missing or outdated one is
+        first built and stored. Damaged sessions are left out.
         """
         joined = ConversationIndex()
         summaries: Mapping[str, Sequence[Summary]] = {}

@@ -32,7 +32,7 @@ CLAIM_SECONDS = 300.0
 _LEAST_ASKED = 30
 _MOST_STEPS = 8
 _MOST_PARTS = 50
-"""The maximum number of summaries that were merged before and are read again as sources of a new merge."""
+"""A merge also reads the sources of earlier merges: at most this number of summaries."""
 _READ_AGAIN = 4
 """The maximum tokens of the sources of a merge, as a multiple of the token limit of all active summaries."""
 
@@ -62,7 +62,7 @@ class SummaryWriter:
     async def compress(self, *, most_steps: int | None = _MOST_STEPS) -> Summary | None:
         """Write the due summaries; return the newest, or None if none is due or another process compresses the session.
 
-        With `most_steps=None`, nothing is left in `rest`, and no other process can claim the session in between.
+        If `most_steps` is None, nothing is left in `rest`, and no other process can claim the session before the end.
 
         Raises:
             CompressionFailed: the summary could not be written; earlier summaries stay.
@@ -81,13 +81,13 @@ class SummaryWriter:
         return await self._summaries.claim(self._request.session_id, PURPOSE, self._owner, CLAIM_SECONDS)
 
     async def _due(self, uncovered: Uncovered) -> tuple[int, int]:
-        """Return the `seq` after which to start if there are no active summaries, and the last `seq` to summarise."""
+        """Return the due range: the `seq` before it, used if there are no active summaries, and its last `seq`."""
         session_id = self._request.session_id
         if self._request.upto_seq:
             return self._request.upto_seq, self._request.upto_seq
         active = await self._summaries.active(session_id)
         if active and active[-1].last_seq != uncovered.after_seq:
-            # Count again, because another process stored a summary before this claim.
+            # Another process stored a summary before this claim, so count again.
             uncovered = await self._summaries.uncovered(session_id)
         return uncovered.after_seq, await self._reader.upto(self._request, uncovered)
 
@@ -141,7 +141,7 @@ class SummaryWriter:
     async def _write(
         self, records: Sequence[str], task: SummaryTask, earlier: str | None, facts: tuple[str, ...] = ()
     ) -> SummaryText:
-        """Return one summary text for all records; with each record, the model reads the prose about earlier records.
+        """Return one summary text for all records; the model gets each with the prose about the earlier ones.
 
         If `facts` are given, the text has exactly these facts, and facts in the model's answers are ignored.
         """
@@ -164,14 +164,14 @@ class SummaryWriter:
             try:
                 text = await self._answer(record, earlier, task, length)
             except CompressionFailed as error:
-                # Ask for a shorter text if the model ran out of tokens and returned no text that could be cut.
+                # The model ran out of tokens and returned no text that could be cut: ask for a shorter text.
                 if error.reason != "too_long" or length != asked:
                     raise
                 continue
             if self._counter(text) <= room:
                 break
-        # Cut a text that is still too long, because without a summary the messages would be in no model call until the
-        # next attempt.
+        # Without a summary, no model call would have these messages until the next attempt, so cut a text that is still
+        # too long.
         return SummaryText.read(text).within(room, self._room.facts, self._counter)
 
     async def _answer(self, record: str, earlier: str | None, task: SummaryTask, length: int) -> str:
@@ -188,7 +188,8 @@ class SummaryWriter:
         except asyncio.CancelledError:
             if _is_stopped():
                 raise
-            # The model itself raised CancelledError, which must not end the compression of other sessions.
+            # Only the model raised CancelledError. Convert it, so that it does not end the compression of other
+            # sessions.
             raise CompressionFailed("model", "CancelledError") from None
         if call.error is not None:
             # Do not chain the error, because the error of a model may quote the record.

@@ -232,7 +232,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         limit: int = 10,
         embedder: Embedder | None = None,
     ) -> list[Fact]:
-        """Return the facts that are relevant to a query, as `recall` does; `facts` must be in the order of `valid`."""
+        """Return the facts that are relevant to a query, as `recall` does; sort the `facts` as `valid` does."""
         check_argument("query", query, str, required=True)
         check_argument("limit", limit, int, required=True)
         check_each("facts", facts, Fact)
@@ -259,10 +259,10 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         return index
 
     async def valid(self, scopes: Sequence[Scope], *, limit: int = MAX_PAGE, shadowed: bool = False) -> list[Fact]:
-        """Return the valid facts of scopes, most specific scope first, and each key only from its most specific scope.
+        """Return the valid facts of scopes, most specific scope first; a key that several scopes have is returned once.
 
-        For each scope, up to `limit` facts (at most 1,000) are read, last changed first. With `shadowed`, a fact is
-        returned even if a more specific scope has its key.
+        For each scope, up to `limit` facts (at most 1,000) are read, last changed first. The fact of the most specific
+        scope is returned; if `shadowed` is true, all facts are returned.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -275,8 +275,8 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
     async def forget(self, scope: Scope, key: str, *, user_id: str | None = None) -> int:
         """Delete all values of a key, including past ones, and return their number.
 
-        Proposals of the key are deleted too. Queued episodes of promoted values are dropped. Episodes that Graphiti has
-        already received are deleted there when the worker next serves their group.
+        Proposals of the key are deleted too. If a value was promoted to Graphiti but its message is still queued, the
+        message is dropped. If Graphiti has received it, it is deleted there when the worker next serves its group.
 
         Raises:
             InvalidInput: the key is not a valid key of a fact.
@@ -339,7 +339,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
     async def _retract(
         self, connection: Connection, scope: Scope, *, key: str | None = None, fact_id: str | None = None
     ) -> None:
-        """Drop queued episodes of promoted facts that will be deleted; mark sent episodes for deletion in Graphiti."""
+        """Drop queued messages with promoted facts that will be deleted; mark sent ones for deletion in Graphiti."""
         named = {"scope": scope.kind, "owner": scope.owner, "key": key, "fact_id": fact_id}
         await connection.execute(self._sql["retract_facts"], {**named, "now": time_text(self._clock())})
 
@@ -494,7 +494,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
     async def _valid_with_evidence(
         self, connection: Connection, scopes: tuple[Scope, ...], limit: int
     ) -> Sequence[Fact]:
-        """Return the valid facts of scopes. Cache them until a row changes, because new evidence also changes a row."""
+        """Return the valid facts of scopes. They are cached until a row changes, as it does when evidence is added."""
         rows = await self._valid(connection, scopes, limit)
         before, facts = self._remembered.get((scopes, limit), ([], []))
         if rows != before:

@@ -104,7 +104,7 @@ class GraphitiClient(Protocol):
 
 
 def fact_in(value: Json) -> GraphFact | None:
-    """Return the fact in a value of a response, or None if it has no fact. Fields that older servers omit are empty."""
+    """Return the fact in a part of a response, or None if there is none. Older servers omit fields; these are empty."""
     if not isinstance(value, Mapping):
         return None
     uuid, fact, name = value.get("uuid"), value.get("fact"), value.get("name")
@@ -122,7 +122,7 @@ def fact_in(value: Json) -> GraphFact | None:
 
 
 def episode_in(value: Json) -> SeenEpisode | None:
-    """Return the episode in a value of a response, or None if it has no episode."""
+    """Return the episode in a part of a response, or None if there is none."""
     if not isinstance(value, Mapping):
         return None
     uuid, name = value.get("uuid"), value.get("name")
@@ -176,7 +176,8 @@ class Breaker:
         """
         if not self.is_open:
             return True
-        # If the time since the failure is negative, the clock was set back, so the end of the pause is unknown.
+        # If the clock was set back, the time since the failure is negative and the pause might never end: allow the
+        # call.
         if self._probing or 0 <= self._clock() - self._failed_at < self._pause:
             return False
         self._probing = True

@@ -52,7 +52,7 @@ class Consents(ClockedTables, sql=("graph_consents.sql",)):
             raise GraphitiClosed(reason, data_class)
 
     def statements(self, workspace: str | None) -> list[Statement]:
-        """Return the statements that fetch the rows for `closure_in`; an empty list if Graphiti is off."""
+        """Return the statements that fetch the rows for `closure_in`; if Graphiti is off, return []."""
         if self._options is None:
             return []
         named = None if workspace is None else clean_text(workspace)
@@ -133,7 +133,7 @@ def _workspace(name: str | None) -> str:
 
 
 def closure_in(rows: Sequence[Sequence[Row]], data_class: DataClass = "chat_text") -> GraphitiClosure | None:
-    """Return why a kind of data may not be sent, from the rows of `Consents.statements`; None if it may be sent."""
+    """Return why the rows of `Consents.statements` forbid to send a kind of data; None if it may be sent."""
     if not rows:
         return "off"
     granted, trusted = rows
@@ -143,7 +143,7 @@ def closure_in(rows: Sequence[Sequence[Row]], data_class: DataClass = "chat_text
 
 
 def allowed_since(rows: Sequence[Sequence[Row]]) -> datetime:
-    """Return the earliest time of messages that may be sent. `closure_in` must return None for these rows."""
+    """Return the earliest time of messages that may be sent, from rows for which `closure_in` returns None."""
     [granted], [trusted] = rows
     if "backfill" in _classes(granted[0]):
         return datetime.min.replace(tzinfo=UTC)

@@ -21,7 +21,7 @@ _DEAD_PERIOD = timedelta(minutes=1)
 
 
 class Unconfirmed(NamedTuple):
-    """A sent message that the server does not show yet, or the episode of a forgotten fact, which must be deleted."""
+    """A sent message that the server does not show yet; or, if `forgotten` is true, one that must be deleted there."""
 
     number: int
     name: str
@@ -52,7 +52,7 @@ class Waiting:
         """The name of the speaker in the graph, or a stable pseudonym; never empty."""
         if self.role == "user" and self.author is None and self.user_id is not None:
             return f"user_{hashlib.sha256(self.user_id.encode()).hexdigest()[:8]}"
-        # The server treats the text before the first colon as the speaker.
+        # The server takes the text before the first colon as the speaker, so a name must have no colon.
         return " ".join((self.author or "").replace(":", " ").replace("(", " ").split()) or self.role
 
 
@@ -129,7 +129,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return [Unconfirmed(row[0], row[1], time_of(row[2]), row[3], time_of(row[4]), bool(row[5])) for row in rows]
 
     async def waiting(self, group_id: str, limit: int) -> list[Waiting]:
-        """Return the first `limit` queued messages of a group that may be sent now, backfill of earlier turns last."""
+        """Return the first `limit` queued messages of a group that may be sent now, those of earlier turns last."""
         allowed = {"endpoint": self._endpoint, "version": CONSENT_VERSION}
         rows = await self._fetch("waiting", {"group_id": group_id, "limit": limit, **allowed})
         return [_waiting(row) for row in rows]
@@ -137,9 +137,9 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
     async def mark_sent(
         self, lease: Lease, messages: Mapping[int, DataClass], *, backfill_per_minute: int = 60
     ) -> list[int]:
-        """Mark messages as sent if the lease is valid and consent and trust now cover them; return the marked numbers.
+        """Mark messages as sent if the lease is valid and they may still be sent; return the numbers of those marked.
 
-        `backfill_per_minute` limits messages of earlier turns for each workspace, across all processes.
+        `backfill_per_minute` is the limit for messages of earlier turns in each workspace, for all processes together.
         """
         marked: list[int] = []
         now = self._clock()
@@ -189,7 +189,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         self._count_dead(len(numbers), reason)
 
     async def give_up_open(self, reason: DeadReason, group_id: str | None = None, *, queued_only: bool = False) -> int:
-        """Give up queued and (without `queued_only`) unconfirmed messages of one or all groups; return their number."""
+        """Give up messages that are queued or (if not `queued_only`) unconfirmed, in one or all groups; count them."""
         row = {"group_id": group_id, "reason": reason, "queued_only": queued_only, "now": self._now()}
         return self._count_dead(await self._execute("give_up_open", row), reason)
 
