@@ -72,7 +72,7 @@ class Learner(Protocol):
 
 @dataclass(frozen=True)
 class LearningRequest:
-    """A session to learn from. Proposals with at least the confidence `accept_from` are accepted (None: never)."""
+    """A session to learn from. If `accept_from` is set, proposals with at least this confidence are accepted."""
 
     session_id: str
     learner: Learner
@@ -106,7 +106,7 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
             # Drop the oldest waiting session, which is read after its next turn.
             self._waiting.popitem(last=False)
         if kind not in self._tasks or self._tasks[kind].done():
-            # Give the task its own context; otherwise it would stream into the caller's run.
+            # Give the task its own context; otherwise its model calls would appear in the caller's stream.
             self._tasks[kind] = asyncio.create_task(self._work(kind), context=Context(), name="threadkeep-learning")
 
     async def learn(self, request: LearningRequest) -> int:
@@ -147,8 +147,8 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
     ) -> tuple[Sequence[Proposed], Reading]:
         """Ask the learner; return the facts and the range of messages that was read.
 
-        Errors are raised. But if an error that is not temporary occurs three times for the same messages, and the model
-        accepts a harmless text, these messages are skipped without facts.
+        Errors are raised. But messages may be the cause of an error that is not temporary: if it occurs three times,
+        and the learner accepts a harmless text, the messages are skipped without facts.
         """
         key = request.session_id, to_read.kind
         with ErrorBoundary() as attempt:
@@ -183,10 +183,10 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         await self.idle()
 
     async def _work(self, kind: LearnerKind) -> None:
-        """Read the queued sessions of one kind of learner, so that directives do not wait for a model."""
+        """Read the queued sessions for one kind of learner. Each kind has its own task: directives need no model."""
         while key := next((one for one in self._waiting if one[1] == kind), None):
             request = self._waiting.pop(key)
-            # Catch errors and read one batch at a time, so that no session stops or delays the others for long.
+            # No session may stop the others or delay them for long: catch errors, and read one batch at a time.
             with ErrorBoundary() as attempt:
                 if (await self._learn_some(request))[1]:
                     self._waiting.setdefault(key, request)

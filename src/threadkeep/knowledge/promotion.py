@@ -35,7 +35,7 @@ _SHAPED = re.compile(
 def looks_like_secret(text: str) -> bool:
     """Return True if a text seems to contain a password, a token or a key, judged by its shape or the word before it.
 
-    After a word for a token or a key, a short value without a digit usually does not count: it may be a plain word.
+    A short value without a digit may be a plain word, so it usually does not count after a word for a token or a key.
     """
     return bool(_SHAPED.search(text) or _NAMED.search(text.replace("_", " ")))
 
@@ -137,10 +137,10 @@ class Promotion:
 def accepted_directives(text: str) -> tuple[list[Promotion], int]:
     """Return a message's directives, such as `preference (user): Keep diffs small`, and how many were rejected.
 
-    The text of a directive follows on the same line, or on the next lines up to a blank one or another directive.
-    Without a scope, a directive that begins like "I prefer" belongs to the user, unless it is a decision, procedure or
-    task; all others belong to the workspace. A directive is rejected if it looks like a secret, if it is too long, or
-    after the first 100.
+    The text of a directive follows on the same line, or on the next lines up to a blank one or another directive. If it
+    names no scope, it belongs to the workspace. But if it begins like "I prefer", it belongs to the user, unless it is
+    a decision, procedure or task. A directive is rejected if it looks like a secret, if it is too long, or if 100 were
+    accepted before.
     """
     found: list[Promotion] = []
     refused = 0

@@ -36,7 +36,7 @@ type LearnerKind = Literal["model", "directives"]
 
 @dataclass(frozen=True)
 class Proposed:
-    """A fact that a learner found in the message `seq` of a session. `promoted` is its kind if it is a directive."""
+    """A fact that a learner found in the message `seq` of a session. `promoted` is set for a directive: its kind."""
 
     scope: Scope
     key: str

@@ -24,13 +24,14 @@ _READ_CHARACTERS = 2_000
 _PARTS_OF_KEY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[\W_]+")
 _SPACES = re.compile(r"\s+")
 
-# The weights of a match with a word of the query: the same word in the key or in the value, a synonym, a key or a topic
-# for which the word asks, and a word with the same beginning. The kind of a question (where, when) has little weight.
+# The weights of matches of a word of the query: with the same word in a key or a value, with a synonym, with a key or a
+# topic about which the word asks, and with a word that begins alike. The kind of a question (where, when) counts only
+# half.
 _KEY, _VALUE, _SYNONYM, _ATTRIBUTE, _TOPIC, _ALIKE = 1.0, 0.9, 0.7, 0.7, 0.45, 0.5
 _KIND_SHARE = 0.5
 _BEGINNING = 4
-# The weight of one standard deviation of similarity; a word in the key has the weight 1. A fact whose similarity is
-# below `_LEAST_SIMILAR` is returned only if it matches a word of the query.
+# A similarity is added with this weight for each standard deviation; a word in the key weighs 1. If a fact's similarity
+# is below `_LEAST_SIMILAR`, the fact is returned only if it matches a word of the query.
 _SIMILAR_SHARE, _LEAST_SIMILAR = 0.5, 0.5
 
 _MOST_VECTORS = 20_000
@@ -50,7 +51,7 @@ def _attributes() -> dict[str, frozenset[str]]:
 
 
 def _stems(words: str) -> list[str]:
-    """Return the index terms of words: the stem, or the longest part of a word in a script without spaces."""
+    """Return one index term for each word: its stem or, in a script without spaces, the longest part of the word."""
     return [stem(word) if word.isascii() else max(terms_of([word]), key=len) for word in words.split()]
 
 
@@ -63,7 +64,7 @@ def _groups() -> dict[int, frozenset[str]]:
 
 
 _ASKED: Final = _attributes()
-"""For each stem or kind of a question (such as `?where`), the stems of the keys that the question asks for."""
+"""A map from stems, and from kinds of questions such as `?where`, to the stems of the keys that they ask for."""
 _MEMBERS: Final = _groups()
 
 
@@ -88,7 +89,7 @@ class FactWords:
 
     @property
     def is_outdated(self) -> bool:
-        """True if the index has far more facts than any call of `rank`, so most of its facts are not valid any more."""
+        """True if the index has far more facts than `rank` ever got at once, so that most of them are not valid now."""
         return len(self._numbers) > 2 * self._most + _MOST_OLD
 
     def rank(
@@ -100,7 +101,8 @@ class FactWords:
             query: the new input.
             facts: the facts of one scope.
             recent: the last messages before the query, oldest first, to resolve words such as "it".
-            similar: by fact id, the similarity to the query in standard deviations from the mean, if there is a model.
+            similar: maps fact ids to similarities with the query, in standard deviations from the mean; empty without a
+                model.
         """
         self._most = max(self._most, len(facts))
         scores = self._scores(read(query, Participants({}), recent=recent), [self._number(fact) for fact in facts])
@@ -141,7 +143,7 @@ class FactWords:
         return [scores[number] for number in numbers]
 
     def _worth(self, term: str) -> dict[int, float]:
-        """Return the weight of the best match of a query's term in each fact, by the number of the fact."""
+        """Return a map from the numbers of facts to the weight of each fact's best match with a term of the query."""
         alike = self._beginnings.get(term[:_BEGINNING], ()) if term.isascii() else ()
         worth: dict[int, float] = {}
         for terms, in_key, in_value in _matches(term, alike):
@@ -171,7 +173,7 @@ class FactVectors:
         self._vectors: OrderedDict[tuple[str, str], array[float]] = OrderedDict()
 
     async def similar(self, query: str, facts: Sequence[Fact], embedder: Embedder) -> dict[str, float]:
-        """Return the similarity of a query and each fact, in standard deviations from the mean, by the fact's id.
+        """Map fact ids to the similarity of fact and query, in standard deviations from the mean similarity.
 
         One call embeds at most 256 new facts; later calls embed the rest. If the model fails or takes more than two
         seconds, the result is empty, and an event reports it.
@@ -205,8 +207,8 @@ class FactVectors:
 def without_shadowed(facts: Iterable[Fact]) -> list[Fact]:
     """Keep only the first fact of each key.
 
-    The facts must be sorted by scope, most specific first, and within a scope by their last change, newest first. So
-    for merged persons, the last changed fact of a key is kept.
+    The facts must be sorted by scope, most specific first, and within a scope by their last change, newest first.
+    Merged persons can have several facts with a key in one scope; the last changed one is kept.
     """
     by_key: dict[str, Fact] = {}
     for fact in facts:
@@ -220,8 +222,8 @@ def take_of_each[T](found: Sequence[Sequence[T]], limit: int, names: Callable[[T
     Args:
         found: the results of each scope, best first.
         limit: the maximum number of entries.
-        names: returns the names of an entry, such as its id and its text. An entry is skipped if it has a name of an
-            entry that was already taken.
+        names: returns the names of an entry, such as its id and its text. If an entry that was taken before has one of
+            these names, the new entry is skipped.
     """
     taken: list[list[T]] = [[] for _ in found]
     rest = {number: ((entry, names(entry)) for entry in entries) for number, entries in enumerate(found)}

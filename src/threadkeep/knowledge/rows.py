@@ -43,7 +43,7 @@ async def known_owner(connection: Connection, sql: Mapping[str, str], scope: Sco
 
 
 def owner_columns(scope: Scope) -> dict[str, object]:
-    """Return the owner columns of a row. Two of them are foreign keys, which delete the row with its owner."""
+    """Return the owner columns of a row. `session_id` and `person_id` delete the row with its owner (foreign keys)."""
     return {
         "scope": scope.kind,
         "owner": scope.owner,

@@ -237,7 +237,7 @@ class ForgetInput(BaseModel, extra="forbid", json_schema_extra=example(ids=["019
 class ForgetFactsInput(
     BaseModel, extra="forbid", json_schema_extra=example(scope="user", owner="user-456", keys=["home_city"])
 ):
-    """The facts to delete: by ids, or all facts of an owner, or the facts of an owner with some keys."""
+    """The facts to delete: by their `ids`, or all facts of an owner, or only the owner's facts with these `keys`."""
 
     ids: Annotated[list[str], Field(max_length=_MOST_IDS)] | None = None
     scope: ScopeKind | None = None

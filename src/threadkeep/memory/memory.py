@@ -1,4 +1,4 @@
-"""The memory of a database as applications open it; it has sessions and knowledge."""
+"""`Memory`, the class that applications open: the sessions and the knowledge of one database."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Memory(history.Memory):
     def __init__(self, parts: MemoryParts) -> None:
         super().__init__(parts)
         clock = parts.options.clock
-        # Read messages from the graph store if sessions are there, because the tables then lack the messages' texts.
+        # If sessions are in a graph store, the tables have no texts of messages, so read them from the graph store.
         messages_at = self._backend.transcripts.at if self.in_graph_store else None
         self.knowledge = Knowledge(parts.driver, observer=parts.observers, clock=clock)
         self.procedures = Procedures(parts.driver, clock=clock)
@@ -70,9 +70,9 @@ class Memory(history.Memory):
         """Erase a session, or a person under all their ids, from every store of this memory; return a signed receipt.
 
         The person's sessions are deleted completely; their messages in sessions of others become empty rows. An
-        interrupted call can be repeated. With `dry_run`, nothing is erased. `vacuum` rewrites a SQLite file, or the
-        tables on PostgreSQL; this also removes dead rows and the remains of earlier deletions, and blocks writes
-        meanwhile.
+        interrupted call can be repeated. If `dry_run` is true, nothing is erased. If `vacuum` is true, the SQLite file
+        or the PostgreSQL tables are rewritten; this also removes dead rows and remains of earlier deletions, and blocks
+        writes meanwhile.
 
         Raises:
             InvalidInput: not exactly one of `session_id` and `user_id` is given.
@@ -86,7 +86,7 @@ class Memory(history.Memory):
         return await self.eraser.erase(wanted, dry_run=dry_run, vacuum=vacuum, groups=groups, remains=remains)
 
     def export(self, *, user_id: str, after: str | None = None) -> AsyncIterator[str]:
-        """Yield the data that `erase` would delete of a person, under all their ids, as lines of JSON.
+        """Yield a person's data, under all their ids, as lines of JSON: the data that `erase` would delete.
 
         To continue an interrupted export, pass as `after` the value `after` of its last line of type `position`. A
         complete export ends with a line of type `end`; its first line names the data that are left out. Nothing is

@@ -222,12 +222,12 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         await self._execute("wake", {"group_id": group_id, "now": self._now()})
 
     async def entries(self, status: DeliveryStatus | None, *, after: int, limit: int) -> list[Delivery]:
-        """Return up to `limit` deliveries after the number `after`; with a `status`, only deliveries of this status."""
+        """Return up to `limit` deliveries whose number is above `after`; if `status` is given, only those with it."""
         rows = await self._fetch("entries", {"status": status, "after": after, "limit": limit})
         return [_delivery(row) for row in rows]
 
     async def retry(self, number: int | None = None) -> int:
-        """Try a dead message again, or all dead messages that were not dropped, purged or undone; return their number.
+        """Queue dead messages again: the one with this number or, by default, all that were not dropped or deleted.
 
         Raises:
             KnowledgeNotFound: no dead message has this number.
@@ -235,7 +235,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return self._found(number, await self._execute("retry", {"number": number}))
 
     async def drop(self, number: int | None = None, status: DeliveryStatus | None = None) -> int:
-        """Permanently drop one queued or dead message, all such messages, or all with a status. Return their number.
+        """Permanently drop queued or dead messages, of this number or status if given; return how many were dropped.
 
         Raises:
             KnowledgeNotFound: no queued or dead message has this number.
@@ -269,7 +269,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return int(queued), int(sent)
 
     def groups_statement(self, scope: Scope, limit: int = 20) -> Statement:
-        """Return the statement that fetches the `GroupState` rows of a scope; for a person, of up to `limit` ids."""
+        """Return the statement for the `GroupState` rows of a scope; a person has one for each of up to `limit` ids."""
         return self._sql["groups_of_scope"], {"scope": scope.kind, "owner": scope.owner, "limit": limit}
 
     async def groups_of(self, scope: Scope) -> list[str]:
@@ -278,7 +278,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return [str(row[1]) for row in rows if row[1] is not None]
 
     async def dead_of_groups(self) -> dict[str, int]:
-        """Return the number of dead messages of each group that has any, without dropped and deleted messages.
+        """Return a map from groups to their numbers of dead messages; dropped and deleted messages do not count.
 
         The result is cached for up to a minute, because it counts all dead messages.
         """

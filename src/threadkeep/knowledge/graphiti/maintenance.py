@@ -197,8 +197,8 @@ class Backfill(ClockedTables, sql=("graph_turns.sql",)):
     ) -> Backfilled:
         """Queue up to `limit` earlier turns of sessions, the oldest of each session first.
 
-        Agents' conversations, and sessions without a group, are skipped, because no delivery would show that they were
-        queued.
+        Deliveries record which turns were queued. Agents' conversations and sessions without a group have no
+        deliveries, so they are skipped.
 
         Raises:
             SessionNotFound: a session does not exist.
@@ -260,12 +260,12 @@ async def purge(
 async def retract(client: GraphitiClient | None, deliveries: Deliveries, fact_id: str) -> Retracted:
     """Delete the episode of a forgotten fact on the server now, and check that it is gone.
 
-    If this fails, the worker of the group tries again. If `client` is None, send no request, and report that.
+    If this fails, the worker of the group tries again. If `client` is None, send no request; the result says so.
     """
     name = fact_episode(fact_id)
     recorded = await deliveries.episode_of(name)
     if recorded is None or recorded.reason not in ("forgotten", "not_deleted"):
-        # There is no episode to delete now, or the fact was not forgotten because another message still confirms it.
+        # There is no episode to delete now. Or another message still confirms the fact, so the fact was not forgotten.
         return Retracted(int(recorded is not None and recorded.reason == "undone"), "")
     if client is None:
         return Retracted(1, "the episode; if Graphiti is off, or without consent, no request to delete it is sent")
@@ -281,7 +281,7 @@ async def retract(client: GraphitiClient | None, deliveries: Deliveries, fact_id
 
 
 async def delete_episodes(client: GraphitiClient, group_id: str, names: Collection[str]) -> tuple[set[str], set[str]]:
-    """Delete episodes by name among a group's last 10,000; return the names found before and after the deletion.
+    """Delete named episodes among a group's last 10,000; return the names found, and those still found afterwards.
 
     Raises:
         GraphitiError: the server does not answer.

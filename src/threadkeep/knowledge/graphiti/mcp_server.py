@@ -213,7 +213,7 @@ class _Connection:
             self.failed = response
 
     def _fail(self, error: Exception) -> None:
-        """Raise an error in the caller that waits for the connection; do nothing after the connection has opened."""
+        """Raise an error in the caller that waits for the connection. If the connection was open before, do nothing."""
         if not self._opened.done():
             self._opened.set_exception(error)
             self._opened.exception()  # otherwise asyncio logs the error if the caller is gone
@@ -233,9 +233,9 @@ def _failure_of(error: BaseException, failed: httpx2.Response | None, *, is_conn
 
 
 def _failure_of_answer(code: int, failed: httpx2.Response | None, *, is_connected: bool) -> GraphitiError:
-    """Convert the code of a JSON-RPC error. The library also raises such an error for an HTTP response (`failed`).
+    """Convert a JSON-RPC error with this code; `failed` is the HTTP response from which the library made it, if any.
 
-    A message can be refused only after the client has connected.
+    Before the client has connected, no message has been sent, so no error means that a message was refused.
     """
     if code == _INVALID_PARAMETERS and is_connected:
         return GraphitiError("refused")

@@ -145,7 +145,7 @@ class GraphRecaller:
     async def _groups(
         self, asked: Mapping[ScopeKind, Scope | None], workspace: str | None
     ) -> _Groups | GraphitiClosure:
-        """Return the groups to search, or the reason why no search is allowed, from a single database query.
+        """Return the groups to search, or the reason why no search is allowed; both are found in one query.
 
         Up to 20 ids of a person are searched. The groups in `recall_extra_group_ids` are searched with the workspace.
         """
@@ -195,7 +195,7 @@ class GraphRecaller:
     async def _ask(
         self, groups: Mapping[ScopeKind, Sequence[str]], query: str, seconds: float
     ) -> dict[ScopeKind, list[GraphFact] | GraphOutcome]:
-        """Search all scopes within `seconds`; return the facts of each scope, or the outcome if the search failed."""
+        """Search all scopes within `seconds`. Return each scope's facts or, if its search failed, the outcome."""
         tasks = {
             kind: asyncio.create_task(
                 self._client.search(group_ids, query, self._options.recall_max_facts, seconds=seconds)
@@ -240,7 +240,7 @@ class GraphRecaller:
         return GraphRecall(tuple(shown), tuple(reported))
 
     def _judge(self, answers: Sequence[list[GraphFact] | GraphOutcome]) -> GraphRecallOutcome:
-        """Count a failure if a search was late or all failed; otherwise close the breaker. Return the outcome."""
+        """Count a failure if a search was late or all searches failed, else close the breaker; return the outcome."""
         failed = [answer for answer in answers if not isinstance(answer, list)]
         if "deadline" in failed or len(failed) == len(answers):
             self._breaker.failed()
@@ -255,7 +255,7 @@ class GraphRecaller:
         )
 
     def _probe(self, groups: _Groups, query: str) -> None:
-        """Start a background search for which no turn waits, unless one is running or the breaker pauses."""
+        """Start a search in the background, unless one is running or the breaker does not allow a call now."""
         if (self._probing is None or self._probing.done()) and self._breaker.allows():
             group_ids = next(iter(groups.ids.values()))
             self._probing = asyncio.create_task(

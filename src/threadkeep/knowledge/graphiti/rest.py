@@ -25,7 +25,7 @@ from threadkeep.records import Json
 from threadkeep.records.graphiti import check_group_id
 
 _MOST_BYTES = 8_000_000
-# This is below the five seconds after which uvicorn closes an idle connection.
+# uvicorn closes an idle connection after five seconds, so stop using it before.
 _KEPT_ALIVE_SECONDS = 3.0
 _LONGEST_PAUSE_SECONDS = 300.0
 _PATHS = {"/messages": "post", "/search": "post", "/episodes/{group_id}": "get", "/group/{group_id}": "delete"}
@@ -62,7 +62,7 @@ class RestClient:
         self._endpoint = endpoint
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._seconds = timeout_seconds
-        # Create this only once, because its creation reads all certificates that the machine trusts.
+        # Create the TLS context only once, because this reads all certificates that the machine trusts.
         self._verify: SSLContext | None = None
         self._http: httpx2.AsyncClient | None = None
         self._in_use: Counter[httpx2.AsyncClient] = Counter()

@@ -187,7 +187,7 @@ class Graphiti:
     async def deliveries(
         self, *, status: DeliveryStatus | None = None, after: int = 0, limit: int = 100
     ) -> list[Delivery]:
-        """Return up to `limit` deliveries after the number `after`; with a `status`, only deliveries of this status.
+        """Return up to `limit` deliveries whose number is above `after`; if `status` is given, only those with it.
 
         Raises:
             InvalidInput: the limit is not from 1 to 1,000.
@@ -199,7 +199,7 @@ class Graphiti:
         return await self._deliveries.entries(status, after=after, limit=limit)
 
     async def retry(self, number: int | None = None) -> int:
-        """Try a dead message again, or all dead messages that were not dropped, purged or undone; return their number.
+        """Queue dead messages again: the one with this number or, by default, all that were not dropped or deleted.
 
         Raises:
             GraphitiClosed: Graphiti is off, or there is no consent.
@@ -214,7 +214,7 @@ class Graphiti:
         return count
 
     async def drop(self, number: int | None = None, *, status: DeliveryStatus | None = None) -> int:
-        """Permanently drop one queued or dead message, all such messages, or all with a status. Return their number.
+        """Permanently drop queued or dead messages, of this number or status if given; return how many were dropped.
 
         Raises:
             KnowledgeNotFound: no queued or dead message has this number.
@@ -223,7 +223,7 @@ class Graphiti:
         return await self._deliveries.drop(number, status)
 
     async def test(self, *, smoke: bool = False) -> list[Check]:
-        """Check the server. With `smoke`, if all checks succeed, also write a test message, find it and delete it.
+        """Check the server. If it passes and `smoke` is true, write, find and delete a test message.
 
         Raises:
             GraphitiClosed: Graphiti is off.
@@ -292,7 +292,7 @@ class Graphiti:
     async def note_repo_state(self) -> Promoted | None:
         """Promote the state of the configured Git folder if it has changed; return None if nothing was promoted.
 
-        The folder is read only if consent covers `git_metadata` and `promoted_facts`.
+        If consent does not cover `git_metadata` and `promoted_facts`, the folder is not read.
         """
         options = self.options
         if options is None or options.git_folder is None or options.workspace is None:
@@ -338,8 +338,8 @@ class Graphiti:
     async def retract(self, fact_id: str) -> Retracted:
         """Delete the episode of a forgotten fact on the server, if it is there, and check that it is gone.
 
-        If Graphiti is off, or without consent, no request is sent, so the episode stays on the server, and the result
-        reports it.
+        If Graphiti is off, or if there is no consent, no request may be sent. The episode then stays on the server, and
+        the result says so.
         """
         check_name("fact's id", fact_id, MAX_OWNER_CHARACTERS)
         client = self.client() if await self.consents.granted() else None

@@ -66,7 +66,7 @@ def fact_episode(fact_id: str) -> str:
 
 
 def cut(text: str, limit: int) -> str:
-    """Cut a text to a number of characters, including `MARK` at its end if the limit leaves room for it."""
+    """Cut a text to `limit` characters. `MARK` is included at the end if the limit leaves room for more than it."""
     if len(text) <= limit:
         return text
     return text[:limit] if limit <= len(MARK) else text[: limit - len(MARK)] + MARK
@@ -134,7 +134,8 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
     async def make_deliveries(self) -> int:
         """Create the deliveries of the oldest 50 turns, and return the number of these turns; 0 if there are none.
 
-        If the queue exceeds its limits, whole turns are given up: the least urgent kind first, oldest turn first.
+        If too many messages are queued, whole turns are given up: the least urgent kind first, and of it the oldest
+        turn.
         """
         now = self._clock()
         async with self._driver.reading() as connection:
@@ -207,7 +208,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
     async def scopes_of(
         self, connection: Connection, session_id: str, user_id: str | None, workspace: str | None
     ) -> list[Scope]:
-        """Return the configured scopes whose groups receive a session's messages; omit scopes without a valid owner."""
+        """Return the configured scopes whose groups get a session's messages; omit those without a valid owner."""
         person = user_id
         if user_id is not None:
             rows = await connection.fetch(self._sql["canonical_id"], {"person_id": user_id})
@@ -215,13 +216,13 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
         owners = {"session": session_id, "workspace": workspace, "user": person}
         scopes = []
         for kind in self._options.scopes:
-            # Skip an invalid owner, which an older version may have stored, so that later turns are not blocked.
+            # An older version may have stored an invalid owner. Skip it, so that it does not block later turns.
             with contextlib.suppress(InvalidInput):
                 scopes.append(Scope(kind, owners[kind] or ""))
         return scopes
 
     async def _make(self, connection: Connection, turn: _Turn) -> int:
-        """Queue the messages of a turn and return their number, which is 0 for a turn between two agents."""
+        """Queue the messages of a turn and return their number. Messages between two agents are not queued."""
         if turn.agent is not None:
             return 0
         between = {"session_id": turn.session_id, "first_seq": turn.first_seq - _REACH, "last_seq": turn.last_seq}
@@ -247,7 +248,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
             asked = {"session_id": turn.session_id, "question": answer.answers, "seq": answer.seq}
             [(number,)] = await connection.fetch(self._sql["answer_number"], asked)
         spoken = [*question, *(self._notes(question, answer, messages) if question else ()), answer]
-        # The newest question (or the answer, if there is no question) identifies a turn in every group.
+        # In every group, a turn is identified by its newest question or, if it has none, by the answer.
         key = question[-1] if question else answer
         name = turn_id(turn.session_id, str(key.id), key.created_at or self._clock())
         counts = {"user": 0, "system": 0, "assistant": int(number) - 1}
@@ -272,7 +273,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
     async def _question(
         self, connection: Connection, turn: _Turn, answer: Message, messages: Sequence[Message]
     ) -> list[Message]:
-        """Return an answer's question, after earlier user messages of its run; return none if the question is gone."""
+        """Return an answer's question with the earlier user messages of the same run; [] if the question is gone."""
         asked = next((one for one in messages if one.id == answer.answers), None)
         if asked is None:
             key = {"session_id": turn.session_id, "message_id": answer.answers}
@@ -314,13 +315,13 @@ def source_of(scope: str, git: dict[str, object] | None) -> str:
 
 
 def _time_of(message: Message) -> datetime | None:
-    """Return the time of a message, or None if it has none. Messages of the same time get increasing microseconds."""
+    """Return the time of a message, or None if it has none. If times are equal, added microseconds keep the order."""
     moment = message.sent_at or message.created_at
     return None if moment is None else moment + timedelta(microseconds=(message.seq or 0) % 10_000)
 
 
 def _before(answer: Message, messages: Sequence[Message]) -> list[Message]:
-    """Return the user messages directly before an answer: the question of an answer that refers to no message."""
+    """Return the user messages directly before an answer, which are its question if `answers` is not set."""
     found: list[Message] = []
     for message in reversed([one for one in messages if (one.seq or 0) < (answer.seq or 0)]):
         if message.role == "assistant":

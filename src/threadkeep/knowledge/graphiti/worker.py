@@ -25,11 +25,11 @@ from threadkeep.records.graphiti import DataClass, GraphitiOptions
 from threadkeep.store.codec import WRONG_CLOCK_SECONDS
 
 _GROUPS_AT_ONCE = 8
-# The length of a lease in timeouts of a call. A lease is renewed before a call, and must last longer than the call.
+# A lease lasts this many timeouts of a call: it is renewed before a call, and must last longer than the call.
 _LEASE_TIMEOUTS = 3
 _LONGEST_POLL_SECONDS = 15.0
 _DENIED_SECONDS = 300.0
-# Additional episodes to read, because other writers may have added newer ones than the episodes to confirm.
+# Other writers may have added newer episodes than those to confirm, so read this many more.
 _EPISODES_OF_OTHERS = 50
 _MOST_EPISODES = 10_000
 _BEGINNING = datetime(1, 1, 2, tzinfo=UTC)
@@ -107,7 +107,7 @@ class DeliveryWorker:
     async def deliver_due(self, *, wait: bool = False) -> None:
         """Queue the messages of new turns, and start serving due groups, as far as the breaker allows.
 
-        With `wait`, return when these groups are served.
+        If `wait` is true, return only after these groups were served.
         """
         while await self._turns.make_deliveries():
             pass
@@ -138,7 +138,7 @@ class DeliveryWorker:
             finally:
                 await self._deliveries.release(lease, seconds=pause.seconds, failures=pause.failures, error=pause.error)
         except StoreError as error:
-            # The lease expires, and then any worker can serve the group again.
+            # No release is needed: when the lease expires, any worker can serve the group again.
             self._observer.notify(GraphitiTrouble(work="delivery", error=type(error).__name__))
 
     @property
@@ -221,7 +221,7 @@ class DeliveryWorker:
         return self._known_progress[1]
 
     async def _read_back(self, lease: Lease, sent: Sequence[Unconfirmed], *, deep: bool = False) -> list[Unconfirmed]:
-        """Confirm the sent messages that the server shows, and return the others; `deep` reads more episodes."""
+        """Confirm the sent messages that the server shows; return the others. If `deep` is true, read more episodes."""
         oldest = min(one.said_at for one in sent) if self._client.newest_first else _BEGINNING
         newer = await self._deliveries.newer_episodes(lease.group_id, oldest)
         last = min(newer + _EPISODES_OF_OTHERS * (20 if deep else 1), _MOST_EPISODES)
@@ -232,12 +232,12 @@ class DeliveryWorker:
         return [one for one in sent if one.name not in names]
 
     async def _wait_for(self, lease: Lease, left: Sequence[Unconfirmed], *, progressed: bool) -> _Pause:
-        """Return the pause until messages are read back again; after the timeout, queue them again or give them up."""
+        """Return the pause before messages are read back again. Queue overdue messages again, or give them up."""
         if progressed:
             return _Pause(self._options.poll_seconds)
         unconfirmed, seen_at = await self._progress()
         now = self._clock()
-        # Times that are far ahead were stored by a wrong clock.
+        # Ignore times that are far ahead: they were stored while a clock was wrong.
         beyond = now + timedelta(seconds=WRONG_CLOCK_SECONDS)
         times = [at for at in (*(one.sent_at for one in left), seen_at) if at is not None and at <= beyond]
         waited = (now - max(times, default=_BEGINNING)).total_seconds()
@@ -286,7 +286,7 @@ class DeliveryWorker:
         return {_class_of(one) for one in batch} <= await self._consents.granted()
 
     async def _stopped_at(self, failed: Waiting, later: Sequence[Waiting], error: GraphitiError) -> None:
-        """Handle the failure of one message. The server has received the earlier messages, but not the later ones.
+        """Handle the failure of one message of a batch: earlier messages were sent, and `later` ones were not.
 
         A tool may refuse a message temporarily, so a refused message is given up only after several attempts.
 
