@@ -107,7 +107,7 @@ class Memory(history.Memory):
         return await self.eraser.verify(receipt)
 
     async def _purge_graphs(self, wanted: Erasable) -> tuple[ErasedStore, list[str]]:
-        """Delete the Graphiti groups of the target and of its sessions; return the counts, and texts about the remains.
+        """Delete the Graphiti groups of the target and of its sessions; return the counts, and texts on data that stay.
 
         For a person, the groups of all sessions that no longer exist are deleted too, because their owners are unknown.
         """
@@ -230,7 +230,7 @@ class Lifetime[T](AbstractAsyncContextManager[T]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leave the context, and raise its error here; do nothing if the task was cancelled as the event loop ended."""
+        """Leave the context, and raise its error here. If the task was cancelled with the event loop, do nothing."""
         self._leave.set()
         if self._task is not None and not (self._task.done() and self._task.cancelled()):
             await self._task

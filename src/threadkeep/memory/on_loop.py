@@ -15,11 +15,11 @@ from threadkeep.memory.sync_memory import SyncMemory
 
 _companions: WeakKeyDictionary[history.Memory, SyncMemory] = WeakKeyDictionary()
 _BLOCKED_SECONDS = (0.5, 0.1)
-"""A loop that does not begin a call within these seconds counts as blocked; the second value is with a companion."""
+"""A loop is blocked if it does not begin a call within these seconds: without, and with a companion memory."""
 
 _making = threading.RLock()
 caller_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("threadkeep_caller_loop", default=None)
-"""The event loop of the caller that awaits this code; None if the call blocks or is on the memory's loop."""
+"""The event loop on which the caller awaits this code; None if the caller blocks, or is on the memory's loop."""
 
 blocked_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("threadkeep_blocked_loop", default=None)
 """The event loop that is blocked while its caller waits for this code; None if no loop is blocked."""
@@ -41,13 +41,13 @@ class OnLoop[M: history.Memory, H]:
 
     @property
     def made(self) -> list[H]:
-        """The wrapped objects that were created so far: the memory's, then (if there is one) its companion's."""
+        """The objects that were created so far: the memory's own and, after it, the companion's, if there is one."""
         return [self._own] if self._second is None else [self._own, self._second]
 
     async def call[**P, T](
         self, verb: Callable[Concatenate[H, P], Coroutine[Any, Any, T]], *arguments: P.args, **named: P.kwargs
     ) -> T:
-        """Run a method of the wrapped object on the memory's loop, or on the companion's if the caller runs there.
+        """Run a method of the wrapped object on the memory's loop. For a caller on the companion's loop, run it there.
 
         Raises:
             StoreClosed: the memory is closed.

@@ -1,4 +1,4 @@
-"""The ZIP archive of a person's export, which has the lines and a page for people to read."""
+"""The ZIP archive of a person's export. It contains the lines, and a page for people to read."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class _Sink:
 
 
 async def archive(lines: AsyncIterator[str], now: datetime) -> AsyncIterator[bytes]:
-    """Yield, in parts, a ZIP archive with the lines of an export and a page that shows them, while the lines arrive.
+    """Yield, in parts, a ZIP archive with the lines of an export, as they arrive, and a page that shows them.
 
     The lines are also written to an anonymous temporary file, from which the page is made.
     """

@@ -1,4 +1,4 @@
-"""Exports a person as lines of JSON: the data that an erasure would delete, except `LEFT_OUT`."""
+"""The export of a person as lines of JSON: the data that an erasure would delete, except `LEFT_OUT`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from threadkeep.store.manifests import StoredManifest
 
 type _Key = tuple[str | int, ...]
 type _Unit = tuple[_Key, list[str]]
-"""The key of a part of a section of the export, and the lines of this part."""
+"""The key of a unit of lines, by which an export can be continued, and the lines."""
 
 FORMAT: Final = 1
 LEFT_OUT: Final = (
@@ -43,7 +43,7 @@ LEFT_OUT: Final = (
 )
 _PAGE: Final = 200
 _LAST: Final = "\U0010ffff"
-"""A key that sorts after all other keys in its section."""
+"""A key that sorts after all keys of its section."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class PersonExport:
         }
 
     async def lines(self, user_id: str, after: str | None = None) -> AsyncIterator[str]:
-        """Yield the lines of a person's export; with `after`, continue an interrupted export after this position.
+        """Yield the lines of a person's export; if `after` is given, continue after this position.
 
         Raises:
             InvalidInput: the user id or the position is not valid, or the position belongs to another person's export.
@@ -150,7 +150,7 @@ class PersonExport:
                     yield unit
 
     async def _session(self, memory: Memory, session_id: str) -> AsyncIterator[_Unit]:
-        """Yield a session: its metadata, all its messages (including superseded and archived ones), its summaries."""
+        """Yield a session: its metadata, all messages (also superseded and archived ones), and the summaries."""
         session = memory.session(session_id)
         try:
             found = [await session.info()]

@@ -56,14 +56,14 @@ class WorkflowRunEvent(SessionEvent):
 
 
 class StoreRead(StoreEvent):
-    """A read of the store succeeded or failed; `fallback` means that the caller continued without the data."""
+    """A read of the store succeeded or failed. The outcome is `fallback` if the caller continued without the data."""
 
     outcome: Outcome = "ok"
     milliseconds: float
 
 
 class StoreWrite(StoreEvent):
-    """A write to the store succeeded or failed; `fallback` means that the turn was added to the pending writes."""
+    """A write to the store succeeded or failed. The outcome is `fallback` if the turn was added to the pending ones."""
 
     outcome: Outcome = "ok"
     milliseconds: float
@@ -79,9 +79,10 @@ class ReadFailed(StoreEvent):
 class WriteFailed(StoreEvent):
     """A turn, or data of a turn such as its tool steps, could not be written.
 
-    The outcome is `fallback` if the turn was added to the pending writes, `conflict` if another writer changed the
-    conversation in a graph store, otherwise `error`. Each failed attempt emits this event, and only this event raises
-    the counter of failed writes. `reason` is set if retries alone cannot succeed; it says what the operator has to do.
+    The outcome is `fallback` if the turn was added to the pending writes. It is `conflict` if another writer changed
+    the conversation in a graph store; otherwise it is `error`. Each failed attempt emits this event, and only this
+    event raises the counter of failed writes. `reason` is set if retries alone cannot succeed; it says what the
+    operator has to do.
     """
 
     outcome: Outcome = "error"
@@ -130,7 +131,7 @@ class AnswerDiscarded(StoreEvent):
 
 
 class PendingWrites(Event):
-    """The number of turns in this process that wait to be written (`count`), emitted when it may have changed."""
+    """Turns may have been added to or removed from the pending writes of this process; `count` is their number now."""
 
     backend: Backend
     count: int
@@ -145,7 +146,7 @@ class HistoryTruncated(SessionEvent):
 
 
 class KeyResolutionFailed(Event):
-    """The values in a run gave no valid id of a conversation; `reason` is one of those of `threadkeep.resolve_key`."""
+    """The values in a run gave no valid id of a conversation. `reason` is one of `threadkeep.history.keys.Reason`."""
 
     channel: Channel = "other"
     reason: str
@@ -165,8 +166,8 @@ class ContextBuilt(SessionEvent):
 class MemoryUpdated(Event):
     """Messages were added to a candidate graph's memory, which was then trimmed to its limits.
 
-    `trimmed_by_chars` is the number of characters that the limit of characters removed, also from shortened messages;
-    `trimmed_by_count` is the number of messages that the limit of messages removed.
+    `trimmed_by_chars` is the number of characters that were removed, with or from messages, because of the limit of
+    characters; `trimmed_by_count` is the number of messages that were removed because of the limit of messages.
     """
 
     before_count: int
@@ -216,7 +217,7 @@ class FactsProposed(SessionEvent):
 
 
 class LearningFailed(SessionEvent):
-    """Facts could not be learned from a session, or for one of its scopes; the session's next turn tries again."""
+    """Facts could not be learned from a session, for all or one of its scopes; the session's next turn tries again."""
 
     error: str
 
@@ -284,7 +285,7 @@ class PruningFailed(Event):
 
 
 class ExtraNotFound(SessionEvent):
-    """The search for a prompt section failed, completely or in one scope; the model is called without the results."""
+    """A search for text of a prompt failed, completely or in one scope. The model is called without its results."""
 
     section: ExtraSection
     error: str
@@ -328,7 +329,7 @@ class RunFinished(WorkflowRunEvent):
 
 
 class BudgetCrossed(WorkflowRunEvent):
-    """A successful run's last model call exceeded the budget of the run `budget_run_id`: this run or an ancestor."""
+    """A run succeeded, but its last model call exceeded a budget: its own or an ancestor's (`budget_run_id`)."""
 
     limit: str
     used: float
@@ -357,7 +358,7 @@ class RunTrouble(Event):
 
 
 class RunWorkRecovered(Event):
-    """Work that `RunTrouble` reported as failed succeeds again. Only `keeping_progress` is reported."""
+    """Work for runs succeeds again after `RunTrouble` reported it. This is emitted only for `keeping_progress`."""
 
     work: RunWork
 

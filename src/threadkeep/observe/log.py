@@ -1,4 +1,4 @@
-"""Writes structured log lines for events, and removes private text from the log lines of other libraries."""
+"""Structured log lines for events, and the removal of private text from log lines of other libraries."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ _came_by: ContextVar[Channel | None] = ContextVar("threadkeep_came_by", default=
 
 
 def work_for(channel: Channel) -> None:
-    """Set the channel for the events of the current task, if it works for another channel than the process."""
+    """Set the channel for the events of the current task, if this is not the channel of the process."""
     _came_by.set(channel)
 
 

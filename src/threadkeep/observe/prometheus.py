@@ -115,7 +115,7 @@ class PrometheusObserver:
         self._add_graphiti()
 
     def set_runs(self, counts: Mapping[str, int] | None) -> None:
-        """Set the number of runs in the database for each of `RUN_STATES`; with None (unknown), remove the numbers."""
+        """Set the numbers of runs in the database for `RUN_STATES`. If `counts` is None (unknown), remove them."""
         if counts is None:
             self._runs_now.clear()
             return
@@ -244,7 +244,7 @@ class PrometheusObserver:
     def _count(
         self, kind: type[events.Event], name: str, *labels: str, amount: str | None = None, first: _Labels | None = None
     ) -> None:
-        """Count events of a kind. Labels are fields of the event. If `amount` names a field, add its value, not 1."""
+        """Count events of a kind. Labels are fields of the event. If `amount` names a field, add its value."""
         series = self._counter(name, self._closed_sets(kind, labels), first)
 
         def count(event: Any) -> None:
@@ -270,7 +270,7 @@ class PrometheusObserver:
         self._counts[kind].append(count)
 
     def _closed_sets(self, kind: type[events.Event], fields: tuple[str, ...]) -> _Labels:
-        """Return the values that fields of an event can have: names of workflows, or the values of the field's type."""
+        """Map each field of an event to its possible values: those of its type or, for `workflow`, known workflows."""
         hints = get_type_hints(kind)
         return {field: self._workflows if field == "workflow" else _values(hints[field]) for field in fields}
 
@@ -288,8 +288,8 @@ class PrometheusObserver:
 class _Series[M: MetricWrapperBase]:
     """The time series of a metric, whose label values come from closed sets.
 
-    All series exist from the start, except series with label values that `first` leaves out; these are added when they
-    first occur.
+    All series exist from the start. But if `first` has a label, only its values in `first` exist from the start; others
+    are added when they first occur.
     """
 
     def __init__(self, metric: M, labels: _Labels, first: _Labels) -> None:

@@ -28,10 +28,10 @@ class ErasedStore:
 class EraseReceipt:
     """The result of an erasure.
 
-    `subject` is a keyed digest of the id that was erased, `ids` has the digests of all ids of a person, and `signature`
-    is a keyed digest of all other fields; the key is in the database. `stores` has the stores in which data were found.
-    `shared_messages` is the number of the person's messages in sessions of others, which were emptied but not deleted;
-    `shared_sessions` is the number of these sessions. `not_reached` describes remaining copies, such as backups.
+    The database has a key for digests. `subject` is the digest of the erased id; for a person, `ids` has the digests of
+    all ids. `signature` is the digest of all other fields. `stores` has the stores in which data were found. The
+    person's messages in sessions of others were emptied, not deleted: `shared_messages` is their number, and
+    `shared_sessions` that of the sessions. `not_reached` describes remaining copies, such as backups.
     """
 
     kind: ErasedKind

@@ -50,12 +50,12 @@ def normalised_endpoint(text: str) -> str:
 class GraphitiOptions:
     """Options of the Graphiti connection. Times are in seconds; sizes are in characters or bytes.
 
-    Turns are sent to the Graphiti groups of `scopes`, and facts are read from `recall_scopes`. `auto` reads from the
-    session and the workspace; if the message mentions a preference or, for example, "my name" or "my settings", it also
-    reads from the user's scope. A message is sent again, up to `max_attempts` times in all, if it does not appear as an
-    episode in time. This time is at least `confirm_seconds` after messages were last sent or confirmed; it grows with
-    the number of unconfirmed messages and with each attempt. With `promotes`, facts are sent too; consent must then
-    cover `promoted_facts`.
+    Turns are sent to the Graphiti groups of `scopes`, and facts are read from `recall_scopes`. `auto` means the session
+    and the workspace; if the message mentions a preference or, for example, "my name" or "my settings", it also means
+    the user. If a message does not appear as an episode in time, it is sent again, up to `max_attempts` times in all.
+    The time is at least `confirm_seconds` since messages were last sent or confirmed; it grows with the number of
+    unconfirmed messages and with each attempt. If `promotes` is true, facts are sent too; consent must then cover
+    `promoted_facts`.
     """
 
     endpoint: str = ""

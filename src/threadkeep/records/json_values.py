@@ -11,7 +11,7 @@ from threadkeep.errors import InvalidMessage
 
 type Json = None | bool | int | float | str | Sequence[Json] | Mapping[str, Json]
 
-# Check for these types first: most values have one of them, and this is faster than a check for a mapping.
+# The most frequent types of values. Checking for these first is faster than checking for a mapping.
 _WITHOUT_KEYS = frozenset({type(None), bool, int, float, str})
 _TEXT = frozenset({str})
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -55,7 +55,7 @@ def example(**values: Any) -> dict[str, Any]:
 
 
 def as_json(value: Any) -> Json:
-    """Return a copy of a value that has only the types of a JSON parser, and so equals the value read from the store.
+    """Return a copy of a value with only the types that a JSON parser returns, so that it equals the stored value.
 
     Raises:
         InvalidMessage: the value contains something that JSON cannot express.

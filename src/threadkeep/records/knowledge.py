@@ -106,8 +106,8 @@ class Fact:
 class NewFact:
     """A fact to remember.
 
-    Without a `kind`, a new fact is `world_knowledge` and an existing fact keeps its kind. `key` is replaced by
-    its canonical form (`canonical_key`).
+    If `kind` is None, a new fact is `world_knowledge`, and an existing fact keeps its kind. `key` is replaced by its
+    canonical form (`canonical_key`).
     """
 
     key: str
@@ -135,8 +135,8 @@ class Proposal:
     """A fact that a `learner` or a directive in a message has proposed. `directive` is the kind of this directive.
 
     `evidence` names the message, and `fact_id` the fact that was stored when the proposal was accepted. `decided_by` is
-    the person who accepted, rejected or undid the proposal; if it was accepted automatically, `decided_by` is the
-    required confidence.
+    the person who accepted, rejected or undid the proposal. If the proposal was accepted automatically, `decided_by` is
+    the confidence from which this is done.
     """
 
     id: str
@@ -176,8 +176,8 @@ class ProposalQuery:
 class FactQuery:
     """A filter for a list of facts, most recently changed first.
 
-    `text` is searched in keys and values. `past` includes earlier values. With a `user_id`, the list has only facts
-    about the person with this id, and facts of the sessions that belong to this user.
+    `text` is searched in keys and values. `past` includes earlier values. If `user_id` is given, the list has only
+    facts about the person with this id, and of this user's sessions.
     """
 
     scope: Scope | None = None
@@ -195,10 +195,10 @@ class FactQuery:
 class Procedure:
     """Instructions for a kind of task, with a name that is unique in their scope.
 
-    A procedure applies if the goal contains one of the phrases of `goal_contains` (case-insensitive; without phrases,
-    every goal matches) and the context has all names of `context_has`. `used` counts its uses, and `succeeded` and
-    `failed` count their outcomes; all three begin at 0 again when the content changes. The store assigns the id, the
-    counts and the times.
+    A procedure applies if the goal matches and the context has all names of `context_has`. A goal matches if it
+    contains a phrase of `goal_contains`, in upper or lower case; without phrases, every goal matches. `used` counts its
+    uses, and `succeeded` and `failed` count their outcomes; all three begin at 0 again when the content changes. The
+    store assigns the id, the counts and the times.
     """
 
     scope: Scope
@@ -260,7 +260,7 @@ class Person:
     names: tuple[str, ...]
     """The names that the person has used in channels, most recently seen first."""
     merged: Mapping[str, str] = field(default_factory=dict)
-    """The ids that were merged, each with the id into which it was merged."""
+    """A map from ids that were merged to the id into which each was merged."""
     preferences: Mapping[str, object] = field(default_factory=dict)
     """The values of the person's valid facts of the kind `preference`, by key."""
     first_seen_at: datetime

@@ -23,7 +23,7 @@ SPEAKERS: tuple[Role, ...] = ("user", "assistant")
 """The roles that take part in a conversation; `system` messages are notes in the transcript."""
 
 TAKEN_BACK = "recalled"
-"""The metadata key of a note that an author took back a message in a chat; its value is the message's id."""
+"""If an author takes back a message in a chat, a note is stored; this key of its metadata has the message's id."""
 
 MAX_ID_CHARACTERS = 512
 _TIMES = ("sent_at", "created_at", "superseded_at")
@@ -158,12 +158,14 @@ class Message:
 class Turn:
     """The messages that one append stores, in one transaction.
 
-    If `answers` is the id of a message, the turn is stored only if the session has this message. `told` is True if a
-    caller waits for the answer and gets it as soon as the turn is stored. `told_at` is the time at which a caller got
-    the answer although the database was down. `workspace` is the workspace of the run; None if the run has none.
-    `parent` is the id of a session and the name of an agent: a session that the turn creates is this agent's own
-    conversation below the parent, and is deleted with it. `completes` is the id of a message that was stored as
-    incomplete; the turn's answer supersedes that message.
+    Attributes:
+        answers: the id of a message; if the session does not have it, the turn is not stored.
+        told: True if a caller waits for the answer and gets it as soon as the turn is stored.
+        told_at: the time at which a caller got the answer although the database was down.
+        workspace: the workspace of the run; None if the run has none.
+        parent: if the turn creates an agent's own conversation below a session, the session's id and the agent's name.
+            The conversation is deleted with the session.
+        completes: the id of an incomplete message, which the turn's answer supersedes.
     """
 
     session_id: str
@@ -181,12 +183,13 @@ class Turn:
 class Receipt:
     """The result of an append.
 
-    `first_seq` and `last_seq` are the positions (`seq`) of the stored messages, or of the existing messages if all
-    messages were duplicates. `duplicates` are the ids that were stored already. `cleaned` are the ids of messages in
-    which characters that databases reject (NUL, lone surrogates) were replaced by U+FFFD. `deleted` are the duplicates
-    whose messages have been deleted; they are not stored again. `adopted` is the id of an answer that already existed
-    for the same question; the answer of this call was not stored, or was stored as superseded. If the existing answer
-    is not in the database yet, both positions are 0.
+    Attributes:
+        first_seq, last_seq: the `seq` of the first and last stored message, or of existing ones if all were duplicates.
+        duplicates: the ids that were stored already.
+        deleted: the duplicates whose messages have been deleted; they are not stored again.
+        cleaned: the ids of messages in which U+FFFD replaces characters that databases reject (NUL, lone surrogates).
+        adopted: the id of an earlier answer to the same question. The answer of this call was not stored, or was stored
+            as superseded. If the earlier answer is still pending, `first_seq` and `last_seq` are 0.
     """
 
     first_seq: int
