@@ -35,7 +35,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", re.IGNORECASE)
 
 
 def default_channels() -> Path:
-    """Return the bots' file that is used if the settings name none; `threadkeep channels add` creates it."""
+    """Return the default path of the file with the bots, which `threadkeep channels add` creates."""
     return user_data_path("threadkeep") / "channels.yaml"
 
 

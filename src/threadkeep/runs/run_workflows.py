@@ -1,4 +1,4 @@
-"""The workflow versions that runs use, and the conversations that their agents store under their own keys."""
+"""The workflow versions that runs use, and the conversations that agents of runs store apart from the session."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def order_keys(
 
 
 async def sessions_known(workflow: Workflow, run: Run, memory: Memory, store: BaseStore | None) -> list[Session]:
-    """Return the conversations in which agents store a run's question, if their keys depend only on the request."""
+    """Return the conversations in which agents store a run's question, and whose keys depend only on the request."""
     keeping = [node for node in workflow.known_conversations if isinstance(node, AgentNode)]
     if store is None or not keeping:
         return []
@@ -169,7 +169,7 @@ async def sessions_known(workflow: Workflow, run: Run, memory: Memory, store: Ba
 
 
 async def sessions_reached(run: Run, memory: Memory, store: BaseStore | None) -> list[Session]:
-    """Return the conversations that a run has used in any process; `positions` has recorded them to order the turns."""
+    """Return the conversations that a run has used in any process. They are in `positions`, which orders turns."""
     found = []
     for name in await memory.runs.positions.of(run.run_id):
         conversation = of_order_name(name)
@@ -184,9 +184,9 @@ async def sessions_reached(run: Run, memory: Memory, store: BaseStore | None) ->
 def _keys(
     keeping: Iterable[ConversationFields], state: WorkflowState, values: Mapping[str, Any], trigger: RunTrigger
 ) -> list[tuple[GraphLayout, str]]:
-    """Return the layout and the conversation key of each node, without duplicates; skip nodes that have no key.
+    """Return the `GraphLayout` and the key of each node's conversation, without duplicates; skip nodes without a key.
 
-    `values` are the configurable values of the run.
+    `values` are the values for the `configurable` part of the run's LangGraph config.
     """
     scope = key_scope(state, values["session_id"], {"configurable": dict(values)})
     found = [(node.layout, node.resolve(scope, by_hand=trigger in BY_HAND).key) for node in keeping]

@@ -27,7 +27,7 @@ async def with_answer(memory: Memory, run: Run) -> Run:
 
 
 async def _with_answer_that_stands(memory: Memory, run: Run, result: Mapping[str, Json]) -> Run:
-    """Return a run. If another answer to the same question has replaced its answer, the result is the other answer."""
+    """Return a run. If its answer was replaced by another answer to the same question, set the other as its result."""
     own_id = result.get("message_id")
     if run.session_id is None or not isinstance(own_id, str):
         return run
@@ -50,9 +50,10 @@ async def _with_answer_that_stands(memory: Memory, run: Run, result: Mapping[str
 
 
 async def with_own_answer(memory: Memory, run: Run, message_id: str) -> Run:
-    """Return a run with the answer to `message_id`, which is one of several messages that the run has answered.
+    """Return a run with the answer to the message `message_id`, one of several messages that the run has answered.
 
-    If another run has answered this message, or later the newest of these messages, the result is its answer.
+    If another run has answered this message, set that answer as the result. If the message has no answer, the answer
+    to the newest message of its turn counts.
     """
     answer = await _answer_of_turn(memory, run, message_id)
     return replace(run, result=result_of_answer(answer)) if _is_of_other(answer, run) else run
@@ -81,7 +82,7 @@ def _is_of_other(answer: Message | None, run: Run) -> TypeGuard[Message]:
 
 
 async def _answer_of_turn(memory: Memory, run: Run, message_id: str) -> Message | None:
-    """Return the answer to a message, otherwise to the newest message of its turn; None if neither is answered."""
+    """Return the answer to a message or, if it has none, to the newest message of its turn; otherwise None."""
     if (answer := await _answer(memory, run, message_id)) is not None or run.session_id is None:
         return answer
     session = memory.session(run.session_id)

@@ -40,7 +40,7 @@ class RunPiece:
 
 
 class RunEndEvent(asyncio.Event):
-    """An event that is set when a run ends or waits. `run` is its record, or None if this process does not know it."""
+    """An event that is set when a run ends or waits for a person. `run` is its record, or None if unknown here."""
 
     run: Run | None = None
 
@@ -49,10 +49,12 @@ class RunEndEvent(asyncio.Event):
 class RunStream:
     """The stream of a run that this process executes, or that callers in this process wait for.
 
-    `begun` is true once this process executes the run. `outcome` is the outcome of this execution, which may not be
-    recorded yet. The tokens from `first_piece` on belong to the current attempt. `hold` is the state that the run
-    shares with its agents. `usage` is the usage of the whole run, or None if this process does not know it. `waiting`
-    counts the callers that wait for the run's end; `followers` counts those that also read its events.
+    - `begun`: True once this process executes the run.
+    - `outcome`: the outcome of this execution, which may not be recorded yet.
+    - `first_piece`: the index of the first token of the current attempt.
+    - `hold`: the state that the run shares with its agents.
+    - `usage`: the usage of the whole run; None if this process does not know it.
+    - `waiting`: the number of callers that wait for the run's end. `followers`: how many of them also read its events.
     """
 
     run_id: str
@@ -68,7 +70,7 @@ class RunStream:
     next_change: asyncio.Event = field(default_factory=asyncio.Event)
     """The event that is set at the next change; get it before you read the current state."""
     next_end: RunEndEvent = field(default_factory=RunEndEvent)
-    """The event that is set when the run ends or waits; get it before you read the run's state."""
+    """The event that is set when the run ends or waits for a person; get it before you read the run's state."""
 
     def renew(self) -> None:
         """Reset the stream for another attempt at the run."""

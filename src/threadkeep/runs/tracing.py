@@ -91,7 +91,7 @@ class RunTracer:
         self._stream.signal()
 
     async def flush_with[T](self, store: Callable[[TraceGroup], Awaitable[T | None]]) -> T | None:
-        """Store the events noted so far. Call `store` for their last group, and return the result of this call.
+        """Store the events noted so far. Let `store` store the last group of them, and return its result.
 
         Raises:
             StoreError: the database did not store the events; the next call tries again.
@@ -108,10 +108,10 @@ class RunTracer:
         return stored
 
     async def store_whole[T](self, store: Callable[[TraceGroup], Awaitable[T | None]]) -> T | None:
-        """Pass all events of the run to `store` as one group, and return its result: None if nothing was stored.
+        """Pass all events of the run to `store` as one group, and return the result of `store`.
 
-        If not all events are in memory, return None at once. The group's `after` is the number of the newest event
-        that is stored already.
+        If nothing was stored, or if not all events are in memory, return None. The group's `after` is the number of
+        the newest event that is stored already.
         """
         self._storing.disarm()
         async with self._storing.working:
@@ -134,7 +134,7 @@ class RunTracer:
             self._group = TraceGroup()
 
     async def _newest(self) -> int:
-        """Return the number of the newest stored event. Writes name it, so a repeated write stores no event twice."""
+        """Return the number of the newest stored event. Each write passes it, so that no event is stored twice."""
         if self._number is None:
             self._number = await self._trace.last_number(self._stream.run_id)
         return self._number
@@ -209,7 +209,7 @@ class ToolTrace(AsyncCallbackHandler):
 
 
 def node_of(metadata: Mapping[str, Any] | None) -> str | None:
-    """Return the workflow's node in which an event happened, even inside a subgraph; None outside of any node."""
+    """Return the node of the workflow in which an event happened, even inside a subgraph; None without a node."""
     namespace = (metadata or {}).get("langgraph_checkpoint_ns")
     return namespace.partition(":")[0] or None if isinstance(namespace, str) else None
 

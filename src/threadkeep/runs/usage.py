@@ -22,16 +22,17 @@ from threadkeep.runs.tracing import RunTracer
 
 @dataclass(eq=False)
 class Ledger:
-    """The token usage of one execution of a run, checked against the budgets of `limited`, the run and its ancestors.
+    """The token usage of one execution of a run, checked against the budgets of the run and its ancestors.
 
     A `Meter` adds the usage of each model call. Concurrent calls may exceed a budget, because a call is counted when it
-    ends. A model without a price costs nothing. `usages` contains the usage of the run's own model calls, but not of
-    its children's. `spent` is the error that stopped a model call; None if none was stopped. `has_children` is true if
-    the run has child runs.
+    ends. A model without a price costs nothing. A run in the database stores its usage in groups with its trace, so a
+    killed process loses only the usage of the last model calls.
 
-    A recorded run stores its usage in groups with its trace, so a killed process loses only the usage of the last model
-    calls. `stored` flushes the pending usage of the whole tree, then returns the usage of a run and all runs below it.
-    `stored` is called before each model call if the run or one of its ancestors has a budget.
+    - `limited`: the run and its ancestors, but only runs that have a budget.
+    - `stored`: a callback that stores the pending usage of the whole tree, and returns the usage of a run and all runs
+      below it. It is called before each model call for each run in `limited`.
+    - `usages`: the usage of the run's own model calls, without those of its children.
+    - `spent`: the error that stopped a model call; None if none was stopped.
     """
 
     limited: Sequence[Run]
@@ -84,7 +85,7 @@ class Ledger:
 
 
 def spent_budget(run: Run, usages: Sequence[TokenUsage], *, crossed: bool = False) -> BudgetSpent | None:
-    """Return an error if a run has used up its budget (with `crossed`, exceeded its budget), otherwise return None."""
+    """Return an error if a run has used up its budget or, with `crossed`, exceeded it. Otherwise return None."""
     total = sum(usages, NO_USAGE)
     for limit, used, allowed in (
         ("max_tokens", total.tokens, run.budget.max_tokens),
@@ -181,9 +182,9 @@ class LastContexts:
         return self._built.pop(run_id, None)
 
     def notify(self, event: Event, /) -> None:
-        """Record the context of a model call for its run or, if that is not watched, for watched runs of its session.
+        """Record the context of a model call for its run. If that run is not watched, record it for its session's runs.
 
-        The event of another run of the session does not replace an event of the watched run itself.
+        In the second case, it does not replace a context of a watched run's own model call.
         """
         if not isinstance(event, ContextBuilt):
             return

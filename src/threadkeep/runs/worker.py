@@ -35,7 +35,7 @@ _TAKEOVERS = 3
 class Beginning(NamedTuple):
     """A run that this process owns; a `new` run was never executed before.
 
-    `workflow` is set if the run was created by this process, `turn` if the run's question is stored already.
+    `workflow` is set if this process created the run. `turn` is set if the run's question is stored already.
     """
 
     run: Run
@@ -51,8 +51,8 @@ class Worker:
     database rejects the former owner's writes to the run. The record of a run counts how often the run was acquired. A
     run that was acquired too often is set aside for a person.
 
-    `open` sets the `engine`, whose name is the owner of this process's runs, and the `dependencies`, which all runs
-    share; then it sets the event `opened`.
+    `open` sets the `engine` and the `dependencies`, and then the event `opened`. The name of the engine is stored as
+    the owner of this process's runs.
     """
 
     engine: Engine
@@ -113,7 +113,7 @@ class Worker:
             StoreError: the engine does not accept the run. If `beginning` was passed, the run is released.
         """
         stream = self.streams.of(run_id)
-        # Maintenance may have started the run meanwhile: it starts new runs for which the reply to the insert is late.
+        # The reply to the insert of a new run may be late, so that maintenance has started the run meanwhile.
         if run_id in self._started or (beginning is not None and stream.outcome is not None):
             return
         self._started[run_id] = stream
@@ -234,7 +234,7 @@ class Worker:
         )
         active = ActiveRun(run, owner, stream, tracer, progress, new, beginning.workflow)
         active.hold.begun = beginning.turn
-        # Set `told` if a caller in this process waits for the answer: the run was created here, and was not queued.
+        # A run with a `workflow` was created here and not queued, so a caller in this process waits for its answer.
         active.hold.told = beginning.workflow is not None
         stream.hold = active.hold
         self.active[run.run_id] = active

@@ -31,7 +31,8 @@ from threadkeep.store.superseding import SupersedingWriter
 class SummaryArchive:
     """A writer of exported summaries.
 
-    A summary is stored only if all its messages are in this database and it follows the active ones without a gap.
+    A summary is stored only if all its messages are in this database, and if it continues the active summaries without
+    a gap.
     """
 
     def __init__(self, backend: Backend, *, clock: Callable[[], datetime]) -> None:
@@ -71,13 +72,13 @@ class SummaryArchive:
         )
         parameters = {"session_id": session_id, "first_seq": here.first_seq, "last_seq": here.last_seq}
         [(deleted_seq, messages)] = await connection.fetch(self._sql["extent"], parameters)
-        # If the export lacks some covered messages, they must be deleted here too; otherwise their `seq` values belong
-        # to other messages.
+        # If the export lacks messages that the summary covers, their `seq` values may belong to other messages here.
+        # Reject the summary then, unless these values are of deleted messages.
         deleted_here = deleted_upto < summary.first_seq or deleted_upto + moved_by <= int(deleted_seq)
         return here if deleted_here and int(messages) == item.messages else None
 
     async def _seq(self, connection: Connection, session_id: str, message_id: str | None, otherwise: int) -> int | None:
-        """Return a message's `seq` in this database, or None if it is missing. Without an id, return `otherwise`."""
+        """Return a message's `seq` in this database, or None if it is missing. If it has no id, return `otherwise`."""
         if message_id is None:
             return otherwise
         rows = await connection.fetch(self._sql["seq_of"], {"session_id": session_id, "id": message_id})
@@ -86,7 +87,7 @@ class SummaryArchive:
 
 @dataclass(frozen=True)
 class ArchivedPart:
-    """Messages of an exported session, in order of `seq`. In its metadata `info`, counts and last message are ignored.
+    """Messages of an exported session, in order of `seq`. The counts and the last message in `info` are ignored.
 
     A summary must be in the part with the last message that it covers, or in a later part.
     """
@@ -100,11 +101,13 @@ class ArchivedPart:
 class Restored:
     """The counts of restoring one part.
 
-    `stored` messages are new, `known` messages existed already. Of the stored messages, `moved` ones got another `seq`
-    than in the export, and `cleaned` ones had characters that databases reject. `summaries` counts stored summaries;
-    `summaries_left_out` counts summaries that were not stored, because the covered messages have changed or another
-    summary covers them. For a graph store, `unarchived` counts messages that were archived and are active now, and
-    `limits_left_out` counts sessions whose limits were not stored.
+    - `stored`: new messages. `known`: messages that existed already.
+    - `moved`: stored messages that got another `seq` than in the export.
+    - `cleaned`: stored messages that had characters that databases reject.
+    - `summaries`: stored summaries. `summaries_left_out`: summaries that were not stored, because the covered messages
+      have changed or another summary covers them.
+    - `unarchived`: messages in a graph store that were archived and are active now.
+    - `limits_left_out`: sessions in a graph store whose limits were not stored.
     """
 
     stored: int = 0
