@@ -223,7 +223,7 @@ class Archive:
 
 
 def _counting(info: SessionInfo, messages: list[Message]) -> dict[str, object]:
-    """Return the parameters of the statement `reserve`. If `messages` is empty, it only locks the session's row."""
+    """Return the parameters of the statement `reserve`, which without `messages` only locks the session's row."""
     turn = Turn(info.session_id, (), info.user_id)
     return session_parameters(turn, messages, now=time_text(info.updated_at))
 

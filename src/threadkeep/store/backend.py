@@ -27,7 +27,7 @@ _ELSEWHERE: Final[dict[TranscriptLocation, tuple[str, TranscriptLocation, str]]]
     "tables": ("any_indexed", "graph_store", "a graph store"),
     "graph_store": ("any_kept_here", "tables", "its tables"),
 }
-"""For each location: a statement that finds sessions in the other location, and that location's name and title."""
+"""For each location, the statement that finds sessions in the other location, and the other's name and description."""
 
 
 class DamageRegister:
@@ -60,7 +60,7 @@ class DamageRegister:
 
 @dataclass(frozen=True)
 class TranscriptBackend:
-    """The transcripts of a memory, and the services that depend on whether these are in tables or in a graph store."""
+    """The transcripts of a memory, and the services that differ between transcripts in tables and in a graph store."""
 
     transcripts: Transcripts
     search: Search

@@ -1,4 +1,4 @@
-"""LangGraph checkpointers of Threadkeep, and of other systems for reading. This module imports LangGraph."""
+"""LangGraph checkpointers of Threadkeep, and read-only ones of other systems. This module imports LangGraph."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def open_checkpointer(
 def open_foreign_checkpoints(
     address: DatabaseAddress, columns: Mapping[str, frozenset[str]]
 ) -> AbstractAsyncContextManager[BaseCheckpointSaver[str]]:
-    """Open the checkpoints in another system's database for reading. `columns` has the column names of each table."""
+    """Open the checkpoints in another system's database for reading. `columns` maps each table to its column names."""
     return _opened(address, FOREIGN_OPTIONS, StrictSerializer(), foreign=columns)
 
 

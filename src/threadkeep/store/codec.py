@@ -16,7 +16,7 @@ from threadkeep.store.compressed_json import json_of, reads_record
 from threadkeep.store.driver import Backend, Row
 
 WRONG_CLOCK_SECONDS = 1_800.0
-"""The largest accepted difference between the clocks of two processes. No process may claim a message for longer."""
+"""The largest accepted difference between the clocks of two processes, and the longest claim of a message."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNIT = timedelta(microseconds=1)
@@ -49,7 +49,7 @@ def time_text(moment: datetime) -> str:
 
 
 def cursor_parameters(cursor: tuple[datetime, str] | None, moment: str, name: str) -> dict[str, object]:
-    """Return the two parameters of a statement that lists rows before a cursor, newest first, under the given names."""
+    """Return two parameters, under the names `moment` and `name`, for a statement that lists rows before a cursor."""
     before, last_name = cursor or (None, "~")
     return {moment: time_text(before) if before else _LAST_TIME, name: last_name}
 
@@ -172,7 +172,7 @@ def marks_of(message: Message) -> dict[str, object]:
 
 
 def message_of(row: Row) -> Message:
-    """Return the message in a row that begins with the columns that every statement for messages selects.
+    """Return the message in a row, which begins with the columns that every statement for messages selects.
 
     Messages are validated when they are written, but not here, because every model call reads many of them.
     """
@@ -231,7 +231,7 @@ _SESSION_COLUMNS = (
 def session_of(row: Row, *, damaged: bool = False) -> SessionInfo:
     """Return the session in a row of the statement `session`.
 
-    With `damaged`, a session that cannot be read is returned without the damaged columns, and its metadata have the
+    If the session cannot be read and `damaged` is true, return it without the damaged columns; its metadata have the
     entry `error` with the value `RecordUnreadable`.
 
     Raises:
@@ -301,7 +301,7 @@ class Prepared:
 
 
 def prepare_turn(turn: Turn, *, count: Counter, now: str) -> Prepared:
-    """Prepare the messages of a turn for storing. If a caller gets or got the turn's answers, they get a `told_at`.
+    """Prepare the messages of a turn for storing. If a caller gets the answers, or has got them, set their `told_at`.
 
     Raises:
         InvalidMessage: the turn has no messages, or one of them cannot be stored.
@@ -339,8 +339,8 @@ def prepare(messages: Sequence[Message], *, count: Counter, stored_at: str | Cal
 class GraphTurns:
     """A maker of the rows that queue turns for Graphiti; only a turn with a complete answer gets a row.
 
-    `workspace` is the default for turns without a workspace. The statement that stores a row also checks that there is
-    consent for `endpoint`.
+    `workspace` is the default for turns without a workspace. A row is stored only if there is consent to send data to
+    `endpoint`.
     """
 
     endpoint: str

@@ -50,11 +50,14 @@ class _Sorted:
 class TurnWriter:
     """A writer that stores one turn at a time, and checks each message id.
 
-    If the question already has a complete answer of the same author with the same `ordinal`, a new one is not stored;
-    the receipt names the stored one (`adopted`). But if the new answer reached its caller while the database was down
-    (`Turn.told_at`), it replaces a stored answer that reached no caller; if the stored answer was also delivered, the
-    new one is stored as superseded. An answer to a superseded question is stored as superseded. If an answer is the
-    first message after a reset, and its question is before the reset, the reset is moved behind the answer.
+    The question may already have a complete answer of the same author with the same `ordinal`:
+
+    - Usually the new answer is not stored, and the receipt names the stored one (`adopted`).
+    - If only the new answer reached its caller, while the database was down (`Turn.told_at`), it replaces the other.
+    - If both answers reached their callers, the new one is stored as superseded.
+
+    An answer to a superseded question is stored as superseded. If an answer is the first message after a reset, and its
+    question is before the reset, the reset is moved behind the answer.
     """
 
     def __init__(self, graph_turns: GraphTurns | None = None) -> None:
@@ -297,7 +300,7 @@ class GroupCommit:
         _settle(group, receipts)
 
     async def _store_separately(self, group: Sequence[PreparedTurn]) -> list[_Outcome]:
-        """Store a rejected group again: each turn with joined statements alone, then the others, checking ids."""
+        """Store a rejected group again: each turn with joined statements by itself, then the others, checking ids."""
         if len(group) > 1:
             for prepared in [one for one in group if one.is_joined]:
                 await self._write_group([prepared])
@@ -378,7 +381,7 @@ def _by_session(group: Sequence[PreparedTurn]) -> dict[str, list[PreparedTurn]]:
 
 
 def _noted(graph_turns: GraphTurns, prepared: PreparedTurn, left: int) -> list[dict[str, object]]:
-    """Return the turn's row for Graphiti, as a list of at most one; `left` counts the messages from this turn on."""
+    """Return the turn's row for Graphiti, or an empty list; `left` counts the session's messages from this turn on."""
     row = graph_turns.row(prepared.turn, prepared.messages, now=prepared.now)
     seqs = {"first_behind": left - 1, "last_behind": left - len(prepared.columns)}
     return [] if row is None else [{**row, **seqs}]

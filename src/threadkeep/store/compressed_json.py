@@ -155,7 +155,7 @@ def _decompress_first_format(stored: bytes) -> str:
 
 
 def unpack_manifest(stored: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str, Json]:
-    """Unpack the entries of a manifest from before migration 25, and add `columns`; return a later one unchanged."""
+    """If a manifest is from before migration 25, unpack its entries and add `columns`. Return a later one unchanged."""
     parts = stored.get("packed")
     if "entries" in stored or not isinstance(parts, list):
         return dict(stored)

@@ -34,11 +34,11 @@ class LockHolder:
 class Condition:
     """The condition of a database that can be read.
 
-    `schema` is the version of the newest migration of the database, `newest` the newest version that this code knows.
-    `engine` has settings of SQLite or PostgreSQL, by name. The counts are None if this code does not know the schema,
-    or another transaction has locked the table; `unindexed` counts messages that are not in the search index yet.
-    `free_bytes` of the file's `file_bytes` are free for later messages; both are 0 on PostgreSQL, which frees space by
-    itself.
+    - `schema`: the version of the database's newest migration. `newest`: the newest version that this code knows.
+    - `engine`: settings of SQLite or PostgreSQL, by name.
+    - `sessions`, `messages` and `unindexed` (messages that are not in the search index yet): counts, or None if this
+      code does not know the schema, or if another transaction has locked the table.
+    - `free_bytes`: the part of the file's `file_bytes` that is free for later messages. Both are 0 on PostgreSQL.
     """
 
     schema: int

@@ -62,10 +62,10 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
         return self._sql["state"], {"session_id": session_id, "profile": profile, "user_id": user_id}
 
     async def move_anchor(self, session_id: str, profile: str, seq: int, *, revision: int | None = None) -> None:
-        """Move the anchor of a profile forward to a message; do nothing without the session or if the anchor is later.
+        """Move the anchor of a profile forward to the message `seq`; do nothing if there is no session.
 
-        If `revision` is given and the session now has another one, do nothing: messages were superseded since, so
-        windows begin at another message.
+        Do nothing if the anchor is later, or if the session does not have the given `revision` any more: messages were
+        superseded since, so windows begin at another message.
         """
         parameters = {"session_id": session_id, "profile": profile, "seq": seq, "revision": revision}
         await self._driver.write([(self._sql["keep_session"], parameters), (self._sql["move_anchor"], parameters)])
@@ -73,7 +73,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
     def anchor_statement(
         self, session_id: str, profile: str, seq: int, *, revision: int | None = None
     ) -> Statement | None:
-        """Return the statement of `move_anchor` for a transaction that locks the session. Null stores return None."""
+        """Return the statement of `move_anchor` for a transaction that locks the session; without anchors, None."""
         parameters = {"session_id": session_id, "profile": profile, "seq": seq, "revision": revision}
         return self._sql["move_anchor"], parameters
 
@@ -86,7 +86,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
     async def keep_steps(
         self, session_id: str, steps: Steps, *, question_id: str, author: str, ordinal: int = 1, turns: int = 1
     ) -> None:
-        """Store the tool calls of an answer if its question is active; delete all before the newest `turns` turns."""
+        """Store the tool calls of an answer if its question is active. Delete those before the newest `turns` turns."""
         turn = {"session_id": session_id, "author": author, "turns": turns}
         row = {**turn, "seq": steps.seq, "ordinal": ordinal, "question_id": question_id}
         async with self._driver.writing() as connection:
@@ -107,7 +107,7 @@ class TokenFactors(ClockedTables, sql=("token_factors.sql",)):
     """The table `chat_token_factors`, with the learned token factor of each model."""
 
     async def all(self) -> dict[str, tuple[float, int, float | None]]:
-        """Return each model's factor, number of samples, and factor for non-Latin scripts (None if it has none)."""
+        """Return for each model: the factor, the number of samples, and the factor for non-Latin scripts or None."""
         rows = await self._driver.fetch(self._sql["all"], {})
         return {str(model): (float(factor), int(samples), other) for model, factor, samples, other in rows}
 
@@ -221,7 +221,7 @@ class RecallIndexRows(Tables, sql=("{backend}/sessions.sql", "recall_indexes.sql
     async def save(self, session_id: str, version: str, data: bytes, last_seq: int, state: IndexedState) -> None:
         """Replace the stored index of a session by one that ends at `last_seq`, if the session still has this state."""
         row = {"session_id": session_id, "version": version, "data": data, "last_seq": last_seq, **asdict(state)}
-        # Use one statement: the server has then received all data before it locks the session.
+        # Use one statement, so that the server has received all data before it locks the session.
         await self._driver.write([(self._sql["save_index"], {**row, "created_at": time_text(state.created_at)})])
 
     async def remove(self, session_id: str) -> None:

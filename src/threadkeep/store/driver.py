@@ -53,7 +53,7 @@ def unstorable_text() -> InvalidInput:
 
 
 class TurnRefused(StoreError):
-    """A turn cannot be stored in one transaction with the statements that were joined to it; nothing was stored."""
+    """A turn cannot be stored in one transaction with the statements that its caller joined; nothing was stored."""
 
 
 class DuplicateRow(StoreError):
@@ -83,10 +83,10 @@ class Appended(NamedTuple):
 class NewTurns(NamedTuple):
     """A group of new turns, to be stored with statements that are executed `before` and `after` them.
 
-    `sessions` has the parameters of the statement `reserve` for each session, in ascending order of `session_id`.
-    `messages` has the parameters of `insert_message`. Instead of `seq`, they have `behind`, the number of later
-    messages of the session in this group, and `question`, the id of the message that the turn answers, or None.
-    `graph_turns` has the parameters of `add_graph_turn`, with `first_behind` and `last_behind` for the `seq` values.
+    - `sessions`: the parameters of the statement `reserve` for each session, in ascending order of `session_id`.
+    - `messages`: the parameters of `insert_message`. Instead of `seq`, they have `behind`, the number of later messages
+      of the session in this group, and `question`, the id of the message that the turn answers, or None.
+    - `graph_turns`: the parameters of `add_graph_turn`, with `first_behind` and `last_behind` for the `seq` values.
     """
 
     sessions: Sequence[Parameters]
@@ -178,7 +178,7 @@ class Driver(Protocol):
     `reading()` lends a connection for single statements. `writing()` lends a connection inside a write transaction,
     which is durable when the block ends, and rolled back when the block raises an error. SQLite locks the database when
     the transaction begins. On PostgreSQL, the transaction raises `RowLocked` after it has waited `lock_timeout_seconds`
-    for one lock; None means the timeout of the options. On both databases, 0 means no limit.
+    for one lock; if they are None, the timeout of the options counts. On both databases, a timeout of 0 means no limit.
     """
 
     @property
@@ -230,11 +230,11 @@ _RARE_IDLE_SECONDS = 10.0
 class StoreOptions:
     """Options for opening a database. Times are in seconds.
 
-    `synchronous` is SQLite's PRAGMA: with FULL, every acknowledged turn survives a power cut; with NORMAL, a power cut
-    may lose the last turns, but a crash of the process loses none. A `key` of 64 hexadecimal digits encrypts SQLite
-    files with SQLCipher, which needs the extra `sqlcipher`. `partitions` is the number of message partitions in a new
-    PostgreSQL database. With `waits_for_server`, opening retries a PostgreSQL server that cannot be reached yet, until
-    `pool_timeout_seconds` have passed.
+    - `synchronous`: SQLite's PRAGMA. With FULL, every acknowledged turn survives a power cut. With NORMAL, a power cut
+      may lose the last turns, but a crash of the process loses none.
+    - `key`: 64 hexadecimal digits, with which SQLCipher (the extra `sqlcipher`) encrypts SQLite files.
+    - `partitions`: the number of message partitions in a new PostgreSQL database.
+    - `waits_for_server`: if a PostgreSQL server cannot be reached yet, retry for `pool_timeout_seconds`.
     """
 
     synchronous: Literal["FULL", "NORMAL"] = "FULL"

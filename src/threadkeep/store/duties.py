@@ -23,8 +23,8 @@ class Duties(ClockedTables, sql=("duties.sql",)):
     async def claim(self, duty: str, owner: str, *, seconds: float, every_seconds: float) -> bool:
         """Claim a duty for some seconds, or extend this owner's claim.
 
-        Return False if another process has claimed it, or if it was done within the last `every_seconds`. An expired
-        claim does not count, nor does the claim of a process whose clock is far ahead.
+        Return False if another process has claimed the duty, or if it was done within the last `every_seconds`. Ignore
+        an expired claim, and the claim of a process whose clock is far ahead.
         """
         now = self._clock()
         parameters = {
