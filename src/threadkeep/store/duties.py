@@ -68,7 +68,7 @@ class ChannelState(ClockedTables, sql=("{backend}/sessions.sql", "channel_state.
         return str(rows[0][0]) if rows else None
 
     async def values_of(self, scope: str, prefix: str) -> dict[str, str]:
-        """Return the values of a scope whose names begin with a prefix, by name; expired values are left out."""
+        """Return, by name, the values in a scope if their names begin with `prefix`; omit expired values."""
         parameters = {"scope": scope, "prefix": prefix, "now": time_text(self._clock())}
         rows = await self._driver.fetch(self._sql["values_of"], parameters)
         return {str(name): str(value) for name, value in rows}

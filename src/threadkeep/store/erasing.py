@@ -81,7 +81,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return tuple(dict.fromkeys([user_id, *(str(row[0]) for row in rows)]))
 
     async def sessions(self, wanted: Erasable) -> list[str]:
-        """Return the ids of the sessions to delete as a whole, including noted sessions that are deleted already."""
+        """Return the ids of sessions to delete as a whole. Include deleted ones that `note_sessions` has noted."""
         return [str(row[0]) for row in await self._fetch("own_sessions_of", wanted)]
 
     async def note_sessions(self, wanted: Erasable, session_ids: Sequence[str]) -> None:
@@ -179,7 +179,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return [str(row[0]) for row in await self._fetch("facts_of_sessions", wanted)]
 
     async def steps(self, session_id: str) -> list[dict[str, object]]:
-        """Return the tool calls and results of each turn of a session, with agent, question's `seq` and ordinal."""
+        """Return the tool calls and results of each answer in a session, with its author, `ordinal` and question."""
         rows = await self._driver.fetch(self._sql["steps_of_session"], {"session_id": session_id})
         return [
             {"author": author, "seq": seq, "ordinal": ordinal, "steps": _steps_of(body)}
@@ -300,7 +300,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return await self._driver.fetch(*self._selecting(name, wanted))
 
     def _selecting(self, name: str, wanted: Erasable) -> Statement:
-        # Pass an empty id, which no user has, if there are no ids: the statements need at least one row of ids.
+        # The statements need at least one row of ids. If there are none, pass an empty id, which no user has.
         others = {"session_id": wanted.session_id, "noted": wanted.noted}
         return for_values(self._sql[name], "id", wanted.ids or ("",), others)
 

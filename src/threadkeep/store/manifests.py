@@ -1,4 +1,4 @@
-"""Manifests: records of the parts of model calls. Texts of the calls that are in no transcript are stored too."""
+"""Manifests, which record the parts of model calls, and stored texts of parts that are in no transcript."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ type _Noted = tuple[NotedManifest, dict[str, Json]]
 _TRIES = 5
 _LAST: Cursor = (datetime.max.replace(tzinfo=UTC), "~", 2**31 - 1)
 _ROWS_AT_ONCE = 500
-# A used text gets a new `used_at` only if the old one is older than this; otherwise every call would write every text.
+# So that not every model call writes each text that it uses, `used_at` is renewed only if it is older than this.
 _RENEWAL = timedelta(hours=1)
 # The largest expected difference between the clocks of two processes.
 _CLOCKS_DIFFER = timedelta(minutes=1)
@@ -86,7 +86,7 @@ class _Owner:
         return self.name if self.column == "session_id" else None
 
     def statement(self, name: str) -> str:
-        """Return the name of the variant of a statement for this owner: for a run, it ends in `_of_run`."""
+        """Return the name of a statement's variant for this owner. For a run, this name ends in `_of_run`."""
         return name if self.column == "session_id" else f"{name}_of_run"
 
 
@@ -310,7 +310,7 @@ def seqs_of_ids(manifest: Mapping[str, Json]) -> set[int]:
 
 
 def without_ids(manifest: Mapping[str, Json], ids: Mapping[int, str] | None = None) -> dict[str, Json]:
-    """Return a manifest without the ids of transcript messages; if `ids` (by `seq`) is given, keep ids that differ."""
+    """Return a manifest without the ids of transcript messages. Keep an id if `ids` has another one for its `seq`."""
 
     def shorter(entry: Json) -> Json:
         seq = _seq_of(entry)
@@ -322,7 +322,7 @@ def without_ids(manifest: Mapping[str, Json], ids: Mapping[int, str] | None = No
 
 
 def with_ids(manifest: Mapping[str, Json], ids: Mapping[int, str]) -> dict[str, Json]:
-    """Return the manifest with omitted ids restored from `ids` (by `seq`); ids of deleted messages stay omitted."""
+    """Return the manifest with its omitted ids, which `ids` has by `seq`. Ids of deleted messages stay omitted."""
 
     def whole(entry: Json) -> Json:
         if not isinstance(entry, Mapping) or entry.get("id") is not _ELSEWHERE:

@@ -21,7 +21,7 @@ from threadkeep.store.statements import load_script
 type ToldOfMigration = Callable[[int, int, str], object]
 """A callback that gets, before each migration, the numbers of finished and of all due migrations, and the file name.
 
-Each try to migrate begins with the first due migration.
+If other transactions make a try fail, the next try begins with the first due migration again.
 """
 
 _logger = logging.getLogger("threadkeep.store")
@@ -106,7 +106,7 @@ async def migrate(
     Of concurrent processes, one migrates; the others wait and find nothing to do. A database that is up to date is only
     read. In a new PostgreSQL database, messages are partitioned by session into `partitions` tables; an existing
     database keeps its tables. If other transactions use tables of a PostgreSQL database, all migrations are tried
-    again. `held` is called once if the call waits for other processes; by default, it logs a warning.
+    again. If the call has to wait for other processes, `held` is called once; by default, it logs a warning.
 
     Raises:
         SchemaTooNew: the database has migrations that this code does not know; nothing was changed.

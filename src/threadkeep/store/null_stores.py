@@ -1,4 +1,4 @@
-"""Null stores, for runs without a session, and for data that a memory in a LangGraph store does not have."""
+"""Null stores, which store nothing: for runs without a session, and for data that a graph store does not have."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _OF_A_REPLY = ("message_id", "callback_query_id")
 
 
 def address_of(user_id: str) -> str:
-    """Return the part of the JSON text of a stored address that names this user, for finding the address."""
+    """Return the part of an address's JSON text that names this user. Statements find stored addresses by this text."""
     return json_text({_USER: user_id})[1:-1]
 
 
@@ -190,7 +190,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return await self._execute("note_partial", {"number": number, "partial": clean_text(text)}) > 0
 
     async def note_fetched(self, number: int, *, is_all: bool) -> bool:
-        """Record that the platform fetched the whole answer (`is_all`) or its first part.
+        """Record that the platform fetched the whole answer or, if `is_all` is false, its first part.
 
         Return False unless the answer was ready and unsent.
         """
@@ -204,7 +204,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return str(rows[0][0]) if rows else None
 
     async def make_ready(self, session_id: str | None = None) -> int:
-        """Mark answers as ready if their run ended or waits for a person, in one session or all; return the number."""
+        """Mark answers in one session or all as ready if their run ended or waits for a person. Return their number."""
         parameters = {"session_id": session_id, "now": self._now()}
         async with self._driver.writing() as connection:
             return await self._drop_copies(connection, await connection.fetch(self._sql["make_ready"], parameters))
@@ -276,8 +276,8 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
     async def fail_sent(self, number: int, error: str, *, parts: int, address: Address) -> bool:
         """Mark an answer as failed although the platform had accepted it.
 
-        A retry sends the parts after the first `parts` ones to `address`. Return False if the answer is neither ready
-        nor delivered. A text without a run was deleted when it was delivered, so a retry sends nothing.
+        A retry sends all parts except the first `parts` to `address`. But a text without a run was deleted when it was
+        delivered, so a retry sends nothing. Return False if the answer is neither ready nor delivered.
         """
         values = {"number": number, "error": error, "parts": parts, "address": json_text(address), "now": self._now()}
         return await self._execute("fail_sent", values) > 0
@@ -350,7 +350,7 @@ def _address(text: str | None) -> Address:
     return value if isinstance(value, Mapping) else {}
 
 
-# Every statement for messages selects its columns in the order of these fields, from the first one on.
+# The statements for messages select columns in the order of these fields; the last fields may have no column.
 _FIELDS = tuple(column.name for column in fields(Outgoing))
 
 

@@ -177,7 +177,7 @@ async def _step[T](driver: Driver, partitions: int, work: Callable[[Connection],
 
 
 async def _copy(connection: Connection) -> tuple[int, int]:
-    """Copy the messages of the oldest noted `seq` ranges; return the numbers of these ranges and of new messages."""
+    """Copy the oldest `seq` ranges in `chat_partition_changes`; return the numbers of ranges and of new messages."""
     taken = await connection.fetch(_SQL["take"], {"limit": _RANGES})
     fields = ("session_id", "first_seq", "last_seq")
     ranges = {"ranges": dump_json([dict(zip(fields, row, strict=True)) for row in taken])}

@@ -164,7 +164,7 @@ class PostgresDriver(Driver):
         await self._pool.close()
 
     async def _configure(self, raw: RawConnection) -> None:
-        """Set up a new connection: it uses UTC, returns JSON columns as text (parsed here), and has the timeouts."""
+        """Set up a new connection with UTC and the timeouts. It returns JSON as text, which this package parses."""
         for name in ("json", "jsonb"):
             raw.adapters.register_loader(name, TextLoader)
         # Do not pass the time zone as a connection option, which would replace the options in the DSN. A pooler keeps
@@ -257,7 +257,7 @@ class _Loan:
 async def _open[C: RawConnection | DictConnection](
     pool: AsyncConnectionPool[C], dsn: str, options: StoreOptions
 ) -> None:
-    """Open a pool; its timeout limits the attempts to reach the server and the first connections together."""
+    """Open a pool. Its timeout limits the whole time for reaching the server and for opening the first connections."""
     deadline = time.monotonic() + options.pool_timeout_seconds
     await _reach(dsn, options)
     await pool.open(wait=True, timeout=max(deadline - time.monotonic(), _LEAST_OPENING_SECONDS))
@@ -266,8 +266,8 @@ async def _open[C: RawConnection | DictConnection](
 async def _reach(dsn: str, options: StoreOptions) -> None:
     """Connect once without the pool, because the pool does not report why it gets no connection.
 
-    Retry until the pool's timeout if the server refuses the connection for now; with `waits_for_server`, also if the
-    server cannot be reached.
+    If the server refuses the connection for now, retry until the pool's timeout. With `waits_for_server`, do the same
+    if the server cannot be reached.
 
     Raises:
         StoreUnavailable: no connection; the error quotes the server's or the network's message, without a password.

@@ -71,7 +71,7 @@ class Prunable:
 
 @dataclass(frozen=True)
 class Removal:
-    """A removal of a session's messages up to a `seq`; with `idle_before`, only if the last message is older."""
+    """A removal of a session's messages up to a `seq`. If `idle_before` is set, no message may be newer than that."""
 
     session_id: str
     action: Action
@@ -113,19 +113,22 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
     async def sessions(
         self, *, after: str, limit: int, user_id: str | None = None, with_own: bool = False
     ) -> list[Prunable]:
-        """Return up to `limit` sessions after the id `after`, by id; with `with_own`, only sessions with own limits."""
+        """Return up to `limit` sessions, sorted by id, whose ids come after `after`.
+
+        If `with_own` is true, return only sessions that have limits of their own.
+        """
         parameters = {"after": after, "limit": limit, "user_id": user_id}
         statement = self._sql["sessions_with_own" if with_own else "sessions"]
         return [_prunable(row) for row in await self._driver.fetch(statement, parameters)]
 
     async def session(self, session_id: str, *, user_id: str | None = None) -> Prunable | None:
-        """Return the data of one session, or None if it does not exist or belongs to another user."""
+        """Return the `Prunable` of one session, or None if the session does not exist or belongs to another user."""
         parameters = {"session_id": session_id, "user_id": user_id}
         rows = await self._driver.fetch(self._sql["session"], parameters)
         return _prunable(rows[0]) if rows else None
 
     async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
-        """Return the `seq` before the first message from `moment` or later; if there is none, return the last `seq`."""
+        """Return the `seq` before the first message stored at `moment` or later. Without one, return the last `seq`."""
         parameters = {"session_id": session.session_id, "after": after, "moment": time_text(moment)}
         rows = await self._driver.fetch(self._sql["first_since"], parameters)
         return int(rows[0][0]) - 1 if rows else session.last_seq
@@ -186,7 +189,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
                     return
 
     async def retention(self, session_id: str, *, user_id: str | None = None) -> tuple[bool, Retention | None]:
-        """Return whether a session exists (for this user), and its own limits; these are None if it has none."""
+        """Return a pair: True if the session exists (for this user), and the session's own limits, or None."""
         rows = await self._driver.fetch(self._sql["retention"], {"session_id": session_id, "user_id": user_id})
         return bool(rows), retention_of(rows[0][0]) if rows else None
 
@@ -267,7 +270,7 @@ def _prunable(row: Row) -> Prunable:
 
 @dataclass(frozen=True)
 class Cutoffs:
-    """The times before which expired runs have ended; if `set_aside_before` is None, set-aside runs never expire."""
+    """The times before which a run must have ended to be expired. Without `set_aside_before`, set-aside runs stay."""
 
     before: datetime
     set_aside_before: datetime | None = None

@@ -68,8 +68,8 @@ class Search(Protocol):
     ) -> list[SearchHit]:
         """Return up to `limit` messages that contain all words of a query, best first.
 
-        With a `user_id`, only that user's sessions are searched; with a `session_id`, only that session after the `seq`
-        `after`.
+        With a `user_id`, search only the sessions of this user. With a `session_id`, search only messages of this
+        session whose `seq` is above `after`.
         """
 
 
@@ -124,7 +124,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         return True
 
     async def _try_step(self, sessions: Sequence[_Behind], locked: set[str]) -> list[_Behind]:
-        """Index the next messages of sessions; add locked ones to `locked`; return sessions with more to index."""
+        """Index the next messages of sessions. Add locked sessions to `locked`; return sessions with more to index."""
         try:
             return await self._step(sessions)
         except RowLocked:

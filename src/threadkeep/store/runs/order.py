@@ -18,7 +18,7 @@ from threadkeep.store.statements import ClockedTables, for_values
 
 _PARENT_CANCELLED = "ParentCancelled"
 _CLOCKS_DIFFER = timedelta(seconds=15.0)
-"""The largest expected difference between the clocks of two processes; a later time is not trusted."""
+"""The largest expected difference between the clocks of two processes. Do not trust a time further in the future."""
 
 DISOWNED = "1970-01-01T00:00:00.000000+00:00"
 """The `heartbeat_at` of a run whose process was found dead. For other runs it is the time when the attempt began."""
@@ -34,7 +34,7 @@ class Added:
 
 @dataclass(frozen=True)
 class _Position:
-    """The position of a new run in its tree. It gets an arrival number if `in_order`, and is cancelled if `late`."""
+    """The position of a new run in its tree. `in_order`: it gets an arrival number. `late`: it is cancelled."""
 
     root_run_id: str
     depth: int
@@ -92,7 +92,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return True
 
     async def begin(self, run_id: str, owner: str) -> Begun | NotYet | Over:
-        """Begin a run if it may begin now, or take it over if its owner is dead; otherwise return the reason."""
+        """Begin a run that may begin now, or take it over if its owner is dead. Otherwise return `NotYet` or `Over`."""
         async with self._driver.writing() as connection:
             await self._locks.hold(connection, "lock_order_of", run_id=run_id)
             if begun := await self._begin(connection, run_id, owner):
@@ -111,7 +111,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
             return await connection.execute(self._sql["stop_as_it_begins"], parameters) > 0
 
     async def take_back(self, run_id: str, message_id: str) -> bool:
-        """Remove a message from a run that answers several; return False if it answers no others or has begun."""
+        """Remove a message from a run that answers several. Return False if the run answers no others or has begun."""
         async with self._driver.writing() as connection:
             await self._locks.hold(connection, "lock_order_of", run_id=run_id)
             run = await fetch_run(connection, run_id)
@@ -128,7 +128,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
     async def following(self, run_id: str) -> list[str]:
         """Return the ids of runs that may begin now in the conversations of an ended run; delete its own positions.
 
-        A run that did not succeed keeps its positions, because it may be tried again.
+        A run that did not succeed keeps its positions, because it may be retried.
         """
         async with self._driver.reading() as connection:
             parameters = {"run_id": run_id}

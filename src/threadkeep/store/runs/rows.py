@@ -22,13 +22,13 @@ type Texts = Mapping[str, str]
 
 
 def texts_in(values: Iterable[Values]) -> dict[str, str]:
-    """Return the message texts in values, which are the data of events or results of runs, by message id."""
+    """Return, by message id, the message texts in `values`, which are data of events or results of runs."""
     found = ((one.get(name), one.get(text)) for value in values for one, name, text in _places(value))
     return {key: str(clean_json(text)) for key, text in found if isinstance(key, str) and isinstance(text, str)}
 
 
 def missing_in(values: Iterable[Values]) -> set[str]:
-    """Return the ids of messages that values, such as the data of events, mention without their text."""
+    """Return the ids of messages that `values` (such as the data of events) mention without their text."""
     found = (one.get(name) for value in values for one, name, text in _places(value) if text not in one)
     return {key for key in found if isinstance(key, str)}
 
@@ -64,7 +64,7 @@ def restored(value: Values, texts: Texts) -> dict[str, Json]:
 
 
 def short_result(result: Values) -> dict[str, Json] | None:
-    """Return a run's result without its text, which its message has; None if it names no message or has no text."""
+    """Return a run's result without the text, which its message has. Without a message or a text, return None."""
     text = result.get("text")
     if not isinstance(result.get("message_id"), str) or not isinstance(text, str):
         return None
@@ -175,7 +175,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 
 
 def short_inputs(inputs: Sequence[RunInput], message_id: str | None) -> dict[str, str | bytes | None]:
-    """Return a run's only input as a whole, its text, and the input without it; for other inputs, three None values."""
+    """Return a run's only input, its text, and the input without the text. If there is no such input, return Nones."""
     text = inputs[0].values.get("text") if len(inputs) == 1 else None
     if not isinstance(text, str) or message_id is None or inputs[0].message_id != message_id:
         return {"input": None, "asked": None, "short_input": None}
@@ -278,7 +278,7 @@ class RunCounts:
 
 
 class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
-    """A reader of lists and trees of runs, which also deletes runs."""
+    """Lists, trees and counts of stored runs. It also deletes runs, and records which runs may have checkpoints."""
 
     async def runs(self, query: RunQuery) -> tuple[list[Run], RunCursor | None]:
         """Return one page of runs, newest first, and the cursor of the next page (None at the end)."""
@@ -295,7 +295,7 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         return found[: query.limit], (last.created_at, last.run_id)
 
     async def tree(self, run_id: str, *, limit: int = 500) -> list[Run]:
-        """Return up to `limit` runs of a run's tree, parents before children. A deleted run is returned alone."""
+        """Return up to `limit` runs of a run's tree, parents before children. For a deleted run, return it alone."""
         async with self._driver.reading() as connection:
             roots = await connection.fetch(self._sql["root"], {"run_id": run_id})
             if not roots:
@@ -309,7 +309,7 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         return RunCounts(**{state: int(count) for state, count in rows})
 
     async def forget_runs(self, run_ids: Sequence[str]) -> int:
-        """Delete the given runs that have no session, and such roots and descendants of them; return the number."""
+        """Delete the given runs, their roots and descendants, but only runs without a session; return the number."""
         async with self._driver.writing() as connection:
             return await self._forget(connection, run_ids)
 

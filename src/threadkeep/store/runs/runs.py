@@ -41,7 +41,7 @@ class RunEnding:
     asked: Run | None = None
 
     def inputs(self) -> Sequence[RunInput]:
-        """Return the inputs of a run that is done, because the transcript may have their texts; otherwise none."""
+        """Return the inputs if the run is done, because the transcript may have their texts. Otherwise return none."""
         return self.asked.inputs if self.asked is not None and self.status == "done" else ()
 
 
@@ -124,7 +124,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
             pass
 
     async def held_by(self, owner: str) -> dict[str, str | None]:
-        """Return for each run that an owner executes the reason to stop it, or None if it is not to be stopped.
+        """Return a map from the id of each run that `owner` executes to the reason for stopping it, or to None.
 
         If a run is missing, the owner has lost the run: another process executes it, or it was deleted.
         """
@@ -281,7 +281,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         return bool(await self._driver.fetch(self._sql["has_reply"], key))
 
     async def retry(self, run_id: str, *, budget: RunBudget | None = None) -> bool:
-        """Queue a run again that did not succeed, and count its attempts from 0; return False for any other run.
+        """Queue again a run that did not succeed, and count its attempts from 0. Return False for any other run.
 
         A `budget` replaces the total limits of the run.
         """

@@ -119,7 +119,7 @@ class TraceGroup:
 
 @dataclass(frozen=True)
 class _Extent:
-    """The size of a stored trace: the number of its newest event, its characters, and whether it was cut."""
+    """The size of a stored trace: the newest number, the characters, and whether it has reached its limits (`cut`)."""
 
     last_number: int
     characters: int
@@ -152,7 +152,7 @@ class RunTrace:
 
         Args:
             run_id: the run.
-            events: the events in order. Beyond the limits, only one mark and events of the kind `status` are stored.
+            events: the events in order. Beyond the limits, only one `TRACE_CUT` and `STATUS` events are stored.
             usage: the token usage to add to that of the run.
             owner: if the run no longer belongs to this owner, it is lost, and nothing is stored.
             after: the number of the newest event that the caller knows; see `TraceGroup`.
@@ -317,7 +317,7 @@ class RunTrace:
         return bool(finished)
 
     def _fitting(self, extent: _Extent, events: Sequence[TraceEvent]) -> tuple[list[StoredEvent], _Extent]:
-        """Return the events that the limits allow, with a mark at the place of a cut, and the trace's new size."""
+        """Return the events that the limits allow, with one `TRACE_CUT` for the others, and the trace's new size."""
         number, characters, cut = extent.last_number, extent.characters, extent.cut
         now = self.clock()
         kept_events: list[StoredEvent] = []
