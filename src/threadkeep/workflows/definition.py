@@ -102,8 +102,8 @@ class Workflow:
     def durability(self) -> Durability:
         """LangGraph's durability mode for the workflow.
 
-        - `exit`: for workflows with at most one model call. After a crash the run starts again, which costs at most
-          this call, so nothing is stored until the run fails or waits.
+        - `exit`: for workflows with at most one model call. Nothing is stored until the run fails or waits. After a
+          crash the run starts again, which costs at most this call.
         - `async`: for several model calls, or tools that may run again. LangGraph saves a step during the next step.
         - `sync`: for tools that must not run twice, or nodes that Threadkeep does not know. LangGraph saves each step
           before the next one begins, so that all progress can be stored before such a tool is called.
@@ -121,8 +121,9 @@ class Workflow:
     def is_stored_in_background(self, namespace: str) -> bool:
         """Return True if the checkpoints of a namespace may be stored during the next step.
 
-        If `keeps_each_step` is True, this is True only for the namespaces of nodes for which `Node.again` is known.
-        Before a tool that must not run twice, `threadkeep.runs.tool_idempotency` stores all progress.
+        If `keeps_each_step` is False, this is so for all namespaces. Otherwise it is so only for namespaces of nodes
+        for which `Node.again` is known. Before a tool that must not run twice, `threadkeep.runs.tool_idempotency`
+        stores all progress.
         """
         return not self.keeps_each_step or namespace.partition(":")[0] in self._known
 
@@ -158,8 +159,9 @@ def python_workflow(
     """Return the workflow of a graph that was built in Python.
 
     If the graph has no `AgentNode`, `ModelNode`, or node that stores the question or the answer, the question is stored
-    in the run's session before the first node (or after middleware, see `with_turn_ends`), and the graph's last message
-    is stored as the answer. Graphs without messages in their state or with deferred nodes store neither.
+    in the run's session before the first node, and the graph's last message is stored as the answer. If middleware may
+    change the question, it is stored later; see `with_turn_ends`. Neither is stored if the graph's state has no
+    messages, or if the graph has deferred nodes.
 
     Args:
         name: the name of the workflow.
@@ -216,7 +218,7 @@ def _digest_of_module(name: str) -> str:
 def asked_at_once(workflow: Workflow, resources: Resources) -> TurnOptions | None:
     """Return the options of a workflow's only node if the question may be stored before the node runs; else None.
 
-    The result is None, for example, if middleware may change the question before the node stores it.
+    The result is None if the workflow has other nodes or, for example, if middleware may change the question.
     """
     if not workflow.has_one_speaker or any(map(sees_question, resources.middleware)):
         return None

@@ -34,7 +34,7 @@ def describe(workflow: Workflow) -> dict[str, Any]:
 
 
 def describe_whole(workflow: Workflow) -> dict[str, Any]:
-    """Return the full description as JSON values, with nodes, edges and options, and the definition if it is in YAML.
+    """Return the full description as JSON values: nodes with edges, options and, for a YAML workflow, its definition.
 
     Raises:
         InvalidWorkflow: the graph cannot be compiled.
@@ -87,7 +87,8 @@ def explain_key(workflow: Workflow, payload: Mapping[str, Json], *, by_hand: boo
     """Return the key of each agent of a workflow for a payload, in the order of the nodes. The database is not used.
 
     A payload with any of `inputs`, `results`, `node_outputs`, `configurable` and `user_context` is used as it is. Any
-    other payload becomes `inputs`. Candidates may use `thread_id` only in runs that a person starts (`by_hand`).
+    other payload becomes `inputs`. If `by_hand` is true, a person starts the run; only then may candidates use
+    `thread_id`.
     """
     if not isinstance(payload, Mapping):
         raise InvalidInput("A payload must be a JSON object; wrap the data of the channel in one.")

@@ -282,7 +282,7 @@ def _problem_of(source: YamlSource, error: Mapping[str, Any]) -> tuple[Path, Wor
 
 
 def _path_in(value: Json, loc: Sequence[str | int]) -> tuple[Path, tuple[str | int, ...]]:
-    """Split pydantic's location of an error: return the steps that exist in the file, and the others (such as tags)."""
+    """Return two parts of the location of pydantic's error: steps that exist in the file, and others such as tags."""
     path: list[str | int] = []
     rest: list[str | int] = []
     here: object = value
@@ -321,7 +321,7 @@ def _unknown(value: Json, path: Path) -> str:
 
 
 def _known_names(value: Json, path: Path) -> list[str]:
-    """Return the names that the schema allows in the workflow, its options or a node; no names for other paths."""
+    """Return the names that the schema allows in the workflow, its options or a node. For other paths, return none."""
     if not path:
         return _names(WorkflowDocument)
     if path == ("options",):

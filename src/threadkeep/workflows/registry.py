@@ -36,7 +36,7 @@ _MOST_DRAWN = 8
 
 
 def circles(children: Children) -> Iterator[Way]:
-    """Yield cycles of workflows that run each other, each cycle as a path from a workflow back to itself.
+    """Yield cycles of workflows that run each other. Each cycle is a path from a workflow back to itself.
 
     Not all cycles are found; but if there are cycles, at least one is found.
     """
@@ -56,7 +56,7 @@ def circles(children: Children) -> Iterator[Way]:
 
 
 def deepest_ways(children: Children) -> dict[str, Way]:
-    """Map the name of each workflow to the longest path of nested calls from it. There must be no cycles."""
+    """Map each workflow's name to the longest path of nested calls that begins with it. There must be no cycles."""
     known = {name: _known(children, name) for name in children}
     found: dict[str, Way] = {}
     for name in TopologicalSorter(known).static_order():  # each name comes after its children
@@ -195,7 +195,7 @@ class Workflows:
 
 
 def yaml_files(path: Path) -> list[Path]:
-    """Return the YAML files at a path: the path if it is a file, or the files directly in the folder, sorted by name.
+    """Return the YAML files at a path: the file itself, or all YAML files directly in the folder, sorted by name.
 
     Raises:
         InvalidWorkflow: the path does not exist, or the folder has no YAML file.
@@ -217,7 +217,7 @@ def _named(text: str) -> tuple[str, str]:
 
 
 def _call_of(workflow: Workflow, child: str) -> ValuePath:
-    """Return the path of the value in a workflow's file that names a child."""
+    """Return the path, in a workflow's file, of the first value that names this child."""
     nodes = workflow.nodes.items()
     calling = [name for name, node in nodes if isinstance(node, SubworkflowNode) and node.workflow == child]
     return ("nodes", calling[0], "workflow")
@@ -283,7 +283,7 @@ class InProcessChildren:
 
 
 def child_state(given: Mapping[str, Json]) -> Any:
-    """Return the initial state of a child. `text` in `given` is the question, and all values in `given` are inputs."""
+    """Return the initial state of a child. All values in `given` are inputs, and the value `text` is the question."""
     text = given.get("text")
     return initial_state(text if isinstance(text, str) else "", inputs=given, user_context=_user_context(given))
 

@@ -94,7 +94,7 @@ class Children(Protocol):
     async def run(self, request: ChildRequest, /) -> ChildResult:
         """Run a child to its end, and return its result. The status of the result tells if the child failed.
 
-        If the same step of the parent requests the child again, a runner that stores its children continues the
+        The same step of the parent may request the child again. A runner that stores its children then continues the
         existing child; any other runner starts a new one. Raise `WorkflowNotFound` for an unknown name, and
         `ChildFailed` if the child must not be started.
         """
@@ -139,7 +139,7 @@ class RunContext:
 
     @property
     def by_hand(self) -> bool:
-        """True if a person started the run. Its `thread_id` is then the caller's thread, and may be used in keys."""
+        """True if a person started the run. Then its `thread_id` is the caller's thread, which keys may use."""
         return self.trigger in BY_HAND
 
 
@@ -149,8 +149,8 @@ _MARK: Final = "idempotent"
 def not_idempotent[T](tool: T) -> T:
     """Mark a tool, or a function for a tool, so that no call of it is repeated without a person's consent.
 
-    Alternatively, a LangChain tool can have the metadata `{"idempotent": False}`. In a run of a workflow, each call of
-    the tool is executed once. If the process dies during a call, its outcome is unknown, and the run asks a person.
+    In a run of a workflow, each call of the tool is executed once. If the process dies during a call, its outcome is
+    unknown, and the run asks a person. A LangChain tool can instead be marked by the metadata `{"idempotent": False}`.
     """
     if isinstance(tool, BaseTool):
         tool.metadata = {**(tool.metadata or {}), _MARK: False}

@@ -1,8 +1,8 @@
 """The state that a workflow's nodes share in one run, and templates with placeholders for values of the state.
 
-`{{results.search.text}}` becomes the text that the node `search` found in this run. Placeholders use the same paths as
-templates of keys, which consist of names and indexes, not of expressions or code. Inserted text is not rendered again,
-so that users cannot inject placeholders.
+`{{results.search.text}}` becomes the text that the node `search` found in this run. A placeholder
+contains a path of names and indexes, as in templates of keys, but no expression or code. Inserted text is not rendered
+again, so that users cannot inject placeholders.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from threadkeep.records import Json
 
 
 def merged(before: Mapping[str, Json] | None, update: Mapping[str, Json] | None) -> dict[str, Json]:
-    """Merge two mappings. If both have a name, the value in `update` is used."""
+    """Merge two mappings. For a name that both have, use the value in `update`."""
     return {**(before or {}), **(update or {})}
 
 
@@ -83,7 +83,7 @@ def answer_of(state: Mapping[str, object]) -> AIMessage | None:
 
 
 def last_text(state: WorkflowState) -> str:
-    """Return the text of the newest message, or an empty text if there is no message."""
+    """Return the text of the newest message. If there is no message, return an empty string."""
     messages: Sequence[BaseMessage] = state.get("messages") or ()
     return text_of(messages[-1]) if messages else ""
 
@@ -103,7 +103,7 @@ def render(template: str, scope: Mapping[str, object]) -> str:
     """Replace the placeholders in a template by values, and return the text.
 
     Text and numbers are inserted as they are, booleans as true and false, lists and objects as JSON. A missing value
-    becomes an empty text. A result of more than 100,000 characters is truncated, and marked as such.
+    becomes an empty string. A result of more than 100,000 characters is truncated, and marked as such.
     """
     left = MOST_RENDERED_CHARACTERS
 
@@ -125,7 +125,9 @@ def paths_of(template: str) -> list[str]:
 
 
 def check_template(template: str, *, for_key: bool = False, whole: bool | None = None) -> None:
-    """Check the template of a text or, if `for_key`, of a key. `whole` allows `{{key:path}}`, by default only in keys.
+    """Check the template of a text or, if `for_key` is true, of a key.
+
+    `whole` is true if the placeholder `{{key:path}}` is allowed. By default, it is allowed only in keys.
 
     Raises:
         InvalidInput: the template is too long, or a placeholder is not a path or names an unknown value.

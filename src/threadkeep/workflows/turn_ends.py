@@ -61,7 +61,7 @@ class LateQuestion(BaseCallbackHandler):
         self._stored = False
 
     def on_chain_start(self, serialized: Any, inputs: object, *, name: str | None = None, **_: Any) -> None:
-        """Note which messages in the input of a middleware hook are the question."""
+        """Find the messages of the question in the input of a middleware hook, and remember their ids."""
         if self._stored or name is None or not _is_hook(name) or not isinstance(inputs, Mapping):
             return
         for message in inputs.get("messages") or ():
@@ -71,7 +71,7 @@ class LateQuestion(BaseCallbackHandler):
                     self._seen[message.id] = found[-1]
 
     async def on_chat_model_start(self, serialized: Any, messages: Sequence[Sequence[BaseMessage]], **_: Any) -> None:
-        """At the first model call that has the question, store the question in the form in which the model gets it."""
+        """Store the question at the first model call that contains it, in the form in which the model gets it."""
         sent = [message for one in messages for message in one if message.id in self._seen]
         if self._stored or not sent:
             return
@@ -89,7 +89,7 @@ def _is_hook(name: str) -> bool:
 
 
 def _owned(builder: StateGraph[Any, Any, Any, Any]) -> Iterator[Pregel[Any, Any, Any, Any]]:
-    """Yield the graphs in the attributes of nodes. If a node is a method, search the attributes of its object."""
+    """Yield the compiled graphs in attributes of functions that are nodes or, for a method, of the method's object."""
     for spec in builder.nodes.values():
         for called in (getattr(spec.runnable, "afunc", None), getattr(spec.runnable, "func", None)):
             owner = getattr(called, "__self__", called)
@@ -122,11 +122,11 @@ def nodes_in(builder: Graph) -> dict[str, Node]:
 
 
 def with_turn_ends(builder: Graph) -> Graph:
-    """Return a copy of a graph that stores the question first, and at the end the last message as the answer.
+    """Return a copy of a graph that first stores the question, and finally stores the last message as the answer.
 
     If an agent of the graph has middleware with a hook before the model, the question is stored after this middleware.
-    The graph is returned unchanged if it has an `AgentNode`, `ModelNode`, or node that stores the question or the
-    answer, if its state has no messages, or if it has deferred nodes, which would run in parallel with the node that
+    The graph is returned unchanged in three cases: it has an `AgentNode`, `ModelNode`, or node that stores the question
+    or the answer; its state has no messages; or it has deferred nodes, which would run in parallel with the node that
     stores the answer.
     """
     if _MESSAGES not in builder.channels or any(spec.defer for spec in builder.nodes.values()):
@@ -184,7 +184,7 @@ def reset_commands(nodes: Iterable[Node]) -> tuple[str, ...]:
 
 
 def only_wraps_tools(middleware: AgentMiddleware[Any, Any, Any]) -> bool:
-    """Return True if a middleware has only hooks for tool calls, and so does nothing for an agent without tools."""
+    """Return True if a middleware has no tools and only hooks for tool calls. An agent without tools never calls it."""
     hooks = ("after_agent", "aafter_agent", "after_model", "aafter_model", "wrap_model_call", "awrap_model_call")
     return not getattr(middleware, "tools", ()) and not sees_question(middleware) and not _has_any(middleware, hooks)
 

@@ -59,8 +59,8 @@ class AgentNode(SpeakingNode, HistoryFields):
     Only the final message of the agent enters the workflow's state. All messages of its loop are in the agent's own
     state, and are sent to the stream `custom` as `agent_messages`, for the trace of the run. With
     `use_graph_chat_history` the earlier turns come from a conversation in the graph's store, whose key is resolved in
-    each run. The agent reads and stores no turns if the key is missing, if the node has an `input`, or if the run has
-    no session and `use_graph_chat_history` is off.
+    each run. The agent reads and stores no turns in three cases: the node has an `input`; the key is missing; or the
+    run has no session and `use_graph_chat_history` is off.
     """
 
     node_kind: ClassVar[NodeKind] = "agent"
@@ -149,7 +149,7 @@ class AgentNode(SpeakingNode, HistoryFields):
         model = step.model(self.model)
         # The key includes the node, because copies of a node share this cache.
         parts = (self, conversation.memory, resources.memory, model, resources.turn_options, *resources.middleware)
-        # The cache refers to the parts, so that no other object gets the id of a part.
+        # The cache also keeps the parts. If a part were deleted, another object could get its id and match the key.
         key = (conversation.kind, *map(id, parts))
         if key not in self._agents:
             if len(self._agents) >= _MOST_AGENTS:
@@ -199,7 +199,7 @@ class AgentNode(SpeakingNode, HistoryFields):
 
 
 class ModelLimits(AgentMiddleware[AgentState[Any], Any, Any]):
-    """Limits of an agent: `seconds` for each model call, and `most_calls` (beyond them, `GraphRecursionError`)."""
+    """Limits of an agent: `seconds` for each model call, and `most_calls`. One more raises `GraphRecursionError`."""
 
     def __init__(self, seconds: float, most_calls: int) -> None:
         super().__init__()
@@ -253,7 +253,7 @@ def _tools_of(reference: str | BaseTool) -> Iterator[Tool]:
 
 
 def _final(loop: Sequence[BaseMessage]) -> AIMessage:
-    """Return an agent's answer: its last message, without tool calls; if tools ended the loop, their results."""
+    """Return an agent's answer: its last message without tool calls. If tools ended the loop, return their results."""
     replies = [message for message in loop if isinstance(message, AIMessage | ToolMessage)]
     if not replies:
         return AIMessage("")

@@ -32,7 +32,7 @@ type Reference = Annotated[
 
 
 class PythonOnly:
-    """An annotation of a type whose instances only Python code can pass; a workflow file cannot describe one."""
+    """An annotation for types of options that only Python code can pass, because a workflow file cannot hold them."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Return a schema that accepts instances of the annotated type."""
@@ -150,7 +150,7 @@ class Step:
         return cls(name, runtime.context, runtime.store, config)
 
     def model(self, given: str | BaseChatModel | None) -> BaseChatModel:
-        """Return the chat model with a name, or the service's own model for None; return a model object unchanged."""
+        """Return the chat model with the name `given`. For None, return the service's own; return a model unchanged."""
         return given if isinstance(given, BaseChatModel) else self.context.resources.model(given)
 
     @property
@@ -183,7 +183,7 @@ class Node(BaseModel):
         return ()
 
     def targets(self) -> Mapping[str, str]:
-        """Return the next nodes that this node may choose, with the conditions; return an empty map if edges decide."""
+        """Map each next node that this node may choose to its conditions. If edges decide, return an empty map."""
         return {}
 
     async def __call__(
@@ -198,7 +198,7 @@ class Node(BaseModel):
 
 
 def found(step: Step, output: Json, result: Mapping[str, Json]) -> WorkflowState:
-    """Return a state update with the node's output in `node_outputs`, and the result for templates in `results`."""
+    """Return a state update. `output` becomes the node's entry in `node_outputs`, `result` its entry in `results`."""
     return {"node_outputs": {step.name: output}, "results": {step.name: dict(result)}}
 
 
@@ -208,5 +208,5 @@ def rendered(template: str, state: WorkflowState) -> str:
 
 
 def sent_to(target: str, update: WorkflowState) -> Command[str]:
-    """Return a command with an update of the state and the next node, or the end."""
+    """Return a command with an update of the state and the next node. The name `end` stands for `END`."""
     return Command(goto=END if target == END_NAME else target, update=update)

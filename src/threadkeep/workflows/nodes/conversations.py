@@ -77,13 +77,13 @@ class ConversationFields(BaseModel):
 
     @property
     def layout(self) -> GraphLayout:
-        """The layout of conversations in the graph's store."""
+        """The `GraphLayout` of conversations that these options describe."""
         return GraphLayout(
             self.history_namespace, self.history_meta_key_suffix, self.history_chunk_size, self.history_value_field
         )
 
     def channel_in(self, state: WorkflowState) -> Channel:
-        """Return the channel of the first key candidate whose parser has a result in this run; otherwise `other`."""
+        """Return the channel of the first key candidate with a parser that has a result in this run, else `other`."""
         results = state.get("results") or {}
         for candidate in self.history_key_candidates:
             if not isinstance(candidate, str):
@@ -165,7 +165,7 @@ class StepContext(RunContext):
 
 
 def step_context() -> StepContext | None:
-    """Return the runtime context of the agent that is being called; None outside of an agent in a node."""
+    """Return the runtime context of the agent that is being called. Outside of an agent in a node, return None."""
     context = get_runtime().context
     return context if isinstance(context, StepContext) else None
 
@@ -190,8 +190,8 @@ def session_conversation(step: Step) -> Conversation:
 def order_of(memory: Memory, store: BaseStore, layout: GraphLayout, key: str) -> str:
     """Return the name under which the turns of a conversation are ordered.
 
-    If the memory itself keeps its sessions in this store and layout, this is the session id. Otherwise it is a name
-    that is never a session id, because a conversation in the store may have the same key as a session.
+    If the memory itself keeps its sessions in this `store` and `layout`, the key is a session id, and is the name.
+    Otherwise, a session may have the same id as the key, so the name is one that is never a session id.
     """
     return key if memory.has_namespace(store, layout) else order_name(layout, key)
 

@@ -165,7 +165,7 @@ class RecallNode(KnowledgeNode):
             yield "query", self.query
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Recall the kinds of knowledge in `memory`. After a failure, return the kinds that were read before it."""
+        """Recall the kinds of knowledge in `memory`, one after another. After a failure, return the results so far."""
         query = rendered(self.query, state) if self.query is not None else _question(state)
         usable, refused = _scopes_of(step, self.scopes)
         for unusable in refused.values():

@@ -36,7 +36,7 @@ class RecordingNode(Node):
     reset_commands: tuple[str, ...] = Field((), description="Messages that reset the conversation; not stored.")
 
     def turn(self, step: Step, question: Sequence[BaseMessage], session: Session | None = None) -> OpenTurn | None:
-        """Return the run's turn in `session`, by default in the run's session; None if there is nothing to store."""
+        """Return the turn in `session`, by default in the run's session. If there is nothing to store, return None."""
         conversation = session_conversation(step)
         texts = [text_of(message) for message in question]
         if session is None and conversation.kind == "session":
@@ -84,7 +84,7 @@ class RecordQuestionNode(RecordingNode):
             await turn.begin(metadata, received=received)
 
     async def refuse(self, step: Step, messages: Sequence[BaseMessage], metadata: Mapping[str, Json] | None) -> None:
-        """Store the question as `failed`, without its text, if it is not stored: middleware may have rejected it."""
+        """If the question is not stored, middleware may have rejected it: store it as `failed`, without its text."""
         turn = self.turn(step, question_before(messages))
         if turn is not None and not await turn.is_stored(turn.question[-1]):
             refused = refused_message(turn.question[-1], step.context.run_id, metadata)
@@ -120,10 +120,10 @@ type SessionTemplate = Annotated[str, AfterValidator(_session_template)]
 
 
 class AppendMessageNode(Node, ConversationFields):
-    """A node that stores a message in the run's session or in `session`, only once even if the node is repeated.
+    """A node that stores a message in `session`, by default in the run's session. A repetition stores no other.
 
-    With `use_graph_chat_history`, the node stores the message in the graph's store, in the same conversation as an
-    agent with the same fields. With `deliver`, the message is also sent to the person, through the channel of the
+    If `use_graph_chat_history` is true, the message is stored in the graph's store instead, in the conversation of an
+    agent with the same fields. If `deliver` is true, the message is also sent to the person, through the channel of the
     session. If the rendered text is blank, nothing is stored or sent.
     """
 
@@ -147,7 +147,7 @@ class AppendMessageNode(Node, ConversationFields):
         return self
 
     def templates(self) -> Iterable[tuple[str, str]]:
-        """Yield the option `text`. `session` is not included, because templates of keys have other rules."""
+        """Yield the option `text`. Leave out `session`: it is the template of a key, to which other rules apply."""
         yield "text", self.text
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:

@@ -40,7 +40,7 @@ type Passage = tuple[str | None, str]
 
 
 class FoundPassages:
-    """A source of the section `snippets`: the given passages, or by default the passages in the agent's context."""
+    """A source of the section `snippets`: the given `passages`. If they are None, use the agent's `StepContext`."""
 
     section: Final[ExtraSection] = "snippets"
 
@@ -48,7 +48,7 @@ class FoundPassages:
         self._passages = passages
 
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
-        """Return the passages that fit into `room`, in the order in which they were found; None if none fits."""
+        """Return the passages that fit into `room` tokens, in the order of the search. If none fits, return None."""
         passages = self._passages
         if passages is None:
             context = step_context()

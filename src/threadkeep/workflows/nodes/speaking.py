@@ -77,7 +77,7 @@ class AskingNode(Node):
     timeout_seconds: float = Field(60.0, gt=0, description="The time limit of a model call in seconds.")
 
     def window_in(self, given: TurnOptions) -> int | None:
-        """Return the context window that is set for the model; None if the model's known window applies."""
+        """Return the context window in the options of the node or service. None means the model's known window."""
         if self.context_window is not None or self.model is not None:
             return self.context_window
         return given.context_window
@@ -106,7 +106,7 @@ class SpeakingNode(AskingNode):
 
     @model_validator(mode="after")
     def _check_room(self) -> Self:
-        """Reject a reply size that leaves no tokens for a prompt. `Workflows.check_room` checks the service's model."""
+        """Reject a reply size that leaves no prompt tokens; `Workflows.check_room` does so for the service's model."""
         if self.model is None and self.context_window is None:
             return self
         model = self.model
@@ -137,7 +137,7 @@ class SpeakingNode(AskingNode):
             yield "input", self.input
 
     def turn_options(self, step: Step) -> TurnOptions:
-        """Return the options of the node's turn. The caller adds the source for the passages of `retrieve` nodes."""
+        """Return the options of the node's turn, without the source of `retrieve` passages, which the caller adds."""
         given = step.context.resources.turn_options
         return replace(
             given,

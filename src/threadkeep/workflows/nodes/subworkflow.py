@@ -153,9 +153,10 @@ def _text_of(output: Json) -> str:
 
 
 class IngestPromptNode(Node):
-    """A node that creates the run's question from the text of an event and from its prompt annotations.
+    """A node that creates the run's question from an event: from the event's text and prompt annotations.
 
-    For an event without either, the run continues with `skip`. The event is `inputs.event`, or the inputs themselves.
+    If the event has neither, the run continues with the node `skip`. The event is `inputs.event` or, without this
+    input, all inputs.
     """
 
     node_kind: ClassVar[NodeKind] = "ingest_prompt"
@@ -182,7 +183,7 @@ class IngestPromptNode(Node):
 
 
 class BuildCandidateNode(Node):
-    """A node that returns the model's answer, unless it is empty, as a candidate (kind `text`, status `proposed`).
+    """A node that returns the model's answer as a candidate (kind `text`, status `proposed`), unless it is empty.
 
     The node's result has `outcome` (OK or ERROR), `candidate`, `errors`, `llmText` and `combinedPrompt`.
     """
@@ -190,7 +191,7 @@ class BuildCandidateNode(Node):
     node_kind: ClassVar[NodeKind] = "build_candidate"
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Return the candidate, or the error of the node whose model did not answer."""
+        """Return the candidate. If the model did not answer, return the error of its node."""
         prompt, error = _result(state, "combinedPrompt"), _result(state, "error")
         if error is not None:
             sentence = f"The model did not answer ({error}). Send the event again, or check the model."
