@@ -61,7 +61,8 @@ class ThreadkeepError(Exception):
 class MiddlewareWarning(UserWarning):
     """A warning about a middleware that repeats work of the memory or is in the wrong position in the agent's list.
 
-    `recorded`, which wraps a graph, also issues it if the graph's output has no messages: then it stores no answer.
+    `recorded`, which wraps a graph, also issues it if no answer can be stored because the graph's output has no
+    messages.
     """
 
 

@@ -1,8 +1,8 @@
 """Division of the budget among the steps of a turn (tool calls with their results): older steps are cut to fit.
 
-A model would repeat a step whose result is missing, so an older step is cut before it is excluded. A cut stays the same
-in later calls, because each call computes the shares again, beginning with the turn's first step. If one more step does
-not fit, the older steps are immediately cut back to half of the budget.
+A model would repeat a step whose result is missing, so an older step is cut before it is excluded. Each call computes
+the shares again from the turn's first step on, so that a cut stays the same in later calls. If one more step does not
+fit, the older steps are cut back to half of the budget at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 _SMALL: Final = 8
-"""Results below this part of the budget (an eighth) are cut only if cutting larger results is not enough."""
+"""A message of less than an eighth of the budget is cut only if cutting all larger messages is not enough."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def least_of(step: Step) -> int:
 
 
 def level_of(step: Step, room: int) -> int:
-    """Return the size to which the larger messages of a step are cut so that the step fits into `room` tokens."""
+    """Return the greatest size that the messages of a step may have so that the step fits into `room` tokens."""
     low, high = 0, room
     while low <= high:
         level = (low + high) // 2
@@ -54,10 +54,10 @@ def level_of(step: Step, room: int) -> int:
 
 
 def shares(parts: Sequence[Step], steps: Sequence[Step], room: int) -> list[int | None]:
-    """Return the tokens for each part and each step, in order; None for each excluded part or step.
+    """Return the number of tokens for each part and then for each step; None means that it is excluded.
 
     Args:
-        parts: earlier messages of a question that has several, oldest first; they are cut only after the older steps.
+        parts: the question's messages except the last one, oldest first; the older steps are cut before them.
         steps: the messages after the question, oldest first. The newest step must fit in its shortest form.
         room: the tokens for all parts and steps.
     """
@@ -65,7 +65,7 @@ def shares(parts: Sequence[Step], steps: Sequence[Step], room: int) -> list[int 
     if not everything:
         return []
     newest = everything[-1]
-    # The newest step gets a quarter of the tokens before any older step gets even its shortest form.
+    # Up to a quarter of the tokens is for the newest step, before any older step gets even its shortest form.
     left = room - min(whole_of(newest), max(least_of(newest), room // 4))
     kept = {len(everything) - 1}
     for numbers in (range(len(parts)), range(len(parts), len(everything))):
@@ -83,7 +83,7 @@ def shares(parts: Sequence[Step], steps: Sequence[Step], room: int) -> list[int 
 
 
 def whole_shares(steps: Sequence[Step], room: int) -> list[int | None]:
-    """Return the tokens of each step, None for each excluded step; only the newest step may be cut."""
+    """Return the number of tokens for each step; None means that it is excluded. Only the newest step may be cut."""
     found: list[int | None] = [None] * len(steps)
     for number in range(len(steps) - 1, -1, -1):
         tokens = whole_of(steps[number])
@@ -97,7 +97,7 @@ def whole_shares(steps: Sequence[Step], room: int) -> list[int | None]:
 
 
 def _replayed(steps: Sequence[Step], parts: int, room: int) -> list[int]:
-    """Return the tokens of each step, computed in order as in earlier calls. The first `parts` are of the question."""
+    """Return the tokens for each step, as earlier calls computed them. The first `parts` steps are the question's."""
     granted: list[int] = []
     older = 0
     for step in steps:
@@ -113,7 +113,7 @@ def _replayed(steps: Sequence[Step], parts: int, room: int) -> list[int]:
 
 
 def _cut_back(steps: Sequence[Step], granted: list[int], parts: int, excess: int, small: int) -> None:
-    """Take `excess` tokens back from the granted shares: from the oldest steps first, and from small results last."""
+    """Take `excess` tokens back from `granted`: oldest steps first, parts of the question last; spare small ones."""
     for floor in (small, 0):
         for number in (*range(parts, len(granted)), *range(min(parts, len(granted)))):
             least = sum(size.at(floor) for size in steps[number])

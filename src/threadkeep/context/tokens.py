@@ -30,7 +30,7 @@ _VENDORS = re.compile(r"^(?:[a-z]+\.)+(?=[a-z])")  # us.anthropic.claude-…
 
 
 def names_of(model: str | None) -> list[str]:
-    """Return a model's lower-case name, and the name without a provider (`anthropic/`, `openai:`, `us.anthropic.`)."""
+    """Return a model's lower-case names: the whole one, and without its provider (`anthropic/`, `us.anthropic.`)."""
     whole = (model or "").strip().lower()
     bare = whole.rpartition("/")[2]
     names = [whole, bare, bare.partition(":")[2], _VENDORS.sub("", bare)]
@@ -68,14 +68,14 @@ _MAX_RESERVE = 16_384
 def context_window(model: str | None, override: object = None) -> int:
     """Return the context window of a model in tokens: input and output together.
 
-    A positive override takes precedence; other overrides are ignored. Otherwise the lower-case name without its
-    provider is looked up: first exactly, then by the longest known name that it continues. Unknown ones get 128,000.
+    If `override` is positive, return it. Otherwise search `WINDOWS` for the model's exact name (see `names_of`), then
+    for the longest name that it continues. If there is none, return 128,000.
     """
     return known_window(model, override) or DEFAULT_WINDOW
 
 
 def known_window(model: str | None, override: object = None) -> int | None:
-    """Return the same context window as `context_window`, but None for an unknown model without an override."""
+    """Return the result of `context_window`, but None if the model is unknown and `override` is not positive."""
     return _positive(override) or _window_by_name(model)
 
 
@@ -146,7 +146,7 @@ class TokenFactor:
 
     @property
     def label(self) -> str:
-        """The factor as names of counters show it: `×1.12`, or `×1.05, other scripts ×3.74`."""
+        """The factor in the form that is appended to a counter's name: `×1.12`, or `×1.05, other scripts ×3.74`."""
         return _label(*_hundredths(self))
 
     @property
@@ -177,7 +177,7 @@ class TokenFactor:
         return replace(self, value=_bounded(math.exp(here + step)), samples=self.samples + 1)
 
     def _learn_scripts(self, values: tuple[float, float], estimated: tuple[int, int], reported: int) -> TokenFactor:
-        """Move each factor by its part of the error (normalized least mean squares on logarithms)."""
+        """Move both factors by their shares of the error, with normalised least mean squares on logarithms."""
         bounds = (GREATEST_FACTOR, GREATEST_OF_OTHER)
         factors = [_bounded(value, bound) for value, bound in zip(values, bounds, strict=True)]
         parts = [tokens * value for tokens, value in zip(estimated, factors, strict=True)]
@@ -194,8 +194,8 @@ class TokenFactor:
 class ScaledCounter:
     """A token estimate that is multiplied by a factor in hundredths, and rounded up.
 
-    `other_hundredths` is a separate factor for tokens in scripts other than Latin, or None. `share` returns the share
-    of such tokens in a text, in thousandths.
+    `other_hundredths` is the factor for tokens in scripts other than Latin, or None if `hundredths` applies to all.
+    `share` returns the share of a text's tokens that other scripts have, in thousandths.
     """
 
     counter: TokenCounter
@@ -233,7 +233,7 @@ def scaled(counter: TokenCounter, factor: TokenFactor) -> TokenCounter:
 
 
 def other_tokens(counter: TokenCounter) -> TokenCounter:
-    """Return a counter that counts only tokens in scripts other than Latin, as a share of the given counter's count."""
+    """Return a counter of the tokens in scripts other than Latin. Its count is their share of the given count."""
     return ScaledCounter(counter, plain_name(counter), 0, 100)
 
 
@@ -302,9 +302,9 @@ _FAMILIES: dict[str, Family] = {name: family for family, names in _BY_FAMILY.ite
 
 
 def counter_named(name: str) -> TokenCounter:
-    """Return the counter with this name: an estimate, `chars4`, `o200k`, `cl100k` or a scaled one.
+    """Return the counter with this name: `o200k` or `cl100k`, which are exact, `chars4`, or an estimate.
 
-    `o200k` and `cl100k` are exact. A scaled estimate has the name that `name_of` returns: `estimate×1.12`.
+    If an estimate is scaled, its name ends with the factor, as `name_of` returns it: `estimate×1.12`.
 
     Raises:
         InvalidInput: the name is unknown, or its extra is not installed.

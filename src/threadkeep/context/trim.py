@@ -1,10 +1,14 @@
 """The plan of one model call: which messages fit. It is computed from kinds and sizes only.
 
-System messages have the highest priority, and are never cut. The newest user message follows; it is cut if it is too
-big, alone or beside the shortest form of the steps. Then comes the newest step of the current turn, which is cut if
-necessary but never excluded. The turn's earlier steps follow; they are cut before they are excluded (`steps`). The last
-is history, newest first, up to a number of messages. The newest message of history is cut if no other message of
-history fits. A tool call and its results form one group, which is kept or excluded as a whole.
+Tokens are given to the messages in this order:
+
+1. The system messages, which are never cut.
+2. The newest user message. It is cut if it does not fit alone, or beside the shortest form of the steps.
+3. The newest step of the current turn. It is cut if necessary, but never excluded.
+4. The turn's earlier steps, which are cut before they are excluded (`steps`).
+5. History, newest first, up to a number of messages. Its newest message is cut if no other message of it fits.
+
+A tool call and its results form one group, which is kept or excluded as a whole.
 
 An anchor can fix the start of history, so that consecutive model calls share their leading messages. If the messages no
 longer fit, the start moves by several messages at once (`Anchor`).
@@ -30,7 +34,7 @@ type Reason = Literal["over_budget", "over_limit", "before_anchor", "orphan_tool
 
 @dataclass(frozen=True)
 class Item:
-    """A message of a model call: its kind and, for a tool call or result, the index of the calling message."""
+    """A message of a model call. A tool call and its results have the same `group`: the calling message's index."""
 
     kind: Kind
     group: int | None = None
@@ -40,12 +44,14 @@ class Item:
 class Anchor:
     """The message at which history begins, and how far this beginning moves if history does not fit.
 
-    Messages before the index `begin` are excluded. `set` is True if an earlier model call has set the anchor.
-    `overflowing` is True if older messages of history were not passed in. The beginning moves if it is True, or if the
-    messages from `begin` on do not fit. If `set` is True or the turn has steps already, history is then cut back, so
-    that the next messages fit and the next model calls begin with the same messages: together with the question, it
-    gets at most `fraction` of its limits for tokens and messages. It then begins with a user message; the last exchange
-    stays if it fits. In all other cases, history consists of the newest messages that fit.
+    begin: the index of this message; the messages before it are excluded.
+    set: True if an earlier model call has set the anchor.
+    overflowing: True if older messages of history were not passed in, so history counts as too large.
+    fraction: the part of its limits that history may take with the question when it is cut back.
+
+    If history does not fit, it consists of the newest messages that fit. If `set` is True or the turn has steps
+    already, it is cut back further, so that the next model calls begin with the same messages and the next messages
+    fit. It then begins with a user message; the last exchange stays if it fits.
     """
 
     begin: int = 0
@@ -58,10 +64,12 @@ class Anchor:
 class Plan:
     """The result of `plan`: the messages of one model call, by their indexes.
 
-    `kept` has the messages to send, in order. `cuts` maps a cut message to its new size. `begin` is the message at
-    which history begins or, without history, the turn. `cut_back` is True if history does not begin at the anchor.
-    `lasting` is True if later turns begin there too; it is False if messages were excluded only because of this turn's
-    steps, so that they are sent again after the turn. `opened` is True if `tokens` includes an opening message.
+    kept: the messages to send, in order.
+    cuts: maps a cut message to its new size.
+    begin: the message at which history begins or, if there is no history, the turn.
+    cut_back: True if history does not begin at the anchor.
+    lasting: True if later turns begin at `begin` too. If only this turn's steps leave no room, it is False.
+    opened: True if `tokens` includes the opening message (see `plan`).
     """
 
     kept: tuple[int, ...]
@@ -177,7 +185,7 @@ class _Planner:
         return list(units.values())
 
     def _place_turn(self, user: int | None, current: Sequence[list[int]]) -> bool:
-        """Place the newest user message and the rest of the turn; return True if any of these is cut or excluded."""
+        """Place all messages of the turn; return True if any of them is cut or excluded."""
         parts = [unit for unit in current if user is not None and unit[0] < user]
         steps = current[len(parts) :]
         fits = self._place_user(user, current, bool(steps) and not self._whole_steps)
@@ -198,7 +206,7 @@ class _Planner:
         return bool(self._cuts) or None in granted
 
     def _place_user(self, user: int | None, current: Sequence[list[int]], needs_newest: bool) -> bool:
-        """Place the newest user message, and cut it if necessary; return True if the newest step fits beside it."""
+        """Place the newest user message, cut if necessary. Return True if the newest step, when cut, fits beside it."""
         size = self._measure(user) if user is not None else Size(0, 0)
         if size.minimum > self._left:
             raise BudgetTooSmall(
@@ -226,7 +234,7 @@ class _Planner:
     def _place_history(
         self, history: Sequence[list[int]], places: int | None, anchor: Anchor | None, reason: Reason
     ) -> Sequence[list[int]]:
-        """Place and return the newest history that fits. If a part does not fit, cut history back (see `Anchor`)."""
+        """Place the newest history that fits, and return it. If not all of it fits, cut it back as `Anchor` says."""
         fitting, stopped = self._newest(history, self._left, places)
         if _overflows(anchor) or len(fitting) < len(history):
             self._pushed_out = bool(self._steps)
@@ -245,9 +253,9 @@ class _Planner:
 
     def _stepped(self, fitting: Sequence[list[int]], places: int | None, fraction: float) -> Sequence[list[int]]:
         """Return the newest groups that fit into `fraction` of history's limits, but at least the last exchange."""
-        # Count the question and its answer too, so that the window takes this fraction of its limits after the turn.
+        # After the turn, the question and its answer (2 messages) are part of history, so they count here too.
         allowed = None if places is None else max(int(fraction * places) - 2, 0)
-        # Ignore the turn's steps, so that later turns can begin here too. If nothing fits then, cut for this turn only.
+        # Act as if the turn had no steps, so that later turns can begin here too. If there is less room, cut only now.
         room = int(fraction * (self._left + self._question + self._steps)) - self._question
         if room > self._left or room <= 0:
             room = int(fraction * self._left)
@@ -274,7 +282,7 @@ class _Planner:
         return fitting
 
     def _opening_of(self, history: Sequence[Sequence[int]]) -> int:
-        """Return the tokens of the opening message; 0 if it is placed, or history is empty or begins with the user."""
+        """Return the opening message's tokens, or 0 if it is placed, or if history is empty or begins with the user."""
         asked = self._opened or not history or self._items[history[0][0]].kind == "user"
         return 0 if asked else self._opening
 
@@ -295,7 +303,7 @@ class _Planner:
     def _newest(
         self, history: Sequence[list[int]], room: int, places: int | None
     ) -> tuple[Sequence[list[int]], Reason | None]:
-        """Return the newest groups within `room` tokens and `places` messages; also `over_budget` if `room` ran out."""
+        """Return the newest groups within `room` tokens and `places` messages, and `over_budget` if `room` ran out."""
         number = len(history)
         while number:
             unit = history[number - 1]
@@ -310,7 +318,7 @@ class _Planner:
         return history, None
 
     def _place(self, unit: Sequence[int], tokens: int) -> None:
-        """Place a group in `tokens` tokens; if it is larger, cut its largest messages to a common size."""
+        """Place a group. If it has more than `tokens` tokens, cut its largest messages to a common size."""
         sizes = [self._measure(index) for index in unit]
         level = level_of(sizes, tokens) if whole_of(sizes) > tokens else tokens
         for index, size in zip(unit, sizes, strict=True):
@@ -336,9 +344,9 @@ def _overflows(anchor: Anchor | None) -> bool:
 
 
 def _reserved(wanted: int, room: int) -> int:
-    """Return the tokens for the steps beside a cut question: 0 without steps, else a 16th, an 8th or a 4th of `room`.
+    """Return the tokens that a cut question leaves for the steps: a 16th, an 8th or a 4th of `room`, or 0.
 
-    The result does not depend on the exact size of the steps: otherwise each call would cut the question differently.
+    If this was the exact size of the steps, each call would cut the question differently. Return 0 without steps.
     """
     if not wanted:
         return 0

@@ -55,7 +55,7 @@ class Exclusion:
 
 
 def join_ranges(gaps: Iterable[Exclusion]) -> list[Exclusion]:
-    """Join consecutive ranges with the same reason, except summarised ranges, which belong to different summaries."""
+    """Join adjacent ranges with the same reason. Summarised ranges stay apart: each one has its own summary."""
     joined: list[Exclusion] = []
     for gap in gaps:
         last = joined[-1] if joined else None
@@ -70,8 +70,8 @@ def join_ranges(gaps: Iterable[Exclusion]) -> list[Exclusion]:
 class WindowManifest:
     """The record of one window.
 
-    `included` contains the `seq` of each message of the window, in order. `dropped` is the number of excluded messages
-    since the last reset that are neither archived nor superseded, as computed from the excluded ranges.
+    `included` contains the `seq` of each message of the window, in order. `dropped` is the sum of the lengths of the
+    ranges in `excluded`, without ranges that were excluded by a reset, by archiving or because they are superseded.
     """
 
     counter: str
@@ -106,7 +106,7 @@ _NOT_DROPPED = ("reset", "archived", "superseded")
 class Limits:
     """The limits of a window, and the counter that measures its messages.
 
-    Without a counter, the stored token counts of the messages are used; with a counter, all messages are counted again.
+    If there is no counter, the stored token counts of the messages are used; otherwise all messages are counted again.
     """
 
     max_messages: int | None = None
@@ -129,10 +129,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Extent:
-    """The extent of a session beyond the rows that were read, so that a window can name all excluded ranges.
+    """The limits of a session, so that a window can name the excluded ranges before the rows that were read.
 
-    `first_seq` is the oldest stored `seq`, `reset_seq` is the `seq` of the last reset, and `archived_seq` is the `seq`
-    of the newest archived message; 0 means that there is none.
+    `first_seq` is the oldest stored `seq`. `reset_seq` is the `seq` of the last reset, and `archived_seq` is the `seq`
+    of the newest archived message; they are 0 if there is none.
     """
 
     first_seq: int = 1
@@ -141,7 +141,7 @@ class Extent:
 
 
 def with_superseded(window: Window, superseded: Sequence[tuple[int, int]]) -> Window:
-    """Return the window with superseded ranges as separate exclusions; other excluded ranges no longer include them."""
+    """Return the window with the `superseded` ranges as exclusions of their own, removed from all other exclusions."""
     if not superseded:
         return window
     excluded = [*window.manifest.excluded]
@@ -170,9 +170,9 @@ def _dropped_places(excluded: Sequence[Exclusion]) -> int:
 
 
 class WindowChooser:
-    """A window that is chosen page by page while its rows are read.
+    """Chooses a window page by page while its rows are read.
 
-    The newest user message must be in the first page, or be given, because its tokens are reserved first::
+    Tokens for the newest user message are reserved first, so it must be in the first page or be given::
 
         chooser = WindowChooser(limits, newest_user=...)
         while chooser.wants_more and (rows := await next_older_rows()):
@@ -181,7 +181,7 @@ class WindowChooser:
     """
 
     def __init__(self, limits: Limits, *, newest_user: Message | None = None, before_question: bool = False) -> None:
-        """Create a chooser. With `before_question`, the newest user message is not stored yet and follows all rows.
+        """Create a chooser. If `before_question` is true, the newest user message is not stored, and follows all rows.
 
         In that case nothing is cut, and the newest row is included even if it alone exceeds the budget.
         """
@@ -242,7 +242,7 @@ class WindowChooser:
         return limit is not None and len(self._chosen) + (self._pinned is not None) >= limit
 
     def _start(self, rows: Sequence[Message]) -> Sequence[Message]:
-        """Reserve tokens for the newest user message; return the rows, preceded by this message if it is newer."""
+        """Reserve tokens for the newest user message. Return it before the rows if it is newer, else only the rows."""
         self._started = True
         among = next((row for row in rows if row.role == "user"), None) if not self._before_question else None
         if self._pinned is None or (among and _seq(among) >= _seq(self._pinned)):
@@ -273,7 +273,7 @@ class WindowChooser:
             self._pinned = None
             return
         if self._full:
-            # No more messages are allowed. Treat this row as unread, so that the result does not depend on page sizes.
+            # The window is full. With smaller pages, this row would not have been read, so treat it as unread.
             self._stop = (_seq(self._chosen[-1][0]) - 1 if self._chosen else _seq(row), "over_limit")
             return
         tokens, budget = self._tokens(row), self._limits.max_tokens
@@ -284,7 +284,7 @@ class WindowChooser:
         self._stop = (_seq(row), "over_budget")
         if row.seq != self._newest_seq:
             return
-        # Keep the newest row whole before a question, because the model call knows its budget and cuts the row to fit.
+        # Before a question, keep the newest row whole: the model call, which knows its budget, cuts the row to fit.
         newest = (row, tokens) if self._before_question else self._shorten(row, tokens, budget - self._used)
         if newest is not None:
             self._chosen.append(newest)
@@ -306,7 +306,7 @@ class WindowChooser:
         return self._counter(message.content)
 
     def _excluded(self, extent: Extent) -> tuple[Exclusion, ...]:
-        """Return the excluded ranges before the chosen messages, with reasons; none has the pinned user message."""
+        """Return the excluded ranges before the chosen messages, with reasons; without the pinned user message."""
         gaps: list[Exclusion] = []
         if extent.reset_seq >= extent.first_seq:
             gaps.append(Exclusion(extent.first_seq, extent.reset_seq, "reset"))
@@ -327,7 +327,7 @@ class WindowChooser:
 
 
 def _scaled(counter: TokenCounter, content: str, tokens: int) -> TokenCounter:
-    """Return the counter with a factor, so that its result for `content` is the stored count, `tokens`."""
+    """Return the counter multiplied by a factor, so that its result for `content` is the stored count `tokens`."""
     counted = counter(content)
     if counted == tokens or counted == 0:
         return counter

@@ -170,7 +170,7 @@ class Matching:
         return shares
 
     def signals(self, position: int) -> dict[str, float]:
-        """Return the signals shared by the query and the turn at this position, which `MATCH` weighs."""
+        """Return the signals that relate the turn at this position to the query; `MATCH` has their weights."""
         if not self._columns.ids[position]:
             return {}
         episode, voice = self._columns.episodes[position], self._columns.voices[position]
@@ -226,7 +226,7 @@ class Matching:
 _MOST_ALIKE = 120
 _BEST_TURNS = 3
 _ASSUMED_DISSIMILAR = 8
-# The limit of an outlier's weight, which would otherwise be very large if few similarities are known.
+# If few similarities are known, an outlier may be many standard deviations away; count at most this many.
 _MOST_SPREADS = 5.0
 
 
@@ -243,7 +243,7 @@ class Likeness:
     """
 
     def __init__(self, by_position: Mapping[int, float], turns: int, columns: TurnColumns) -> None:
-        # Few similarities have no reliable mean and spread, so assume that some other turns are dissimilar.
+        # The mean and the spread of a few similarities are not reliable, so assume some dissimilar turns in addition.
         assumed = min(_ASSUMED_DISSIMILAR, turns - len(by_position))
         known = [*by_position.values(), *[min(0.0, *by_position.values())] * assumed]
         mean = self._mean = math.fsum(known) / len(known)

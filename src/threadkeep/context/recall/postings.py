@@ -16,20 +16,20 @@ from typing import Self
 from threadkeep.context.recall.packing import COPIED_AT_ONCE, Packed, divided, joined
 from threadkeep.context.recall.words import ASKS, COUNTS
 
-# BM25 with a fixed average length, so that stored values stay valid when turns are added.
+# The parameters of BM25. Its average length is fixed, so that stored weights stay valid when turns are added.
 _SATURATION, _LENGTH_SHARE, _USUAL_TERMS = 1.2, 0.6, 22.0
 _BEGINNING = 4
 # The least similarity of a term and its misspelling: one of seven letters may differ.
 _LEAST_ALIKE = 0.8
 _ROUNDING = 1e-9
-# The memory in bytes of a term with its arrays, and of a position with its weight, as measured on conversations.
+# The bytes of memory that a term with its arrays takes, and a position with its weight (measured averages).
 _TERM_BYTES, _POSITION_BYTES = 550, 10
 # Of a frequent term, read only the newest positions, and positions within this distance of the best hits.
 _REACH = 2
 
 
 class Postings:
-    """Terms, topics and prefixes of terms, each with the positions of the turns that have them.
+    """Maps each term and each topic to the positions of its turns, and finds terms by prefixes and by spellings.
 
     Positions and weights are in arrays, because lists of numbers take five times the memory. `size` is the approximate
     memory of the terms in bytes.
@@ -44,9 +44,9 @@ class Postings:
         self.size = 0
 
     def add(self, position: int, counts: Mapping[str, int]) -> tuple[float, int]:
-        """Add a turn, with the count of each term, at its position.
+        """Add a turn at `position`; `counts` maps each of its terms to the term's count.
 
-        Return the rarity of the turn's terms among the turns so far, about 0 to 1, and the topics of the terms as bits.
+        Return two values: how rare its terms are in the turns so far (about 0 to 1), and its topics as bits.
         """
         self._turns += 1
         self.size += _POSITION_BYTES * len(counts)
@@ -80,9 +80,10 @@ class Postings:
         return found
 
     def extend(self, other: Self, begin: int, turns: Sequence[int]) -> list[float]:
-        """Add the turns of other posting lists. They are at the positions `turns` there; add `begin` to each position.
+        """Add the turns of `other`, which are at the positions `turns` there, at the same positions plus `begin`.
 
-        Return, for each position there, the change in the rarity of the turn's terms: more turns now precede it.
+        More turns now precede them, so their terms have another rarity (see `add`). Return the changes of this rarity
+        in a list with an item for each position of `other`.
         """
         end = max(turns, default=-1) + 1
         counts, alone, behind = [0] * end, [0.0] * end, [0.0] * end
@@ -146,17 +147,17 @@ class Postings:
         return self._topics.get(topic, ())
 
     def alike(self, term: str, most: int) -> Iterator[Sequence[int]]:
-        """For up to `most` other terms with the same first letters, yield the positions of turns with that term."""
+        """Yield the positions of up to `most` terms that begin with the same four letters as `term`."""
         if len(term) >= _BEGINNING:
             for other in self._beginnings.get(term[:_BEGINNING], ())[:most]:
                 if other != term:
                     yield self._terms[other][0]
 
     def misspelt(self, term: str, most: int) -> Iterator[Sequence[int]]:
-        """Yield the positions of up to `most` terms that are spelt like an unknown term, which may be misspelt.
+        """Yield the positions of up to `most` terms that may be meant by an unknown, probably misspelt term.
 
-        Such terms have the same first letter, and most of the other letters in the same order. Nothing is yielded for a
-        known term, or for a term of at most four characters.
+        Such terms have the same first letter, and most of the other letters in the same order. If `term` is known or
+        has at most four characters, nothing is yielded.
         """
         if len(term) <= _BEGINNING or term in self._terms:
             return
@@ -186,9 +187,9 @@ def _letters_of(term: str) -> int:
 
 
 def beside(positions: Sequence[int], known: Iterable[int], first: int) -> Iterator[int]:
-    """Yield the indexes in `positions` before `first` that are near a `known` position, then all from `first` on.
+    """Yield the indexes below `first` of `positions` that are near a `known` position, then all from `first` on.
 
-    Both sequences are sorted.
+    Both `positions` and `known` are sorted.
     """
     last = -1
     for position in known:
@@ -200,12 +201,12 @@ def beside(positions: Sequence[int], known: Iterable[int], first: int) -> Iterat
     yield from range(first, len(positions))
 
 
-# The weight of a topic that a word of the query asks for, and of a topic that the word only belongs to.
+# The weights of a topic: if a word of the query asks for it (see `ASKS`), and if a word only belongs to it.
 _ASKED, _BELONGING = 1.5, 1.0
 
 
 class Profile(dict[int, float]):
-    """A cache that maps a set of topics, as bits, to its share of the total weight of the query's topics."""
+    """A cache of the share that a set of topics has in the weight of all the query's topics; the key has their bits."""
 
     def __init__(self, postings: Postings, terms: Sequence[str], shares: Mapping[str, float]) -> None:
         super().__init__()

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from threadkeep.context.recall.weights import ANSWER, PRIOR
 from threadkeep.context.recall.words import BASE_FORMS, WordTable, is_unspaced, words_of
 
-# A sign is a feature of a text, such as a time or a place. Here each sign is a bit, and has a pattern that finds it in
-# lower-case words, and in lower-case texts without spaces.
+# A sign is a feature of a text, such as a time or a place. Each sign is a bit with a pattern. The pattern is applied to
+# lower-case words or, in scripts without spaces, to lower-case texts.
 _TIME, _NUMBER, _CAUSE, _PLACE, _FIRST_PERSON, _SECOND_PERSON, _CLOCK_WORD = (1 << number for number in range(7))
 _PATTERNS = {
     _TIME: re.compile(
@@ -37,8 +37,8 @@ _PATTERNS = {
     _CAUSE: re.compile(r"\b(?:because|since|so|order|due|thanks|helps?|wanted|why|makes?|made)\b|因为|所以|为了"),
 }
 _CLOCK = re.compile(r"\b\d{1,2}(?::\d\d| [ap]m)s?\b")
-# A cause or a place counts only in these phrases. A capitalised "Why" or "Because" does not count: it starts a question
-# or an answer.
+# Words such as "so" and "at" do not always mean a cause or a place, so these patterns check the phrase in the text. A
+# capitalised "Why" or "Because" does not match: it starts a question or an answer.
 _CAUSE_PHRASE = re.compile(
     r"\b(?:because|since|so that|in order|due to|thanks to|helps?|wanted|why|makes? me|made me)\b|因为|所以|为了"
 )
@@ -46,7 +46,7 @@ _PLACE_PHRASE = re.compile(
     r"\b(?:at|in|near|from|to|around|visit|visited|visiting) (?:the |a |my |our )?[A-Z]"
     r"|\b(?:city|town|country|park|beach|street|place|restaurant|store|home)\b|在|去|到"
 )
-# `_CAPITAL` finds a capital within a sentence; `_NAME` also finds quoted text, which most texts do not have.
+# `_CAPITAL` finds capitalised words within a sentence. `_NAME` also finds quoted text, but is slower.
 _CAPITAL = re.compile(r" (?!I\b)[A-Z](?<=[a-z0-9,;:'’)] [A-Z])\w")
 _NAME = re.compile(r"(?<=[a-z0-9,;:'’)] )(?!I\b)[A-Z]\w|[\"“「《][^\"“”「」《》]+[\"”」》]")
 _QUOTED = re.compile('["“「《]')
@@ -158,9 +158,9 @@ def answer_signals(signs: Signs) -> Sequence[float]:
 
 
 def priors_of(signals: Sequence[float], answers: Sequence[float]) -> Priors:
-    """Return the prior of a turn for each of `KINDS`: the weighted sum of `signals`, plus the kind's weighted signal.
+    """Return the prior of a turn for each of `KINDS`.
 
-    `answers` has a signal for each kind except the last one, `other`.
+    It is the weighted sum of `signals`, plus the kind's weighted signal in `answers`. The last kind, `other`, has none.
     """
     base = math.sumprod(PRIOR.values(), signals)
     return (*(base + weight * answer for weight, answer in zip(ANSWER.values(), answers, strict=True)), base)

@@ -1,4 +1,4 @@
-"""Queries that are parsed from a new input (terms, speakers, kind of answer), and the passages that fit them best."""
+"""Parsing of a new input to a `Query` (terms, speakers, kind of answer), and the best passage of a text for it."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def read(text: str, participants: Participants, *, recent: Sequence[str] = (), d
 
 
 def _named(text: str, words: Sequence[str], participants: Participants) -> tuple[frozenset[str], list[str]]:
-    """Return the named speakers, by full name or prefix, and the remaining words."""
+    """Return the speakers that the words name, in full or by a nickname, and the other words."""
     found: set[str] = set()
     left: list[str] = []
     for word in words:
@@ -174,7 +174,7 @@ def _kind(text: str, words: Sequence[str]) -> Kind:
     return "why" if "why" in opening else "other"
 
 
-# A piece is a sentence, or a line without a sentence end; a longer piece is split after 400 characters.
+# A piece ends at the end of a sentence or of a line, but at the latest after 400 characters.
 _PIECES = re.compile(r"[^\n]{1,400}?(?:[.!?。！？]{1,9}(?=\s)|[。！？]|$)|\n|[^\n]{1,400}", re.MULTILINE)
 _QUOTED_CHARACTERS = 60_000
 _MOST_PIECES = 3_000
@@ -188,7 +188,7 @@ class Passage(NamedTuple):
 
 
 def passage_of(text: str, terms: Mapping[str, float], characters: int) -> Passage:
-    """Return the range of consecutive sentences in which these terms have the greatest weight together.
+    """Return the passage of consecutive sentences whose terms have the greatest total weight in `terms`.
 
     Args:
         text: The text to quote from.

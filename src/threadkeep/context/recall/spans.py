@@ -88,7 +88,7 @@ _RELATIVE_DAYS = {
     for kind, length in (("day", 1), ("week", 7), ("month", 30), ("year", 365))
     for word, which in _WORDS[kind].items()
 }
-# Japanese and Korean have no space after a word; Turkish writes endings after an apostrophe.
+# The end of a word. Japanese and Korean have no space there; Turkish adds endings after an apostrophe.
 _END = r"(?:['’]\w{1,5})?(?!\w)|(?<=[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af])"
 _OTHER_MONTH = _any_of(_WORDS["name"])
 _OTHER_COUNT = rf"\d{{1,3}}|{_any_of(_WORDS['number'])}"
@@ -122,7 +122,7 @@ _OTHER_HINTS = {
 _UNSPACED_HINT = re.compile(_any_of(word for word in _OTHER_HINTS if word[0] >= "\u3040") + "|월|전")
 
 
-# Patterns that ignore case also match these letters, but the tables have only ASCII letters, so replace them.
+# A pattern that ignores case also matches these letters for i, s and k, but the tables have only ASCII: replace them.
 _DOTTED = {ord("İ"): "i"}
 _LIKE_ASCII = _DOTTED | {ord("ı"): "i", ord("ſ"): "s", ord("\u212a"): "K"}
 
@@ -139,12 +139,12 @@ type _Reading = tuple[re.Pattern[str], Callable[[re.Match[str], Span, int], Iter
 
 
 def spans_of(text: str, known: Span, now: int) -> list[Span]:
-    """Return the ranges of days that a text mentions, in the order of the patterns that found them.
+    """Return the ranges of days that a text mentions. An ambiguous date has several ranges.
 
     Args:
         text: The text to scan.
-        known: The range from the first to the last day with turns. A date without a year may be in any of the last five
-            years of this range.
+        known: The range from the first to the last day with turns. A date without a year gets a range in each of the
+            last five years of this range.
         now: The day of the text, for words such as "yesterday".
     """
     spans: list[Span] = []
@@ -158,7 +158,7 @@ def spans_of(text: str, known: Span, now: int) -> list[Span]:
 
 
 def _read(readings: Sequence[_Reading], text: str, known: Span, now: int, spans: list[Span]) -> str:
-    """Add the days that a text mentions to `spans`; return the text without the words that were read."""
+    """Add the days that `readings` find in a text to `spans`; return the text without the words that mention them."""
     for pattern, reading in readings:
         for found in pattern.finditer(text):
             spans.extend(reading(found, known, now))
@@ -210,7 +210,7 @@ def _relative(found: re.Match[str], _known: Span, now: int) -> Iterator[Span]:
 
 
 def _around(which: int, length: int, now: int) -> Span:
-    """Return the days of the last (-1), this (0) or the next (1) week, month or year, with a margin."""
+    """Return the last (`which` is -1), this (0) or the next (1) period of `length` days, with a margin."""
     if which == 0:
         return Span(now - length, now)
     return Span(now, now + 2 * length) if which > 0 else Span(now - length - length // 2, now - length // 3)
@@ -308,7 +308,7 @@ def _day(year: int, month: int, day: int) -> Iterator[Span]:
 
 
 def _months(year: int, first: int, last: int) -> Iterator[Span]:
-    """Yield whole months; months above 12 belong to the next year."""
+    """Yield the days of the months from `first` to `last`; months above 12 belong to the next year."""
     if not (1 <= first <= 14 and 1 <= year < 9999):
         return
     begin = date(year + (first - 1) // 12, (first - 1) % 12 + 1, 1)

@@ -71,9 +71,10 @@ def _stemmer(language: str) -> _Stemmer:
 
 
 def stem(word: str) -> str:
-    """Return the stem of a lower-case word, by English rules for Latin letters or by the main language of its script.
+    """Return the stem of a lower-case word.
 
-    Words of other scripts stay unchanged.
+    A word in ASCII letters is stemmed by English rules, and a word of a script in `_STEMMED_SCRIPTS` by those of its
+    main language. Other words stay unchanged.
     """
     if len(word) <= 2:
         return word
@@ -108,7 +109,7 @@ def _without_plural(word: str) -> str:
 
 
 def _mended(rest: str) -> str:
-    """Return the verb to which -ed or -ing was added: undouble the last letter, or add a silent e."""
+    """Return the verb of a form without its -ed or -ing: "stopp" becomes "stop", and "creat" becomes "create"."""
     if rest[-2:] in _DOUBLED:
         return rest[:-1]
     return rest + "e" if rest.endswith(("at", "bl", "iz")) else rest
@@ -125,7 +126,7 @@ def _without_derivation(word: str) -> str:
 
 
 def _without_end(word: str) -> str:
-    """Normalise the last letters: no silent e, i for y, single consonants."""
+    """Normalise the end of a word: remove a silent e, replace y by i, and make a double consonant single."""
     if len(word) > 3 and word.endswith("e"):
         word = word[:-1]
     if len(word) > 2 and word.endswith("y") and word[-2] not in _VOWELS:
@@ -144,7 +145,7 @@ STOP_CHARACTERS: Final = frozenset("".join(word for word in _WORDS if not word.i
 """Common Chinese characters, and endings in Japanese and Korean."""
 
 
-# Scripts without spaces: Han, kana, Thai, Lao, Myanmar, Khmer; and hangul, whose endings vary.
+# Scripts without spaces: Han, kana, Thai, Lao, Myanmar, Khmer. Hangul has spaces, but its words have varying endings.
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
     "\U00020000-\U0003ffff"
@@ -161,7 +162,7 @@ def is_unspaced(text: str) -> bool:
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words in lower case, without accents, in order; text without spaces counts as one word."""
+    """Return the words in order, in lower case and without accents. A run in a script without spaces is one word."""
     if not text.isascii():
         text = _plain(text.replace("’", "'"))
     runs: list[str] = (_RUNS if is_unspaced(text) else _SPACED_RUNS).findall(text.lower())
@@ -180,14 +181,14 @@ def is_stop_word(word: str) -> bool:
 
 
 def meaningful(text: str, names: Collection[str]) -> str:
-    """Return the text for an embedding: without stop words and these names, or whole if nothing would be left."""
+    """Return the text without stop words and these names, for an embedding. If no word is left, return the text."""
     words = [(word, word.lower()) for word in _RUNS.findall(text.replace("’", "'"))]
     left = [word for word, lower in words if not (lower in STOP_WORDS or lower.removesuffix("'s") in names)]
     return " ".join(left) or text
 
 
 def terms_of(words: list[str]) -> list[str]:
-    """Return the index terms of words: stems (but no stop words); in scripts without spaces, characters and pairs."""
+    """Return the index terms of words: their stems, without stop words, or characters and pairs (see `_UNSPACED`)."""
     if all(map(str.isascii, words)):
         return list(filter(None, map(_TERMS.__getitem__, words)))
     terms: list[str] = []
@@ -216,7 +217,7 @@ class WordTable[Value](dict[str, Value]):
 
 
 def _term_of(word: str) -> str:
-    """Return the index term of a word in a script with spaces: its stem; empty for a stop word."""
+    """Return the stem of a word in a script with spaces, or "" if it is a stop word."""
     if word in STOP_WORDS:
         return ""
     return stem(word.removesuffix("'s").replace("'", "") if "'" in word else word)
@@ -244,7 +245,7 @@ _SYNONYMS = lines_of("synonyms_en.txt")
 
 
 def _groups() -> Iterator[tuple[list[str], list[str]]]:
-    """Yield two lists for each group of synonyms and each topic: the words that ask for it, and all of its words."""
+    """Yield a pair for each group of synonyms, then for each topic: the words that ask for it, and all its words."""
     for group in _SYNONYMS:
         yield group.split(), group.split()
     for topic in (*lines_of("topics_en.txt"), *lines_of("topics_zh.txt")):
@@ -253,7 +254,7 @@ def _groups() -> Iterator[tuple[list[str], list[str]]]:
 
 
 def _terms(word: str) -> list[str]:
-    """Return the indexed terms of a word: its stem or, in scripts without spaces, its first pair of characters."""
+    """Return the term by which a word is found, if any: its stem or, in Chinese, its first pair of characters."""
     if word.isascii():
         return [stem(word)]
     return [term for term in terms_of([word]) if len(term) == min(len(word), 2)][:1]
@@ -271,7 +272,7 @@ def _tables() -> tuple[_Table, _Table]:
 
 
 ASKS, COUNTS = _tables()
-"""`ASKS` has the topics for which a query's term asks; `COUNTS` has the topics to which a turn's term belongs."""
+"""`ASKS` maps a query's term to the topics that it asks for, `COUNTS` a turn's term to the topics it belongs to."""
 
 FIRST_TOPIC: Final = len(_SYNONYMS)
 """The number of the first topic; lower numbers are groups of synonyms."""
