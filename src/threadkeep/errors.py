@@ -106,7 +106,7 @@ class WorkflowProblem:
     column: int | None = None
 
     def __str__(self) -> str:
-        """Return the location in the notation of compilers, then the sentence."""
+        """Return the sentence after its location, if known, in the form `file:line:column`."""
         position = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
         return f"{position}: {self.sentence}" if position else self.sentence
 
@@ -236,7 +236,7 @@ class KnowledgeNotFound(ThreadkeepError, LookupError):
 class SessionBusy(ThreadkeepError):
     """Another turn of the conversation is queued or running, and the workflow rejects messages until it ends.
 
-    Nothing was stored. `run_id` is the run of the blocking turn, which may belong to another session than `session_id`:
+    Nothing was stored. `run_id` is the run of that turn. It may belong to another session than `session_id`, because
     several sessions can share a conversation that an agent stores under its own key.
     """
 
@@ -253,8 +253,8 @@ class SessionBusy(ThreadkeepError):
 class BudgetSpent(ThreadkeepError):
     """A run, or one of its ancestors, has used up its budget; the model was not called.
 
-    `run_id` names the run whose budget is used up. `limit` is `max_tokens` or `max_cost`; `used` and `allowed` are
-    numbers in its unit. `estimated` is true if a provider did not report all tokens.
+    `run_id` names the run whose budget is used up. `limit` is `max_tokens` or `max_cost`; the run has `used` of the
+    `allowed` tokens or cost. `estimated` is true if a provider did not report all tokens.
     """
 
     def __init__(self, run_id: str, *, limit: str, used: float, allowed: float, estimated: bool = False) -> None:
@@ -311,7 +311,7 @@ class RunWaits(ThreadkeepError):
 
 
 class RunBusy(ThreadkeepError):
-    """A refused answer to a child run, because the root run does not wait for the child yet. Nothing was stored."""
+    """An answer to a child run came before the root run waits for this child. It was refused; nothing was stored."""
 
     def __init__(self, run_id: str) -> None:
         super().__init__(f"Run {run_id!r} does not wait yet for the answer to its child; send the answer again later.")
@@ -362,11 +362,12 @@ type GraphitiFailure = Literal[
 class GraphitiError(ThreadkeepError, ConnectionError):
     """A request to the Graphiti server failed. The error's message quotes neither the request nor the response.
 
-    `kind` says how it failed: unreachable, timeout, broken connection, server error (5xx), too many requests (408,
-    429), rejected key (401, 403), rejected request (other 4xx), or a response that is not Graphiti's. `status` is the
-    HTTP status; None if there was no response. `retry_after` is the number of seconds that the server asks to wait.
-    `uncertain` is True if the request may have been executed. If messages were sent one by one, `accepted` is the
-    number that the server accepted before the failure.
+    kind: `unreachable`; `timeout`; `broken` (the connection); `server` (status 5xx); `limited` (408, 429); `denied`
+        (401, 403: the key is wrong); `refused` (other 4xx); or `unreadable` (the response is not Graphiti's).
+    status: the HTTP status; None if there was no response.
+    retry_after: the number of seconds that the server asks to wait.
+    uncertain: True if the request may have been executed.
+    accepted: the number of messages that the server accepted before the failure, if they were sent one by one.
     """
 
     accepted: int | None = None
@@ -388,7 +389,7 @@ class GraphitiError(ThreadkeepError, ConnectionError):
 
     @property
     def is_final(self) -> bool:
-        """True if the server would reject the same request again. False for 404 and 405, which another server sent."""
+        """True if Graphiti would reject the same request again. 404 and 405 do not count: another server sent them."""
         return self.kind == "refused" and self.status not in (404, 405)
 
 
@@ -410,7 +411,7 @@ class GraphitiClosed(ThreadkeepError, PermissionError):
     """Nothing may be sent to Graphiti; `reason` says why."""
 
     def __init__(self, reason: GraphitiClosure, data_class: str = "chat_text") -> None:
-        # The command without `--data` grants only the kinds that the options use, so name this kind in the command.
+        # Without `--data`, the command grants consent only to the kinds that its options use; so name this kind.
         other = reason == "no_consent" and data_class != "chat_text"
         kinds = f" --data chat_text --data {data_class}" if other else ""
         super().__init__(_GRAPHITI_CLOSURES[reason] + kinds)

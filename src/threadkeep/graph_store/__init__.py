@@ -1,6 +1,6 @@
 """Transcripts in a LangGraph store: one metadata item per conversation, and its messages in chunks.
 
-Notes are small items with the `seq` of a message, found by the message id or, for answers, by question and author.
+A note is a small item with the `seq` of a message, which is found by the message's id or as the answer to a question.
 
 This is the second implementation of `threadkeep.store.transcripts.Transcripts`. `layout` defines the keys of items, and
 `shapes` their format. `items` has the interface to a store, and an implementation of it for LangGraph stores in

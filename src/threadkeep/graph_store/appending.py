@@ -17,7 +17,7 @@ from threadkeep.store.codec import LAST_MESSAGE_CHARACTERS, TITLE_CHARACTERS, Pr
 
 @dataclass(frozen=True)
 class Target:
-    """The destination of a new turn: the layout, the stored chunk to extend (None begins a new one), and the time."""
+    """The destination of a new turn. If there is no stored chunk to extend, `last_chunk` is None."""
 
     layout: GraphLayout
     last_chunk: Value | None
@@ -42,8 +42,8 @@ class Appended:
 class Written:
     """The result of writing a turn.
 
-    If the write only appended messages, `former_version` is the conversation's version before the write, and `appended`
-    has the changes. After the commit, `rows` has the rows that the statements of `ConversationWriter.beside` returned.
+    `former_version` and `appended` are set if the write only appended messages: they are the conversation's version
+    before it, and the changes. `rows` has the rows that the statements of `ConversationWriter.beside` returned.
     """
 
     receipt: Receipt
@@ -53,12 +53,12 @@ class Written:
 
     @property
     def followed(self) -> bool:
-        """True if the index rows in the tables were written in the same transaction."""
+        """True if the index rows of the conversation were written in the same transaction (see `SessionIndex`)."""
         return bool(self.rows and self.rows[-1])
 
 
 def append(conversation: Conversation, prepared: Prepared, *, there: Mapping[str, int], target: Target) -> Appended:
-    """Return the changes that append a turn, without writing them. `there` maps stored message ids to their `seq`."""
+    """Return the changes that append a turn; do not write them. `there` maps ids of stored messages to their `seq`."""
     known = dict(there)
     fresh: dict[str, tuple[Message, dict[str, object]]] = {}
     for message, columns in zip(prepared.messages, prepared.columns, strict=True):
@@ -75,7 +75,7 @@ def append(conversation: Conversation, prepared: Prepared, *, there: Mapping[str
     grown = _grown(conversation, list(fresh.values()), target.now)
     values = [message_value(seq, row, layout.value_field) for seq, (_, row) in enumerate(fresh.values(), start=first)]
     items = notes_of(layout, conversation.session_id, values)
-    # Drop messages that are left from a turn whose write was not completed.
+    # An earlier write may have been interrupted before the metadata were written. Drop the messages that it left.
     before = [] if target.last_chunk is None else list(target.last_chunk["messages"])
     while before and before[-1]["seq"] >= first:
         before.pop()
@@ -87,7 +87,7 @@ def append(conversation: Conversation, prepared: Prepared, *, there: Mapping[str
 def _grown(
     conversation: Conversation, fresh: Sequence[tuple[Message, Mapping[str, object]]], now: datetime
 ) -> Conversation:
-    """Return the conversation with messages appended; superseded messages do not change title and last message."""
+    """Return the conversation with new messages. Superseded ones do not count for its title and its last message."""
     first = conversation.last_seq + 1
     placed = [(seq, message) for seq, (message, row) in enumerate(fresh, start=first) if not row.get("superseded_at")]
     first_user = next((message.content for _, message in placed if message.role == "user" and message.content), None)
@@ -113,7 +113,7 @@ def _grown(
 def chunk_items(
     conversation: Conversation, messages: Iterable[Value], target: Target, *, before: Sequence[Value] = ()
 ) -> dict[ItemKey, Value]:
-    """Return the chunks with `messages`, which must be in order; `before` are messages already in the first chunk."""
+    """Return the chunks that contain `messages`, in order of `seq`. The first chunk has the messages `before`, too."""
     found: dict[ItemKey, Value] = {}
     last = chunk_of(conversation.last_seq + 1, conversation.chunk_size)
     for chunk, within in groupby(messages, key=lambda message: chunk_of(message["seq"], conversation.chunk_size)):
@@ -125,7 +125,7 @@ def chunk_items(
 
 
 def receipt_of(prepared: Prepared, adopted: Value) -> Receipt:
-    """Return the receipt of an answer that was not stored, because the question already has the answer `adopted`."""
+    """Return the receipt for an answer that was not stored: the question already had `adopted`, another answer."""
     seq = int(adopted["seq"])
     return replace(_receipt(prepared, seq, seq, {}), adopted=str(adopted.get("id")))
 
@@ -142,7 +142,7 @@ def _receipt(prepared: Prepared, first_seq: int, last_seq: int, there: Mapping[s
 
 
 def turns_in(item: Value | None, conversation: Conversation) -> list[dict[str, Any]]:
-    """Return the turns in an item with tool calls, without deleted and superseded turns; a damaged item has none."""
+    """Return the turns in an item of tool calls that are neither deleted nor superseded. A damaged item has none."""
     turns = item.get("turns") if item is not None else None
     if not isinstance(turns, Sequence) or not all(map(_is_turn, turns)):
         return []
@@ -155,7 +155,7 @@ def turns_in(item: Value | None, conversation: Conversation) -> list[dict[str, A
 
 
 def steps_left(items: Mapping[ItemKey, Value | None], conversation: Conversation) -> dict[ItemKey, Value | None]:
-    """Return items with tool calls, without the turns that `turns_in` leaves out; an item without turns is None."""
+    """Return items of tool calls with only the turns that `turns_in` returns. An item without turns becomes None."""
     changed: dict[ItemKey, Value | None] = {}
     for key, item in items.items():
         turns = turns_in(item, conversation)
@@ -171,6 +171,6 @@ def _is_turn(turn: object) -> bool:
 
 
 def mark_of(conversation: Conversation, seq: int) -> dict[str, int]:
-    """Return fields to store with a turn: if its question or answer is superseded later, `turns_in` detects it."""
+    """Return fields to store with a turn's tool calls, by which `turns_in` detects that the turn was superseded."""
     upto = conversation.last_seq
     return {"upto": upto, "superseded": size_of(conversation.superseded_between(seq, upto))}

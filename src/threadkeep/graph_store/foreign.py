@@ -20,7 +20,7 @@ from threadkeep.observe import Backend
 
 _PAGE_ITEMS = 10_000
 
-# Keep the locks per store, not per object: a node of an agent may create new transcripts in each run.
+# The locks belong to the store, because an agent's node may create a `StoreItems` for the same store in each run.
 _LOCKS: WeakKeyDictionary[BaseStore, Locks[ItemKey]] = WeakKeyDictionary()
 
 
@@ -83,7 +83,7 @@ class _StoreWriting:
         return list({item.key async for item in self._items.search(namespace) if item.key.startswith(beginning)})
 
     async def put(self, metadata: Value | None, others: Mapping[ItemKey, Value | None], *, version: int | None) -> None:
-        """Write items in one batch, the metadata last: readers ignore messages after the last `seq` in the metadata."""
+        """Write items in one batch, the metadata last: readers ignore messages whose `seq` is above their `last_seq`."""
         [found] = await self._items.get([self._metadata])
         if (found is None) != (version is None) or (found is not None and found.get("version") != version):
             raise ConversationChanged
@@ -150,7 +150,7 @@ class IndexedStore(AsyncBatchedBaseStore):
         Raises:
             InvalidInput: there is a query, but the store has no index.
         """
-        # Check this here, because an error in `abatch` would make all operations of the batch fail.
+        # An error in `abatch` would make other callers' operations of the same batch fail, so check this here.
         if query and getattr(self, "index_config", None) is None:
             raise InvalidInput(
                 "This graph store has no index, so it cannot search by a query; give one to "

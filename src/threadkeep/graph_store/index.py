@@ -28,7 +28,7 @@ _PAGE_SESSIONS = 500
 
 
 class Indexed(NamedTuple):
-    """A session's row in the tables; `version` is None if its messages are in the tables too (not in a graph store)."""
+    """A session's row in the tables. If its messages are also there, not in a graph store, `version` is None."""
 
     last_seq: int
     created_at: datetime
@@ -84,7 +84,7 @@ class SessionIndex:
         return [(self._sql["index_session"], session), *messages]
 
     async def versions(self) -> AsyncIterator[tuple[str, int]]:
-        """Yield the id of each indexed session, and the version of its conversation that the index rows reflect."""
+        """Yield each indexed session's id, and the version of the conversation from which its rows were written."""
         after: str | None = ""
         while after is not None:
             parameters = {"after": after, "limit": _PAGE_SESSIONS}
@@ -94,7 +94,7 @@ class SessionIndex:
             after = rows[-1][0] if len(rows) == _PAGE_SESSIONS else None
 
     async def hide_summaries(self, session_id: str, *, run_id: str | None) -> bool:
-        """Before a session is reset, deactivate its summaries; return False if the run `run_id` may not reset it."""
+        """Deactivate a session's summaries before its reset. If the run `run_id` may not reset it, return False."""
         async with self._driver.writing() as connection:
             if run_id is not None and not await may_change(connection, self._deletion, session_id, run_id):
                 return False
@@ -106,7 +106,7 @@ class SessionIndex:
         return bool(await self._driver.fetch(self._deletion["changing"], changing(session_id, run_id)))
 
     async def forget_derived(self, session_id: str, first_seq: int) -> None:
-        """Deactivate the summaries, and delete the anchors and vectors, made from messages at `first_seq` or later."""
+        """Deactivate summaries, and delete anchors and vectors, if they derive from a message from `first_seq` on."""
         async with self._driver.writing() as connection:
             rows = await connection.fetch(self._sql["hold_indexed"], {"session_id": session_id})
             if rows and rows[0][0] >= first_seq:
@@ -131,7 +131,7 @@ class SessionIndex:
             return await delete_session(connection, self._deletion, session_id, run_id=run_id)
 
     async def _step(self, session_id: str) -> bool:
-        """Index up to 500 messages of a conversation; return True if the caller must call this again."""
+        """Index up to 500 messages of a conversation; return True if it must be called again for the others."""
         parameters = {"session_id": session_id}
         seen = _indexed(await self._driver.fetch(self._sql["indexed"], parameters))
         # Read the conversation after its row, so that it is not older than the version in the row.
@@ -155,8 +155,8 @@ class SessionIndex:
             if seen is not None and known is None:
                 await delete_session(connection, self._deletion, session_id)
             if known is not None and known.revision != conversation.revision:
-                # Mark superseded rows before adding others: only one active answer may have the same question, author
-                # and ordinal.
+                # Only one active answer may have the same question, author and ordinal. New rows may have those of a
+                # superseded answer, so mark it before.
                 await self._mark(connection, conversation, upto)
             former = None if known is None else known.version
             if not await self._write(connection, conversation, messages, upto, former=former):
@@ -179,7 +179,7 @@ class SessionIndex:
         *,
         former: int | None,
     ) -> bool:
-        """Add index rows to the rows of version `former`. If it is None, create them; return False if there are any."""
+        """Add index rows to those of version `former`. If `former` is None and there are rows already, return False."""
         row = _session_row(conversation, upto)
         if former is None and not await connection.execute(self._sql["begin_indexing"], row):
             return False

@@ -60,11 +60,11 @@ class IndexedTranscripts(GraphTranscripts):
         return written.receipt
 
     async def supersede(self, superseding: Superseding) -> Superseded:
-        """Supersede messages in one transaction; do nothing if the newest ones of a missing session are requested."""
+        """Supersede messages in one transaction. If the `newest` are requested and there is no session, do nothing."""
         session_id = superseding.session_id
         first_seq = await self._first_seq(superseding)
         if first_seq is not None:
-            # Forget derived data first, so that no summary of the messages stays active if the process dies meanwhile.
+            # If the process dies meanwhile, no summary of the messages may stay active, so forget derived data first.
             await self.index.follow(session_id)
             await self.index.forget_derived(session_id, first_seq)
         superseded = await super().supersede(superseding)
@@ -80,7 +80,7 @@ class IndexedTranscripts(GraphTranscripts):
         await self._follow(turn.session_id)
 
     async def _first_seq(self, superseding: Superseding) -> int | None:
-        """Return the first `seq` that `superseding` will supersede, read before the change; None if there is none."""
+        """Return the first `seq` that `superseding` is going to supersede, or None if it supersedes nothing."""
         session_id, user_id = superseding.session_id, superseding.user_id
         if superseding.message_id is None:
             page = await self.newest(session_id, limit=superseding.newest, user_id=user_id)
@@ -129,8 +129,8 @@ class IndexedTranscripts(GraphTranscripts):
         await self._follow(session_id)
 
     async def reset(self, session_id: str, *, user_id: str | None = None, run_id: str | None = None) -> int | None:
-        """Let later windows begin after the stored messages; return the last `seq`, or None if nothing was reset."""
-        # Read the conversation before checking the run: the reset then hides no message that is stored after the check.
+        """Let later windows begin after the stored messages. Return the last `seq`, or None if nothing was reset."""
+        # A message that is stored after the check of the run must not be hidden, so read the conversation before it.
         known = await self.reader.conversation(session_id, user_id=user_id)
         if known is None:
             return None
@@ -143,7 +143,7 @@ class IndexedTranscripts(GraphTranscripts):
 
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:
         """Delete a session with all its data; return False if it did not exist, None if the run may not delete it."""
-        # Read the time before checking the run: a conversation that another process creates afterwards is not deleted.
+        # Another process may create a new conversation after the check of the run. It has a later time, so it stays.
         created_at = None if run_id is None else await self._created_at(session_id)
         if run_id is not None and not await self.index.may_change(session_id, run_id):
             return None
@@ -173,7 +173,7 @@ class IndexedTranscripts(GraphTranscripts):
         for session_id in list(self._behind):
             try:
                 if await self.reader.conversation(session_id) is None:
-                    # Remove the rest before `follow` deletes the rows: without them, nothing names the conversation.
+                    # Only the rows still name the conversation: remove its other items before `follow` deletes them.
                     await self.writer.remove_rest(session_id)
                 await self.index.follow(session_id)
             except SessionDamaged:
@@ -197,7 +197,7 @@ class IndexedTranscripts(GraphTranscripts):
         return differing
 
     async def _created_at(self, session_id: str) -> datetime:
-        """Return when a conversation was created; if it is missing or damaged, return the earliest possible time."""
+        """Return the time at which a conversation was created, or `datetime.min` if it is missing or damaged."""
         with contextlib.suppress(SessionDamaged):
             if (conversation := await self.reader.conversation(session_id)) is not None:
                 return conversation.created_at
@@ -208,7 +208,7 @@ class IndexedTranscripts(GraphTranscripts):
         return None if info is None else info.user_id
 
     async def _follow(self, session_id: str, written: Written | None = None) -> None:
-        """Update the index rows of a session, from `written` if possible; after a failure, `catch_up` tries again."""
+        """Update a session's index rows, if possible from `written` alone. After a failure, `catch_up` tries again."""
         self._behind.add(session_id)
         try:
             async with self._following.setdefault(session_id, asyncio.Lock()):
@@ -227,7 +227,7 @@ NOT_AVAILABLE = (
 
 
 class UnavailableRetention(RetentionRows):
-    """A retention interface that rejects limits: a memory with its sessions in a graph store has no retention."""
+    """The retention of a memory with its sessions in a graph store: it is not available, so limits are rejected."""
 
     async def sessions(
         self, *, after: str, limit: int, user_id: str | None = None, with_own: bool = False

@@ -18,14 +18,14 @@ from threadkeep.store.driver import Driver, DuplicateRow, Parameters, Row, RowLo
 from threadkeep.store.statements import Tables, for_rows, like_pattern, row_parameters
 
 type Value = Mapping[str, Any]
-"""The value of an item: a JSON object. Never change it in place: some stores return the object that was put."""
+"""The value of an item: a JSON object. Never change it in place: some stores return the very object they store."""
 
 
 class Stored(dict[str, Any]):
-    """The value of an item of `TableItems`; reads return the same object while it is referenced and unchanged.
+    """The value of an item of `TableItems`. While it is referenced and not changed, reads return the same object.
 
-    `text` is the JSON of the value, if this process wrote it. `mark` identifies the stored version: on SQLite it is the
-    stored text, on PostgreSQL the version of the row.
+    If this process wrote the value, `text` is its JSON. `mark` identifies the stored version: it is the stored text on
+    SQLite, and the version of the row on PostgreSQL.
     """
 
     text: str = ""
@@ -55,16 +55,16 @@ class Writing(Readable, Protocol):
         """Return the keys of a namespace that begin with `beginning`."""
 
     async def put(self, metadata: Value | None, others: Mapping[ItemKey, Value | None], *, version: int | None) -> None:
-        """Write the metadata and other items; None removes an item. It may be called only once in a block.
+        """Write the metadata and other items, at the latest at the end of the block; None removes an item.
 
-        The write happens at the end of the block, and is atomic.
+        Call `put` or `remove` only once in a block.
 
         Raises:
             ConversationChanged: the stored metadata have another `version`, or exist although `version` is None.
         """
 
     async def remove(self, keys: Collection[ItemKey]) -> None:
-        """Remove items regardless of the version of the metadata. It may be called only once in a block."""
+        """Remove items, whatever version the metadata have (see `put`)."""
 
 
 class ReadItems:
@@ -121,7 +121,7 @@ class Items(Readable, Protocol):
         """Yield the id and the metadata of each conversation of a layout, in any order."""
 
     def writing(self, metadata: ItemKey) -> AbstractAsyncContextManager[Writing]:
-        """Lock the conversation whose metadata item has this key; the caller must hold its lock from `locks`."""
+        """Lock the conversation whose metadata item has this key. The caller must already hold `locks[metadata]`."""
 
 
 type Locks[Key: Hashable] = WeakValueDictionary[Key, asyncio.Lock]
@@ -136,10 +136,10 @@ _PAGE_ITEMS = 500
 
 
 class TabledStore:
-    """A base class for LangGraph stores that Threadkeep opens; `fingerprint` identifies the database.
+    """A base class for LangGraph stores that Threadkeep opens.
 
-    `items` accesses the store's table through Threadkeep's driver. Both are None for an in-memory store, whose table no
-    other connection can access.
+    `items` accesses the store's table through Threadkeep's driver, and `fingerprint` identifies the database. No other
+    connection can access an in-memory store, so both are None for it.
     """
 
     items: TableItems | None = None
@@ -175,7 +175,7 @@ class TableItems(Tables, sql=("graph_items.sql", "{backend}/graph_items.sql")):
 
     @asynccontextmanager
     async def writing(self, metadata: ItemKey) -> AsyncIterator[_TableWriting]:
-        """Lock the conversation with these metadata against other writers, in this process and in others."""
+        """Lock the conversation with this metadata item against other writers, in this process and in others."""
         try:
             async with self._driver.transaction() as transaction:
                 writing = _TableWriting(transaction, self._sql, metadata, self._known)
@@ -255,7 +255,7 @@ class _TableWriting:
                 self._known[key] = value
 
     def _text(self, value: Value, key: ItemKey | None = None) -> str:
-        """Return the JSON of an item. If the item read with this key has only grown, extend the JSON that was read."""
+        """Return the JSON of an item. If the value only adds messages to the item that was read, extend the old JSON."""
         former = None if key is None else self._read.get(key)
         text = (_grown(former, value) if isinstance(former, Stored) else None) or _json(value)
         text = _padded(text) if self._is_sqlite else text
@@ -296,7 +296,7 @@ class _Reading:
 
 
 def _groups(sql: str, rows: Sequence[Parameters]) -> list[Statement]:
-    """Return statements for rows, one for each group of up to 200 rows."""
+    """Return the statements that execute `sql` for all rows: one for each group of up to 200 rows."""
     return [(for_rows(sql, len(group)), row_parameters(group)) for group in batched(rows, _ITEMS_AT_ONCE)]
 
 
@@ -305,7 +305,7 @@ def _value(text: str | bytes) -> Value:
     try:
         value = from_json(text)
     except ValueError:
-        # Try Python's own parser, which accepts lone surrogates.
+        # pydantic's parser rejects lone surrogates, but Python's own accepts them.
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
@@ -321,7 +321,7 @@ def _json(value: object) -> str:
 
 
 def _grown(former: Stored, value: Value) -> str | None:
-    """Extend the former JSON of a chunk by its new messages; return None if more than its end has changed."""
+    """Extend the former JSON of a chunk by its new messages. If anything before them has changed, return None."""
     names, old, new = list(value), former.get(_GROWING), value.get(_GROWING)
     if list(former) != names or not isinstance(old, list) or not isinstance(new, list) or not old:
         return None
@@ -342,9 +342,9 @@ def _end(value: Value, names: Sequence[str]) -> str:
 
 
 def _padded(text: str) -> str:
-    """Return the JSON, padded with spaces to a multiple of 8 KB if it has at least 8 KB.
+    """Pad JSON of at least 8 KB with spaces to a multiple of 8 KB, so that its length changes rarely.
 
-    SQLite overwrites a value of the same length in place, and writes only the pages that have changed.
+    If a new value has the same length, SQLite overwrites the old one, and writes only the pages that have changed.
     """
     size = len(text) if text.isascii() else len(text.encode())
     return text + " " * (-size % _PAD_BYTES) if size >= _PAD_BYTES else text

@@ -23,9 +23,9 @@ _SEQ = itemgetter("seq")
 
 
 class KnownMessages:
-    """The cached messages of one chunk, each with the stored value from which it was made; `characters` is their size.
+    """The cached messages of one chunk, and the stored values from which they were made.
 
-    `value` is the chunk as it was last written or read.
+    `characters` is the size of this cache. `value` is the chunk as it was last written or read.
     """
 
     def __init__(self, chunk: int, value_field: str) -> None:
@@ -59,7 +59,7 @@ class KnownMessages:
                 self._checked = True
 
     def _take(self, conversation: Conversation, value: Value) -> None:
-        """Replace the cached values by those of a chunk; messages whose values have not changed stay cached."""
+        """Replace the cached values by those of `value`, a chunk. A message stays cached if its value is the same."""
         if self._taken is not None and self._taken[0] is value and self._taken[1] == conversation.chunk_size:
             return
         self._keep(conversation, value, values_in(conversation, self.chunk, value))
@@ -93,14 +93,14 @@ class KnownMessages:
         if message is None:
             value = self._values[at]
             message = self._messages[at] = message_in(value, self._value_field)
-        # Return a copy if the message has JSON values, because the caller may change these values.
+        # The caller may change the JSON values of a message, so return a copy if there are any.
         return message.with_fields() if message.metadata or message.original is not None else message
 
 
 class KnownChunks:
-    """A cache of the newest chunks of recently used conversations; it is limited to a number of characters.
+    """A cache of the newest chunks of recently used conversations, with a maximum number of characters.
 
-    A chunk is read from the store each time, but messages whose values have not changed are not created again.
+    The store is read each time, but a message is created again only if its stored value has changed.
     """
 
     def __init__(self, value_field: str) -> None:
@@ -133,7 +133,7 @@ class KnownChunks:
 
     @contextmanager
     def _entry(self, session_id: str, chunk: int) -> Iterator[KnownMessages]:
-        """Yield a conversation's entry for this chunk, in place of an entry for another chunk; then update the size."""
+        """Yield a conversation's entry; first replace it if it has another chunk. Then update the cache's size."""
         known = self._chunks.get(session_id)
         if known is None or known.chunk != chunk:
             self.forget(session_id)

@@ -23,15 +23,14 @@ if TYPE_CHECKING:
     from threadkeep.graph_store.postgres_store import PostgresGraphStore
 
 _RECORD_NEXT: Final = "INSERT INTO store_migrations (v) SELECT coalesce(max(v), -1) + 1 FROM store_migrations"
-"""Records a column that LangGraph has added in an earlier transaction; without the record, a new `setup` fails."""
+"""Records the migration of an interrupted `setup` that has added a column; otherwise the next `setup` fails."""
 
 
 class SqliteGraphStore(TabledStore, IndexedStore, AsyncSqliteStore):
     """LangGraph's store on SQLite. It raises Threadkeep's errors, and executes reads and writes in separate batches.
 
-    LangGraph collects concurrent operations in one batch, which is one transaction. If a transaction writes after it
-    has read, and another process has written since that read, SQLite rejects the write at once instead of waiting for
-    the lock.
+    LangGraph executes concurrent operations in one batch, which is one transaction. If another process writes between
+    the reads and the writes of a transaction, SQLite rejects these writes at once instead of waiting for the lock.
     """
 
     async def set_up(self) -> None:
@@ -44,7 +43,7 @@ class SqliteGraphStore(TabledStore, IndexedStore, AsyncSqliteStore):
             try:
                 await self._migrate()
             except AttributeError as error:
-                # Explain the error of builds of Python that lack the method `enable_load_extension`.
+                # Some builds of Python lack the method `enable_load_extension`; explain this error.
                 if self.index_config is None:
                     raise
                 raise InvalidInput(
@@ -53,7 +52,7 @@ class SqliteGraphStore(TabledStore, IndexedStore, AsyncSqliteStore):
                 ) from error
 
     async def _migrate(self) -> None:
-        """Call `setup`; if an interrupted earlier call has added a column without a record, record it and repeat."""
+        """Call `setup`. If an interrupted call has added a column without recording it, record it and call again."""
         while True:
             try:
                 await self.setup()

@@ -103,7 +103,7 @@ def seqs_down(high: int, low: int, without: Ranges) -> Iterator[int]:
 
 type Namespace = tuple[str, ...]
 
-# Names of the other fields of a message in a chunk; a text field with one of these names would overwrite that field.
+# A message in a chunk has these fields. The field for its text must have another name, or it would overwrite one.
 _TAKEN = {one.name for one in fields(Message)} - {"content"} | {"told_at"}
 _RESERVED_ROOT = "langgraph"
 

@@ -109,7 +109,7 @@ def _without_plural(word: str) -> str:
 
 
 def _mended(rest: str) -> str:
-    """Return the verb of a form without its -ed or -ing: "stopp" becomes "stop", and "creat" becomes "create"."""
+    """Return the verb of a form without its -ed or -ing: "plann" becomes "plan", and "relat" becomes "relate"."""
     if rest[-2:] in _DOUBLED:
         return rest[:-1]
     return rest + "e" if rest.endswith(("at", "bl", "iz")) else rest
