@@ -255,7 +255,7 @@ class _TableWriting:
                 self._known[key] = value
 
     def _text(self, value: Value, key: ItemKey | None = None) -> str:
-        """Return the JSON of an item. If the value only adds messages to the item that was read, extend the old JSON."""
+        """Return the JSON of an item. If the value only adds messages to the item that was read, extend its JSON."""
         former = None if key is None else self._read.get(key)
         text = (_grown(former, value) if isinstance(former, Stored) else None) or _json(value)
         text = _padded(text) if self._is_sqlite else text
