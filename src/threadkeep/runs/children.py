@@ -79,7 +79,8 @@ class RunChildren:
     async def _go_on(self, run: Run, beginning: Beginning | None) -> Run:
         """Continue a child and return its new state.
 
-        If the child waits, queue it again with its answer. Otherwise execute it until it ends or waits.
+        If the child waits for a person, queue it again with the person's answer. Otherwise execute it until it ends or
+        waits.
         """
         if run.status == "waiting":
             await self._runs.resume(run.run_id, _answer_to(run))

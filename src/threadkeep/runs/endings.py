@@ -362,7 +362,7 @@ class RunEndings:
 
     async def _is_kept(self, active: ActiveRun) -> bool:
         """Store the pending progress of a run; return False if the store is unavailable and a retry may help."""
-        # Only report other errors, because the run must end even if a later retry has to start from the beginning.
+        # Only report errors other than `StoreUnavailable`: the run must end, even if a retry has to start it again.
         with ErrorBoundary(lambda error: self._notify_unstored(type(error).__name__)):
             try:
                 await active.progress.keep()

@@ -180,7 +180,7 @@ class RunExecution:
             return False
 
         async def query() -> None:
-            # Read the run and its checkpoints, because they use separate connection pools.
+            # Query both the run and its checkpoints: they use separate connection pools, and each pool may fail.
             await self._memory.runs.run(self._run.run_id)
             await saver.saver.aget_tuple(thread_of(self._run.run_id))
 
@@ -318,8 +318,8 @@ class RunExecution:
     def _id_in(self, namespace: str, chunk: AIMessageChunk) -> str | None:
         """Return the id of the message that a chunk belongs to, or None if the id is unknown.
 
-        If the model marks no chunk as the last, LangChain adds an empty last chunk with another id. Return the id of
-        the message that streams from this node instead; if several messages stream, return the chunk's own id.
+        If the model marks no chunk as the last, LangChain adds an empty last chunk with another id. For this chunk,
+        return the id of the message that streams from this node; if several messages stream, return its own id.
         """
         streaming = self._streaming.setdefault(namespace, [])
         message_id, is_last = chunk.id, chunk.chunk_position == "last"

@@ -51,7 +51,7 @@ class RunMaintenance:
         self._look.set()
 
     async def watch(self) -> None:
-        """Stop active runs of this process whose cancellation was requested, or that it does not own any more."""
+        """Stop active runs of this process if a cancellation was requested, or if it does not own them any more."""
         before = [active for active in self._worker.active.values() if active.stop is None]
         if not before:
             return

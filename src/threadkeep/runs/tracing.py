@@ -40,8 +40,8 @@ class Notes(Protocol):
 class RunTracer:
     """The trace of one run. If the process is killed, the events after the last stored group are lost.
 
-    An event is stored together with later ones: within `seconds` while a caller in this process follows the run, else
-    within `late_seconds`, so that a short run stores its trace at its end. `lost` is called if another process owns the
+    Events are stored in groups: within `seconds` while a caller in this process follows the run, otherwise within
+    `late_seconds`, so that a short run stores its trace only at its end. `lost` is called if another process owns the
     run.
     """
 

@@ -130,11 +130,11 @@ class Restoring(Protocol):
 class Archive:
     """A service that restores exported sessions into the tables.
 
-    A message keeps its id, times, tokens and status; a superseded message stays superseded. A message whose id exists
-    already is not stored again. An existing session keeps its title, tags and metadata, and restored messages follow
-    its messages. The last reset keeps its place after the same message, unless the existing session has a later reset.
-    Archived messages are archived again if they keep their `seq`. All parts of one call are stored in one transaction;
-    if a part belongs to another user's session, only this part is rejected.
+    - A message keeps its id, times, tokens and status, and stays superseded. A known message is not stored again.
+    - An existing session keeps its title, tags and metadata. The restored messages follow its own messages.
+    - The last reset keeps its place after the same message, unless the existing session has a later reset.
+    - Archived messages are archived again if they keep their `seq`.
+    - All parts of one call are stored in one transaction. Only parts for another user's session are rejected.
     """
 
     def __init__(self, driver: Driver, *, count: Counter, clock: Callable[[], datetime]) -> None:

@@ -224,7 +224,7 @@ class GroupCommit:
             self._task = None
 
     async def _write_free(self, group: list[PreparedTurn]) -> None:
-        """Write the turns of a group; if a session waits for a lock, queue its turns for the task that waits."""
+        """Write the turns of a group. If a task waits for a session's lock, queue the session's turns for this task."""
         free: list[PreparedTurn] = []
         for prepared in group:
             self._locked.get(prepared.turn.session_id, free).append(prepared)
@@ -240,7 +240,7 @@ class GroupCommit:
             await self._write_alone(free, error)
 
     async def _write_separately(self, group: list[PreparedTurn], error: RowLocked) -> None:
-        """Write the turns of each session separately, because a row is locked; only locked sessions then wait."""
+        """Write the turns of each session separately: a row is locked, and turns of other sessions must not wait."""
         of_session = _by_session(group)
         if len(of_session) == 1:
             self._wait_for_lock(group)

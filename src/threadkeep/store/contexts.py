@@ -24,10 +24,10 @@ from threadkeep.store.summaries import Summaries, summary_of
 class ContextState:
     """The stored state for the next model call: the anchor of a profile and the active summaries, oldest first.
 
-    Agents with equal limits share a profile. `anchor_seq` is the `seq` where their windows begin, 0 at first.
-    `reset_seq` is the `seq` of the last reset; it is 0 without a reset. Messages up to `archived_seq` are archived, and
-    messages up to `deleted_seq` are deleted; the summaries of both stay active. `revision` grows when stored messages
-    are changed, for example superseded.
+    - `anchor_seq`: the `seq` where windows of the profile, which agents with equal limits share, begin; 0 at first.
+    - `reset_seq`: the `seq` of the last reset; 0 without a reset.
+    - `archived_seq` and `deleted_seq`: messages up to these are archived or deleted; their summaries stay active.
+    - `revision`: a number that grows when stored messages are changed, for example superseded.
     """
 
     anchor_seq: int = 0

@@ -20,7 +20,7 @@ _BESIDE = ("", "-wal", "-shm", "-journal")
 
 
 def make_private_folder(folder: Path) -> None:
-    """Create a folder and its missing parents with mode 0700; restrict Threadkeep's data folder if it contains them.
+    """Create a folder and its missing parents with mode 0700. Also restrict Threadkeep's data folder around it, if any.
 
     Other existing folders are not changed, because `/tmp` or a home folder may be among them.
     """

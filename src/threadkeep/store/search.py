@@ -272,7 +272,7 @@ def _step_sessions(waiting: Sequence[_Behind]) -> int:
 
 
 def _in_budget(sessions: Sequence[_Behind], found: Sequence[Sequence[Row]]) -> list[_Step]:
-    """Return steps, one per session, for the first texts that fit into one transaction, but for at least one text."""
+    """Return steps, one per session, for the first texts that fit into one transaction; include at least one text."""
     steps: list[_Step] = []
     room = _STEP_CHARACTERS
     for session, texts in zip(sessions, found, strict=True):

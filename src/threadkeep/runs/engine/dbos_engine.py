@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _PAUSE_SECONDS = 0.5
 _POLL_SECONDS = 2.0
-"""Seconds between two checks of dbos's records. If there are any, dbos is launched; otherwise it is stopped."""
+"""Seconds between two checks of dbos's records of runs. If there are some, dbos is launched, otherwise stopped."""
 
 
 class DbosEngine:
@@ -215,7 +215,7 @@ class DbosEngine:
             await lease.leave(is_idle=is_idle)
 
     def _lost(self) -> None:
-        """Stop all runs, because other processes may have acquired them, and register this process under a new name."""
+        """Stop all runs, which other processes may have acquired, and register this process under a new name."""
         if not self._closed:
             self._returning = asyncio.create_task(self._return(self._returning))
 

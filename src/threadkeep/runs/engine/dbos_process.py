@@ -42,7 +42,7 @@ _OVER = ("SUCCESS", "ERROR", "CANCELLED")
 _VERSION = "2"
 _APPLICATION = "threadkeep"
 _QUEUE = "threadkeep-runs"
-# The queue of runs that may have crashed a process. They are executed one at a time, to find the run that crashes it.
+# The queue of runs that may have crashed a process. It executes one at a time, so that a crash shows which run it was.
 _ALONE = "threadkeep-alone"
 _THREADS = 16
 # dbos needs a second connection only while it migrates its tables.
@@ -115,8 +115,8 @@ class RunQueue:
                 )
             _handlers.append(self._attempt)
             self._loop = asyncio.new_event_loop()
-            # Without this handler, asyncio would log interrupted tasks with their data. Task errors are handled
-            # elsewhere.
+            # Without this handler, asyncio would log interrupted tasks with their data. Errors of runs are reported by
+            # `RunTasks`.
             self._loop.set_exception_handler(lambda _loop, _context: None)
             self._thread = threading.Thread(target=self._loop.run_forever, name="threadkeep-runs", daemon=True)
             self._thread.start()
@@ -213,7 +213,7 @@ class RunQueue:
         If this process stops or loses the run, record no outcome of the attempt, so that another process takes the run.
         """
         if (task := asyncio.current_task()) is not None:
-            # Track the current task of dbos, which is done when dbos has recorded the outcome.
+            # Track the current task of dbos, because only its end shows that dbos has recorded the outcome.
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         while not self._lease.is_fresh() and not self._closing.is_set():  # noqa: ASYNC110 - another thread renews it

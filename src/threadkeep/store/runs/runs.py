@@ -244,7 +244,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
     async def resume(self, run_id: str, value: Json, *, asked: Json = None) -> bool:
         """Queue a waiting run again behind the other runs, with a person's answer; return False if it does not wait.
 
-        `asked` is the `interrupt` to which the answer belongs. Also return False if the run now asks another question.
+        If `asked` is given, it is the `interrupt` that the answer is for. Return False if the run has another one now.
         """
         given = {"resume_value": json_text(value), "asked": None if asked is None else json_text(asked)}
         return await self._arrive_again("resume", {"run_id": run_id, **given})
