@@ -75,7 +75,7 @@ NO_BUDGET: Final = RunBudget()
 
 @dataclass(frozen=True)
 class RunInput:
-    """The input that a run gets from one message. `message_id` is the platform's id; None if it is no message."""
+    """The input that a run gets from one message. `message_id` is the platform's id; None without a message."""
 
     values: Mapping[str, Json]
     message_id: str | None = None
@@ -197,7 +197,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class NotYet:
-    """A run that cannot start. `behind` is the id of the run to wait for: this run, if another process has it."""
+    """A run that cannot start. `behind` is the id of an earlier run, or its own id if another process executes it."""
 
     run: Run
     behind: str

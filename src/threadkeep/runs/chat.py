@@ -173,8 +173,8 @@ class Chat:
     async def close(self, seconds: float) -> None:
         """Accept no more turns, wait up to `seconds` for the running ones, and then cancel the rest.
 
-        Their callers get `Interrupted`, which asks them to send the message again. A recorded run is continued by
-        another process. An unrecorded run is stopped, and its partial answer is stored.
+        Their callers get `Interrupted`, which asks them to send the message again. A run that the database has is
+        continued by another process. An unrecorded run is stopped, and its partial answer is stored.
         """
         self._closing = True
         tasks = [turn.task for turn in self._turns.values() if turn.task is not None]
@@ -391,7 +391,7 @@ class Chat:
         )
 
     async def check_free(self, session: Session, message_id: str | None) -> None:
-        """Raise `SessionBusy` if a root run is queued or running, unless it answers the message `message_id`."""
+        """Raise `SessionBusy` if a root run of the session is queued or running, unless it answers `message_id`."""
         statuses: tuple[RunStatus, ...] = ("running", "queued")
         for status in statuses:
             found, _ = await self._memory.runs.records.runs(RunQuery(session_id=session.session_id, status=status))

@@ -224,7 +224,7 @@ class ChatTurn:
             await changed.wait()
 
     def _tokens_end_with_answer(self, response: str) -> bool:
-        """Return True if no tokens were sent, or if the tokens end with the answer. Others may precede them."""
+        """Return True if no tokens were sent, or if they end with the answer, perhaps after tokens of other agents."""
         pieces = "".join(event.text for event in self._events if isinstance(event, ChatToken))
         return not pieces or pieces.endswith(response)
 

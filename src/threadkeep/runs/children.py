@@ -59,7 +59,7 @@ class RunChildren:
         return _result_of(run)
 
     async def _there(self, request: ChildRequest, parent: ActiveRun) -> tuple[Run, Beginning | None]:
-        """Create the child, or retry it if needed. Return its run, and a `Beginning` if it is new and may begin now."""
+        """Create the child, or retry it if needed. Return the run, and a `Beginning` if it is new and may begin."""
         run_id = _child_id(request)
         run = await self._runs.run(run_id)
         if run is None:

@@ -362,7 +362,7 @@ class RunEndings:
 
     async def _is_kept(self, active: ActiveRun) -> bool:
         """Store the pending progress of a run; return False if the store is unavailable and a retry may help."""
-        # Only report errors other than `StoreUnavailable`: the run must end, even if a retry has to start it again.
+        # Only report errors other than `StoreUnavailable`: the run must end, even if a retry starts from the beginning.
         with ErrorBoundary(lambda error: self._notify_unstored(type(error).__name__)):
             try:
                 await active.progress.keep()

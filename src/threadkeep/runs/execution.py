@@ -353,7 +353,7 @@ class RunExecution:
         return Outcome("done", result={name: value for name, value in result.items() if value is not None})
 
     def _asked(self) -> Json:
-        """Return the run's `interrupt`: its open questions, their `number` in the run, and the id of the last reply."""
+        """Return the run's `interrupt`: open questions, how often it has asked (`number`), and the last reply's id."""
         earlier = self._run.interrupt if isinstance(self._run.interrupt, Mapping) else {}
         before, reply = earlier.get("number"), earlier.get(REPLY)
         asked: list[Json] = [{"id": one.id, "value": jsonable(one.value)} for one in self._interrupts.values()]

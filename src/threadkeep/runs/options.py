@@ -37,7 +37,7 @@ class Price:
 
 
 class Prices(dict[str, Price]):
-    """A table of prices by model name. For a name without an entry, the longest entry that begins the name applies."""
+    """A table of prices by model name. For a name without an entry, the longest entry that is its beginning applies."""
 
     def __init__(self, table: Mapping[str, Price]) -> None:
         super().__init__({name.strip().lower(): price for name, price in table.items()})
@@ -89,14 +89,14 @@ class RunServiceOptions:
     - `reap_seconds`: the interval at which it checks whether owners of runs are dead; by default a quarter of
       `engine.dead_seconds`, at most 2. Above half of `dead_seconds`, no dead process is detected on PostgreSQL.
     - `upkeep_seconds`: the interval at which maintenance starts forgotten runs, and removes unneeded checkpoints.
-    - `max_attempts`: after so many attempts in which its process died or failed unexpectedly, a run is set aside.
+    - `max_attempts`: a run is set aside after this many attempts in which its process died or failed unexpectedly.
     - `forgotten_seconds`: after this time, a run that has not begun counts as forgotten.
     - `pause_seconds`: the pause before a temporary failure is retried; doubled up to `longest_pause_seconds`.
     - `trace_seconds`: trace events are stored after this time if a caller follows the run; otherwise after
       `late_trace_seconds`.
     - `progress_seconds`: checkpoints are stored after this time if the run's last steps may be repeated.
-    - `keep_progress_seconds`: a run that ends without a result waits so long for a checkpointer that is down;
-      after this time, a retry starts from an earlier checkpoint.
+    - `keep_progress_seconds`: a run that ends without a result waits at most this long for a checkpointer that is down.
+      After that, a retry starts from an earlier checkpoint.
     - `keep_checkpoints_seconds`: checkpoints of runs without a result stay for this time, for a retry.
     """
 

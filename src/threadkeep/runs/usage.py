@@ -182,9 +182,9 @@ class LastContexts:
         return self._built.pop(run_id, None)
 
     def notify(self, event: Event, /) -> None:
-        """Record the context of a model call for its run. If that run is not watched, record it for its session's runs.
+        """Record the context of a model call for its run or, if that is not watched, for watched runs of its session.
 
-        In the second case, it does not replace a context of a watched run's own model call.
+        The event of another run of the session does not replace an event of the watched run itself.
         """
         if not isinstance(event, ContextBuilt):
             return

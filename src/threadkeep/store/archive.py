@@ -130,7 +130,7 @@ class Restoring(Protocol):
 class Archive:
     """A service that restores exported sessions into the tables.
 
-    - A message keeps its id, times, tokens and status, and stays superseded. A known message is not stored again.
+    - A message keeps its id, times, tokens and status; a superseded one stays superseded. No id is stored twice.
     - An existing session keeps its title, tags and metadata. The restored messages follow its own messages.
     - The last reset keeps its place after the same message, unless the existing session has a later reset.
     - Archived messages are archived again if they keep their `seq`.

@@ -92,7 +92,7 @@ def is_plain(file: Path) -> bool:
 def restore_sqlite(
     source: Path, target: Path, report: Report = lambda done, total: None, *, key: str | None = None
 ) -> None:
-    """Replace a database by a copy. No process may have it open. An interrupted call leaves the old database.
+    """Replace a database that no process has open by a copy. An interrupted call leaves the old database.
 
     The old database may be damaged, or its file missing. If the path is a symbolic link, its target is replaced. With a
     `key`, the new database is encrypted, even if the copy is not.

@@ -24,7 +24,7 @@ from threadkeep.store.summaries import Summaries, summary_of
 class ContextState:
     """The stored state for the next model call: the anchor of a profile and the active summaries, oldest first.
 
-    - `anchor_seq`: the `seq` where windows of the profile, which agents with equal limits share, begin; 0 at first.
+    - `anchor_seq`: the `seq` where the windows of the profile begin; 0 at first. Equal limits mean the same profile.
     - `reset_seq`: the `seq` of the last reset; 0 without a reset.
     - `archived_seq` and `deleted_seq`: messages up to these are archived or deleted; their summaries stay active.
     - `revision`: a number that grows when stored messages are changed, for example superseded.
@@ -86,7 +86,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
     async def keep_steps(
         self, session_id: str, steps: Steps, *, question_id: str, author: str, ordinal: int = 1, turns: int = 1
     ) -> None:
-        """Store the tool calls of an answer if its question is active. Delete those before the newest `turns` turns."""
+        """Store the tool calls of an answer if its question is active. Delete all before the newest `turns` turns."""
         turn = {"session_id": session_id, "author": author, "turns": turns}
         row = {**turn, "seq": steps.seq, "ordinal": ordinal, "question_id": question_id}
         async with self._driver.writing() as connection:

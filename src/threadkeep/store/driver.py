@@ -178,7 +178,7 @@ class Driver(Protocol):
     `reading()` lends a connection for single statements. `writing()` lends a connection inside a write transaction,
     which is durable when the block ends, and rolled back when the block raises an error. SQLite locks the database when
     the transaction begins. On PostgreSQL, the transaction raises `RowLocked` after it has waited `lock_timeout_seconds`
-    for one lock; if they are None, the timeout of the options counts. On both databases, a timeout of 0 means no limit.
+    for one lock; if this is None, the timeout of the options counts. On both databases, a timeout of 0 means no limit.
     """
 
     @property
@@ -234,7 +234,7 @@ class StoreOptions:
       may lose the last turns, but a crash of the process loses none.
     - `key`: 64 hexadecimal digits, with which SQLCipher (the extra `sqlcipher`) encrypts SQLite files.
     - `partitions`: the number of message partitions in a new PostgreSQL database.
-    - `waits_for_server`: if a PostgreSQL server cannot be reached yet, retry for `pool_timeout_seconds`.
+    - `waits_for_server`: True to retry for `pool_timeout_seconds` if a PostgreSQL server cannot be reached yet.
     """
 
     synchronous: Literal["FULL", "NORMAL"] = "FULL"

@@ -179,7 +179,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return [str(row[0]) for row in await self._fetch("facts_of_sessions", wanted)]
 
     async def steps(self, session_id: str) -> list[dict[str, object]]:
-        """Return the tool calls and results of each answer in a session, with its author, `ordinal` and question."""
+        """Return the tool calls and results of each answer, with its author, its `ordinal` and the question's `seq`."""
         rows = await self._driver.fetch(self._sql["steps_of_session"], {"session_id": session_id})
         return [
             {"author": author, "seq": seq, "ordinal": ordinal, "steps": _steps_of(body)}

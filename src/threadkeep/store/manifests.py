@@ -310,7 +310,7 @@ def seqs_of_ids(manifest: Mapping[str, Json]) -> set[int]:
 
 
 def without_ids(manifest: Mapping[str, Json], ids: Mapping[int, str] | None = None) -> dict[str, Json]:
-    """Return a manifest without the ids of transcript messages. Keep an id if `ids` has another one for its `seq`."""
+    """Return a manifest without the ids of transcript messages. If `ids` is given, keep ids that it lacks."""
 
     def shorter(entry: Json) -> Json:
         seq = _seq_of(entry)

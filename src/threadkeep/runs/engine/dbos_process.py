@@ -42,7 +42,7 @@ _OVER = ("SUCCESS", "ERROR", "CANCELLED")
 _VERSION = "2"
 _APPLICATION = "threadkeep"
 _QUEUE = "threadkeep-runs"
-# The queue of runs that may have crashed a process. It executes one at a time, so that a crash shows which run it was.
+# The queue of runs that may have crashed a process. They are executed one at a time, so that a crash shows its cause.
 _ALONE = "threadkeep-alone"
 _THREADS = 16
 # dbos needs a second connection only while it migrates its tables.

@@ -26,7 +26,7 @@ class RunLocks:
         self._sql = load_statements(f"{backend}/runs.sql")
 
     def statements(self, name: Lock, **parameters: object) -> list[Statement]:
-        """Return the statement that takes a lock, in a list. On SQLite, where transactions are serial, it is empty.
+        """Return the statement that takes a lock, in a list. SQLite's transactions are serial, so its list is empty.
 
         `lock_order` locks the order of runs in a session, which need not exist. `lock_tree` locks a tree of runs: then
         no run can be added to it or cancelled in it.
