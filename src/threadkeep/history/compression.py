@@ -64,8 +64,7 @@ class Summarizer(Protocol):
             earlier: the summary of the text before the record. If `task` is `messages`, it is only context and must not
                 be repeated. If `task` is `continuation`, it summarises the earlier parts and must be included
                 completely.
-            task: the content of the record: `messages`; `continuation`, a later part of the messages; or `summaries` to
-                merge.
+            task: the content of the record: `messages`, `continuation` (a later part of them), or `summaries` to merge.
             max_tokens: the approximate maximum length of the summary.
         """
 

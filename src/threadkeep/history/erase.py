@@ -117,8 +117,7 @@ class Eraser:
             done = not any(after.values()) and not remains
             counts = json.dumps({"found": before})
             if done:
-                # Delete the notes of session ids before the overwrite, so that it overwrites them too. Keep the counts
-                # for a retry.
+                # Delete the noted session ids before the overwrite, which must reach them. Keep the counts for a retry.
                 await self.rows.forget_notes(wanted)
                 await state.keep(_SCOPE, subject, counts)
             if not await self.rows.overwrite(vacuum=vacuum):
@@ -313,8 +312,7 @@ class Eraser:
             async for namespace in _namespaces(await self._memory.graph_store())
             if not mine.isdisjoint(namespace) and not any(layout.has(namespace) for layout in layouts)
         ]
-        # The ids of all users are in whole tables, and few persons have namespaces, so read them only for these
-        # persons.
+        # Read all users' ids only here: this reads whole tables, and few persons have namespaces.
         known = {*await self.rows.known(sessions=False)} - mine if naming else set()
         return [namespace for namespace in naming if (not known.isdisjoint(namespace)) == others]
 

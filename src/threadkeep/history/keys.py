@@ -319,8 +319,7 @@ def _text_of(value: object) -> str | None:
     if isinstance(value, float) and math.isfinite(value):
         value = int(value) if value.is_integer() else repr(value)
     if isinstance(value, int) and not isinstance(value, bool):
-        # str() refuses to print the largest numbers. No key has room for numbers beyond the range of floats, so reject
-        # them.
+        # No key has room for a number beyond the range of floats, and str() refuses to print the largest ones.
         return f"{int(value):d}" if value.bit_length() <= 1024 else "9" * (MAX_KEY_CHARACTERS + 1)
     if isinstance(value, str):
         # The beginning of a long text is enough to exceed the limit, because escaping never shortens a text.

@@ -173,7 +173,7 @@ class Manifests:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(next_purge):
                     await self._wake.wait()
-                    # Wait until the turn is written, so that its records do not delay it and are written together.
+                    # Wait a moment: records must not delay the write of their turn, and are written together.
                     await asyncio.sleep(_GATHERING_SECONDS)
             self._wake.clear()
             await self._write_until_done()

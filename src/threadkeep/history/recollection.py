@@ -154,7 +154,7 @@ class WindowReader:
         window = chooser.window(Extent(first_seq, reset_seq=recent.reset_seq, archived_seq=recent.archived_seq))
         known = pages.known
         if recent.revision:
-            # Ranges of superseded messages before the oldest row are not needed, and their number is not limited.
+            # Read no ranges before the oldest row: they are not needed, and there may be very many.
             oldest = rows[-1].seq or 0 if len(rows) == page_rows else 0
             after = max(oldest, first_seq - 1, recent.reset_seq, recent.archived_seq)
             if known is not None:
@@ -221,8 +221,7 @@ class WindowReader:
         if covered + 1 < begin:
             gaps.append(Exclusion(covered + 1, begin - 1, "before_anchor"))
             dropped += begin - 1 - covered
-        # The state of the session was read earlier than the rows, so use the reset position that was read with the
-        # rows.
+        # The state was read before the rows, so use the position of the reset that was read with the rows.
         reset_seq = state.reset_seq if known is None else known.marks.reset_seq
         if known is not None:
             if reset_seq and known.forgotten is None:

@@ -154,8 +154,7 @@ class RetentionOptions:
 class Pruner:
     """A service that applies retention limits; `rules` are the limits for sessions without limits of their own.
 
-    If `session_ids` are given, `plan` and `prune` raise `SessionNotFound` at the first session that the user does not
-    have.
+    If `session_ids` are given, `plan` and `prune` raise `SessionNotFound` at the first that the user does not have.
     """
 
     def __init__(

@@ -338,8 +338,8 @@ class Session:
             raise InvalidInput(f"past is of the type Past or None, not {type(past).__name__}; see `window`.")
         if past.limits.nothing:
             return Recollection(())
-        # A pending message may be stored during the read. Copy the pending messages first, so that it is not in neither
-        # list.
+        # Copy the pending messages before the read: a message that is stored meanwhile is then in both lists. If they
+        # were copied after the read, it could be in neither.
         waiting = list(takewhile(lambda message: message.id != past.before_id, self.waiting()))
         found = Recollection((), failed=True)
         try:
@@ -529,7 +529,7 @@ class Session:
         """Create and return a session with copies of this session's messages: all, or those whose `seq` is up to `at`.
 
         The copies keep their ids and times, and are numbered from 1. Active messages are copied; but if the message
-        `at` is superseded, the copies are those that were active while it was. Title, tags, metadata, the last reset,
+        `at` is superseded, messages that were active until then are copied. Title, tags, metadata, the last reset,
         retention limits, and summaries that cover only copied messages are copied too. Repeating the call with this
         `session_id` changes nothing.
 
@@ -588,8 +588,7 @@ class Session:
     async def delete(self, *, run_id: str | None = None) -> bool:
         """Delete the session with all its messages; return False if it did not exist or belongs to another user.
 
-        If `run_id` is given, and this run is not being executed or its message has already deleted the session, do
-        nothing.
+        If the run `run_id` is not being executed, or its message has already deleted the session, do nothing.
         """
         with contextlib.suppress(SessionDamaged):
             if self.user_id is not None and await self._info() is None:

@@ -77,8 +77,8 @@ class StoredIndexes:
     async def join(self, infos: Mapping[str, SessionInfo], allowed: Mapping[str, int]) -> ConversationIndex:
         """Return one index of several sessions; `allowed` has the number of newest messages to index by session.
 
-        If a session has at least 50 turns and all are allowed, its stored index is used; a missing or outdated one is
-        first built and stored. Damaged sessions are left out.
+        If a session has at least 50 turns and all may be indexed, its stored index is used; a missing or outdated one
+        is first built and stored. Damaged sessions are left out.
         """
         joined = ConversationIndex()
         summaries: Mapping[str, Sequence[Summary]] = {}

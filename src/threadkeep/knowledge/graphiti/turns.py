@@ -134,8 +134,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
     async def make_deliveries(self) -> int:
         """Create the deliveries of the oldest 50 turns, and return the number of these turns; 0 if there are none.
 
-        If too many messages are queued, whole turns are given up: the least urgent kind first, and of it the oldest
-        turn.
+        If too many messages are queued, whole turns are given up: the least urgent kind first, its oldest turn first.
         """
         now = self._clock()
         async with self._driver.reading() as connection:
