@@ -215,9 +215,10 @@ def resolve_key(
     A text from the scope is escaped with `escape_key`. A whole number becomes its digits (12.0 is 12); any other finite
     float is escaped as text. If a path has no value or a value of another type, such as null, true, a list or an
     object, the candidate is rejected as `unresolved_template`. A blank value is rejected as `empty`, or as `empty_part`
-    if the candidate has other parts. `{{thread_id}}` and `{{configurable.thread_id}}` count as missing unless the run
-    is `manual`, because other runs get a new thread id each. Placeholders should be separated by colons, the only
-    character of a key that no value can contain: with `{{a}}-{{b}}`, two pairs of values could have the same key.
+    if the candidate has other parts. A run usually gets a new thread id, so `{{thread_id}}` and
+    `{{configurable.thread_id}}` count as missing; they are used only if `manual` is true. Placeholders should be
+    separated by colons, the only character of a key that no value can contain: with `{{a}}-{{b}}`, two pairs of values
+    could have the same key.
 
     `{{key:dotted.path}}` is a whole external key: any session id without empty parts, which is used unchanged. The
     candidate must contain nothing else.

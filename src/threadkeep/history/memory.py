@@ -70,7 +70,7 @@ class LastWords(Protocol):
         """Store all data that this object has not stored yet."""
 
     async def settle_run(self, run_id: str, *, elsewhere: bool) -> None:
-        """Store the partial answer of a run that has ended; if `elsewhere` is true, discard it."""
+        """Store the partial answer of an ended run; if another process continues it (`elsewhere`), discard it."""
 
 
 class Memory:
@@ -143,7 +143,7 @@ class Memory:
         return await self._conversations.exists()
 
     async def overwrite_graph_store(self, *, vacuum: bool) -> str | None:
-        """Overwrite deleted items in the separate file of a graph store; with `vacuum`, rewrite the file.
+        """Overwrite deleted items in the separate file of a graph store; if `vacuum` is true, rewrite the file.
 
         Return a description of the data that remain, or None if none remain.
         """

@@ -323,7 +323,7 @@ def _is_long(infos: Mapping[str, SessionInfo]) -> bool:
 
 
 def _allowed(infos: Mapping[str, SessionInfo], most: int) -> dict[str, int]:
-    """Return how many of its newest messages each session may index, oldest session first; newest get `most` first."""
+    """Divide `most` among the sessions, newest first; map each (oldest first) to its number of messages to index."""
     allowed: dict[str, int] = {}
     for session_id, info in reversed(list(infos.items())):
         if (count := min(messages_of(info), MOST_TURNS, most)) > 0:

@@ -90,9 +90,9 @@ async def in_time[T](
 class Session:
     """A session with an id; creating the object reads nothing.
 
-    With a `user_id`, only that user's session is visible: in a session of another user, or one without an owner, reads
-    find nothing, and storing or superseding messages raises `WrongUser`. The user of the first turn becomes the owner
-    of the session.
+    If `user_id` is given, only this user's session is visible. If another user or no one owns the session, reads find
+    nothing, and storing or superseding messages raises `WrongUser`. The user of the first turn becomes the owner of the
+    session.
     """
 
     def __init__(

@@ -81,7 +81,7 @@ class SummaryWriter:
         return await self._summaries.claim(self._request.session_id, PURPOSE, self._owner, CLAIM_SECONDS)
 
     async def _due(self, uncovered: Uncovered) -> tuple[int, int]:
-        """Return the due range: the `seq` before it, used if there are no active summaries, and its last `seq`."""
+        """Return the `seq` before the first message to summarise (if no summary is active), and that of the last."""
         session_id = self._request.session_id
         if self._request.upto_seq:
             return self._request.upto_seq, self._request.upto_seq

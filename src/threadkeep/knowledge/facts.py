@@ -149,7 +149,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         Args:
             scope: a session, a workspace or a person; a person has the facts of all merged ids.
             kind: only facts of this kind.
-            key: only values of this key; with `past`, the history of the key.
+            key: only facts of this key; if `past` is true, these are the history of the key.
             text: only facts with this text in key or value, up to 10,000 characters.
             past: include facts that are no longer valid.
             limit: the maximum number of facts, up to 1,000; use `facts_page` for more.
@@ -232,7 +232,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         limit: int = 10,
         embedder: Embedder | None = None,
     ) -> list[Fact]:
-        """Return the facts that are relevant to a query, as `recall` does; sort the `facts` as `valid` does."""
+        """Return the facts relevant to a query, as `recall` does; `facts` must be sorted as `valid` sorts them."""
         check_argument("query", query, str, required=True)
         check_argument("limit", limit, int, required=True)
         check_each("facts", facts, Fact)
@@ -346,8 +346,8 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
     async def take_back(self, fact_id: str, evidence: Evidence | None = None) -> bool:
         """Undo one call of `remember`; return False if the call is undone already, or the fact does not exist.
 
-        `evidence` must be the evidence of that call, if it had any. If no other call has confirmed the value, the value
-        is deleted, and the value before it is valid again. Otherwise the value stays, with one confirmation less.
+        If that call had evidence, pass it as `evidence`. If no other call has confirmed the value, the value is
+        deleted, and the value before it is valid again. Otherwise the value stays, with one confirmation less.
 
         Raises:
             StoreUnavailable: the database does not answer.

@@ -137,10 +137,10 @@ class Promotion:
 def accepted_directives(text: str) -> tuple[list[Promotion], int]:
     """Return a message's directives, such as `preference (user): Keep diffs small`, and how many were rejected.
 
-    The text of a directive follows on the same line, or on the next lines up to a blank one or another directive. If it
-    names no scope, it belongs to the workspace. But if it begins like "I prefer", it belongs to the user, unless it is
-    a decision, procedure or task. A directive is rejected if it looks like a secret, if it is too long, or if 100 were
-    accepted before.
+    The text of a directive follows on the same line, or on the next lines up to a blank one or another directive. If a
+    directive names no scope, it belongs to the workspace. But if it begins like "I prefer", it belongs to the user,
+    unless it is a decision, procedure or task. A directive is rejected if it looks like a secret, if it is too long, or
+    if 100 were accepted before.
     """
     found: list[Promotion] = []
     refused = 0

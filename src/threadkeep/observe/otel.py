@@ -20,7 +20,7 @@ _FAILED = frozenset({"failed", "error", "conflict"})
 
 
 class OtelObserver:
-    """An observer that makes a span when a run, a turn, or a read or write of the memory has ended.
+    """An observer that makes a span at the end of each run, turn, and read or write of the memory.
 
     The span has the start time of the work, and its parent is the current span of the task that did the work. Without
     OpenTelemetry's SDK, the observer does nothing.

@@ -79,7 +79,7 @@ class GraphitiClient(Protocol):
         """Send messages in order, and return the number of messages that were sent.
 
         A client that sends one request per message calls `may_continue` before each request after the first, and stops
-        if it returns False. The server stores messages later and may lose them; use `episodes` to verify.
+        when the result is False. The server stores messages later and may lose them; use `episodes` to verify.
         """
 
     async def episodes(self, group_id: str, last: int) -> list[SeenEpisode]:
@@ -176,8 +176,7 @@ class Breaker:
         """
         if not self.is_open:
             return True
-        # If the clock was set back, the time since the failure is negative and the pause might never end: allow the
-        # call.
+        # If the clock was set back, the time since the failure is negative. The pause might not end, so allow a call.
         if self._probing or 0 <= self._clock() - self._failed_at < self._pause:
             return False
         self._probing = True

@@ -189,7 +189,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         self._count_dead(len(numbers), reason)
 
     async def give_up_open(self, reason: DeadReason, group_id: str | None = None, *, queued_only: bool = False) -> int:
-        """Give up messages that are queued or (if not `queued_only`) unconfirmed, in one or all groups; count them."""
+        """Give up queued and (unless `queued_only` is true) unconfirmed messages of one or all groups; count them."""
         row = {"group_id": group_id, "reason": reason, "queued_only": queued_only, "now": self._now()}
         return self._count_dead(await self._execute("give_up_open", row), reason)
 
@@ -235,7 +235,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return self._found(number, await self._execute("retry", {"number": number}))
 
     async def drop(self, number: int | None = None, status: DeliveryStatus | None = None) -> int:
-        """Permanently drop queued or dead messages, of this number or status if given; return how many were dropped.
+        """Permanently drop queued or dead messages: one by `number`, all of a `status`, or all. Return how many.
 
         Raises:
             KnowledgeNotFound: no queued or dead message has this number.

@@ -214,7 +214,7 @@ class Graphiti:
         return count
 
     async def drop(self, number: int | None = None, *, status: DeliveryStatus | None = None) -> int:
-        """Permanently drop queued or dead messages, of this number or status if given; return how many were dropped.
+        """Permanently drop queued or dead messages: one by `number`, all of a `status`, or all. Return how many.
 
         Raises:
             KnowledgeNotFound: no queued or dead message has this number.
@@ -397,7 +397,7 @@ class Graphiti:
             self._worker.wake()
 
     async def deliver(self) -> None:
-        """Deliver all messages that are due now. A memory with `background` does this by itself."""
+        """Deliver all messages that are due now. A memory with background tasks does this by itself."""
         await self._delivery_worker().deliver_due(wait=True)
 
     @asynccontextmanager
