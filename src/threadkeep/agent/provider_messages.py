@@ -97,10 +97,11 @@ class Repaired:
 
 
 def repair(messages: Sequence[BaseMessage]) -> Repaired:
-    """Return the messages in a form in which each tool call is followed by its result, and no text is empty.
+    """Return the messages in a form that providers accept: each tool call is followed by its result.
 
-    A call without a result gets the result `NO_RESULT`. Calls that are invalid or have no id, results without a call,
-    repeated results and answers, empty text blocks, and empty messages except the newest user message are removed.
+    A call without a result gets the result `NO_RESULT`. Removed are: calls that are invalid or have no id; results
+    without a call or repeated; copies of answers (`REPEATS`); empty text blocks; empty user messages except the newest;
+    and assistant messages that are empty or contain only reasoning.
     """
     calls, reasons = _calls_of(messages)
     asked = [message for message in messages if isinstance(message, HumanMessage)]
@@ -123,7 +124,7 @@ def repair(messages: Sequence[BaseMessage]) -> Repaired:
 
 
 def _calls_of(messages: Sequence[BaseMessage]) -> tuple[dict[int, _Calls], dict[int, ExclusionReason]]:
-    """Return, by index, each assistant message with its calls' results, and the reason for each dropped result."""
+    """Return each assistant message with its calls' results, and the reason for each dropped result, both by index."""
     calls: dict[int, _Calls] = {}
     open_calls: dict[str, _Calls] = {}
     reasons: dict[int, ExclusionReason] = {}
@@ -302,7 +303,7 @@ def first_since(forgotten: Collection[str], before: Sequence[BaseMessage]) -> in
 
 
 def _steps(messages: Sequence[BaseMessage], indexes: range) -> list[int]:
-    """Return the indexes of tool calls and results among `indexes`, up to the first question or answer."""
+    """Return the indexes of the tool calls and results in the range `indexes`, up to the first question or answer."""
     found: list[int] = []
     for index in indexes:
         message = messages[index]

@@ -57,7 +57,7 @@ def questions_back(messages: Sequence[BaseMessage]) -> Iterator[list[BaseMessage
 
 
 def steps_begin(messages: Sequence[BaseMessage], said_ids: Container[str | None]) -> int:
-    """Return the index of the turn's first step in messages without the question.
+    """Return the index of the turn's first step in `messages`, from which the question is missing.
 
     Steps are tool calls and results, replies of the model (`said_ids`), and human messages that tools added.
     """
@@ -103,7 +103,7 @@ class SentHistory:
 
 
 def sent_by_caller(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
-    """Return the agent's messages that the caller of the root run sent, without messages from a checkpoint.
+    """Return those of the agent's messages that the caller of the root run sent, not those from a checkpoint.
 
     If all sent messages have ids, find them by id, because a checkpointer keeps a repeated message at its old position.
     Otherwise, return as many of the last messages as the caller sent.
@@ -175,7 +175,7 @@ async def compare_history(
 def _stored_turn(
     sent: Sequence[BaseMessage], question: Sequence[BaseMessage], rows: Sequence[Message], digest: Digest | None
 ) -> SentHistory | None:
-    """If the transcript has the question and a message that was sent after it, return the stored turn, else None."""
+    """Return the stored turn if the transcript has the question and a message that was sent after it, else None."""
     found = known_messages(sent, rows, digest, by_position=False).rows
     known = {index: row for index, row in found.items() if row.superseded_at is None}
     asked = [index for index, message in enumerate(sent) if any(message is one for one in question)]
@@ -197,7 +197,7 @@ type _Pair = tuple[int, int]
 
 @dataclass
 class KnownMessages:
-    """Known messages (`rows` maps their indexes to their rows), and the indexes of `changed` human messages."""
+    """Known messages: `rows` maps their indexes to their rows. `changed` are the indexes of changed human messages."""
 
     rows: dict[int, Message] = field(default_factory=dict)
     changed: list[int] = field(default_factory=list)
@@ -213,10 +213,10 @@ def known_messages(
 ) -> KnownMessages:
     """Find the row of each message among the newest `rows` of a transcript; both sequences are in order.
 
-    A message is known if a row has its id, or has its text at a matching position. If middleware changed the text, the
-    row's digest of the received text is compared. Other human messages count as changed, except those before the first
-    row, which are older or come from the graph's code. With `by_position`, an answer at the position of a stored answer
-    is known, because clients may change the text. If no message is known, no message counts as changed.
+    A message is known if a row has its id, or if a row at a matching position has its text (or, if middleware changed
+    the text, the digest of the received text). Other human messages count as changed, except those before the first
+    row, which are older or come from the graph's code. If `by_position` is True, an answer at the position of a stored
+    answer is known, because clients may change the text. If no message is known, none counts as changed.
     """
     sent = _sent(messages, rows, digest)
     pairs = _aligned(sent, rows)
@@ -241,7 +241,7 @@ def known_messages(
 
 
 def _rows_between(gap: Sequence[_Sent], rows: Sequence[Message], beside: range) -> Sequence[Message]:
-    """Return the rows that correspond to the messages in a gap between known ones; `beside` is the range of its rows.
+    """Return rows for the messages in `gap`, which are between known messages. `beside` is the range of rows there.
 
     If there are as many rows as messages, each message gets the row at its position. Otherwise, only answers directly
     after a known message get rows, because clients join, split and omit answers.
@@ -259,9 +259,9 @@ def known_beginning(
 ) -> list[Message]:
     """Return the rows of the first messages of a question that are already stored. The last message is always new.
 
-    `rows` are the rows after the last known message before the question. The question is compared with the human
-    messages in these rows. If no message before the question is known (`whole`), `rows` are all rows that were read.
-    Then, unless the question equals all their human messages, it is compared only with those after the last answer.
+    The question is compared with the human messages in `rows`, which are the rows after the last known message before
+    the question. If there is no such message (`whole` is True), `rows` are all rows that were read. Then, the question
+    is compared with all their human messages only if it equals these, otherwise with those after the last answer.
     """
     told = _sent(question[:-1], rows, digest)
     asked = [row for row in rows if row.role == "user"]
@@ -279,7 +279,7 @@ def known_beginning(
 def in_order(messages: Sequence[BaseMessage], known: Mapping[int, Message]) -> list[BaseMessage]:
     """Return the messages; replace known messages with their stored form.
 
-    If the transcript has a known message after a message that follows it here, the known message is removed.
+    A known message is removed if, in the transcript, it comes after a message that follows it here.
     """
     found: list[BaseMessage] = []
     before = None
@@ -296,7 +296,7 @@ def in_order(messages: Sequence[BaseMessage], known: Mapping[int, Message]) -> l
 
 @dataclass(frozen=True)
 class _Sent:
-    """A message that a client sent, with the values to compare; `row_id` is the message's id if a row has it."""
+    """A message that a client sent, with the values to compare. If a row has the message's id, `row_id` is this id."""
 
     index: int
     role: Role | None

@@ -28,9 +28,9 @@ _PATIENCE_SECONDS = 3.0
 _DAY_TOKENS = 11
 """The tokens of the line above the turns of a day."""
 _OTHER_COUNTS = 16
-"""If the model's counter differs from the counter of stored messages, search for 1/16 more tokens than `room`."""
+"""If the model's counter is not that of the stored messages, the token limit of a search is 1/16 above `room`."""
 _UNUSED, _MARGIN = 0.04, 0.01
-"""If a larger share than `_UNUSED` of the section's tokens stays unused, select again, leaving `_MARGIN` free."""
+"""If a share of more than `_UNUSED` of a section's tokens stays unused, select again, and leave `_MARGIN` free."""
 
 
 class RecalledTurns:
@@ -110,7 +110,7 @@ def _room_of(memory: Memory, request: ExtraRequest, room: int) -> int:
 
 
 def _without_copies(found: Sequence[FoundTurn], request: ExtraRequest) -> list[FoundTurn]:
-    """Leave out turns whose message is in the prompt or was found before: copies in other sessions have the same id."""
+    """Leave out turns whose message is in the prompt or was found before; a copy in another session has the same id."""
     seen = set(request.known_ids)
     first: list[FoundTurn] = []
     for turn in found:

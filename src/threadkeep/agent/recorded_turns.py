@@ -112,7 +112,7 @@ class GraphTurns:
 
 
 class GraphTurn:
-    """A call of a recorded graph: it owns a turn (`owner`), is part of another call's turn (`guest`), or has none."""
+    """A call of a recorded graph: it has its own turn (role `owner`), joins another's turn (`guest`), or neither."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class GraphTurn:
         self.given = _with_messages(self.given, [*earlier, *given])
 
     async def without_outdated(self, state: State) -> None:
-        """Make the input remove messages in the checkpointer's state that are superseded or precede a reset."""
+        """Make the graph's input remove those messages of the saved state that are superseded or precede a reset."""
         turn, saved = self.part.turn, state.get("messages", ())
         if turn is None or self.ended is not None or not saved or not self._messages:
             return
@@ -212,7 +212,7 @@ class GraphTurn:
         return {**values, "messages": whole, **restored_values(end.values, classes)}
 
     async def end(self, state: object) -> AIMessage | None:
-        """Store the turn's end, and the answer unless an agent did. Return the answer stored instead, if any."""
+        """Store the turn's end and, unless an agent has stored it, the answer. Return an answer stored instead."""
         if self.ended is not None or self.part.silent:
             return None
         if not isinstance(state, Mapping) or not state.get("messages"):

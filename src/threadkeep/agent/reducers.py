@@ -129,7 +129,7 @@ class BoundedMessages:
         ]
 
     def trim_report(self, left: Messages | None = None, right: Messages | None = None) -> TrimReport:
-        """Return the report that merging `right` into `left` would give; without arguments, the last merge's report."""
+        """Return the report of merging `right` into `left`. Without arguments, return the report of the last merge."""
         if left is None and right is None:
             return self._last
         return self._bound(_added(left or [], right or [])).report

@@ -62,13 +62,16 @@ class RootRun:
 
     LangGraph gives all nodes and nested graphs of one call the same `Runtime.control` object. The input of an agent
     decides whether the agent takes part in the turn. The LangGraph thread id, which nested agents inherit, and the
-    checkpoint namespace do not show this. `question` are the messages that began the turn; `sent` are all messages that
-    the caller sent with them. `turn` is the turn of the agent that stored the question. A `recorded` run holds its
-    session until the graph ends; any other run holds it until an agent's answer is stored.
+    checkpoint namespace do not show this.
 
-    `answers` are the complete answers of all speakers, in order; the `name` of an answer is its author. The answers of
-    each author have numbers from 1. A call claims its number before it answers; if an answer with this author and
-    number is stored already, this answer is used.
+    - `question`: the messages that began the turn.
+    - `sent`: all messages that the caller sent with the question.
+    - `turn`: the turn of the agent that stored the question.
+    - `recorded`: True if the run holds its session until the graph ends, otherwise until an agent's answer is stored.
+    - `answers`: the complete answers of all speakers, in order; the `name` of an answer is its author.
+
+    The answers of each author have numbers from 1. A call claims its number before it answers. If an answer with this
+    author and number is stored already, this answer is used.
     """
 
     control: object
@@ -149,10 +152,9 @@ class RootRun:
         return len(sent) > 1 and [text_of(message) for message in messages[: len(sent)]] == sent
 
     def with_question(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages without copies of the question; if only a copy is there, it stays and gets the stored id.
+        """Return the messages without copies of the question. A copy that replaces the question gets the stored id.
 
-        A message with the question's text that precedes an answer of an earlier turn is an earlier question, not a
-        copy.
+        A message with the same text before an answer of an earlier turn is an earlier question, not a copy.
         """
         by_text = {text_of(message): id_of(message) for message in self.question}
         ids = {id_of(message) for message in self.question}
@@ -195,7 +197,7 @@ class RootRun:
         return [*messages[:end], *missing, *messages[end:]]
 
     def begin_attempt(self) -> bool:
-        """Return True if LangGraph repeats a node around this code. Release the numbers of its earlier attempts."""
+        """Return True if LangGraph repeats a node around this code. Free the numbers of its earlier attempts."""
         attempts = {namespace: attempt.run_id for namespace, attempt in root_callbacks.attempts.get().items()}
         if not attempts:
             return False
@@ -225,7 +227,7 @@ class RootRun:
         self._claims.get(author, {}).pop(call, None)
 
     def reclaim(self, author: str | None, call: Hashable, number: int) -> int:
-        """Return the number of a call that continues after `release`: `number`, or a new one if another call has it."""
+        """Claim a number for a call that continues after `release`: `number` or, if another call has it, a new one."""
         claims = self._claims.setdefault(author, {})
         if call not in claims and number not in claims.values():
             claims[call] = number
@@ -369,7 +371,7 @@ class SessionOrder:
                 self.hand_on(holder)
 
     def hand_on(self, run: RootRun) -> None:
-        """If this run holds its session, give the session to the next root run. Any OS thread may call this."""
+        """Give the session to the next root run if this run holds the session. Any OS thread may call this."""
         session_id = run.session_id
         with self._lock:
             if self._holders.get(session_id) is not run:

@@ -117,9 +117,9 @@ def _shortened_calls(message: AIMessage, tokens: int, counter: TokenCounter) -> 
 
 
 def _with_short_calls(message: AIMessage, most: int) -> AIMessage:
-    """Return a copy in which each argument and text has at most `most` characters and a mark of the cut; all keys stay.
+    """Return a copy in which each argument and text has at most `most` characters, with a mark of the cut.
 
-    An argument that is not a text is cut in its JSON form.
+    No key is removed. An argument that is not a string is cut in its JSON form.
     """
     calls = [
         ToolCall(
@@ -142,7 +142,7 @@ def _with_short_calls(message: AIMessage, most: int) -> AIMessage:
 
 
 def _short_block(block: Block, most: int, arguments: Mapping[str, Mapping[str, object]]) -> object:
-    """Return a block of a message with its text cut; if it repeats a tool call, with the call's cut `arguments`."""
+    """Return a block with its text cut. If the block repeats a tool call, it gets the call's cut `arguments`."""
     if isinstance(block, str):
         return _short(block, most)
     if is_text(block):

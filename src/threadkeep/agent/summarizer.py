@@ -76,10 +76,13 @@ class ModelSummarizer:
     ) -> None:
         """Create a summarizer.
 
-        `input_tokens` is the maximum number of tokens of the record in one call. The default is a third of the context
-        window, but at most 24,000, because models read long records less carefully. `context_window` is the model's
-        context window in tokens; by default it comes from the model's profile or name. `timeout_seconds` limits a model
-        call. `instructions` is the system message.
+        Args:
+            model: the chat model.
+            input_tokens: the maximum number of tokens of the record in one call. The default is a third of the context
+                window, but at most 24,000, because models read long records less carefully.
+            context_window: the model's context window in tokens; by default it comes from the model's profile or name.
+            timeout_seconds: the maximum number of seconds of a model call.
+            instructions: the system message.
 
         Raises:
             InvalidInput: `input_tokens` or `timeout_seconds` is not above zero.

@@ -39,12 +39,13 @@ from threadkeep.store.manifests import NotedManifest
 class TurnContext:
     """The contexts of one turn's model calls, and the calls' manifests. The last manifest is stored with the answer.
 
-    `question_id` is the id with which the newest message of the question is stored; it identifies the turn.
-    `question_seq` is the `seq` of this message, if it is known, and `questions` is the number of messages of the
-    question. `question_as_stored` is False if the question's text may differ from the stored text. `sent_rows` are the
-    stored rows that were compared with the history that a client sent. `ordinal` is the number of the answer among the
-    answers of its `author` in the run, from 1. Without a `run_id`, the turn has the run id of the stored question, or
-    else a new id.
+    - `question_id`: the id with which the newest message of the question is stored; it identifies the turn.
+    - `question_seq`: the `seq` of this message, if it is known.
+    - `questions`: the number of messages of the question.
+    - `question_as_stored`: False if the question's text may differ from the stored text.
+    - `sent_rows`: the stored rows that were compared with the history that a client sent.
+    - `ordinal`: the number of the answer among the answers of its `author` in the run, from 1.
+    - `run_id`: by default, the run id of the stored question, or else a new id.
     """
 
     def __init__(
@@ -165,7 +166,7 @@ class TurnContext:
     def report(self, reply: AIMessage | None) -> None:
         """Add the provider's reported usage to the last call's manifest, and correct the token counter with the usage.
 
-        The manifest is stored with the answer; but if the reply is missing or calls tools, or if a workflow run
+        Usually, the manifest is stored with the answer. If the reply is missing or calls tools, or if a workflow run
         executes the turn (`RunHold`), `keep` is called now.
         """
         reported = usage_of(reply)
@@ -179,7 +180,7 @@ class TurnContext:
             self.keep()
 
     def keep(self) -> None:
-        """Queue the last call's manifest; if the transaction that ends the run stores the answer, add it there."""
+        """Queue the last call's manifest, or add it to the transaction that ends the run if this stores the answer."""
         if self._open is None or (entry := self._entry()) is None:
             return
         if self._hold is not None and self._hold.joins is not None and self._hold.joins == entry.session_id:
@@ -254,7 +255,7 @@ class TurnContext:
             )
 
     async def as_stored(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages, with the stored form of each message before the question that the transcript has."""
+        """Return the messages; replace each message before the question with its stored form, if there is one."""
         start = self._start(messages)
         if start == 0:
             return [*messages]
@@ -268,7 +269,7 @@ class TurnContext:
     async def _of_later_turns(self, messages: Sequence[BaseMessage]) -> set[str | None]:
         """Return the ids of messages of later turns, which follow a repeated question in a checkpointed state.
 
-        Messages after the last one that another run stored belong to this run, except steps of a later question.
+        Messages behind the last message of another run belong to this run, unless they are steps of a later question.
         """
         begin, end = self._end(messages) if self.question_seq else len(messages), len(messages)
         with contextlib.suppress(StoreError, TimeoutError):

@@ -52,30 +52,32 @@ class TurnLearning(Protocol):
 class TurnOptions:
     """Options for reading and writing the session in a turn.
 
-    `max_messages` limits the messages of earlier turns; `max_tokens` limits the whole model call, including the system
-    message and this turn's tool calls, counted by `counter`. If either is 0, earlier turns are left out; None means no
-    such limit. A further limit is the model's context window minus the tokens of the reply (`max_output_tokens`) and of
-    the tools. `context_window` overrides the window that the model's profile or name determines. The default counter is
-    the best one for the model.
+    - `max_messages`: the maximum number of messages of earlier turns.
+    - `max_tokens`: the maximum number of tokens of a model call, including the system message and this turn's tool
+      calls.
+    - `counter`: the counter of tokens; by default, the best one for the model.
+    - `context_window`: the model's context window in tokens; by default, it comes from the model's profile or name.
+    - `max_output_tokens`: the maximum number of tokens of the reply.
+    - `plan`: the layout of the sections.
+    - `sources`: find texts that are relevant to an input, such as older turns.
+    - `compression`: turns older messages into summaries.
+    - `tool_memory`: the number of earlier turns of which an agent with tools sees the tool calls and results, within
+      their share of the plan; 0 means none.
+    - `learning`: proposes facts from human messages in the background after a turn.
+    - `session_id`, `user_id`: functions of a run's config, or of the config and LangGraph's runtime.
+    - `keep_originals`: True to store the full LangChain message beside its text.
+    - `answers`: False to store only the question, because the model's reply is an intermediate step.
+    - `scope`: the conversation of the agent: the session's turn (`turn`), a conversation of its own (`own`), or `none`.
+    - `question_text`: the stored text of a question: the text after other middleware (`"sent"`, so that redaction
+      applies), or the text of the caller (`"received"`, if middleware adds to it).
+    - `ordered`: True to execute the turns of a session one after the other in this process.
 
-    By default (`auto`), `max_tokens` is what the model's window allows, or 4,000 if the window is unknown, and
-    `max_messages` is 20, or no limit if `max_tokens` is given.
+    If `max_messages` or `max_tokens` is 0, earlier turns are left out; None means no such limit. A further limit is the
+    context window minus the tokens of the reply and of the tools. By default (`auto`), `max_tokens` is what the window
+    allows, or 4,000 if the window is unknown, and `max_messages` is 20, or no limit if `max_tokens` is given.
 
-    `plan` is the layout of the sections. `sources` find texts that are relevant to an input, such as older turns. With
-    `compression`, older messages become summaries. `tool_memory` is the number of earlier turns of which an agent with
-    tools sees the tool calls and results, within their share of the plan; 0 means none. With `learning`, facts are
-    proposed from human messages in the background after a turn.
-
-    `session_id` and `user_id` are functions of a run's config, or of the config and LangGraph's runtime. By default,
-    the session is `configurable["thread_id"]` and the user is `configurable["user_id"]`. If they are missing, the run's
-    context is used: its `session_id` or `thread_id`, and its `user_id`. `keep_originals` stores the full LangChain
-    message beside its text. If `answers` is False, only the question is stored, because the model's reply is an
-    intermediate step.
-
-    `scope` is the conversation of the agent: the session's turn (`turn`), a conversation of its own (`own`), or `none`.
-    `question_text` selects the stored text of a question: the text after other middleware (`"sent"`, so that redaction
-    applies), or the text of the caller (`"received"`, if middleware adds to it). With `ordered`, the turns of a session
-    are executed one after the other in this process.
+    By default, the session is `configurable["thread_id"]` and the user is `configurable["user_id"]`. If they are
+    missing, the run's context is used: its `session_id` or `thread_id`, and its `user_id`.
     """
 
     max_messages: Limit = "auto"
@@ -155,7 +157,7 @@ def call_id_function(function: IdOf, config: RunnableConfig, runtime: Runtime[An
 
 
 def _takes_two(function: IdOf) -> bool:
-    """Return True if a function takes a second argument; one with a default counts only if named `runtime`."""
+    """Return True if a function takes a second argument. If this has a default, its name must be `runtime`."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # some functions in C have no signature

@@ -93,7 +93,7 @@ class OpenTurn(TurnContext):
         if waiting:
             self._repeated = True
             if question[:-1]:
-                # Store the question's earlier messages too: only its newest message is known to be pending or stored.
+                # Only the newest message of the question is known to be pending or stored, so store the others too.
                 await self._memory.finish(self._record, question[:-1])
         else:
             if EDITS in self.question[-1].response_metadata:
@@ -113,7 +113,7 @@ class OpenTurn(TurnContext):
         return [m for m in self.session.waiting() if self.question_id in (m.id, m.answers)]
 
     async def _question_rows(self, metadata: Mapping[str, Json], received: Sequence[BaseMessage]) -> list[Message]:
-        """Return the rows of the question. A row whose text middleware changed has the digest of the received text."""
+        """Return the question's rows. If middleware changed a text, its row has the digest of the text as received."""
         rows = [self._stored(message, "complete", metadata=metadata) for message in self.question]
         texts = dict(enumerate(map(transcript_text, received)))
         changed = [index for index, row in enumerate(rows) if texts.get(index, row.content) != row.content]
@@ -123,7 +123,7 @@ class OpenTurn(TurnContext):
         return rows
 
     async def _edit(self, question: Message) -> None:
-        """If the caller marked the question as a new version, supersede the old version and the messages after it."""
+        """Supersede the old version and all later messages, if the caller marked the question as a new version."""
         edited = self.question[-1].response_metadata.get(EDITS)
         if not isinstance(edited, str) or question.id is None or not question.content:
             return
@@ -172,7 +172,7 @@ class OpenTurn(TurnContext):
             return None
 
     def join(self, first: OpenTurn) -> None:
-        """Take part in a turn whose question another agent of the run has stored (`first`)."""
+        """Take part in the turn of another agent of the run, `first`, which has already stored the question."""
         self.run_id, self._run_is_known = first.run_id, first._run_is_known
         self.earlier, self._repeated = first.earlier, first._repeated
         self._known_question_id, self._forgotten = first._known_question_id, first._forgotten
@@ -208,14 +208,15 @@ class OpenTurn(TurnContext):
         self.question_as_stored = False
         await self._read_stored()
         if self._known_question_id is None and await in_time(self.session, self.session.count()) == 0:
-            # The session is empty, so the question was deleted with it; because of this id, its answer is not stored.
+            # The session is empty, so the question was deleted with it. Give the answer this id, so that it is not
+            # stored.
             self._known_question_id = self.question_id
 
     async def close(self, answer: BaseMessage | str, status: Status = "complete") -> AIMessage | None:
         """Store the speaker's answer unless it is empty, even if the caller is cancelled meanwhile.
 
-        Return the answer of another process if it was stored first, or this answer with a new id if another message of
-        the session has its id. Otherwise return None.
+        If another process stored its answer first, return that answer. If another message of the session has the id of
+        this answer, return this answer with a new id. Otherwise return None.
 
         Raises:
             TurnInMemoryOnly: neither the database nor the disk accepts the answer; a repeated question gets it later.

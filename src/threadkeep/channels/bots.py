@@ -118,7 +118,7 @@ class SenderRates:
         self._seen: dict[str, dict[str | None, float]] = {}
 
     def count(self, sender: str, message_id: str) -> Rate:
-        """Count a message. Return whether it is within the limit, the first message beyond it, or a later one."""
+        """Count a message. Return `within`, `first_beyond` (it is the first message beyond the limit) or `beyond`."""
         if not self._per_minute:
             return "within"
         now = self._clock()
@@ -218,7 +218,7 @@ def is_answered_by_text(run: Run) -> bool:
 
 
 async def question_for(memory: Memory, runs: RunService, bot: Bot, message: IncomingMessage) -> Run | None:
-    """Return the run whose question a message answers; if it answers none and must start a new run, return None.
+    """Return the run whose question a message answers. If it answers no question, so that it starts a run, return None.
 
     Only the sender's newest run in the conversation counts. Its question must have been sent, and a text must be able
     to answer it.
@@ -231,7 +231,7 @@ async def question_for(memory: Memory, runs: RunService, bot: Bot, message: Inco
     if run.trigger != "webhook" or run.newest_message_id is None:
         return None  # the question was not shown in this chat
     sent = await memory.channels.outbox.find(bot.name, message.session_id or "", run.newest_message_id)
-    # If there is no entry, the question was sent, and the entry deleted later. After an attempt, it may have arrived.
+    # A missing entry was deleted after the question was sent. After a failed attempt, the question may have arrived.
     is_sent = sent is None or sent.status == "delivered" or (sent.status == "ready" and sent.tries > 0)
     return run if is_sent else None
 

@@ -37,11 +37,11 @@ class Callback:
     body: bytes = field(default=b"", repr=False)
 
     def header(self, name: str) -> str:
-        """Return the header with a case-insensitive name, or an empty text if it is missing."""
+        """Return the header with a case-insensitive name, or an empty string if it is missing."""
         return next((value for key, value in self.headers.items() if key.lower() == name.lower()), "")
 
     def parameter(self, name: str) -> str:
-        """Return a query parameter, decoded once, or an empty text if it is missing.
+        """Return a query parameter, decoded once, or an empty string if it is missing.
 
         A `+` stays a `+`, because the values of WeCom are base64, and some servers send them unencoded.
         """
@@ -72,11 +72,14 @@ class Sender:
 class IncomingMessage:
     """A message of a chat.
 
-    `message_id` is the same each time that the platform sends the message. `results` has the fields for a workflow's
-    templates. `reply_to` is the answer's address, as JSON that the outbox stores; it may contain secrets. `sent_at` is
-    the platform's time, None if unknown. `quoted_text`, the text that the message replies to, is not part of the
-    transcript. A `private` chat has one person. A message with `wants_answer` False is stored but starts no run.
-    `album` is the id of the album that the message is part of, empty if there is none.
+    - `message_id`: stays the same if the platform sends the message again.
+    - `results`: the fields for a workflow's templates.
+    - `reply_to`: the address of the answer, as JSON that the outbox stores; it may contain secrets.
+    - `sent_at`: the platform's time; None if it is unknown.
+    - `quoted_text`: the text to which the message replies; it is not part of the transcript.
+    - `private`: True if the chat has only one person.
+    - `wants_answer`: False if the message is stored, but starts no run.
+    - `album`: the id of the album that the message is part of; empty if there is none.
     """
 
     message_id: str
@@ -278,7 +281,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Sent:
-    """An outcome of sending: the part has arrived. If `is_all` is True, the platform accepts no other part."""
+    """An outcome of sending: the part has arrived. If `is_all` is True, the platform accepts no further part."""
 
     is_all: bool = False
 
@@ -353,7 +356,7 @@ def list_in(fields: Mapping[str, Json], name: str) -> Sequence[Json]:
 
 
 def text_in(fields: Mapping[str, Json], name: str) -> str:
-    """Return the text in a field, or an empty text if the field is missing or has another type."""
+    """Return the text in a field, or an empty string if the field is missing or has another type."""
     value = fields.get(name)
     return value if isinstance(value, str) else ""
 
@@ -365,7 +368,7 @@ def number_in(fields: Mapping[str, Json], name: str) -> int | None:
 
 
 def id_in(fields: Mapping[str, Json], name: str) -> str:
-    """Return the integer or the text of at most 256 printable characters in a field as text, or else an empty text."""
+    """Return the integer or text in a field as a string; an empty string if it is unprintable or longer than 256."""
     number = number_in(fields, name)
     text = text_in(fields, name) if number is None else str(number)
     return text if text.isprintable() and len(text) <= 256 else ""

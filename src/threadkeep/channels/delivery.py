@@ -216,7 +216,7 @@ async def note_failure(memory: Memory, bot: Bot, failed: AnswerFailed) -> None:
 
 
 async def answer_text(memory: Memory, bot: Bot, message: Outgoing) -> str:
-    """Return the text to send for a message, or an empty text if the message gets no answer of its own."""
+    """Return the text to send for a message, or an empty string if the message gets no answer of its own."""
     if message.run_id is None:
         return message.content or ""
     run = await memory.runs.run(message.run_id)
@@ -254,7 +254,7 @@ def notify_sent(
 
 
 def _answer_to(message: Outgoing, result: RunResult, bot: Bot) -> str:
-    """Return the answer to a message, or an empty text if it gets none: only the newest message of a run gets one."""
+    """Return the answer to a message. Only the newest message of a run gets one; for others, return an empty string."""
     if result.run.inputs and result.run.newest_message_id != message.message_id:
         return ""
     match result.status:

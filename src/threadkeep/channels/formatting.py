@@ -66,7 +66,7 @@ def _fitting(text: str, limit: int, size: Size) -> int:
 
 
 def _cut(text: str, fits: int, avoid: Callable[[str, int], bool] | None = None) -> tuple[int, int] | None:
-    """Return the end of a part and the start of the next one, or None if there is no cut that `avoid` permits."""
+    """Return the end of a part and the start of the next one; None if `avoid` returns True for each possible cut."""
     for pattern in _CUTS:
         found = [match.span() for match in pattern.finditer(text, max(1, fits // 2), fits + 1) if match.start() <= fits]
         for span in reversed(found):
@@ -112,7 +112,7 @@ def _balanced(parts: tuple[str, ...]) -> Iterator[str]:
 
 
 def _open_fence(part: str, opening: str) -> str:
-    """Return the opening line of the code block that is open at the end of a part; an empty text if none is open."""
+    """Return the first line of the code block that is open at the end of a part; an empty string if none is open."""
     for line in part.split("\n"):
         fence = _FENCE.fullmatch(line)
         if fence is None:

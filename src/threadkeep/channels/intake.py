@@ -204,19 +204,19 @@ class Intake:
         self.notify(bot, "taken" if is_new else "repeated", session_id=session_id)
 
     async def _has_caption(self, bot: Bot, message: IncomingMessage) -> bool:
-        """Return whether another picture of the album had a caption. The caption gets its own answer."""
+        """Return True if another picture of the album had a caption. The caption gets its own answer."""
         state = self._memory.channels.state
         return bool(message.album) and await state.value(bot.channel.scope, _album_name(message)) is not None
 
     async def _drop_of_album(self, bot: Bot, message: IncomingMessage) -> None:
-        """Drop the answer to an album's pictures without a caption, unless this answer was sent."""
+        """Drop the unsent answer to an album's pictures that have no caption, because a caption has arrived."""
         message_id = f"{bot.channel.scope}:{_album_name(message)}"
         answer = await self._outbox.find(bot.name, message.session_id or "", message_id)
         if answer is not None:
             await self._outbox.drop(answer.number)
 
     async def _is_within_rate(self, bot: Bot, message: IncomingMessage) -> bool:
-        """Count a message; return True if it is within the limit. Answer the first one beyond it with `too_many`."""
+        """Count a message; return True if it is within the limit. The first message beyond it gets `too_many`."""
         sender = message.sender.id if message.sender else message.session_id or ""
         rate = bot.rates.count(sender, message.message_id)
         if rate == "first_beyond":
@@ -256,7 +256,7 @@ class Intake:
         try:
             await runs.resume(run.run_id, message.text, user_id=message.user_id, message_id=message.message_id)
         except (InvalidInput, RunNotFound):
-            # Another delivery of the message or another person already answered the question: start a run instead.
+            # Another delivery of the message, or another person, has answered the question, so start a run instead.
             return await self._answer(bot, message, started) or added
         self.in_background(self._until_ready(bot, (message, run.run_id)))
         return added
@@ -343,7 +343,7 @@ class Intake:
         self, bot: Bot, message: IncomingMessage, content: str | None, *, waits: bool = True
     ) -> bool:
         """Add an outbox entry for the answer to a message; return False if the outbox has one already."""
-        # WeCom itself fetches the answers of an AI bot without a connection, so send them only after it has stopped.
+        # WeCom itself fetches the answers of an AI bot without a connection; send them only when it fetches no more.
         channel = bot.channel
         is_fetched = isinstance(channel, WeComAIBotChannel) and not channel.options.connection
         after = STREAM_TIME if is_fetched else _ALBUM_PAUSE if message.album and not message.text else timedelta()
@@ -372,7 +372,7 @@ class Intake:
         await self._memory.session(session_id, user_id=message.user_id).append([stored])
 
     async def _note_recall(self, recalled: MessageRecalled) -> None:
-        """Note in the transcript that a message was recalled; if its run has not begun, do not answer the message."""
+        """Note in the transcript that a message was recalled. Do not answer the message if its run has not begun."""
         session = self._memory.session(recalled.session_id, user_id=recalled.user_id)
         run_id = await self._outbox.run_of(recalled.session_id, recalled.message_id)
         if run_id is None and await session.find(recalled.message_id) is None:
@@ -389,7 +389,7 @@ class Intake:
         await session.append([note])
 
     async def _take_back(self, session: Session, run: Run, message_id: str) -> None:
-        """Remove a message from a run that has not begun: cancel the run, or store the message without an answer."""
+        """Remove a message from an unbegun run. Cancel the run if it has no other messages, else store the message."""
         if not run.unbegun or not (taken := [one for one in run.inputs if one.message_id == message_id]):
             return
         if len(run.inputs) == 1:

@@ -167,7 +167,7 @@ class TelegramChannel:
         sender = _sender(_sender_of(event))
         fields = self._fields(kind, event, message, text)
         address = {name: fields[name] for name in _ADDRESS if name in fields}
-        # Telegram sends each picture of an album as a message. Give the ones without text the same id and one answer.
+        # Telegram sends each picture of an album as a message. Give pictures without text the same id and one answer.
         album = id_in(message, "media_group_id")
         metadata: dict[str, Json] = {"channel": self.name, "platform_message_id": fields["message_id"]}
         if sender is not None:
@@ -259,12 +259,12 @@ class TelegramChannel:
 
 
 def in_chat(message: IncomingMessage, chat_id: str) -> IncomingMessage:
-    """Return the message with `chat_id` as the chat in its session key; the answer is still sent to the current id."""
+    """Return the message with `chat_id` in its session key. The answer is still sent to the chat's current id."""
     return replace(message, results={PARSER: {**object_in(message.results, PARSER), "chat_id": chat_id}})
 
 
 def _migration(message: Mapping[str, Json]) -> ChatMigrated | None:
-    """Return the change of a chat's id that a message announces; None if it announces none. Both chats get messages."""
+    """Return the change of a chat's id that a message announces, or None. It is announced in both chats."""
     here = id_in(object_in(message, "chat"), "id")
     new, old = id_in(message, "migrate_to_chat_id"), id_in(message, "migrate_from_chat_id")
     if here and new:
@@ -273,7 +273,7 @@ def _migration(message: Mapping[str, Json]) -> ChatMigrated | None:
 
 
 def _sender_of(event: Mapping[str, Json]) -> Mapping[str, Json]:
-    """Return the user that sent an event; for an anonymous administrator, Telegram names a bot, so return the chat."""
+    """Return the sender of an event. For an anonymous administrator, Telegram names a bot; then return the chat."""
     user, chat = object_in(event, "from"), object_in(event, "sender_chat")
     return chat if chat and user.get("is_bot") is True else user
 

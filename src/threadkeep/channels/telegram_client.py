@@ -145,7 +145,7 @@ class TelegramClient:
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
     async def updates(self, offset: int | None, kinds: Sequence[str], *, seconds: int) -> TelegramAnswer:
-        """Return up to 100 updates of some kinds, from the update `offset` on; wait for them at most `seconds`."""
+        """Return up to 100 updates of these `kinds`, from the update `offset` on. Wait at most `seconds` for them."""
         wanted: dict[str, Json] = {"offset": offset, "timeout": seconds, "limit": 100, "allowed_updates": list(kinds)}
         return await self.call("getUpdates", wanted, seconds=seconds + _MARGIN_SECONDS)
 
@@ -246,6 +246,6 @@ def _place(address: Address) -> dict[str, Json]:
 
 
 def _numbers(address: Address) -> dict[str, Json]:
-    """Return the ids in an address, which stores them as texts, as numbers."""
+    """Return the ids in an address as numbers; the address stores them as strings."""
     texts = {name: text_in(address, name) for name in _NUMBERS}
     return {name: int(text) for name, text in texts.items() if text.removeprefix("-").isdecimal()}

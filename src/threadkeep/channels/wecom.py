@@ -58,8 +58,8 @@ class Sealed:
 class WeComCrypto:
     """The keys of a callback URL.
 
-    `receive_id` is the corporation's id for applications and customer service, and empty for a company's own AI bot.
-    With None, any receiver is accepted.
+    `receive_id` is the corporation's id for applications and customer service, and empty for a company's own AI bot. If
+    it is None, any receiver is accepted.
     """
 
     def __init__(self, token: str, encoding_aes_key: str, receive_id: str | None) -> None:
@@ -135,7 +135,7 @@ class WeComCrypto:
         return Sealed(encrypted, self.sign(timestamp, nonce, encrypted), timestamp, nonce)
 
     def receive(self, callback: Callback, envelope: Callable[[bytes], str]) -> Received | str:
-        """Return the decrypted text of a callback, or the response if the callback is the URL verification (a GET).
+        """Return the decrypted text of a callback. If it is the URL verification (a GET), return the response instead.
 
         `envelope` extracts the encrypted text from a body.
         """

@@ -248,7 +248,7 @@ class AnswerStreams:
             await asyncio.sleep(_WRITE_SECONDS)
 
     async def _stream(self, bot: Bot, channel: WeComAIBotChannel, outgoing: Outgoing) -> CallbackResponse:
-        """Return a response with the text so far, or with the bot's text `later`; mark a complete one as delivered."""
+        """Return a response with the text so far, or with the text `later`. Mark a complete answer as delivered."""
         stream_id = str(outgoing.number)
         if outgoing.status == "waiting":
             await self._outbox.make_ready(outgoing.session_id)
@@ -265,8 +265,8 @@ class AnswerStreams:
                 notify_sent(self._memory, bot, outgoing, "delivered", parts=len(parts[:1]))
                 return self._sealed(channel, stream_id, first)
             outgoing = await self._outbox.entry(bot.name, outgoing.number) or outgoing
-        # Do not stream an answer that was sent to the message's address instead. This address accepts only one message,
-        # so if some of several parts count as sent, the first one was streamed, and it can be streamed again.
+        # Do not stream an answer that was sent to the message's address instead. This address accepts only one message:
+        # if some of several parts count as sent, the first part was streamed, and can be streamed again.
         is_sent = outgoing.parts_sent == 0 if len(parts) > 1 else outgoing.status == "ready" or outgoing.parts_sent > 0
         return self._sealed(channel, stream_id, bot.texts.later if is_sent else first)
 
@@ -304,7 +304,7 @@ def _envelope(body: bytes) -> str:
 
 
 def _text(fields: Mapping[str, Json]) -> str:
-    """Return the text of a message, or an empty text if its kind has no text."""
+    """Return the text of a message, or an empty string if its kind has no text."""
     kind = text_in(fields, "msgtype")
     if kind in ("text", "voice"):  # a voice message includes the recognized words
         return text_in(object_in(fields, kind), "content").strip()

@@ -112,9 +112,9 @@ class WeComApi:
         return answer
 
     async def token(self) -> str | WeComAnswer:
-        """Return the stored access token or a new one; if WeCom issues none, return its error response.
+        """Return the stored access token or a new one. If WeCom issues none, return the error response.
 
-        If the request fails, all calls that waited for it get its error. They do not repeat it one after another.
+        If the request for a token fails, all calls that wait for it get this error, and do not repeat the request.
         """
         began = time.monotonic()
         async with self._asking:
@@ -185,7 +185,7 @@ class WeComClient:
         """Do nothing: WeCom cannot show that a bot is working."""
 
     async def account(self) -> Account | str:
-        """Return that the access token is valid; if WeCom issues no token, return the name of the error."""
+        """Return the state of the access token, `valid`. If WeCom issues no token, return the name of the error."""
         token = await self.api.token()
         return token.problem if isinstance(token, WeComAnswer) else {"access_token": "valid"}
 
@@ -228,7 +228,7 @@ class WeComServiceClient(WeComClient):
         return outcome_of(await self.api.call("kf/send_msg", message))
 
     async def page(self, desk: str, *, cursor: str | None, token: str | None) -> WeComAnswer:
-        """Fetch up to 1,000 messages of a desk after a cursor; without one, begin with the oldest available message.
+        """Fetch up to 1,000 messages of a desk after a cursor. Without it, begin with the oldest available message.
 
         If WeCom refuses `token`, which comes from the callback that announced messages, fetch without it.
         """
@@ -249,7 +249,7 @@ class WeComAIBotClient:
         self._own_api = "" if api == API else api
 
     async def send(self, address: Address, part: Part) -> Outcome:
-        """Send a part to the message's response URL, which accepts one. If more parts follow, end it with a mark."""
+        """Send a part to the response URL, which accepts one message. If more parts follow, mark the text as cut."""
         url = text_in(address, "response_url")
         if not is_response_url(url, self._own_api):
             return Refused("NoResponseAddress")

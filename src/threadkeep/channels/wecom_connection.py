@@ -112,7 +112,7 @@ class AIBotConnection:
         return self._subscribed
 
     async def send(self, address: Address, part: Part) -> Outcome:
-        """End the stream of a message with a part; without a stream, or if WeCom rejects it, send a message."""
+        """End the stream of a message with a part. Without a stream, or if WeCom rejects it, send a new message."""
         stream = self._streams.pop(text_in(address, "req_id"), None)
         if stream is not None:
             async with stream.lock:
@@ -227,7 +227,7 @@ class AIBotConnection:
     def _addressed(
         self, update: Update, req_id: str, body: Mapping[str, Json]
     ) -> tuple[Update, IncomingMessage | None]:
-        """Return an update and its message (None if it has none), with the connection as the address of the answer."""
+        """Return an update, with the connection as the address of its answer, and its message (None if it has none)."""
         message = update.message if isinstance(update, Ignored) else update
         if not isinstance(message, IncomingMessage):
             return update, None
@@ -240,8 +240,8 @@ class AIBotConnection:
         shown = None
         while self._streams.get(stream.req_id) is stream:
             found = await self._memory.channels.outbox.find(bot.name, message.session_id or "", message.message_id)
-            # Without an entry, the message gets no answer. With the entry of another request, the message was repeated,
-            # and its answer is in the stream of that request.
+            # If there is no entry, the message gets no answer. If the entry is of another request, the message was
+            # repeated, and its answer is in the stream of that request.
             if found is None or text_in(found.address, "req_id") not in ("", stream.req_id):
                 self._streams.pop(stream.req_id, None)
                 return
