@@ -156,7 +156,7 @@ def resources_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> 
 
 
 def learning_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> FactLearning | None:
-    """Return fact learning with the summary model or else `model`; None if learning and directives are both off."""
+    """Return fact learning with the summary model, else `model`. If learning and directives are off, return None."""
     if not options.learning and not options.directives:
         return None
 
@@ -237,7 +237,7 @@ def chat_options(settings: Settings) -> ChatOptions:
 
 
 def _with_summarizer(options: ChatOptions, model: BaseChatModel, name: str) -> Compression | None:
-    """Return the compression options, with a summarizer for the model `name` or else `model`; None if it is off."""
+    """Return the compression options, with a summarizer for the model `name`, else `model`; None if they are off."""
     if options.compression is None:
         return None
 

@@ -109,7 +109,7 @@ def is_text(block: object) -> bool:
 
 
 def count_block(block: object, counter: TokenCounter) -> int:
-    """Return the tokens of one content block: its text or nested blocks, or a fixed number for media or a PDF page.
+    """Return the tokens of one content block. Media and the pages of a PDF have fixed numbers of tokens.
 
     A block of unknown shape is counted as JSON without its base64 data, which counts as media.
     """

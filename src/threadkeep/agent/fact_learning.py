@@ -163,7 +163,7 @@ def _request(record: Record) -> str:
 
 
 def _proposed(value: Any, record: Record) -> Proposed | None:
-    """Convert an entry of a model's answer to a proposal; None if the entry is invalid or names no new message."""
+    """Convert an entry of a model's answer to a proposal. Return None if it is invalid or names no new message."""
     if not isinstance(value, Mapping) or not isinstance(value.get("key"), str):
         return None
     seq, about, kind = value.get("message"), value.get("about"), value.get("kind")

@@ -84,8 +84,8 @@ class TurnHooks:
             part.root.writers.append(part.writer)
             if (run := root_callbacks.call) is not None:
                 run.at_end.append(partial(self._run_ended, part))
-            # Let an agent in a tool wait only if it has its own conversation and its tool is not inside another tool,
-            # because agents in nested tools could wait for each other.
+            # Agents in nested tools could wait for each other, so an agent in a tool waits only if it has its own
+            # conversation and its tool is not inside another tool.
             tools = len(tool_of_sessions.get())
             may_wait = tools < 2 if part.parent is not None else run_hold.get() is None and not tools
             if self._options.ordered and may_wait:
@@ -172,7 +172,7 @@ class TurnHooks:
 
         The coroutine first ends the call. This method is called in the OS thread of the run.
         """
-        # Pass no question id for a nested agent: `state` is the outer graph's, which may end with a text of its own.
+        # For a nested agent, `state` is the outer graph's, which may end with a text of its own: pass no question id.
         self._others.check_end(state, part.root.answers, None if part.key[1] else part.root.question_id)
         # Leave a cancelled turn to the worker that executes the run, because another process may continue the run.
         by_owner = run_hold.get() is not None and not isinstance(error, Exception)

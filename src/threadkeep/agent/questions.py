@@ -32,8 +32,8 @@ def is_question(message: BaseMessage) -> bool:
 def question_before(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     """Return the question that a run is answering: the newest block of human messages, without summaries.
 
-    Return an empty list if there is none, or if a system message follows an answer and no question follows that system
-    message: the agent then speaks without a question.
+    Return an empty list if there is no such block. Return one also if a system message follows an answer, and no
+    question follows this system message, because the agent then speaks without a question.
     """
     end = len(messages)
     instructed = False
@@ -118,9 +118,10 @@ def sent_by_caller(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
 
 
 def question_asked(messages: Sequence[BaseMessage]) -> list[BaseMessage] | None:
-    """Return the question with which an agent begins a turn; None in a branch whose input the graph's code wrote.
+    """Return the question with which an agent begins a turn.
 
-    The question is the newest block of human messages, or the caller's question if the graph's code wrote the block.
+    It is the newest block of human messages or, if the graph's code wrote this block, the caller's question. In a
+    branch whose messages do not contain the caller's question, return None.
     """
     question, own = question_before(messages), callers_question(messages)
     if {id(message) for message in question} & {id(message) for message in own}:

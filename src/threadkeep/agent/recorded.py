@@ -217,7 +217,7 @@ class RecordedGraph(Runnable[Any, Any]):
         return has_saver(self._graph, turn.config) and (self._adds_messages or turn.ended is not None)
 
     def _prepare(self, turn: GraphTurn, saved: State | None, options: Mapping[str, Any]) -> None:
-        """Set the graph that runs and the options of the call; `saved` is the state in the checkpointer, if needed.
+        """Set the graph that runs, and the options of the call. `saved` is the checkpointer's state, if needed.
 
         If the turn is already finished, set a graph that replays the end of the turn, and the input of that graph.
         """
@@ -281,8 +281,8 @@ def _nodes(graph: Runnable[Any, Any]) -> Iterator[tuple[str, object]]:
 def _update_to(winner: AIMessage, state: Any, config: RunnableConfig) -> tuple[RunnableConfig, list[list[StateUpdate]]]:
     """Return the arguments of `bulk_update_state` that replace the last reply of a graph's saved state by `winner`.
 
-    A reply that calls tools stays, because the tools' results need it. Each update is made as a node: the first as
-    `START`, which every graph has; the second as `END`, which removes the tasks that would run next.
+    A reply that calls tools stays, because the tools' results need it. Each update names a node as its writer: the
+    first `START`, which every graph has; the second `END`, which removes the tasks that would run next.
     """
     last = next(message for message in reversed(state["messages"]) if isinstance(message, AIMessage))
     removed = [] if last.tool_calls else [RemoveMessage(str(last.id))]

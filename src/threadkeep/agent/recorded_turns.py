@@ -276,7 +276,7 @@ class GraphTurn:
         return GraphEnd(tuple(answers), values if isinstance(values, dict) else {})
 
     def part_without_history(self, part: Any) -> Any:
-        """Return a part of the graph's stream without the inserted earlier turns, if it is a state or an update."""
+        """Return a part of the graph's stream. If it is a state or an update, remove the inserted earlier turns."""
         if not self._history:
             return part
         if type(part) is tuple:

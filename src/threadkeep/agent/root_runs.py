@@ -36,7 +36,7 @@ type RootRuns = OrderedDict[tuple[int, str], "RootRun"]
 
 _LOOK_SECONDS: Final = 0.5
 _IDLE_SECONDS: Final = 10.0
-"""A run counts as cut off if no model or tool call was open, or its event loop was blocked, for this many seconds."""
+"""Seconds after which a run counts as cut off if it has no open model or tool call, or if its event loop is blocked."""
 
 _REPORT_SECONDS: Final = 30.0
 _MOST_ROOT_RUNS: Final = 1_000
@@ -138,7 +138,7 @@ class RootRun:
         self.turn, self.answers, self._claims = None, [], {}
 
     def has_part(self, messages: Sequence[BaseMessage]) -> bool:
-        """Return True if an agent with this input takes part in the turn: the input has the question, or a copy."""
+        """Return True if an agent takes part in the turn, because its input has the question or a copy of it."""
         if not self.question:
             return not question_before(messages)
         ids = {id_of(message) for message in self.question}
@@ -212,7 +212,7 @@ class RootRun:
         return not self._repeated_nodes.isdisjoint(attempts)
 
     def claim(self, author: str | None, call: Hashable) -> int:
-        """Return the number of a call's answer among its author's answers in this run, from 1; claim it if necessary.
+        """Return the number, from 1, of a call's answer among its author's answers. Claim a number if it has none.
 
         In a branch, the numbers begin with the branch's number, so that a resumed branch gets the same number again.
         """

@@ -37,7 +37,7 @@ AUTO_TOKENS: Final = 4_000
 _MOST_NAME_CHARACTERS: Final = 200
 
 AUTO_SHARED_TOKENS: Final = 16_000
-"""With `max_tokens="auto"`, the sections' shares are parts of at most this many tokens, even in a huge window."""
+"""The maximum number of tokens of which sections get shares if `max_tokens` is `auto`, even in a huge window."""
 
 
 class TurnLearning(Protocol):

@@ -98,7 +98,8 @@ class OpenTurn(TurnContext):
         else:
             if EDITS in self.question[-1].response_metadata:
                 await self._edit(question[-1])
-            # Give changed messages no run, but ids, so that they are stored once even if a cancelled write is repeated.
+            # A cancelled write may be repeated: give changed messages ids, so that they are stored only once, but no
+            # run.
             ids = [id_of(message) or str(uuid7()) for message in changed]
             earlier = [self._stored(m, "complete", run_id=None, id=id_) for m, id_ in zip(changed, ids, strict=True)]
             await self._store_question(question, earlier)

@@ -25,14 +25,17 @@ type Action = Literal["say", "reset", "forget"]
 class Texts:
     """The texts that a bot sends without a model. An empty text is not sent.
 
-    `welcome` answers /start, `help` answers /help, `new` answers /new and /reset, and `media` answers a picture or
-    another message without text. `failed` replaces the answer of a failed run. `busy` answers a message that the
-    workflow rejects because another run is active. `too_long` answers a message with more than `max_characters`.
-    `too_many` answers the first message beyond the limit per minute. `later` ends a stream if the answer takes too
-    long. `asked_elsewhere` follows a run's question that no text in the chat can answer. `whoami` answers /whoami; in
-    it, `{id}` is replaced by the id of the sender and `{session}` by the id of the session. `forget_question` answers
-    /forget. After the confirmation, `forgotten` says that the conversation is deleted, and `not_forgotten` that the
-    deletion failed. `forget_group` rejects /forget in a group.
+    - `welcome`, `help`, `new`: the answers to /start, to /help, and to /new or /reset.
+    - `whoami`: the answer to /whoami. `{id}` is replaced by the id of the sender, `{session}` by the id of the session.
+    - `media`: the answer to a picture or another message without text.
+    - `failed`: replaces the answer of a failed run.
+    - `busy`: the answer to a message that the workflow rejects because another run is active.
+    - `too_long`: the answer to a message with more than `max_characters`.
+    - `too_many`: the answer to the first message beyond the limit per minute.
+    - `later`: ends a stream if the answer takes too long.
+    - `asked_elsewhere`: follows a run's question that no text in the chat can answer.
+    - `forget_question`: the answer to /forget. After the confirmation, `forgotten` or `not_forgotten` follows.
+    - `forget_group`: rejects /forget in a group.
     """
 
     welcome: str
@@ -114,7 +117,7 @@ class SenderRates:
     def __init__(self, per_minute: int = 0, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_minute = per_minute
         self._clock = clock
-        # Maps each sender to a map from message ids to times. The key None is set if the sender was told the limit.
+        # Maps senders to their message ids, and these to times. A sender who was told the limit also has the key None.
         self._seen: dict[str, dict[str | None, float]] = {}
 
     def count(self, sender: str, message_id: str) -> Rate:
@@ -212,7 +215,7 @@ def question_text(run: Run, texts: Texts) -> str:
 
 
 def is_answered_by_text(run: Run) -> bool:
-    """Return True if a run asks exactly one question, which is a text or has a text as its `question`."""
+    """Return True if a run asks exactly one question, and this is a string or has a string as its `question`."""
     asked = _questions(run)
     return len(asked) == 1 and asked[0] is not None
 

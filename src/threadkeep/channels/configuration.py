@@ -115,7 +115,7 @@ class WeComDirectSettings(WeComSettings):
 
 
 class WeComServiceSettings(WeComSettings):
-    """Settings of WeCom Customer Service for a corporation; `secret` is the secret that WeCom issues for it."""
+    """Settings of WeCom Customer Service for a corporation. WeCom issues the `secret` for the customer service."""
 
     kind: Literal["wecom_cs"]
     corp_id: str

@@ -74,9 +74,9 @@ class Delivery:
         self._woken.set()
 
     async def keep_delivering(self, take_orphaned: Callable[[timedelta], Awaitable[None]]) -> None:
-        """Deliver answers until cancelled. Every `poll_seconds`, also take or expire messages of dead processes.
+        """Deliver answers until cancelled. Every `poll_seconds`, also process or expire messages of dead processes.
 
-        `take_orphaned` takes messages of processes that have died; its argument is the minimum age of a message.
+        `take_orphaned` processes such messages; its argument is the minimum age of a message.
         """
         loop = asyncio.get_running_loop()
         poll_at = loop.time() + self._options.poll_seconds
@@ -104,7 +104,7 @@ class Delivery:
             task.cancel()
 
     async def deliver_due(self, *, of_all: bool = True) -> None:
-        """Start sending due answers. If `of_all`, first look for answers of other processes, and remove old entries."""
+        """Start sending due answers. If `of_all` is True, first find answers of others, and remove old entries."""
         if of_all:
             await self._outbox.make_ready()
             await self._outbox.remove_ended(older_than=timedelta(seconds=self._options.keep_seconds))
@@ -175,8 +175,8 @@ class Delivery:
 
     async def _postpone(self, bot: Bot, message: Outgoing, later: Later) -> None:
         now, options = self._memory.clock(), self._options
-        # Sum the pauses, because the age of the message includes times in which the bot was off. Assume that a platform
-        # that demands a pause now has also demanded it after the earlier attempts.
+        # The age of the message includes times in which the bot was off, so sum the pauses between the attempts. Assume
+        # that a platform that demands a pause now has also demanded it after the earlier attempts.
         tried = sum(max(self._pause(tries), later.seconds or 0) for tries in range(1, message.tries))
         if min((now - message.created_at).total_seconds(), tried) > options.give_up_seconds:
             await self._outbox.fail(message.number, self._owner, later.error)

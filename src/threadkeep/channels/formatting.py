@@ -36,9 +36,9 @@ def utf8_length(text: str) -> int:
 def split_text(text: str, limit: int, *, size: Size = len, markup: bool = False) -> tuple[str, ...]:
     """Split a text into parts of at most `limit` units; no part is blank.
 
-    A part ends at the last end of a paragraph in its second half; if there is none, at the last end of a line, a
-    sentence or a word there. Otherwise, it ends between two characters. White space at a cut is dropped; everything
-    else stays in order. With `markup`, cuts outside of Markdown's bold text, code and links are preferred.
+    A part ends at the last end of a paragraph in its second half or, if there is none, of a line, a sentence or a word
+    there. If there is no such end, the part ends between two characters. White space at a cut is dropped. If `markup`
+    is given, cuts outside of Markdown's bold text, code and links are preferred.
     """
     parts: list[str] = []
     rest = text.strip("\n")

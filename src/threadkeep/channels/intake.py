@@ -97,7 +97,8 @@ class Intake:
         """Take one update; taking it again changes nothing.
 
         If `started` is a list, the run is appended to it and not executed. An update that can never be taken is
-        reported and skipped, so that it does not block later updates. With `again`, the rate limit is not checked.
+        reported and skipped, so that it does not block later updates. If `again` is True, the rate limit is not
+        checked.
 
         Raises:
             StoreUnavailable: the update was not taken.
@@ -224,7 +225,7 @@ class Intake:
         return rate == "within"
 
     async def _identify(self, sender: Sender) -> None:
-        """Register the sender as a person; after a failure, the sender's next message tries again."""
+        """Register the sender as a person. If this fails, it is tried again at the sender's next message."""
         with contextlib.suppress(StoreError, InvalidInput):
             await self._memory.persons.resolve(sender.id, name=sender.name or None)
 
@@ -433,7 +434,7 @@ class Intake:
             return False
         runs = await self._runs.service()
         sessions = [info.session_id async for info in self._memory.sessions(user_id=message.user_id)]
-        # Delete the message's own session last, even if it does not exist: `_is_requested` checks only its deletion.
+        # Delete the message's own session last, even if it does not exist: `_is_requested` checks only this deletion.
         own = {name for name in (*sessions, session_id) if f"{name}:".startswith(f"{session_id}:")}
         if not await self._is_requested(message):
             for name in sorted(own, reverse=True):
@@ -468,7 +469,7 @@ class Intake:
                 await self._memory.persons.forget(user_id)
 
     def in_background(self, work: Awaitable[object]) -> None:
-        """Run work in a task, which `close` cancels. A failure is reported; any process finds the answer by polling."""
+        """Run work in a task, which `close` cancels. Report a failure; any process finds the answer by polling."""
 
         async def guarded() -> None:
             with ErrorBoundary(self._notify_trouble):

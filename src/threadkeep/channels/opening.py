@@ -131,7 +131,7 @@ async def open_channels(memory: Memory, runs: RunsOnDemand, file: ChannelsFile) 
         stack.push_async_callback(delivery.finish, seconds=_FINISH_SECONDS)
         work = running(delivery.keep_delivering(intake.take_orphaned), "threadkeep-deliveries")
         _ = await stack.enter_async_context(work)
-        # Registered here so that polling stops before the intake closes, because a closed intake must take no messages.
+        # A closed intake must take no messages: register its end before the polling, so that the polling ends first.
         stack.push_async_callback(intake.close)
         for each_work in fetching:
             _ = await stack.enter_async_context(running(each_work, "threadkeep-receiving"))

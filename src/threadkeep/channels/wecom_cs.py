@@ -192,7 +192,7 @@ class DeskFetching:
         self._noticed.set()
 
     async def _notice_known_desks(self) -> None:
-        """Store a notice for each known desk, valid for an hour: WeCom's notices are lost while no process runs."""
+        """Store a notice, valid for an hour, for each known desk: WeCom's notices are lost while no process runs."""
         scope, now = self._channel.scope, self._memory.clock()
         value = json.dumps({"token": "", "at": now.isoformat()})
         for name in await self._state.values_of(scope, _CURSOR_PREFIX):
@@ -245,7 +245,7 @@ class DeskFetching:
         cursor = await self._state.value(scope, position)
         if cursor is None:
             await self._state.keep_first(scope, beginning, self._memory.clock().isoformat())
-        # Keep the time at which the first fetch began until all its pages are read, because it may be interrupted.
+        # The first fetch may be interrupted, so keep the time at which it began until all its pages are read.
         began = await self._state.value(scope, beginning)
         while True:
             answer = await self._client.page(desk, cursor=cursor, token=token)
@@ -268,7 +268,7 @@ class DeskFetching:
                 return "LostDuty"
 
     def _token_in(self, notice: str) -> str | None:
-        """Return the token of a notice, or None if it has expired. Without a token, WeCom allows fewer calls."""
+        """Return the token of a notice, or None if the token has expired. Without a token, WeCom allows fewer calls."""
         fields = object_in(read_json(notice))
         at = time_of(text_in(fields, "at"))
         is_valid = self._memory.clock() - at < timedelta(seconds=_TOKEN_SECONDS)
@@ -293,8 +293,8 @@ def _event(event: Mapping[str, Json], session_id: str | None, customer: str) -> 
 def _begun_recently(updates: Iterable[Update], began: datetime) -> list[Update]:
     """Return the updates of a desk's first fetch, in which WeCom sends up to three days of history.
 
-    Messages from more than 10 minutes before the start (`began`) are marked, so that they are stored and not answered.
-    Old messages without text, such as pictures, are left out.
+    Messages that were sent more than 10 minutes before `began` are marked: they are stored, but not answered. Old
+    messages without text, such as pictures, are left out.
     """
     since = began - _UNKNOWN_AGE
     found: list[Update] = []
