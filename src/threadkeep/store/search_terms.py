@@ -20,7 +20,7 @@ TRIGRAM = 3
 
 _MOST_TRIGRAMS = 64
 _LONGEST_TERM = 256
-# A prime near 2 ** 32 divided by the golden ratio; it spreads consecutive values. Stored fingerprints depend on it.
+# Multiplication by this prime (near 2 ** 32 / golden ratio) spreads similar numbers. Stored fingerprints depend on it.
 _SPREAD = 0x9E3779B1
 # No script beyond this code point has capital letters.
 _CASED = 0x20000
@@ -107,7 +107,7 @@ _AVERAGE_CHARACTERS = 500
 
 
 def relevance(text: str, words: str) -> float | None:
-    """Return the score of a text for words from `relevance_words`, ignoring case; None if it lacks one of the words."""
+    """Return a text's score for the words of `relevance_words`, ignoring case. If one is missing, return None."""
     folded = text.casefold()
     damping = _SATURATION * (1 - _LENGTH_SHARE + _LENGTH_SHARE * len(folded) / _AVERAGE_CHARACTERS)
     score = 0.0
@@ -125,7 +125,7 @@ def relevance_words(words: Sequence[str], rarities: Sequence[float]) -> str:
 
 
 def rarity(texts_with_word: int, texts: int) -> float:
-    """Return the weight of a word that `texts_with_word` of all `texts` contain; it is always positive."""
+    """Return the weight of a word: always positive, and higher if only a few of all texts contain the word."""
     return math.log1p((texts - texts_with_word + 0.5) / (texts_with_word + 0.5))
 
 

@@ -79,7 +79,7 @@ def like_pattern(text: str) -> str:
 
 
 def text_filter(text: str | None) -> dict[str, object]:
-    """Return the parameters of a filter for values that contain a text in any case; with None, all values match.
+    """Return the parameters of a filter that selects values with this text in any case; None selects all values.
 
     The statement compares `translate(value, :capitals, :letters)` with :pattern. The characters are parameters, because
     `lower` of PostgreSQL depends on the locale of the database, and that of SQLite converts ASCII letters only.

@@ -75,7 +75,7 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         return (await self._fetch("newest_of_messages", session_id, **between))[::-1]
 
     async def merged(self, session_id: str, upto_seq: int, limit: int) -> dict[str, list[Summary]]:
-        """Return the newest `limit` summaries up to `upto_seq` that were merged, by the id of the merged summary."""
+        """Map ids of summaries to the summaries merged into them: the newest `limit` that end by `upto_seq`."""
         parameters = {"session_id": session_id, "upto_seq": upto_seq, "limit": limit}
         rows = await self._driver.fetch(self._sql["merged"], parameters)
         found: dict[str, list[Summary]] = {}
@@ -127,9 +127,9 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         return Uncovered(*(int(value) for value in rows[0])) if rows else Uncovered()
 
     async def claim(self, session_id: str, purpose: str, owner: str, seconds: float) -> bool:
-        """Claim work on a session for some seconds; return False if another process has it, or there is no session.
+        """Claim work on a session for some seconds. If another process has it, or the session is missing, return False.
 
-        A stored claim that ends over 30 minutes later than a new claim is replaced, because a wrong clock stored it.
+        If another claim ends over 30 minutes later than the new one would, its process had a wrong clock: replace it.
         """
         if not isinstance(seconds, int | float) or not 0 < seconds <= _MOST_CLAIM_SECONDS:
             raise InvalidInput(f"seconds is a number above 0 and at most {_MOST_CLAIM_SECONDS}.")
@@ -200,7 +200,7 @@ def summary_of(row: Row) -> Summary:
 
 
 def summary_row(summary: Summary, *, now: datetime) -> dict[str, object]:
-    """Return the parameters of the statement `insert_summary`; `now` is used if the summary has no time."""
+    """Return the parameters of the statement `insert_summary`. If the summary has no `created_at`, use `now`."""
     return {
         **vars(summary),
         "text": clean_text(summary.text),

@@ -334,7 +334,7 @@ async def delete_session(
             return None
         if found[0][0] is not None and not await connection.execute(sql["note_deletion"], noted):
             return None
-    # Delete the index only with the session: another transaction may have created and indexed the session since.
+    # If the session did not exist, keep the index: another transaction may have created and indexed the session since.
     if exists:
         for (child_id,) in await connection.fetch(sql["own_sessions"], key):
             await delete_session(connection, sql, child_id)

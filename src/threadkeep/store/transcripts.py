@@ -176,7 +176,7 @@ class Superseded:
 
 @dataclass(frozen=True)
 class Branching:
-    """A request to create a session with copies of another session's messages, up to the `seq` in `at` or all."""
+    """A request to copy another session's messages, or only those up to the `seq` in `at`, to a new session."""
 
     session_id: str
     branch_id: str
@@ -298,8 +298,8 @@ class Transcripts(Protocol):
         """Create a session with copies of another session's messages, numbered from 1, in one transaction.
 
         The copies keep their ids, times and tokens. Active messages up to `at` are copied. If the message at `at` is
-        superseded, the messages that were active just before that are copied. A branch that exists already stays
-        unchanged.
+        superseded, the messages that were active just before it was superseded are copied. A branch that exists already
+        stays unchanged.
 
         Raises:
             SessionNotFound: there is no such session.

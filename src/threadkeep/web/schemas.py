@@ -249,7 +249,7 @@ class Edited(BaseModel):
 
 
 class RegenerateBody(BaseModel, extra="forbid", json_schema_extra=example(message_id="web-0001")):
-    """The question to answer again: the one with `message_id`, or the one that `run_id` answered, or the newest."""
+    """The question to answer again, by its `message_id` or by the `run_id` that answered it, else the newest one."""
 
     run_id: GivenId | None = Field(None, description="A run that answered the question.")
     message_id: GivenId | None = Field(None, description="The id of the question; not together with `run_id`.")

@@ -37,8 +37,8 @@ _IDLE_SECONDS = 75
 class ConnectionLimits:
     """The maximum number of open connections, and the seconds for the headers and the body of a request.
 
-    A request whose address and headers have more than `header_bytes` is rejected. Bytes of the first read, and bytes
-    that are read together with the beginning of the body (256 KiB at most), are not counted.
+    A request is rejected if its address and headers have more than `header_bytes`. The count leaves out bytes of the
+    first read, and bytes that are read together with the beginning of the body (256 KiB at most).
     """
 
     connections: int = 1000

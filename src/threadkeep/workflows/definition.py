@@ -56,7 +56,7 @@ class Workflow:
     `version` changes with the definition; a run keeps the version with which it began. `definition` is the YAML as JSON
     values, from which the workflow can be rebuilt; it is None for a workflow in Python. `output` names the node whose
     output is the result; if it is None, the result is the answer. `origin` is the file or the import string.
-    `positions` has the positions of the workflow's parts in the file, for problems that involve several workflows.
+    `positions` has the places of the workflow's parts in the file; problems between several workflows name them.
     """
 
     name: str
@@ -115,7 +115,7 @@ class Workflow:
 
     @cached_property
     def keeps_each_step(self) -> bool:
-        """True if each step must be stored before the next one begins: for some node, `Node.again` is unknown."""
+        """True if each step must be stored before the next one begins, because some node's `again` is unknown."""
         return len(self._known) < len(self.builder.nodes)
 
     def is_stored_in_background(self, namespace: str) -> bool:
@@ -134,7 +134,7 @@ class Workflow:
 
     @cached_property
     def known_conversations(self) -> tuple[ConversationFields, ...]:
-        """The nodes with a graph-store conversation whose key depends only on the request, not on results of nodes."""
+        """The nodes that use a conversation in the graph store, if its key depends on the request but on no results."""
         found: list[ConversationFields] = []
         for node in self.nodes.values():
             if not isinstance(node, AgentNode | AppendMessageNode) or not node.use_graph_chat_history:

@@ -289,7 +289,7 @@ def child_state(given: Mapping[str, Json]) -> Any:
 
 
 def result_of(workflow: Workflow, run_id: str, state: Mapping[str, Any]) -> ChildResult:
-    """Return the result of a run: the output of the node `workflow.output` (or the answer), and the answer's text."""
+    """Return a run's result: the answer's text, and the output of `workflow.output` or, if it is None, the answer."""
     answer = answer_of(state)
     reply = text_of(answer) if answer is not None else ""
     outputs = state.get("node_outputs") or {}

@@ -30,7 +30,7 @@ _OWN: Final = "SessionMemory."
 def has_middleware(builder: StateGraph[Any, Any, Any, Any]) -> bool:
     """Return True if an agent in a graph has middleware other than `SessionMemory` with a hook before the model.
 
-    An agent is found if it is a node, or an attribute of an object or a function that is a node.
+    Agents are searched for among the nodes, and among the attributes of objects and functions that are nodes.
     """
     try:
         graph = builder.compile()

@@ -331,7 +331,7 @@ async def list_deliveries(
     "/deliveries/retry", summary="Send dead messages again", responses=_GRAPHITI_WRITING, openapi_extra=ADMINISTERS
 )
 async def retry_deliveries(choice: DeliveryChoice, app: AppInUse) -> Changed:
-    """Send one dead message again, or all dead messages except dropped, purged and undone ones."""
+    """Send a dead message again; without a `number`, send all dead messages except dropped, purged and undone ones."""
     return Changed(changed=await app.memory.graphiti.retry(choice.number))
 
 
@@ -339,7 +339,7 @@ async def retry_deliveries(choice: DeliveryChoice, app: AppInUse) -> Changed:
     "/deliveries/drop", summary="Drop messages", responses=_GRAPHITI_WRITING, openapi_extra=ADMINISTERS
 )
 async def drop_deliveries(choice: DeliveryChoice, app: AppInUse) -> Changed:
-    """Permanently drop queued or dead messages: the one with this `number`, all with this `status`, or simply all."""
+    """Permanently drop queued or dead messages: one by its `number`, all with a `status`, or, without both, all."""
     return Changed(changed=await app.memory.graphiti.drop(choice.number, status=choice.status))
 
 

@@ -96,7 +96,7 @@ class RunEvents:
             self._task = asyncio.create_task(self._follow(), name=f"threadkeep-events-{self.run.run_id}")
 
     def number_after(self, seq: int) -> None:
-        """Give later events numbers above `seq`, because another process has used the numbers up to it for this run."""
+        """Number later events above `seq`, because another process has already used the numbers up to `seq`."""
         self._seq = max(self._seq, seq)
 
     async def _follow(self) -> None:
@@ -359,7 +359,7 @@ async def encoded_parts(
         events: the events of the run.
         modes: the stream modes that the client chose.
         after: the id of the newest event that the client has; events up to it are skipped.
-        position: the index of the first event to send. For a resumed run, earlier calls have sent those before it.
+        position: the index of the first event to send. For a resumed run, earlier calls have sent earlier events.
         whole: True if another process has served the client before. Pieces of messages are then omitted, because
             they would be sent twice; the values at the end contain the messages.
     """

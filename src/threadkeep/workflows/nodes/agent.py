@@ -89,7 +89,7 @@ class AgentNode(SpeakingNode, HistoryFields):
 
     @property
     def again(self) -> Again:
-        """The cost of executing the agent again, which depends on its tools; `unknown` if a tool is not importable."""
+        """The cost of executing the agent again. It depends on the tools; if one is not importable, it is `unknown`."""
         if not self.tools:
             return "model calls" if self.history_tools or self.memory_tools else "a model call"
         try:
@@ -133,7 +133,7 @@ class AgentNode(SpeakingNode, HistoryFields):
         return options if self.tool_memory is None else replace(options, tool_memory=self.tool_memory)
 
     async def conversation(self, step: Step, state: WorkflowState) -> Conversation:
-        """Return the conversation of the node's turn: the session, one in the graph's store, or an unstored one."""
+        """Return the session or the conversation in the graph's store; with an `input` or no key, an unstored one."""
         if self.input is not None:
             return run_conversation(step)
         if not self.use_graph_chat_history:
@@ -199,7 +199,7 @@ class AgentNode(SpeakingNode, HistoryFields):
 
 
 class ModelLimits(AgentMiddleware[AgentState[Any], Any, Any]):
-    """Limits of an agent: `seconds` for each model call, and `most_calls`. One more raises `GraphRecursionError`."""
+    """Limits of an agent: `seconds` per model call, and `most_calls`. A later call raises `GraphRecursionError`."""
 
     def __init__(self, seconds: float, most_calls: int) -> None:
         super().__init__()

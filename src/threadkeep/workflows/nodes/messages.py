@@ -75,7 +75,7 @@ class RecordQuestionNode(RecordingNode):
         *,
         received: Sequence[BaseMessage] = (),
     ) -> None:
-        """Store the newest question in `messages`, in `session` or (by default) in the run's session.
+        """Store the newest question of `messages` in `session`; by default, store it in the run's session.
 
         `received` is the question before middleware changed it.
         """
@@ -161,7 +161,7 @@ class AppendMessageNode(Node, ConversationFields):
         message = Message(role=self.role, content=text, id=step.message_id, run_id=step.context.run_id)
         await session.record([message])
         if self.deliver:
-            # Send the message only after storing it, because the agent would not know a message that was only sent.
+            # Store the message before sending it; otherwise, after a crash, the agent might not know a sent message.
             outbox = step.context.resources.memory.channels.outbox
             await outbox.send(session.session_id, step.message_id, text)
             is_known = await outbox.recipient(session.session_id) is not None

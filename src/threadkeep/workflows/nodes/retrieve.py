@@ -48,7 +48,7 @@ class FoundPassages:
         self._passages = passages
 
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
-        """Return the passages that fit into `room` tokens, in the order of the search. If none fits, return None."""
+        """Return the passages that fit into `room` tokens, in the order in which they were found; None if none fits."""
         passages = self._passages
         if passages is None:
             context = step_context()
