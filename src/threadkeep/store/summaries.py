@@ -163,7 +163,7 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
 async def add_summary(
     connection: Connection, sql: Mapping[str, str], summary: Summary, replaces: frozenset[str], *, now: datetime
 ) -> bool:
-    """Store a summary in a transaction if it keeps the guarantee; `sql` has the statements of `Summaries`."""
+    """Store a summary in a transaction if it keeps the guarantee of `Summaries`; `sql` has that class's statements."""
     parameters = {"session_id": summary.session_id}
     held = await connection.fetch(sql["hold_session"], parameters)
     if not held:

@@ -222,7 +222,7 @@ class TableTranscripts:
         return [message_of(row) for row in rows]
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark an answer, or its replacement if it has one, as delivered. Return it; return None if it is missing."""
+        """Mark an answer, or its replacement, as delivered, and return that message. If it is missing, return None."""
         key: dict[str, object] = {"session_id": session_id, "id": message_id, "now": time_text(self._clock())}
         async with self._driver.writing() as connection:
             while not await connection.execute(self._sql["mark_told"], key):

@@ -1,8 +1,8 @@
 """The state that a workflow's nodes share in one run, and templates with placeholders for values of the state.
 
-`{{results.search.text}}` becomes the text that the node `search` found in this run. A placeholder
-contains a path of names and indexes, as in templates of keys, but no expression or code. Inserted text is not rendered
-again, so that users cannot inject placeholders.
+`{{results.search.text}}` becomes the text that the node `search` found in this run. A placeholder contains a path
+of names and indexes, as in templates of keys, but no expression or code. Inserted text is not rendered again, so that
+users cannot inject placeholders.
 """
 
 from __future__ import annotations

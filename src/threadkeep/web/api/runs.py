@@ -197,10 +197,9 @@ async def start_run(
 ) -> RunBody | EventStream:
     """Run a workflow. The turns of one session run one after another, in order of arrival.
 
-    `mode` selects the response. `wait` returns the run when it has ended or waits for a person. `stream`
-    sends the event `start`, which names the run, and then the run's events. `background` returns the run in its current
-    state (202). The run continues if the client disconnects. Repeating a `message_id` in a session returns the same
-    run.
+    `mode` selects the response. `wait` returns the run when it has ended or waits for a person. `stream` sends the
+    event `start`, which names the run, and then the run's events. `background` returns the run in its current state
+    (202). The run continues if the client disconnects. Repeating a `message_id` in a session returns the same run.
     """
     if body.session_id is not None:
         app.memory.session(body.session_id)  # rejects an empty id, which would start a new session

@@ -151,7 +151,10 @@ class ThreadRuns:
         return values
 
     async def cancel_unless_ended(self, run_id: str, *, wait: bool = False) -> None:
-        """Cancel a run unless it is over or waits for a person. If `wait` is true, return only when it is or does."""
+        """Cancel a run unless it is over or is waiting for a person.
+
+        If `wait` is true, return only when the run is over or is waiting for a person.
+        """
         runs = await self._app.runs.service()
         run = await runs.run(run_id)
         if not run.over and run.status != "waiting":

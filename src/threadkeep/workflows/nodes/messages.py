@@ -120,7 +120,7 @@ type SessionTemplate = Annotated[str, AfterValidator(_session_template)]
 
 
 class AppendMessageNode(Node, ConversationFields):
-    """A node that stores a message in `session`, by default in the run's session. A repetition stores no other.
+    """A node that stores a message in `session`, by default in the run's session; if repeated, it stores no other.
 
     If `use_graph_chat_history` is true, the message is stored in the graph's store instead, in the conversation of an
     agent with the same fields. If `deliver` is true, the message is also sent to the person, through the channel of the
