@@ -356,7 +356,7 @@ class ChatAnswers:
         return answer if stored is None or stored.answer_id == answer.answer_id else stored
 
     async def _answer_to(self, turn: ChatTurn) -> Message | None:
-        """Return the newest complete answer, stored or pending, to the message of a turn; None if it has no answer."""
+        """Return the newest answer, stored or pending, to a turn's message. If it is not complete, return None."""
         session = self._memory.session(turn.session_id, user_id=turn.request.user_id)
         found = await newest_answer(session, turn.message_id)
         return found if found is not None and found.status == "complete" else None

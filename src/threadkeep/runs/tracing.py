@@ -91,7 +91,7 @@ class RunTracer:
         self._stream.signal()
 
     async def flush_with[T](self, store: Callable[[TraceGroup], Awaitable[T | None]]) -> T | None:
-        """Store the events noted so far. Let `store` store the last group of them, and return its result.
+        """Store the events noted so far. Pass their last group to `store`, and return the result of `store`.
 
         Raises:
             StoreError: the database did not store the events; the next call tries again.

@@ -113,7 +113,7 @@ class Worker:
             StoreError: the engine does not accept the run. If `beginning` was passed, the run is released.
         """
         stream = self.streams.of(run_id)
-        # The reply to the insert of a new run may be late, so that maintenance has started the run meanwhile.
+        # If the reply to the insert of a new run was late, maintenance may have started the run meanwhile.
         if run_id in self._started or (beginning is not None and stream.outcome is not None):
             return
         self._started[run_id] = stream

@@ -36,7 +36,7 @@ class _Winner(NamedTuple):
 
 @dataclass
 class _Sorted:
-    """The classified messages of a turn: new ones (with columns), those that exist already, and a duplicate answer."""
+    """The messages of a turn: `fresh` ones are new, others are `there` already or duplicate the `winner`."""
 
     fresh: list[dict[str, object]] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)

@@ -40,7 +40,7 @@ class ContextState:
 
 @dataclass(frozen=True)
 class Steps:
-    """The tool calls and results of an agent's answer, as JSON; `seq` is that of the question."""
+    """The tool calls and results of an agent's answer, as JSON; `seq` is the `seq` of the question."""
 
     seq: int
     body: str

@@ -126,7 +126,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return bool(await self._ids("is_next", run_id=run_id))
 
     async def following(self, run_id: str) -> list[str]:
-        """Return the ids of runs that may begin now in the conversations of an ended run; delete its own positions.
+        """Return the ids of runs that may begin now in an ended run's conversations; delete the ended run's positions.
 
         A run that did not succeed keeps its positions, because it may be retried.
         """

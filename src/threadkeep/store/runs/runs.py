@@ -235,7 +235,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         return waits
 
     async def give_back(self, run_id: str, owner: str) -> bool:
-        """Release a run, so that another process can begin it; it stays the first of its session.
+        """Release a run, so that another process can begin it. The run stays the first of its session.
 
         Return False if the owner has lost the run, or if the run is to be stopped.
         """
