@@ -112,7 +112,7 @@ STEPS = "steps-sha256:"
 RECALL_INDEX = "recall-index:"
 """The key of the item with the recall index."""
 OWN = "own-session:"
-"""The prefix of the keys of a session's items that name the conversations of its agents."""
+"""The prefix of the keys of items that name the conversations of a session's agents; see `GraphLayout.own`."""
 ANSWER = "answer-sha256:"
 """The prefix of the keys of notes for answers; see `GraphLayout.note`."""
 
@@ -128,10 +128,10 @@ class ItemKey(NamedTuple):
 class GraphLayout:
     """The layout of conversations in a LangGraph store.
 
-    `namespace` contains an item with the metadata of each conversation (key: session id and `meta_key_suffix`), and its
-    chunks of `chunk_size` messages (keys: session id and `:chunk:000000`, `:chunk:000001` …). An existing conversation
-    keeps its chunk size. A second namespace, with `_ids` appended to its first label, contains the message ids.
-    `value_field` is the name of the field with a message's text.
+    `namespace` contains each conversation's metadata item, with the session id and `meta_key_suffix` as its key, and
+    its chunks, with the session id and `:chunk:000000`, `:chunk:000001` … as their keys. A new conversation gets chunks
+    of `chunk_size` messages, an existing one keeps its size. A second namespace, with `_ids` appended to the first
+    label, contains the notes for message ids. `value_field` is the name of the field with a message's text.
     """
 
     namespace: Namespace = ("agent_chat_history",)
@@ -195,7 +195,7 @@ class GraphLayout:
         return ItemKey(self.message_ids(session_id), RECALL_INDEX)
 
     def own(self, parent_session_id: str, session_id: str) -> ItemKey:
-        """Return the key of an item of `parent_session_id`; it names the conversation of an agent of this session."""
+        """Return the key of the item that names the conversation `session_id` of an agent below `parent_session_id`."""
         return ItemKey(self.message_ids(parent_session_id), f"{OWN}{session_id}")
 
     def note(self, session_id: str, name: str) -> ItemKey:
@@ -204,9 +204,9 @@ class GraphLayout:
 
 
 def id_note(message_id: str) -> str:
-    """Return the name of the note for a message id; a tab precedes an id that begins like the key of another item.
+    """Return the name of the note for a message id, which is in most cases the id.
 
-    No id begins with a tab, because all characters of an id are printable.
+    If the id begins like the key of another item, a tab precedes it. No id begins with a tab: ids are printable.
     """
     return f"\t{message_id}" if message_id.startswith((STEPS, RECALL_INDEX, OWN, ANSWER)) else message_id
 
@@ -217,7 +217,7 @@ def namespace_label(session_id: str) -> str:
 
 
 class ConversationLayouts(ClockedTables, sql=("conversation_layouts.sql",)):
-    """The table `chat_conversation_layouts`. It has no chunk sizes, because each conversation has its own."""
+    """The layouts in the table `chat_conversation_layouts`, without chunk sizes, which are in each conversation."""
 
     async def add(self, layout: GraphLayout) -> None:
         """Register a layout; do nothing if it is registered already."""

@@ -111,7 +111,7 @@ class TextSearch(NullSearch):
 
 
 class ConversationSearch(TextSearch):
-    """A search in transcripts of a graph store; `catch_up` updates the index rows of its sessions in the tables."""
+    """A search in a memory's transcripts in a graph store; `catch_up` updates their index rows in the tables."""
 
     def __init__(self, transcripts: IndexedTranscripts) -> None:
         super().__init__(transcripts)
@@ -139,9 +139,9 @@ def _score(message: Message, words: list[str]) -> float:
 class ConversationArchive:
     """A service that restores exported sessions as conversations in a graph store.
 
-    Like `threadkeep.store.archive.Archive`, but it stores the parts one by one, each atomically; an interrupted
-    `restore` can be repeated. Archived messages are restored as active ones. Limits of sessions are left out,
-    and so are summaries, because there is no table for them. The results count the omitted items.
+    It differs from `threadkeep.store.archive.Archive`: each part is stored atomically, but not all parts together; an
+    interrupted `restore` can be repeated. Archived messages become active. Retention limits and summaries have no
+    place in a graph store, so they are omitted, and counted in the results.
     """
 
     def __init__(self, writer: ConversationWriter, *, count: Counter, clock: Callable[[], datetime]) -> None:
@@ -150,7 +150,7 @@ class ConversationArchive:
         self._clock = clock
 
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
-        """Store the parts in order; return the result of each part, or `WrongUser` if it belongs to another user."""
+        """Store the parts in order. Return a result for each: `WrongUser` if the conversation has another user."""
         outcomes: list[Restored | WrongUser] = []
         for part in parts:
             try:
@@ -160,10 +160,10 @@ class ConversationArchive:
         return outcomes
 
     async def restore_one(self, part: ArchivedPart) -> Restored:
-        """Store one part atomically.
+        """Restore one part of an exported session as a conversation, or into an existing one, atomically.
 
         Raises:
-            WrongUser: the conversation belongs to another user.
+            WrongUser: the conversation exists, and belongs to another user than the part.
         """
         session_id = part.info.session_id
         restored = await self._writer.hold(session_id, lambda writing, found: self._put(writing, found, part))
@@ -181,7 +181,7 @@ class ConversationArchive:
             prepared = prepare(
                 messages, count=self._count, stored_at=lambda message: time_text(message.created_at or now)
             )
-            # Mark erased messages by their status; in the tables, their metadata mark them instead.
+            # Here, the status of a message says that it was erased; in the tables, its metadata say it.
             rows = [
                 {**row, **marks_of(message), **(_ERASED if message.status == "erased" else {})}
                 for message, row in zip(prepared.messages, prepared.columns, strict=True)
@@ -250,7 +250,7 @@ class IndexedArchive(ConversationArchive):
         self._summaries = SummaryArchive(driver.backend, clock=clock)
 
     async def restore_one(self, part: ArchivedPart) -> Restored:
-        """Store one part with its summaries, and update its index rows."""
+        """Restore one part of an exported session with its summaries, and update its index rows."""
         restored = await super().restore_one(part)
         session_id = part.info.session_id
         await self._index.follow(session_id)
@@ -270,13 +270,12 @@ async def open_graph_backend(
     clock: Callable[[], datetime],
     troubled: Callable[[Backend, str, StoreError], object],
 ) -> AsyncIterator[TranscriptBackend]:
-    """Open a transcripts backend in a LangGraph store. At the end, a given store stays open, other stores are closed.
+    """Open a transcripts backend in a LangGraph store.
 
     Args:
         driver: the driver of the tables.
-        store: the LangGraph store with the conversations, or the database of this store.
-        own: the database of the tables; if the store is in the same database, the connections of the tables are used
-            for both.
+        store: the LangGraph store with the conversations, which stays open, or the database in which to open one.
+        own: the database of the tables. If the store is in the same database, it shares the connections of `driver`.
         options: options for opening databases.
         count: counts the tokens of a text.
         clock: returns the current time.
@@ -302,7 +301,7 @@ async def open_graph_backend(
 
 
 def langgraph_stores() -> ModuleType:
-    """Import the module `langgraph_stores`, which loads LangGraph; a memory that uses only tables does not need it."""
+    """Import the module `langgraph_stores` on demand: it loads LangGraph, which a memory in tables does not need."""
     from threadkeep.graph_store import langgraph_stores
 
     return langgraph_stores
@@ -320,5 +319,5 @@ async def _open_items(
         if store.in_memory or store.fingerprint != own.fingerprint:
             yield stores.items_of(opened)
             return
-    # Use our own driver from now on: the store was opened only to create LangGraph's table.
+    # The store is in our own database. It was opened only to create LangGraph's table; from now on, use our driver.
     yield TableItems(driver)

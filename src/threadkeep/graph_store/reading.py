@@ -76,7 +76,7 @@ class HeldChunks:
     async def mark(
         self, chunk: int, span: tuple[int, int], mark: Value, successors: dict[str | None, str | None]
     ) -> list[Message]:
-        """Mark the messages in a `seq` range of a chunk, ends included, as superseded; return them as they were."""
+        """Mark the messages of a chunk in `span`, a `seq` range, as superseded; return them as they were before."""
         value = await self.get(chunk)
         if value is None:
             return []
@@ -114,12 +114,12 @@ async def first_user(messages: AsyncIterator[Message]) -> Message | None:
 
 
 def title_of(message: Message | None) -> str | None:
-    """Return the title that a conversation gets from its first active user message, or None without a message."""
+    """Return the title that a conversation gets from `message`, its first active user message; None for None."""
     return None if message is None else shorten(message.content, TITLE_CHARACTERS)
 
 
 async def title_without(title: str | None, removed: Iterable[Message], rest: AsyncIterator[Message]) -> str | None:
-    """Return the title after messages were removed; if it came from one of them, return a title from the rest."""
+    """Return the title after messages were removed. If it came from one of them, take a new one from the rest."""
     first = next((message for message in removed if message.role == "user"), None)
     if first is None or title != title_of(first):
         return title
@@ -145,9 +145,9 @@ class ConversationReader:
         self.damages = DamageRegister()
         self.known = KnownChunks(layout.value_field)
         self.is_snapshot = isinstance(items, TableItems)
-        """True if one read returns a consistent snapshot of its items. If it is false, read the metadata first."""
+        """True if all items of one read are of the same moment. If it is false, the metadata must be read first."""
         self.owner_of: Callable[[str], Awaitable[str | None]] | None = None
-        """A function that returns the owner of a conversation if its damaged metadata do not name the owner."""
+        """A function that returns a conversation's owner. It is called if damaged metadata do not name the owner."""
 
     def beginning(self, session_id: str) -> list[ItemKey]:
         """Return the key of a conversation's metadata and, if the newest chunk is cached, the key of this chunk."""
@@ -158,7 +158,7 @@ class ConversationReader:
     async def opened(
         self, session_id: str, limit: int, *, user_id: str | None = None
     ) -> tuple[Conversation | None, Readable]:
-        """Return the metadata, as `conversation` does, and a cache of items for reading the `limit` newest messages."""
+        """Return the result of `conversation`, and a cache of items from which to read the `limit` newest messages."""
         items = ReadItems(self._items)
         if limit <= self._layout.chunk_size:
             await items.get(self.beginning(session_id))
@@ -269,7 +269,7 @@ class ConversationReader:
                 yield message
 
     async def values_up(self, conversation: Conversation, high: int) -> AsyncIterator[Value]:
-        """Yield the messages up to the `seq` `high`, both superseded and active, as they are stored in their chunks."""
+        """Yield the stored form of the messages whose `seq` is at most `high`, including superseded messages."""
         first, last = conversation.deleted_seq + 1, min(high, conversation.last_seq)
         for part in chunk_spans(first, last, conversation.chunk_size):
             async for chunk, _ in self._read(conversation, [part.chunk]):
@@ -278,7 +278,7 @@ class ConversationReader:
                         yield value
 
     async def at(self, conversation: Conversation, seqs: Collection[int]) -> list[Message]:
-        """Return the existing messages with these `seq` values in their order, including superseded ones."""
+        """Return the messages with these `seq` values, if they exist, sorted by `seq`, including superseded ones."""
         wanted = {seq for seq in seqs if conversation.deleted_seq < seq <= conversation.last_seq}
         chunks = sorted({chunk_of(seq, conversation.chunk_size) for seq in wanted})
         reading = self._read(conversation, chunks, (min(wanted, default=1), max(wanted, default=0)))
@@ -291,7 +291,7 @@ class ConversationReader:
         span: tuple[int, int] | None = None,
         items: Readable | None = None,
     ) -> AsyncIterator[tuple[Value, list[Message]]]:
-        """Yield chunks as stored, each with its messages; with `span`, only messages in this `seq` range."""
+        """Yield each chunk in its stored form, and its messages. If `span` is given, yield only the messages in it."""
         newest = chunk_of(max(conversation.last_seq, 1), conversation.chunk_size)
         for start in range(0, len(chunks), CHUNKS_AT_ONCE):
             numbers = chunks[start : start + CHUNKS_AT_ONCE]

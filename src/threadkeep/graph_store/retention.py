@@ -38,7 +38,7 @@ class ConversationRetention:
     async def sessions(
         self, *, after: str, limit: int, user_id: str | None = None, with_own: bool = False
     ) -> list[Prunable]:
-        """Return up to `limit` undamaged conversations after the id `after`, by id; none if `with_own` is true."""
+        """Return up to `limit` readable conversations whose ids come after `after`, sorted; none if `with_own`."""
         if with_own:
             return []
         found = [one async for one in self._reader.all() if one.session_id > after and user_id in (None, one.user_id)]
@@ -51,18 +51,18 @@ class ConversationRetention:
         return None if conversation is None else _prunable(conversation)
 
     async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
-        """Return the last `seq` up to which every message after `after` was stored before `moment`."""
+        """Return the last `seq` such that all messages after `after` up to it were stored before `moment`."""
         conversation = await self._reader.conversation(session.session_id)
         if conversation is None:
             return after
         async for message in self._reader.up(conversation, after + 1, session.last_seq):
-            # Keep a message without a time, which another program may have written.
+            # Another program may have written a message without a time; keep it.
             if message.created_at is None or message.created_at >= moment:
                 return (message.seq or after + 1) - 1
         return session.last_seq
 
     async def end_before_newest(self, session: Prunable, messages: int) -> int:
-        """Return the `seq` before the newest `messages` active messages, or 0 if there are fewer."""
+        """Return the last `seq` before the newest `messages` active messages. If there are not so many, return 0."""
         conversation = await self._reader.conversation(session.session_id)
         if conversation is None:
             return 0
@@ -79,7 +79,7 @@ class ConversationRetention:
         return _removed(removal.upto_seq, removed)
 
     async def step(self, removal: Removal, *, messages: int = STEP_MESSAGES) -> Removed | None:
-        """Remove up to `messages` messages of a removal; return None if none are left or the conversation has changed.
+        """Remove the next messages of a removal, at most `messages`. Return None if none are left, or after a change.
 
         Raises:
             RowLocked: another writer keeps changing the conversation, or a run that stored the messages is queued or
@@ -107,7 +107,7 @@ class ConversationRetention:
         """Do nothing; the ids of messages are deleted with the messages."""
 
     async def retention(self, session_id: str, *, user_id: str | None = None) -> tuple[bool, Retention | None]:
-        """Return a pair: True if the conversation exists for this user, and None, because it has no own limits."""
+        """Return a pair: True if the user has this conversation, and None, because it has no limits of its own."""
         return await self._reader.conversation(session_id, user_id=user_id) is not None, None
 
     async def set_retention(self, session_id: str, retention: Retention | None, *, user_id: str | None = None) -> bool:
@@ -124,12 +124,12 @@ class ConversationRetention:
         )
 
     async def reclaim_space(self) -> bool:
-        """Return False. The retention of the tables reclaims space if the graph store is in the same file."""
+        """Return False: nothing is done here. If the file is that of the tables, their retention reclaims its space."""
         return False
 
 
 def _runs_in(conversation: Conversation, messages: Sequence[Message]) -> list[str]:
-    """Return the ids of the runs that stored these messages, ignoring messages copied from the parent of a branch."""
+    """Return the ids of the runs that stored these messages. In a branch, copies of the parent's do not count."""
     begun = conversation.created_at if conversation.parent_session_id is not None else None
     own = [one for one in messages if begun is None or one.created_at is None or one.created_at >= begun]
     return sorted({message.run_id for message in own if message.run_id is not None})
@@ -140,7 +140,7 @@ def _removed(upto: int, removed: Sequence[Message]) -> Removed:
 
 
 def _prunable(conversation: Conversation) -> Prunable:
-    """Return the data of a conversation for retention; `created_at` is used as the time of its first message."""
+    """Return the data that retention needs about a conversation. Its first messages count as old as itself."""
     return Prunable(
         conversation.session_id,
         conversation.last_seq,

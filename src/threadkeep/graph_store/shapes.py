@@ -1,8 +1,8 @@
 """The format of a conversation's items (metadata, chunks, messages), and conversions from and to it.
 
-In metadata, fields that other readers of such stores know come first; Threadkeep's own fields follow. Items without
-Threadkeep's fields are valid too, and unknown fields are kept when an item is written again. JSON that must keep every
-byte is stored as text, because stores change numbers and the order of keys.
+Other programs may use the same conversations. In metadata, the fields that they know come first, then Threadkeep's own.
+An item may lack Threadkeep's fields, and keeps unknown fields when it is written again. Stores change numbers and the
+order of keys in JSON, so JSON that must keep every byte is stored as text.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ METADATA = "metadata"
 """The name of the metadata item in error messages."""
 
 METADATA_KIND = "conversation"
-"""The value of the metadata field `kind`, by which a search finds metadata and no chunks."""
+"""The value of the field `kind` of metadata. Chunks lack this field, so a search for it finds only metadata."""
 
 _MESSAGE_DEFAULTS: Mapping[str, object] = {
     "status": "complete",
@@ -172,7 +172,7 @@ def conversation_of(session_id: str, value: Value) -> Conversation:
             version=read.number("version"),
             title=read.text("title", None),
             last_message=read.text("last_message", None),
-            # If this field is missing, use the highest value: a search for a user message then starts at the end.
+            # The newest user message is searched from this `seq` down. If it is missing, search from the end.
             last_user_seq=read.number("last_user_seq", last_seq, most=last_seq),
             reset_seq=read.number("reset_seq", 0, most=last_seq),
             deleted_seq=read.number("deleted_seq", 0, most=last_seq),
@@ -203,7 +203,7 @@ def owner_in(metadata: Value) -> str | None:
 def chunk_value(
     conversation: Conversation, chunk: int, messages: Sequence[Value], *, now: datetime, former: Value | None
 ) -> Value:
-    """Return the item of a chunk: its messages (at least one, in order), and the unknown fields of its former item.
+    """Return the item of a chunk with these messages, at least one, in order; keep unknown fields of `former`.
 
     The fields that every turn changes follow the messages, so that a database rewrites only the end of the item.
     """
@@ -232,9 +232,9 @@ def messages_in(
     read: Callable[[Value], Message],
     span: tuple[int, int] | None = None,
 ) -> list[Message]:
-    """Return the messages of a chunk in order; with `span`, only those in this `seq` range, both ends included.
+    """Return the messages of a chunk in order. If `span` is given, return only the messages in this `seq` range.
 
-    `read` converts a stored message to a `Message`; see `message_in`.
+    `read` converts a stored message to a `Message`, as `message_in` does. Both ends of `span` are included.
 
     Raises:
         SessionDamaged: the item is not this chunk of this conversation, or one of these messages cannot be used.
@@ -246,7 +246,7 @@ def messages_in(
 
 
 def values_in(conversation: Conversation, chunk: int, value: Value) -> Sequence[Value]:
-    """Return the messages of a chunk as they are stored, after checking that their `seq` values are valid and in order.
+    """Return the stored form of a chunk's messages. Check that their `seq` values are valid and in order.
 
     Raises:
         _UnexpectedFormat: the item is not this chunk of this conversation, or its messages are not in order.
@@ -261,7 +261,7 @@ def values_in(conversation: Conversation, chunk: int, value: Value) -> Sequence[
         raise _UnexpectedFormat("has a message that is no object")
     seqs = [each.get("seq") for each in found]
     if not set(map(type, seqs)) <= {int}:
-        # This call raises an error that describes the first invalid `seq`.
+        # A `seq` is not an integer: `number` raises an error that describes the first invalid one.
         seqs = [_Fields(each).number("seq", least=1) for each in found]
     first = first_of(chunk, conversation.chunk_size)
     if seqs != sorted(set(seqs)) or (seqs and not first <= seqs[0] <= seqs[-1] < first + conversation.chunk_size):
@@ -295,7 +295,7 @@ def noted_seq(note: Value) -> int | None:
 
 
 def message_value(seq: int, columns: Mapping[str, object], value_field: str) -> Value:
-    """Return the stored form of a message, from the columns of its row; values equal to the default are left out."""
+    """Return the stored form of a message, made from the columns of its row. Default values are omitted."""
     rest = {
         name: column
         for name, column in columns.items()
@@ -348,13 +348,13 @@ def message_in(value: Value, value_field: str) -> Message:
 
 
 class _UnexpectedFormat(Exception):
-    """An item in an unexpected format; the error's text follows the name of the item, for example "has no seq"."""
+    """An item has an unexpected format. The error's text is a predicate of the item, for example "has no seq"."""
 
 
 class _Fields:
-    """The fields of an item, by name; each method returns a field of one type, or raises `_UnexpectedFormat`.
+    """The fields of an item. Each method returns the field with a name as one type, or raises `_UnexpectedFormat`.
 
-    If a field is missing or null, the method returns the default; without a default, it raises `_UnexpectedFormat`.
+    If the field is missing or null, the method returns the default, or raises the error if there is no default.
     """
 
     def __init__(self, value: Value) -> None:
@@ -390,7 +390,7 @@ class _Fields:
             moment: datetime = time_of(found)
             if moment.tzinfo is UTC:
                 return moment
-            # Add UTC to a time without a time zone, which would cause an error at its first comparison.
+            # A time without a time zone cannot be compared with others. Take it as UTC.
             return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
         except (ValueError, OverflowError):
             raise _UnexpectedFormat(f"has a {name} that is no time") from None
@@ -417,7 +417,7 @@ class _Fields:
         return ranges
 
     def json_text(self, name: str) -> str:
-        """Return the JSON text of a field with a JSON object; other programs may store the object itself."""
+        """Return a field with a JSON object as JSON text. It is stored as text, or by other programs as an object."""
         found = self._get(name, str | Mapping, "a JSON object", ("{}",))
         if isinstance(found, str) and isinstance(_parsed(name, found), dict):
             return found

@@ -29,7 +29,7 @@ class ConversationSuperseding:
         self._layout = writer.layout
 
     async def supersede(self, superseding: Superseding, new: Prepared | None, now: datetime) -> Superseded:
-        """Supersede messages and store `new`, if it is given. Raises the errors of `Transcripts.supersede`."""
+        """Supersede messages; if `new` is given, store it. Raises the errors of `Transcripts.supersede`."""
 
         async def work(writing: Writing, found: Conversation | None) -> Superseded:
             if found is not None and superseding.user_id not in (None, found.user_id):
@@ -72,7 +72,7 @@ class ConversationSuperseding:
         await self._writer.hold(turn.session_id, work)
 
     async def _named(self, writing: Writing, chunks: HeldChunks, superseding: Superseding) -> Ranges | Superseded:
-        """Return the `seq` ranges to supersede; if an earlier call superseded the same, return its result instead."""
+        """Return the `seq` ranges to supersede. If an equal earlier call has done so already, return its result."""
         conversation, message_id = chunks.conversation, str(superseding.message_id)
         ids = [message_id]
         if superseding.by is not None and superseding.by.id is not None:
@@ -90,7 +90,7 @@ class ConversationSuperseding:
         return ranges_of(seqs_down(last, first, conversation.superseded))
 
     async def _of_run(self, chunks: HeldChunks, question: Message, last: int) -> Ranges:
-        """Return the `seq` ranges of a question and of later active messages that the question's run stored."""
+        """Return the `seq` ranges of a question, and of later active messages up to `last` that its run stored."""
         first, found = question.seq or 0, {question.seq or 0}
         for part in chunk_spans(first, last, chunks.conversation.chunk_size) if question.run_id is not None else ():
             of_run = [message for message in await chunks.messages(part.chunk) if message.run_id == question.run_id]
@@ -120,7 +120,7 @@ class ConversationSuperseding:
         return Superseded(size_of(ranges), *bounds, tuple(taken) if superseding.newest else (), by)
 
     async def _retitled(self, chunks: HeldChunks, conversation: Conversation, taken: Sequence[Message]) -> Conversation:
-        """Return the conversation with a new last message, and a new title if the old one came from one of `taken`."""
+        """Return the conversation with the last message, and possibly the title, that it has without `taken`."""
         last_message, last_user_seq = None, 0
         async for message in chunks.active(conversation, newest_first=True):
             if last_message is None:
@@ -134,7 +134,7 @@ class ConversationSuperseding:
     async def _appended(
         self, chunks: HeldChunks, conversation: Conversation, new: Prepared, now: datetime
     ) -> tuple[Conversation, Message]:
-        """Append a message's new version to a conversation with unwritten changes; return conversation and message."""
+        """Append `new` to the unwritten changes in `chunks`; return the changed conversation and the stored message."""
         appended = await self._writer.appended(ReadItems(chunks.writing, chunks.items), conversation, new, {}, now)
         chunks.items |= appended.items
         field = self._layout.value_field
@@ -144,7 +144,7 @@ class ConversationSuperseding:
     async def replace_answers(
         self, writing: Writing, conversation: Conversation, prepared: Prepared, losers: Sequence[Value], now: datetime
     ) -> Receipt:
-        """Store an answer in place of other answers, which become superseded; return the receipt of the new one."""
+        """Store an answer, supersede the answers `losers`, and return the receipt of the new answer."""
         message = prepared.messages[0]
         superseding = Superseding(conversation.session_id, message_id=losers[-1]["id"], scope="message", by=message)
         ranges = ranges_of(int(loser["seq"]) for loser in losers)
@@ -192,7 +192,7 @@ class ConversationSuperseding:
         self._reader.known.forget(session_id)
 
     async def _current_version(self, chunks: HeldChunks, message_id: str) -> Value | None:
-        """Return the message with an id, or its last replacement if it was replaced; None if one of them is missing."""
+        """Return a message or, if it was replaced, its last replacement; None if one of these messages is missing."""
         known, wanted = set[str](), message_id
         while True:
             seqs = await self._writer.seqs_of(chunks.writing, chunks.conversation, [wanted])

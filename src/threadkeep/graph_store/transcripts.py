@@ -94,7 +94,7 @@ class GraphTranscripts:
         user_id: str | None = None,
         view: View = "active",
     ) -> Page:
-        """Return up to `limit` of the newest messages before the `seq` `before`, oldest first."""
+        """Return the newest `limit` messages whose `seq` is below `before`, oldest first."""
         if limit <= 0:
             return Page((), None)
         conversation, items = await self.reader.opened(session_id, limit, user_id=user_id)
@@ -157,7 +157,7 @@ class GraphTranscripts:
         return [] if conversation is None else await self.reader.at(conversation, seqs)
 
     async def answers_to(self, session_id: str, question: Message) -> list[Message]:
-        """Return the complete answers to a stored question, in order; only the 10,000 messages after it are read.
+        """Return the complete answers to a stored question among the 10,000 messages after it, in order.
 
         Superseded answers are included only if the question is superseded.
         """
@@ -181,7 +181,7 @@ class GraphTranscripts:
         return await self._superseding.tell(session_id, message_id, self._clock())
 
     async def supersede(self, superseding: Superseding) -> Superseded:
-        """Supersede messages in one write; do nothing if the newest ones of a missing session are requested."""
+        """Supersede messages in one write. If the `newest` are requested and there is no session, do nothing."""
         now = self._clock()
         given = () if superseding.by is None else (superseding.by,)
         new = prepare(given, count=self._count, stored_at=time_text(now)) if given else None
@@ -238,8 +238,8 @@ class GraphTranscripts:
 class ConversationContexts(NullContexts):
     """The tool calls of conversations, for later model calls. A graph store has no window anchors and no summaries.
 
-    For each agent, an item has the tool calls of its newest turns. A turn is ignored if its question was deleted, or if
-    its question or answer was superseded; the next write removes it from the item.
+    Each agent has an item with the tool calls of its newest turns. If the question of a turn was deleted, or its
+    question or answer was superseded, the turn is ignored, and the next write removes it.
     """
 
     def __init__(self, items: Items, writer: ConversationWriter) -> None:
@@ -248,7 +248,7 @@ class ConversationContexts(NullContexts):
         self._writer = writer
 
     async def steps(self, session_id: str, author: str, *, since: int) -> list[Steps]:
-        """Return the tool calls of an agent's answers to questions whose `seq` is at least `since`, oldest first."""
+        """Return an agent's tool calls, oldest first, for answers to questions with a `seq` of at least `since`."""
         conversation = await self._writer.reader.conversation(session_id)
         if conversation is None:
             return []
@@ -259,7 +259,7 @@ class ConversationContexts(NullContexts):
     async def keep_steps(
         self, session_id: str, steps: Steps, *, question_id: str, author: str, ordinal: int = 1, turns: int = 1
     ) -> None:
-        """Store the tool calls of an answer to an active question; keep those of the agent's newest `turns` turns."""
+        """Store the tool calls of an answer if its question is active. Keep only the agent's newest `turns` turns."""
         key = self._writer.layout.steps(session_id, author)
 
         async def work(writing: Writing, found: Conversation | None) -> None:
@@ -291,12 +291,12 @@ class RecallIndexItems:
         self._layout = writer.layout
 
     async def of_session(self, session_id: str, version: str, last_seq: int) -> bytes | None:
-        """Return the stored index if it has this version and ends at or before `last_seq`; otherwise delete it."""
+        """Return the index if it has this version and ends at or before `last_seq`. Otherwise delete the index."""
         [item] = await self._items.get([self._layout.recall_index(session_id)])
         if item is None:
             return None
         data, upto = item.get("data"), item.get("last_seq")
-        # Delete an index with later messages: it belongs to an earlier conversation, which another program has deleted.
+        # An index with later messages is of an earlier conversation, which another program has deleted.
         is_usable = item.get("version") == version and isinstance(upto, int) and upto <= last_seq
         if is_usable and isinstance(data, str):
             with contextlib.suppress(ValueError):
@@ -305,7 +305,7 @@ class RecallIndexItems:
         return None
 
     async def save(self, session_id: str, version: str, data: bytes, last_seq: int, state: IndexedState) -> None:
-        """Replace the stored index of a conversation; do nothing if the conversation has changed since `state`."""
+        """Store an index in place of the old one. If the conversation is no longer in `state`, do nothing."""
         item = {"version": version, "last_seq": last_seq, "data": b64encode(data).decode()}
 
         async def work(writing: Writing, found: Conversation | None) -> None:

@@ -24,23 +24,23 @@ from threadkeep.store.transcripts import SessionChanges
 type Work[T] = Callable[[ReadOnce, Conversation | None], Awaitable[T]]
 
 type Beside = Callable[[Written], Sequence[Statement]]
-"""A function that returns statements for an appended turn; the last statement returns a row if all succeed."""
+"""A function that returns statements to execute when a turn is appended. If all succeed, the last returns a row."""
 
 _PAUSES_SECONDS: Final = (0.025, 0.05, 0.1)
 _MOST_CHUNKS = 10_000
-"""The maximum number of chunk keys to compute. Metadata that imply more may be wrong; then the keys are searched."""
+"""The maximum number of chunk keys to compute. If metadata imply more, they may be wrong, so search the keys."""
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """The oldest messages, from `after_seq` (excluded) to `upto_seq`, if nothing was written since `idle_before`."""
+    """The oldest messages, after `after_seq` up to `upto_seq`, to delete if nothing was written since `idle_before`."""
 
     after_seq: int
     upto_seq: int
     idle_before: datetime | None = None
 
     def is_of(self, conversation: Conversation) -> bool:
-        """Return True if the oldest message still follows `after_seq` and nothing was written since `idle_before`."""
+        """Return True if no message after `after_seq` was deleted and nothing was written since `idle_before`."""
         idle = self.idle_before is None or conversation.updated_at < self.idle_before
         return idle and conversation.deleted_seq == self.after_seq
 
@@ -70,14 +70,14 @@ class ConversationWriter:
         self.reader = reader
         self._conflicted = conflicted
         self.beside: Beside | None = None
-        """A function whose statements are executed with an appended turn; after a failure, a retry may omit them."""
+        """A function; its statements are executed with an appended turn. If the write fails, a retry may omit them."""
 
     async def append(self, turn: Turn, prepared: Prepared, now: datetime, replace_answers: ReplaceAnswers) -> Written:
         """Append a turn to a conversation; create it if it does not exist.
 
-        If the turn's answer was delivered while the store was down, but another answer to the question is stored, the
-        turn's answer replaces the stored one with `replace_answers`. If the stored answer was delivered too, the turn's
-        answer is stored as superseded. If the turn has `completes`, its answer replaces the message with this id.
+        The turn's answer may have been delivered while the store was down, although another answer to the question is
+        stored. If that one was delivered too, the turn's answer is stored as superseded; otherwise it replaces that one
+        with `replace_answers`. If the turn has `completes`, its answer replaces the message with this id.
 
         Raises:
             WrongUser: the conversation belongs to another user.
@@ -127,7 +127,7 @@ class ConversationWriter:
     async def _losers(
         self, writing: Writing, conversation: Conversation, turn: Turn, adopted: Value | None
     ) -> list[Value]:
-        """Return the stored answers that `turn` replaces: `adopted`, and the message `completes` if it is active."""
+        """Return the stored answers that `turn` replaces: the message `turn.completes`, if active, and `adopted`."""
         names = [] if turn.completes is None else [id_note(turn.completes)]
         found = await self._noted(writing, conversation, names, lambda message: id_note(message.get("id") or ""))
         active = [one for one in found.values() if not one.get("superseded_at")]
@@ -148,7 +148,7 @@ class ConversationWriter:
     async def _locked_with_rows(
         self, session_id: str, work: Callable[..., Awaitable[Written]], needed: Sequence[ItemKey]
     ) -> Written:
-        """Do `work` with the statements of `beside`; if the statements may have failed, do it again without them."""
+        """Do `work` with the statements of `beside`. If this fails, perhaps because of them, do it without them."""
         async with self._order(session_id):
             if self.beside is not None:
                 try:
@@ -159,11 +159,11 @@ class ConversationWriter:
             return await self._attempts(session_id, work, needed)
 
     def _order(self, session_id: str) -> asyncio.Lock:
-        """Return this process's lock of a conversation; a writer must keep it during all of its attempts."""
+        """Return this process's lock of a conversation. A writer must hold the lock until its last attempt is over."""
         return self._items.locks.setdefault(self.layout.metadata(session_id), asyncio.Lock())
 
     def _named(self, turn: Turn, prepared: Prepared) -> list[ItemKey]:
-        """Return the keys of the notes that an append reads and, if no chunk is cached, the key of the first chunk."""
+        """Return the keys of the notes that are needed to append `turn`, and of the first chunk if none is cached."""
         names = [id_note(str(message.id)) for message in prepared.messages]
         names += [note for row in prepared.columns if (note := answer_note(row)) is not None]
         names += [] if turn.answers is None else [id_note(turn.answers)]
@@ -187,7 +187,7 @@ class ConversationWriter:
     async def _without_answered(
         self, writing: Writing, conversation: Conversation, prepared: Prepared, there: Mapping[str, int]
     ) -> tuple[Prepared, Value | None]:
-        """Omit complete answers to answered questions; also return the stored answer, or None if none was omitted."""
+        """Omit answers to questions that have a complete answer. Return the rest, and the stored answer or None."""
         notes = {str(row["id"]): note for row in prepared.columns if (note := answer_note(row)) is not None}
         notes = {message_id: note for message_id, note in notes.items() if message_id not in there}
         if not notes or conversation.version < 0:
@@ -247,7 +247,7 @@ class ConversationWriter:
         there: Mapping[str, int],
         now: datetime,
     ) -> Appended:
-        """Return the changes that append messages, without writing them; `there` maps stored ids to their `seq`."""
+        """Return the changes that append messages, but do not write them. `there` maps stored ids to their `seq`."""
         last_seq, size = conversation.last_seq, conversation.chunk_size
         chunks = chunk_of(last_seq + 1, size), chunk_of(max(last_seq, 1), size)
         last, newest = await writing.get([self.layout.chunk(conversation.session_id, chunk) for chunk in chunks])
@@ -285,10 +285,10 @@ class ConversationWriter:
         await self.hold(session_id, work)
 
     async def reset(self, session_id: str, *, user_id: str | None, known: Conversation | None = None) -> int | None:
-        """Let later windows begin after the stored messages; return the last `seq`, or None if nothing was reset.
+        """Let later windows begin after the stored messages. Return the last `seq`, or None if nothing was reset.
 
-        With `known`, an earlier state of the conversation, windows begin after the last message of that state. Nothing
-        is reset if the conversation was deleted since then.
+        If `known`, an earlier state of the conversation, is given, windows begin after the last message of that state.
+        If the conversation has been deleted since then, nothing is reset.
         """
 
         async def work(writing: Writing, found: Conversation | None) -> int | None:
@@ -304,7 +304,7 @@ class ConversationWriter:
         return await self.hold(session_id, work)
 
     async def take_away(self, session_id: str, beginning: Beginning, *, title: tuple[str | None, str | None]) -> bool:
-        """Delete the oldest messages; return False if the conversation changed. `title` is the old and new title."""
+        """Delete the oldest messages; change `title[0]` to `title[1]`. Return False if the conversation has changed."""
 
         async def work(writing: Writing, found: Conversation | None) -> bool:
             if found is None or not beginning.is_of(found):
@@ -332,9 +332,9 @@ class ConversationWriter:
     ) -> bool:
         """Delete every item of a conversation, even a damaged one; return False if it did not exist.
 
-        With `idle_before`, delete it only if all its messages are deleted and nothing was written at or after this
-        time; with `created_at`, only if it was created at that time or its metadata are damaged. If another program has
-        deleted the metadata, only the items in the namespace of the message ids are deleted.
+        If `idle_before` is given, delete it only if all its messages are deleted and nothing was written at or after
+        this time. If `created_at` is given, delete it only if it was created then or its metadata are damaged. If
+        another program has deleted the metadata, delete only the items in the namespace of the message ids.
         """
 
         async def work(writing: Writing, found: Conversation | None) -> bool:
@@ -364,7 +364,7 @@ class ConversationWriter:
         return [key.removeprefix(OWN) for key in keys]
 
     async def remove_rest(self, session_id: str) -> None:
-        """If another program has deleted the metadata, delete the items left in the namespace of message ids."""
+        """Delete the items in the namespace of message ids if another program has deleted the metadata."""
 
         async def work(writing: Writing, found: Conversation | None) -> None:
             if found is None:
@@ -403,8 +403,8 @@ class ConversationWriter:
                     raise
                 await asyncio.sleep(pauses.pop(0) * random.uniform(0.5, 1.5))
             except StoreUnavailable as error:
-                # Retry once: if the transaction was committed although the connection broke, the retry finds its
-                # messages.
+                # The transaction may have been committed although the connection broke. Retry once: the retry finds
+                # its messages if they are stored.
                 if broken or not error.interrupted:
                     raise
                 broken = True
@@ -424,9 +424,9 @@ class ConversationWriter:
         conversation: Conversation,
         others: Mapping[ItemKey, Value | None] | None = None,
     ) -> None:
-        """Write the metadata of a conversation, with the version that follows `former.version`, and the items `others`.
+        """Write the items `others`, and the conversation's metadata with the version after `former.version`.
 
-        If a new conversation is the own conversation of an agent below a session, an item of that session names it.
+        A new conversation of an agent below a session is also named by an item of that session (`GraphLayout.own`).
         """
         version, items = former.version if former.version >= 0 else None, dict(others or {})
         if version is None and conversation.agent is not None and conversation.parent_session_id is not None:
@@ -436,7 +436,7 @@ class ConversationWriter:
     async def _without(
         self, writing: Writing, conversation: Conversation, beginning: Beginning
     ) -> dict[ItemKey, Value | None]:
-        """Return the items that a removal changes; None removes an item, such as a note or a chunk without messages."""
+        """Return the items that change when messages are removed; None removes an item: a note, or an empty chunk."""
         session_id, changed = conversation.session_id, dict[ItemKey, Value | None]()
         for part in chunk_spans(beginning.after_seq + 1, beginning.upto_seq, conversation.chunk_size):
             key = self.layout.chunk(session_id, part.chunk)
@@ -448,7 +448,7 @@ class ConversationWriter:
         return changed
 
     async def _steps_without(self, writing: Writing, shorter: Conversation) -> dict[ItemKey, Value | None]:
-        """Return the items with tool calls, but without turns of deleted questions; an empty item becomes None."""
+        """Return the items of tool calls without turns of deleted questions. An item without turns becomes None."""
         namespace = self.layout.message_ids(shorter.session_id)
         keys = [ItemKey(namespace, key) for key in await writing.keys(namespace, STEPS)]
         return steps_left(dict(zip(keys, await writing.get(keys), strict=True)), shorter) if keys else {}
@@ -461,7 +461,7 @@ class ConversationWriter:
         if last - first > _MOST_CHUNKS:
             return ids + await self._written_chunks(writing, session_id)
         chunks = [self.layout.chunk(session_id, chunk) for chunk in range(first, last + 1)]
-        # Add chunks that an incomplete write has left in a store without transactions.
+        # In a store without transactions, an incomplete write may have left chunks. Add them.
         while await writing.get([left := self.layout.chunk(session_id, last := last + 1)]) != [None]:
             chunks.append(left)
         return ids + chunks
@@ -483,7 +483,7 @@ class ConversationWriter:
 
 
 def _with_reset(former: Conversation, grown: Conversation, question_seq: int) -> Conversation:
-    """If a question is from before the last reset, and nothing was stored since, move the reset behind the answer."""
+    """Move the reset behind the answer if the question is from before the reset, and nothing was stored after it."""
     if 0 < question_seq <= former.reset_seq == former.last_seq:
         return replace(grown, reset_seq=grown.last_seq)
     return grown
@@ -494,12 +494,12 @@ def _next_version(former: Conversation, conversation: Conversation) -> Conversat
 
 
 def _may_be_of_rows(error: StoreError) -> bool:
-    """Return True if a write should be repeated without index rows: they may have failed, or it may be committed."""
+    """Return True if a failed write may succeed without index rows, or may be committed, so it must be repeated."""
     if isinstance(error, StoreUnavailable):
         return error.interrupted or isinstance(error, RowLocked | StatementCancelled)
     return not isinstance(error, SessionDamaged)
 
 
 def _marked(prepared: Prepared, mark: Mapping[str, object]) -> Prepared:
-    """Return the messages with the columns that mark them as superseded."""
+    """Return the messages with the columns in `mark`, which say that they are superseded."""
     return replace(prepared, columns=[{**row, **mark} for row in prepared.columns])
