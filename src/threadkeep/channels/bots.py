@@ -34,7 +34,7 @@ class Texts:
     - `too_many`: the answer to the first message beyond the limit per minute.
     - `later`: ends a stream if the answer takes too long.
     - `asked_elsewhere`: follows a run's question that no text in the chat can answer.
-    - `forget_question`: the answer to /forget. After the confirmation, `forgotten` or `not_forgotten` follows.
+    - `forget_question`: the answer to /forget. After the deletion or its failure: `forgotten`, `not_forgotten`.
     - `forget_group`: rejects /forget in a group.
     """
 

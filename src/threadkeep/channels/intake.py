@@ -97,8 +97,7 @@ class Intake:
         """Take one update; taking it again changes nothing.
 
         If `started` is a list, the run is appended to it and not executed. An update that can never be taken is
-        reported and skipped, so that it does not block later updates. If `again` is True, the rate limit is not
-        checked.
+        reported and skipped, so that it does not block later updates. With `again`, the rate limit is not checked.
 
         Raises:
             StoreUnavailable: the update was not taken.
