@@ -212,7 +212,9 @@ async def test_over_http_the_limits_of_the_service_apply(sqlite_memory: Memory) 
         writer.write(b"POST /mcp HT")
         assert b"408 Request Timeout" in await asyncio.wait_for(reader.read(), HANG_SECONDS)
         writer.close()
-        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+        async with httpx2.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}", timeout=HANG_SECONDS, trust_env=False
+        ) as http:
             secrets = (one.secret, one.secret, one.secret, two.secret, two.secret)
             sent = [{"Authorization": f"Bearer {secret}"} for secret in secrets]
             answers = [await http.post("/mcp", json={}, headers=headers) for headers in sent]
@@ -230,7 +232,7 @@ async def test_over_http_a_user_cannot_hold_all_connections(
     ann, bob = [{"Authorization": f"Bearer {key.secret}", "Accept": "text/event-stream"} for key in keys]
     async with (
         serving(sqlite_memory) as port,
-        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=HANG_SECONDS, trust_env=False) as http,
     ):
 
         async def status(headers: dict[str, str]) -> int:
@@ -257,7 +259,7 @@ async def test_over_http_a_proxy_may_be_in_front(sqlite_memory: Memory) -> None:
     }
     async with (
         serving(sqlite_memory, body_limit=2000) as port,
-        httpx2.AsyncClient(headers=headers, trust_env=False) as http,
+        httpx2.AsyncClient(headers=headers, timeout=HANG_SECONDS, trust_env=False) as http,
     ):
         url = f"http://127.0.0.1:{port}/mcp"
         async with Client(streamable_http_client(url, http_client=http)) as client:

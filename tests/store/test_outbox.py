@@ -294,9 +294,9 @@ async def test_a_message_without_a_run_is_ended(memory: Memory, clock: SettableC
         await outbox.add("support", SESSION, message, address=ADDRESS, message=f"what is needed of {message}")
     await run(memory, "m2", status=None)
     assert await outbox.end_without_run(older_than=DAY) == 0
-    assert await outbox.left(older_than=DAY) == []
+    assert await outbox.orphaned(older_than=DAY) == []
     clock.advance(DAY.total_seconds() + 1)
-    [left] = await outbox.left(older_than=DAY)
+    [left] = await outbox.orphaned(older_than=DAY)
     assert (left.number, left.channel, left.message) == (1, "support", "what is needed of m1")
     assert left.address["chat_id"] == ADDRESS["chat_id"]
     assert await outbox.end_without_run(older_than=DAY) == 1

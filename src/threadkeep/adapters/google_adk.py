@@ -27,7 +27,7 @@ from google.genai.types import Content, Part
 from langchain_core.utils.uuid import uuid7
 from pydantic_core import to_jsonable_python
 
-from threadkeep.adapters.items import append_once, first_revision, item_message, messages_after, stored_item
+from threadkeep.adapters.items import append_once, base_revision, item_message, messages_after, stored_item
 from threadkeep.agent.counting import media_mark, media_type
 from threadkeep.errors import InvalidInput, InvalidKey, SessionNotFound
 from threadkeep.history import keys
@@ -78,7 +78,7 @@ class SessionService(BaseSessionService):
         session_id = (session_id or "").strip() or str(uuid7())
         stored = self._session(app_name, user_id, session_id)
         item = {"state": _state_of_session(state), "created": time.time(), **_long_id(stored, session_id)}
-        first = f"{_REVISION}{await first_revision(stored)}"
+        first = f"{_REVISION}{await base_revision(stored)}"
         note = item_message(_NAME, item, role=None, text="[session]", message_id=first)
         exists = await self._read(app_name, user_id, session_id) is not None
         if exists or not await self._append(stored, app_name, state, note):

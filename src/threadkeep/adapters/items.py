@@ -112,7 +112,7 @@ async def take_back_newest(session: Session, keep: Callable[[Message], bool]) ->
     return None
 
 
-async def first_revision(session: Session) -> int:
+async def base_revision(session: Session) -> int:
     """Return a number for the first revision in a session: the `seq` up to which retention has deleted messages, or 0.
 
     The deleted messages may include earlier revisions, whose ids cannot be stored again, so 0 is not always free.

@@ -26,7 +26,7 @@ from pydantic_ai.messages import (
     is_multi_modal_content,
 )
 
-from threadkeep.adapters.items import append_once, first_revision, item_message, messages_after, stored_item
+from threadkeep.adapters.items import append_once, base_revision, item_message, messages_after, stored_item
 from threadkeep.agent.counting import media_mark, media_type
 from threadkeep.errors import InvalidInput
 from threadkeep.history.session import Session
@@ -123,7 +123,7 @@ class Conversations(ConversationStore):
         names = [f"conversation:{record.conversation_id}", *(f"entry:{entry.id}" for entry in new_entries)]
         statements = [state.keep_statement(self._scope, name, record.conversation_id) for name in names]
         session = self._session(record.conversation_id)
-        previous = expected_revision or str(await first_revision(session) or "")
+        previous = expected_revision or str(await base_revision(session) or "")
         messages = [_note(record.conversation_id, previous, dumped), *(_message(entry) for entry in new_entries)]
         if not await append_once(session, messages, Joined(after=statements, supersedes_after=left)):
             raise ConversationConflict(record.conversation_id)

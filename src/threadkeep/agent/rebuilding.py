@@ -94,25 +94,27 @@ class ContextParts:
             case "transcript":
                 reference = TurnReference(self.session_id, entry.seq or 0)
                 stored = self.by_reference.get(reference) or self.by_id.get(entry.id or "")
-                return to_langchain(_there(stored, f"message {entry.seq or ''}".strip()))
+                return to_langchain(_required(stored, f"message {entry.seq or ''}".strip()))
             case "summaries":
-                found = [_there(self.summaries.get(name), "a summary") for name in entry.summaries]
+                found = [_required(self.summaries.get(name), "a summary") for name in entry.summaries]
                 return section_message("summary", summary_message_text(found))
             case "turns":
                 quoted = [
                     QuotedTurn(
                         turn.session_id,
-                        _there(self.by_reference.get(TurnReference(turn.session_id, turn.seq)), f"message {turn.seq}"),
+                        _required(
+                            self.by_reference.get(TurnReference(turn.session_id, turn.seq)), f"message {turn.seq}"
+                        ),
                         turn.part,
                     )
                     for turn in entry.turns
                 ]
                 return turns_message(quoted, home=self.session_id)
             case "text":
-                return load_message(_there(self.texts.get(entry.digest or ""), "a text"))
+                return load_message(_required(self.texts.get(entry.digest or ""), "a text"))
 
 
-def _there[T](found: T | None, what: str) -> T:
+def _required[T](found: T | None, what: str) -> T:
     if found is None:
         raise ContextGone(f"This model call cannot be rebuilt, because {what} was deleted.")
     return found

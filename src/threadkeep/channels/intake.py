@@ -118,7 +118,7 @@ class Intake:
         Raises:
             StoreUnavailable: some messages were not taken.
         """
-        for left in await self._outbox.left(older_than=older_than):
+        for left in await self._outbox.orphaned(older_than=older_than):
             bot = self._bots.get(left.channel)
             if bot is None or left.number in self._taken_again:
                 continue

@@ -63,7 +63,9 @@ async def show_status() -> None:
     rows = []
     for name, kind in (kinds | dict.fromkeys(removed)).items():
         oldest, heard = times.get(name, (None, None))
-        rows.append({"name": name, "kind": kind, **_open(name, counts), "oldest_open": oldest, "last_heard": heard})
+        rows.append(
+            {"name": name, "kind": kind, **_answer_counts(name, counts), "oldest_open": oldest, "last_heard": heard}
+        )
     _list_bots(rows)
     for name in removed:
         terminal.note(
@@ -228,10 +230,10 @@ async def drop_answer(
 def _row(bot: AnyBot, counts: Mapping[tuple[str, OutboxStatus], int], *fields: str) -> dict[str, object]:
     """Return the named fields of a bot's settings, and how many of its answers are waiting, ready or failed."""
     described = {name: getattr(bot, name) for name in ("name", "kind", *fields)}
-    return {**described, **_open(bot.name, counts)}
+    return {**described, **_answer_counts(bot.name, counts)}
 
 
-def _open(name: str, counts: Mapping[tuple[str, OutboxStatus], int]) -> dict[str, object]:
+def _answer_counts(name: str, counts: Mapping[tuple[str, OutboxStatus], int]) -> dict[str, object]:
     """Return how many answers of a bot are waiting, ready or failed."""
     return {status: counts.get((name, status), 0) for status in _OPEN}
 

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from threadkeep.cli.opening import synchronous
-from threadkeep.cli.options import HELP_NAMES, with_common_options, with_whole_options
+from threadkeep.cli.options import HELP_NAMES, with_common_options, with_previous_diffs
 from threadkeep.cli.problems import problem_of
 from threadkeep.cli.terminal import command_line, dump, terminal
 from threadkeep.version import __version__
@@ -139,7 +139,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         code = context_of_command.run(
             _commands_for(arguments).main,
-            with_whole_options(arguments),
+            with_previous_diffs(arguments),
             prog_name="threadkeep",
             standalone_mode=False,
         )

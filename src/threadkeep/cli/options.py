@@ -86,7 +86,7 @@ def verbs(help_text: str) -> typer.Typer:
     return typer.Typer(help=help_text, no_args_is_help=True, rich_markup_mode=None)
 
 
-def with_whole_options(arguments: Sequence[str]) -> list[str]:
+def with_previous_diffs(arguments: Sequence[str]) -> list[str]:
     """Insert the value `previous` after each `--diff` without a number, because typer requires a value."""
     whole: list[str] = []
     for position, word in enumerate(arguments):

@@ -198,7 +198,7 @@ class Eraser:
             sessions = await self.rows.sessions(wanted)
             await self.rows.note_sessions(wanted, sessions)
             await self._drop_pending(wanted, sessions)
-            await self.rows.forget_runs(wanted)
+            await self.rows.delete_facts_of_runs(wanted)
             for session_id in sessions:
                 await self._memory.session(session_id).delete()
             for session_id, seqs in (await self.rows.shared(wanted)).items():

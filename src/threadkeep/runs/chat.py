@@ -362,9 +362,9 @@ class Chat:
             Interrupted: the chat was closed, so the turn cannot start.
             StoreUnavailable: the database did not respond; the call can be repeated.
         """
-        return self.begin(await self.release(session, request), stream=stream)
+        return self.begin(await self.supersede_answers(session, request), stream=stream)
 
-    async def release(self, session: Session, request: RegenerationRequest) -> ChatRequest:
+    async def supersede_answers(self, session: Session, request: RegenerationRequest) -> ChatRequest:
         """Supersede everything after a question, unless a run is answering it; return the request for a new answer.
 
         Raise the same errors as `regenerate`, except `Interrupted`.

@@ -48,7 +48,7 @@ class RunChildren:
             )
         if parent.ledger is not None:
             parent.ledger.has_children = True
-        run, beginning = await self._there(request, parent)
+        run, beginning = await self._create_or_retry(request, parent)
         while not run.over:
             run, beginning = await self._go_on(run, beginning), None
         ended: dict[str, Json] = {"run_id": run.run_id, "status": run.status, "error": run.error}
@@ -58,7 +58,7 @@ class RunChildren:
             await parent.ledger.check()
         return _result_of(run)
 
-    async def _there(self, request: ChildRequest, parent: ActiveRun) -> tuple[Run, Beginning | None]:
+    async def _create_or_retry(self, request: ChildRequest, parent: ActiveRun) -> tuple[Run, Beginning | None]:
         """Create the child, or retry it if needed. Return the run, and a `Beginning` if it is new and may begin."""
         run_id = _child_id(request)
         run = await self._runs.run(run_id)

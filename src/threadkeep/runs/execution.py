@@ -32,7 +32,7 @@ from threadkeep.runs.progress import ProgressSaver, thread_of
 from threadkeep.runs.requests import begin_state, context_of, metadata_of
 from threadkeep.runs.retries import pause_before, retry_until_available
 from threadkeep.runs.run_workflows import RunPlan
-from threadkeep.runs.session_answers import answered_without, with_unanswered
+from threadkeep.runs.session_answers import stored_answer_of, with_unanswered
 from threadkeep.runs.streams import InFlightMessages, Outcome, RunPiece, RunStream
 from threadkeep.runs.tracing import Notes, ToolTrace, jsonable
 from threadkeep.runs.usage import LastContexts, Ledger, Meter
@@ -156,7 +156,7 @@ class RunExecution:
         if len(self._run.inputs) > 1:
             self._run = await with_unanswered(memory, self._run)
         # Check for the answer of an unrecorded run here, because a resumed graph skips the step that would find it.
-        if in_flight.has_answered(self._run) and (result := await answered_without(memory, self._run)) is not None:
+        if in_flight.has_answered(self._run) and (result := await stored_answer_of(memory, self._run)) is not None:
             return Outcome("done", result=result)
         if self._chat is not None:
             await self._reply(*self._chat)

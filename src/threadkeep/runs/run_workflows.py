@@ -21,7 +21,7 @@ from threadkeep.records.runs import Run, RunTrigger
 from threadkeep.runs.requests import RunRequest, begin_state, metadata_of
 from threadkeep.store.runs.runs import WorkflowVersions
 from threadkeep.workflows.built_in import ChatNode, session_workflows
-from threadkeep.workflows.definition import Workflow, asked_at_once
+from threadkeep.workflows.definition import Workflow, options_at_once
 from threadkeep.workflows.loading import restore_workflow
 from threadkeep.workflows.nodes import AgentNode
 from threadkeep.workflows.nodes.base import Step, references_in
@@ -132,7 +132,7 @@ class RunPlan:
                 chat = name, node, node.reply_options(Step(name, RunContext("", workflow.name, resources), None))
         return cls(
             chat=chat,
-            at_once=asked_at_once(workflow, resources),
+            at_once=options_at_once(workflow, resources),
             silent=frozenset(name for name, node in nodes if not (isinstance(node, SpeakingNode) and node.answers)),
         )
 

@@ -69,7 +69,7 @@ async def with_unanswered(memory: Memory, run: Run) -> Run:
     return replace(run, inputs=tuple(rest)) if rest else run
 
 
-async def answered_without(memory: Memory, run: Run) -> Mapping[str, Json] | None:
+async def stored_answer_of(memory: Memory, run: Run) -> Mapping[str, Json] | None:
     """Return the stored answer to a run's newest message as a result, or None if no complete answer is stored."""
     message_id = run.inputs[-1].message_id if run.inputs else None
     answer = None if message_id is None else await _answer(memory, run, message_id)

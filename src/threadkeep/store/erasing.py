@@ -228,7 +228,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         """Return the number of episodes whose deletion Graphiti has not confirmed yet."""
         return int((await self._driver.fetch(self._sql["retractions"], {}))[0][0])
 
-    async def forget_runs(self, wanted: Erasable) -> None:
+    async def delete_facts_of_runs(self, wanted: Erasable) -> None:
         """Delete facts of any scope with evidence in the target's runs; call this before these runs are deleted."""
         await self._driver.write([self._selecting("drop_facts_of_runs", wanted)])
 

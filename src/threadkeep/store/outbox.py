@@ -209,7 +209,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         async with self._driver.writing() as connection:
             return await self._drop_copies(connection, await connection.fetch(self._sql["make_ready"], parameters))
 
-    async def left(self, *, older_than: timedelta) -> list[OrphanedMessage]:
+    async def orphaned(self, *, older_than: timedelta) -> list[OrphanedMessage]:
         """Return the messages that have waited longer than `older_than` without a run, because a process died."""
         rows = await self._driver.fetch(self._sql["left"], {"before": time_text(self._clock() - older_than)})
         found = [(number, channel, _address(address)) for number, channel, address in rows]

@@ -154,7 +154,7 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
         if context.asks_again:
             session = self._store.session(thread.id, context)
             asked = RegenerationRequest(message_id=message.id, workflow=workflow)
-            request = await app.chat.release(session, asked)
+            request = await app.chat.supersede_answers(session, asked)
         else:
             request = ChatRequest(
                 user_text(message),
@@ -187,7 +187,7 @@ async def _events(turn: ChatTurn, thread_id: str, session: Session) -> AsyncIter
         elif isinstance(event, ChatAnswer):
             stored = _answer_item(event.answer_id or event.run_id, thread_id)
             for item_id in sorted(items - {stored.id}):
-                async for ended in _ended_other(_answer_item(item_id, thread_id), session):
+                async for ended in _closing_other(_answer_item(item_id, thread_id), session):
                     yield ended
             for last in (*(_begun(stored) if stored.id not in items else ()), *_ended(stored, event.response)):
                 yield last
@@ -203,7 +203,7 @@ def _begun(item: AssistantMessageItem) -> Iterator[ThreadStreamEvent]:
     yield ThreadItemUpdatedEvent(item_id=item.id, update=added)
 
 
-async def _ended_other(item: AssistantMessageItem, session: Session) -> AsyncIterator[ThreadStreamEvent]:
+async def _closing_other(item: AssistantMessageItem, session: Session) -> AsyncIterator[ThreadStreamEvent]:
     """Yield the events that complete an item. If its message is missing or superseded, remove the item instead."""
     message = await session.find(item.id)
     if message is None or message.superseded_at is not None:

@@ -215,7 +215,7 @@ def _digest_of_module(name: str) -> str:
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
 
 
-def asked_at_once(workflow: Workflow, resources: Resources) -> TurnOptions | None:
+def options_at_once(workflow: Workflow, resources: Resources) -> TurnOptions | None:
     """Return the options of a workflow's only node if the question may be stored before the node runs; else None.
 
     The result is None if the workflow has other nodes or, for example, if middleware may change the question.

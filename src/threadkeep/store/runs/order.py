@@ -199,7 +199,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
             key = {"run_id": new.run_id, "session_id": new.session_id, "message_id": new.message_id or new.run_id}
             known = await connection.fetch(self._sql["known"], key)
             if known:
-                return Added(await _there(connection, known[0][0]), "known")
+                return Added(await _existing_run(connection, known[0][0]), "known")
             await self._check_user(connection, new)
             into = await self._join(connection, new, policy) if new.parent_run_id is None else None
             if into is None:
@@ -207,7 +207,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
             await self._note_session(connection, new)
             if owner is not None and not position.late and into is None:
                 await self._begin(connection, new.run_id, owner)
-            run = await _there(connection, into or new.run_id)
+            run = await _existing_run(connection, into or new.run_id)
         return Added(run, "joined" if into else "new")
 
     async def _position(self, connection: Connection, new: NewRun) -> _Position:
@@ -282,7 +282,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
     async def _begin(self, connection: Connection, run_id: str, owner: str) -> Begun | None:
         parameters = {"run_id": run_id, "owner": owner, "now": time_text(self._clock()), "disowned": DISOWNED}
         new, begun = await connection.fetch_each([(self._sql[name], parameters) for name in ("is_new", "begin")])
-        return Begun(await _there(connection, run_id), new=bool(new)) if begun else None
+        return Begun(await _existing_run(connection, run_id), new=bool(new)) if begun else None
 
     async def _ids(self, statement: str, **parameters: object) -> list[str]:
         """Return the ids of the runs that a statement finds; the id must be its first column."""
@@ -294,7 +294,7 @@ def _conversations(new: NewRun) -> list[str]:
     return list(dict.fromkeys((*filter(None, [new.session_id]), *new.conversations)))
 
 
-async def _there(connection: Connection, run_id: str) -> Run:
+async def _existing_run(connection: Connection, run_id: str) -> Run:
     run = await fetch_run(connection, run_id)
     if run is None:
         raise RunNotFound(run_id)

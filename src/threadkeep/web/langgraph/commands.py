@@ -128,7 +128,7 @@ async def _forked(app: App, session: Session, start: Start, fork: int) -> RunReq
         new_id = start.message_id
         question_id = str((await session.edit(asked.id, text, new_id=new_id if new_id != asked.id else None)).id)
     again = RegenerationRequest(message_id=question_id, workflow=start.assistant_id, double_texting=policy)
-    chat = await app.chat.release(session, again)
+    chat = await app.chat.supersede_answers(session, again)
     return RunRequest(
         workflow=chat.workflow,
         text=chat.message,

@@ -39,14 +39,14 @@ _SEQ_BITS = 24
 """The number of low bits of `seq` that count a run's events. The higher bits are the run's position in its session."""
 
 
-def first_seq(run: Run) -> int:
+def seq_base(run: Run) -> int:
     """Return the number directly below the `seq` of a run's first event. Later events have higher numbers."""
     return (run.arrival or 0) << _SEQ_BITS
 
 
 def last_seq(run: Run) -> int:
     """Return the highest `seq` that an event of a run can have."""
-    return first_seq(run) + (1 << _SEQ_BITS) - 1
+    return seq_base(run) + (1 << _SEQ_BITS) - 1
 
 
 class RunEvents:
@@ -65,7 +65,7 @@ class RunEvents:
         self.delivered: set[frozenset[str]] = set()
         self._runs = runs
         self._read_state = read_state
-        self._seq = first_seq(run)
+        self._seq = seq_base(run)
         self._stream_id = uuid4().hex
         self._after = 0
         self._open: dict[str, _OpenMessage] = {}

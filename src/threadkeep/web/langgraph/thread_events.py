@@ -18,7 +18,7 @@ from threadkeep.errors import SessionNotFound
 from threadkeep.records.runs import Run
 from threadkeep.runs.service import RunService
 from threadkeep.runs.streams import changed
-from threadkeep.web.langgraph.run_events import ProtocolEvent, RunEvents, channel_of, first_seq, last_seq
+from threadkeep.web.langgraph.run_events import ProtocolEvent, RunEvents, channel_of, last_seq, seq_base
 from threadkeep.web.langgraph.schemas import ThreadStateBody
 from threadkeep.web.langgraph.states import find_thread, newest_runs, state_of, state_of_stateless
 
@@ -113,14 +113,14 @@ class ThreadEvents:
             return None
         for run in reversed(newest_first):
             if read is not None:
-                wanted = first_seq(run) > first_seq(read.run)
+                wanted = seq_base(run) > seq_base(read.run)
             elif choice.since:
                 wanted = last_seq(run) >= choice.since
             else:
                 wanted = not run.over or self._is_fresh(run, choice)
             if wanted:
                 found = self.follow_run(service, run)
-                if choice.since and first_seq(run) <= choice.since and not found.ended:
+                if choice.since and seq_base(run) <= choice.since and not found.ended:
                     found.number_after(choice.since)
                 return found
         return None
