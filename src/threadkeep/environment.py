@@ -12,8 +12,8 @@ from threadkeep.store.address import DatabaseAddress, parse_address
 PREFIX = "THREADKEEP_"
 
 _URL = f"{PREFIX}DATABASE_URL"
-# Settings that change which sessions are read, or how, have names that begin so after `THREADKEEP_`. If one of them is
-# set, `plain_database` returns None. `DATA` also matches misspelt names of `DATABASE_URL`.
+# After `THREADKEEP_`, the names of settings that change which sessions are read, or how, begin with one of these texts.
+# If one is set, `plain_database` returns None. `DATA` also matches misspelt names of `DATABASE_URL`.
 _OTHERS = ("DATA", "SQLITE_", "LOCK_TIMEOUT", "POSTGRES_", "GRAPH_STORE_", "TRANSCRIPTS")
 # The names of all settings, after `THREADKEEP_`.
 _NAMES = """
@@ -42,7 +42,7 @@ def default_database() -> Path:
 
 
 def plain_database(url: str | None = None) -> DatabaseAddress | None:
-    """Return the database at `url` or, without it, at the environment's URL. Ignore settings that need pydantic.
+    """Return the database at `url` or, without it, at the environment's URL.
 
     If there is a `.env` file, or a variable that changes how sessions are read, return None.
 

@@ -311,7 +311,7 @@ class RunWaits(ThreadkeepError):
 
 
 class RunBusy(ThreadkeepError):
-    """An answer to a child run came before the root run waits for this child. It was refused; nothing was stored."""
+    """An answer to a child run came before the root run waited for this child. It was refused; nothing was stored."""
 
     def __init__(self, run_id: str) -> None:
         super().__init__(f"Run {run_id!r} does not wait yet for the answer to its child; send the answer again later.")

@@ -65,7 +65,7 @@ _VERBS: Mapping[str, Mapping[str, str]] = {
 
 @lru_cache(maxsize=64)
 def commands(noun: str | None = None, verb: str | None = None) -> TyperGroup:
-    """Return all commands or, to save time, only the command or group `noun`, or of this group only the one `verb`."""
+    """Return all commands. If `noun` is given, return only this command or group, and of it only `verb` if given."""
     application = typer.Typer(
         name="threadkeep",
         help="The memory of LangGraph agents: serve it, chat with it, inspect it.",

@@ -40,7 +40,7 @@ pending_commands = verbs("Turns that are not written to a database yet.")
 
 @dataclass(frozen=True)
 class _Schema:
-    """The result of the command. `before` is the schema's version at the start; `applied` has the versions since then.
+    """The result of the command. `before` is the schema's version at the start; `applied` has the newly applied ones.
 
     `known` has all versions. `indexed` is the number of messages that the command added to the search index; `left` is
     the number of messages that the index still lacks, or None if the command did not fill the index.

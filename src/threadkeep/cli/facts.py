@@ -289,7 +289,7 @@ async def export_facts(
 
 
 async def _pages_of(memory: Memory, scope: Scope | None) -> AsyncIterator[list[Fact]]:
-    """Yield pages of values, each value once. A changed value moves to the first page; read until none is new."""
+    """Yield each value once, in pages. A value that changes moves to the first page, so read until none is new."""
     seen: set[str] = set()
     since = None
     while True:

@@ -98,7 +98,7 @@ class ChatGptExport(Source):
             return Unreadable(name, str(error))
 
     def _messages(self, nodes: list[Mapping[str, Any]], moment: datetime | None) -> list[Message]:
-        """Return the messages to import; count skipped ones. A message without a time gets that of the one before."""
+        """Return the messages to import; count the others. A message without a time gets that of the previous one."""
         messages: list[Message] = []
         for values in nodes:
             text = _text(values)

@@ -150,7 +150,7 @@ async def opened_app(
     async with AsyncExitStack() as stack:
         with terminal.waiting("Opening"):
             if settings.database.dsn is not None and not waits:
-                # `open_app` waits for an unreachable server. Open the database before, which fails at once.
+                # `open_app` waits for an unreachable server. First open the database here, which fails at once.
                 async with open_database(settings.database, settings.store_options()):
                     pass
             # Import this below the spinner, because LangChain and LangGraph take some seconds on a slow machine.

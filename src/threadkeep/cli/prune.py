@@ -140,7 +140,7 @@ async def prune_runs(
 
 
 def _rules(delete: bool | None, limits: RetentionLimits) -> Retention | None:
-    """Return the limits in the options, or None if there are none. Limits and --archive or --delete need each other."""
+    """Return the limits in the options, if any. Limits need --archive or --delete, and these options need limits."""
     if limits.nothing and delete is None:
         return None
     if delete is None:

@@ -172,7 +172,7 @@ def _tokens(usages: Sequence[TokenUsage]) -> str:
 def _duration(run: Run) -> str:
     """Return the duration of a run, up to now if it is running. If it is queued or waits, return "".
 
-    If the run asked a person, the duration includes the wait for the answer, because only the trace has its length.
+    If the run asked a person, the duration includes the wait for the answer; only the trace says how long it took.
     """
     if run.started_at is None or run.status in ("queued", "waiting"):
         return ""
@@ -321,7 +321,7 @@ class Answer:
         terminal.say(text, end="")
 
     def end(self, text: str) -> None:
-        """End the paragraph. If the pieces shown so far differ from the whole answer `text`, show `text` before."""
+        """End the paragraph. First show `text`, the whole answer, if it differs from the pieces shown so far."""
         if text and text.strip() != self._shown.strip():
             if self._shown:
                 terminal.say()

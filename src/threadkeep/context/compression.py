@@ -98,7 +98,7 @@ UNLIMITED = WindowRoom()
 
 
 def check_size(name: str, size: Size) -> None:
-    """Check the size that the option `name` has.
+    """Check `size`, the value of the option `name`.
 
     Raises:
         InvalidInput: the size is not a `Size`, or its number is not in the range that the error states.
@@ -185,7 +185,7 @@ def kept_after(rows: Sequence[Message], left_out_upto_seq: int, *, complete: boo
 def part_length(rows: Sequence[Message], sizes: Sequence[int], room: int) -> int:
     """Return how many of the oldest rows a model reads next: as many whole turns as fit into `room` tokens.
 
-    If the whole turns are less than half of the rows that fit, ignore turns. Return at least one row.
+    If the whole turns have less than half of the rows that fit, return all rows that fit. Return at least one row.
     """
     used = fitting = 0
     for size in sizes:

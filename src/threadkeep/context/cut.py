@@ -34,7 +34,7 @@ def cut_end(text: str, budget: int, counter: TokenCounter) -> str:
 
 
 def cut_middle(text: str, budget: int, counter: TokenCounter) -> str:
-    """Return the text if it has at most `budget` tokens; otherwise return its two ends and `middle_mark` between.
+    """Return the text if it has at most `budget` tokens; otherwise return its two ends with `middle_mark` between.
 
     If not even the mark fits, return "".
     """

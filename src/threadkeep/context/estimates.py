@@ -68,7 +68,7 @@ def exact_counter(encoding: Encoding) -> ExactCounter:
 
 @cache
 def installed_counter(encoding: Encoding) -> ExactCounter | None:
-    """Return the exact counter of an encoding, or None if the extra `tokens` is missing. It takes 0.1 seconds once."""
+    """Return an encoding's exact counter, or None without the extra `tokens`. The first call takes 0.1 seconds."""
     try:
         package = find_spec("bpe_openai")
         # Avoid the package's own `get_encoding`, which rejects texts of a million characters or 200,000 tokens.

@@ -174,7 +174,7 @@ class QuotedTurn:
         return "\n".join((f"{speaker}: {first}", *(f"> {line}" for line in others)))
 
     def heading(self, home: str) -> str:
-        """Return the heading above a day's first turn: the turn's `seq`, the day, and a note if this is not `home`."""
+        """Return a day's heading: the `seq` of its first turn, the day, and a note if the session is not `home`."""
         session_id, day = self.day
         where = "" if session_id == home else ", another conversation"
         return f"\n[#{self.message.seq or 0} {day.isoformat() if day else 'no date'}{where}]"

@@ -113,7 +113,10 @@ def _replayed(steps: Sequence[Step], parts: int, room: int) -> list[int]:
 
 
 def _cut_back(steps: Sequence[Step], granted: list[int], parts: int, excess: int, small: int) -> None:
-    """Take `excess` tokens back from `granted`: oldest steps first, parts of the question last; spare small ones."""
+    """Take `excess` tokens back from `granted`: first from the oldest steps, last from the parts of the question.
+
+    Messages of at most `small` tokens are cut only if cutting larger ones is not enough.
+    """
     for floor in (small, 0):
         for number in (*range(parts, len(granted)), *range(min(parts, len(granted)))):
             least = sum(size.at(floor) for size in steps[number])

@@ -206,7 +206,7 @@ class _Planner:
         return bool(self._cuts) or None in granted
 
     def _place_user(self, user: int | None, current: Sequence[list[int]], needs_newest: bool) -> bool:
-        """Place the newest user message, cut if necessary. Return True if the newest step, when cut, fits beside it."""
+        """Place the newest user message, cut if necessary. Return True if the shortest newest step fits beside it."""
         size = self._measure(user) if user is not None else Size(0, 0)
         if size.minimum > self._left:
             raise BudgetTooSmall(
@@ -255,7 +255,8 @@ class _Planner:
         """Return the newest groups that fit into `fraction` of history's limits, but at least the last exchange."""
         # After the turn, the question and its answer (2 messages) are part of history, so they count here too.
         allowed = None if places is None else max(int(fraction * places) - 2, 0)
-        # Act as if the turn had no steps, so that later turns can begin here too. If there is less room, cut only now.
+        # Compute the room without the turn's steps, so that later turns can begin here too. If that much room is not
+        # left, or none, cut history for this turn only.
         room = int(fraction * (self._left + self._question + self._steps)) - self._question
         if room > self._left or room <= 0:
             room = int(fraction * self._left)
@@ -344,9 +345,9 @@ def _overflows(anchor: Anchor | None) -> bool:
 
 
 def _reserved(wanted: int, room: int) -> int:
-    """Return the tokens that a cut question leaves for the steps: a 16th, an 8th or a 4th of `room`, or 0.
+    """Return the tokens that a cut question leaves for the steps: a 16th, an 8th or a 4th of `room`; 0 without steps.
 
-    If this was the exact size of the steps, each call would cut the question differently. Return 0 without steps.
+    With the exact size of the steps, each call would cut the question differently.
     """
     if not wanted:
         return 0

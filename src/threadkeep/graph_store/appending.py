@@ -125,7 +125,7 @@ def chunk_items(
 
 
 def receipt_of(prepared: Prepared, adopted: Value) -> Receipt:
-    """Return the receipt for an answer that was not stored: the question already had `adopted`, another answer."""
+    """Return the receipt for an answer that was not stored: the question already had another one, `adopted`."""
     seq = int(adopted["seq"])
     return replace(_receipt(prepared, seq, seq, {}), adopted=str(adopted.get("id")))
 

@@ -143,7 +143,7 @@ class IndexedTranscripts(GraphTranscripts):
 
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:
         """Delete a session with all its data; return False if it did not exist, None if the run may not delete it."""
-        # Another process may create a new conversation after the check of the run. It has a later time, so it stays.
+        # Read the time before the check of the run: another process may then create a conversation, which must stay.
         created_at = None if run_id is None else await self._created_at(session_id)
         if run_id is not None and not await self.index.may_change(session_id, run_id):
             return None

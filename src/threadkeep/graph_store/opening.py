@@ -150,7 +150,7 @@ class ConversationArchive:
         self._clock = clock
 
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
-        """Store the parts in order. Return a result for each: `WrongUser` if the conversation has another user."""
+        """Store the parts in order. Return for each a `Restored`, or `WrongUser` if it belongs to another user."""
         outcomes: list[Restored | WrongUser] = []
         for part in parts:
             try:

@@ -114,7 +114,7 @@ async def first_user(messages: AsyncIterator[Message]) -> Message | None:
 
 
 def title_of(message: Message | None) -> str | None:
-    """Return the title that a conversation gets from `message`, its first active user message; None for None."""
+    """Return the title that a conversation gets from its first active user message, `message`; None if it is None."""
     return None if message is None else shorten(message.content, TITLE_CHARACTERS)
 
 

@@ -38,7 +38,7 @@ class ConversationRetention:
     async def sessions(
         self, *, after: str, limit: int, user_id: str | None = None, with_own: bool = False
     ) -> list[Prunable]:
-        """Return up to `limit` readable conversations whose ids come after `after`, sorted; none if `with_own`."""
+        """Return up to `limit` readable conversations with ids after `after`, sorted; none if `with_own` is true."""
         if with_own:
             return []
         found = [one async for one in self._reader.all() if one.session_id > after and user_id in (None, one.user_id)]
@@ -79,7 +79,7 @@ class ConversationRetention:
         return _removed(removal.upto_seq, removed)
 
     async def step(self, removal: Removal, *, messages: int = STEP_MESSAGES) -> Removed | None:
-        """Remove the next messages of a removal, at most `messages`. Return None if none are left, or after a change.
+        """Remove the next messages of a removal, at most `messages`. Return None if there are none or others wrote.
 
         Raises:
             RowLocked: another writer keeps changing the conversation, or a run that stored the messages is queued or

@@ -78,7 +78,7 @@ class TurnColumns:
         self.voices.extend(NOBODY if voice == NOBODY else voices[voice] for voice in other.voices)
 
     def negated_priors(self, begin: int) -> dict[str, list[tuple[float, int]]]:
-        """Map each speaker to a pair for each turn from `begin` on: its negated prior for `other`, its position."""
+        """Map each speaker to pairs for the turns from `begin` on: the negated prior for `other`, and the position."""
         names, priors = list(self.speakers), self.priors[-1]
         found: dict[str, list[tuple[float, int]]] = {}
         for index in range(begin, len(self)):

@@ -80,7 +80,7 @@ class Analysis(NamedTuple):
 
 
 def analysis_of(text: str) -> Analysis:
-    """Return the analysis of a turn's text. It is the slow part of `RecallIndex.add`; a thread may call it before."""
+    """Return the analysis of a turn's text. As the slow part of `RecallIndex.add`, it may be called before, in a thread."""
     words = words_of(text[:_READ_CHARACTERS])
     return Analysis(words, _counted(terms_of(words)[:_MOST_TERMS]), signs_of(text, words))
 

@@ -65,7 +65,7 @@ class Scoring:
         for position, (a, b, c, d, e, own, f, g, h, i, j) in zip(chosen, self._windows(chosen), strict=True):
             score = priors[position] + amounts[position] + shares.get(episodes[position], 0.0)
             if asked:
-                # The topics of three turns count. If the previous candidate is the turn before, two are known.
+                # The turn and its two neighbours count. If the previous candidate is the turn before, two are known.
                 if position == following:
                     before, here = here, after
                 else:

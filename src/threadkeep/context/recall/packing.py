@@ -30,7 +30,7 @@ class Packed(NamedTuple):
 
 
 def pack(states: Iterable[Packed]) -> bytes:
-    """Join states into one, and return its bytes. Arrays with the same name are joined; other names must be unique."""
+    """Join states into one; return its bytes. Arrays with the same name are joined; names of values must be unique."""
     arrays: dict[str, array[Any]] = {}
     values: dict[str, Any] = {}
     for state in states:

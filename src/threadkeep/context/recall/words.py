@@ -145,7 +145,7 @@ STOP_CHARACTERS: Final = frozenset("".join(word for word in _WORDS if not word.i
 """Common Chinese characters, and endings in Japanese and Korean."""
 
 
-# Scripts without spaces: Han, kana, Thai, Lao, Myanmar, Khmer. Hangul has spaces, but its words have varying endings.
+# Scripts without spaces: Han, kana, Thai, Lao, Myanmar, Khmer. Hangul counts as one, because its words vary in endings.
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
     "\U00020000-\U0003ffff"
@@ -188,7 +188,7 @@ def meaningful(text: str, names: Collection[str]) -> str:
 
 
 def terms_of(words: list[str]) -> list[str]:
-    """Return the index terms of words: their stems, without stop words, or characters and pairs (see `_UNSPACED`)."""
+    """Return the index terms of words: stems, without stop words; in scripts without spaces, characters and pairs."""
     if all(map(str.isascii, words)):
         return list(filter(None, map(_TERMS.__getitem__, words)))
     terms: list[str] = []
