@@ -255,8 +255,8 @@ class _Planner:
         """Return the newest groups that fit into `fraction` of history's limits, but at least the last exchange."""
         # After the turn, the question and its answer (2 messages) are part of history, so they count here too.
         allowed = None if places is None else max(int(fraction * places) - 2, 0)
-        # Compute the room without the turn's steps, so that later turns can begin here too. If that much room is not
-        # left, or none, cut history for this turn only.
+        # Compute the room without the turn's steps, so that later turns can begin here too. If the result is
+        # more than is left, or nothing, cut history for this turn only.
         room = int(fraction * (self._left + self._question + self._steps)) - self._question
         if room > self._left or room <= 0:
             room = int(fraction * self._left)

@@ -170,7 +170,7 @@ def _dropped_places(excluded: Sequence[Exclusion]) -> int:
 
 
 class WindowChooser:
-    """Chooses a window page by page while its rows are read.
+    """A chooser of the rows of a window, page by page while the rows are read.
 
     Tokens for the newest user message are reserved first, so it must be in the first page or be given::
 

@@ -29,7 +29,7 @@ _REACH = 2
 
 
 class Postings:
-    """Maps each term and each topic to the positions of its turns, and finds terms by prefixes and by spellings.
+    """The positions of turns by their terms and topics. Terms can also be found by their prefix or spelling.
 
     Positions and weights are in arrays, because lists of numbers take five times the memory. `size` is the approximate
     memory of the terms in bytes.
