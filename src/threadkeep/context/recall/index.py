@@ -80,7 +80,7 @@ class Analysis(NamedTuple):
 
 
 def analysis_of(text: str) -> Analysis:
-    """Return the analysis of a turn's text. A thread may do this before `RecallIndex.add`, of which it is the slow part."""
+    """Return the analysis of a turn's text. This is the slow part of `RecallIndex.add`; a thread may do it before."""
     words = words_of(text[:_READ_CHARACTERS])
     return Analysis(words, _counted(terms_of(words)[:_MOST_TERMS]), signs_of(text, words))
 
