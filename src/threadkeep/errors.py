@@ -321,7 +321,7 @@ class RunBusy(ThreadkeepError):
 class Interrupted(ThreadkeepError):
     """The turn was stopped or rolled back, the service stopped, or another process did not answer in time.
 
-    A partial answer is stored if the turn was stopped, or if the service stopped during an unrecorded run.
+    If the turn was stopped, its partial answer is stored; also if the service stopped and the run is not recorded.
     """
 
 

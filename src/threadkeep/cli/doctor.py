@@ -170,7 +170,7 @@ def _graphiti_fails(problem: str) -> Finding:
 
 
 def check_pending(settings: Settings) -> list[Finding]:
-    """Return findings about pending turns of this database and of others, and about the folder of these turns."""
+    """Return findings about turns that wait on disk for this or another database, and about their folder."""
     from threadkeep.history.pending import folder_of
     from threadkeep.history.pending_files import waiting_files
 

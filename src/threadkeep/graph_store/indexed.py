@@ -147,8 +147,8 @@ class IndexedTranscripts(GraphTranscripts):
         created_at = None if run_id is None else await self._created_at(session_id)
         if run_id is not None and not await self.index.may_change(session_id, run_id):
             return None
-        # Delete the rows last, because they include the row of the run that deletes the session. If its process dies
-        # before that, the run is repeated.
+        # The rows include that of the run that deletes the session. Delete them last: if the process dies before, the
+        # run is repeated.
         for own_session_id in await self.writer.own_sessions(session_id):
             await self.delete(own_session_id)
         existed = await self.writer.delete(session_id, created_at=created_at)
