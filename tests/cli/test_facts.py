@@ -93,6 +93,11 @@ def test_a_usage_error_changes_no_fact(cli: CommandLine, arguments: tuple[str, .
     assert fact["value"] == "vegetarian"
 
 
+def test_a_value_may_be_the_name_of_an_option(cli: CommandLine) -> None:
+    cli("facts", "add", *ANN, "--", "flag", "--diff")
+    assert [fact["value"] for fact in cli("facts", "show", "flag", *ANN, "--json").json["facts"]] == ["--diff"]
+
+
 def test_a_fact_of_an_unknown_session_is_refused(cli: CommandLine) -> None:
     outcome = cli("facts", "add", "topic", "bees", "--session", "room:1")
     assert outcome.exit_code == 1

@@ -87,9 +87,11 @@ def verbs(help_text: str) -> typer.Typer:
 
 
 def with_previous_diffs(arguments: Sequence[str]) -> list[str]:
-    """Insert the value `previous` after each `--diff` without a number, because typer requires a value."""
+    """Insert the value `previous` after each option `--diff` without a number, because typer requires a value."""
     whole: list[str] = []
     for position, word in enumerate(arguments):
+        if word == "--":  # options end here
+            return [*whole, *arguments[position:]]
         whole.append(word)
         following = arguments[position + 1] if position + 1 < len(arguments) else ""
         if word == "--diff" and not following.isdigit():
