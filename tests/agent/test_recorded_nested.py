@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import PIIMiddleware
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
 
 from tests.agent.talking import config_of, input_of
 from tests.agent.test_several_agents import in_line, said, writer
@@ -74,6 +75,30 @@ async def test_a_question_that_an_inner_agent_redacts_is_stored_redacted(small_m
     await graph.ainvoke(input_of("again"), config_of())
     assert [text for _, text in await said(small_memory)] == ["mail [REDACTED_EMAIL]", "ok", "again", "yes"]
     assert [message.text for message in model.calls[1]] == ["mail [REDACTED_EMAIL]", "ok", "again"]
+
+
+@pytest.mark.parametrize("place", ["graph", "node"])
+async def test_a_graph_with_retries_is_recorded_as_the_graph_itself(memory: Memory, place: str) -> None:
+    """The checkpointer and the `PIIMiddleware` of a graph that `with_retry` wraps are found."""
+    model = ScriptedModel([ConnectionError("down"), "ok", "yes"])
+    saver = InMemorySaver() if place == "graph" else None
+    agent = create_agent(model, [], middleware=[PIIMiddleware("email")], name="s", checkpointer=saver)
+    retried = agent.with_retry(wait_exponential_jitter=False)
+    graph = recorded(retried if saver else in_line(retried), memory)
+    await graph.ainvoke(input_of("mail a@b.co"), config_of())
+    state = await graph.ainvoke(input_of("again"), config_of())
+    texts = ["mail [REDACTED_EMAIL]", "ok", "again", "yes"]
+    assert [text for _, text in await said(memory)] == texts
+    assert [message.text for message in model.calls[-1]] == texts[:3]
+    assert [message.text for message in state["messages"]] == (texts if saver else texts[2:])
+
+
+async def test_a_question_of_blocks_is_stored_redacted(memory: Memory) -> None:
+    agent = create_agent(ScriptedModel(["ok"]), [], middleware=[PIIMiddleware("email")], name="s")
+    blocks: list[str | dict[str, Any]] = ["a@b.co ", {"type": "text", "text": "c@d.co"}, {"type": "image", "url": "x"}]
+    await recorded(agent, memory).ainvoke({"messages": [HumanMessage(blocks)]}, config_of())
+    question, _ = await said(memory)
+    assert question == (None, "[REDACTED_EMAIL] [REDACTED_EMAIL]\n[image]")
 
 
 async def test_a_custom_detector_causes_a_warning(small_memory: Memory) -> None:

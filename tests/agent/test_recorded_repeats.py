@@ -162,6 +162,16 @@ async def test_a_repeat_returns_the_structured_response(memory: Memory, restarte
     assert (await kept_with_status(memory))[-1] == ("assistant", '{"points":3}', "complete")
 
 
+async def test_a_structured_response_beside_a_text_is_an_answer(memory: Memory) -> None:
+    call = AIMessage("Three.", tool_calls=[{"name": "Score", "args": {"points": 3}, "id": "c"}])
+    model = Bound(replies=[call, "never"])
+    graph = recorded(create_agent(model, [], response_format=Score, name="judge"), memory)
+    await graph.ainvoke(asking(), config_of())
+    again = await graph.ainvoke(asking(), config_of())
+    assert again["structured_response"] == Score(points=3)
+    assert await kept_with_status(memory) == [("user", "2 + 2?", "complete"), ("assistant", "Three.", "complete")]
+
+
 async def test_a_repeat_streams_the_stored_answer(memory: Memory) -> None:
     model = ScriptedModel(["4", "never"])
     graph = recorded(create_agent(model, [], name="math"), memory)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, TypedDict, cast
 
 from langchain_core.messages import AIMessage, RemoveMessage
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
+from langchain_core.runnables.base import RunnableBindingBase
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.pregel import Pregel
@@ -52,7 +53,8 @@ class RecordedGraph(Runnable[Any, Any]):
 
     def __init__(self, graph: Runnable[Any, Any], memory: Memory | SyncMemory, options: TurnOptions) -> None:
         self._graph: Any = graph
-        channel = getattr(graph, "channels", {}).get("messages")
+        self._inner = _without_bindings(graph)
+        channel = getattr(self._inner, "channels", {}).get("messages")
         self._adds_messages = getattr(channel, "operator", None) is add_messages
         kinds, direct = _redacted_kinds(graph), _direct_tools(graph)
         self._turns = OnLoop(
@@ -64,12 +66,12 @@ class RecordedGraph(Runnable[Any, Any]):
 
     @property
     def _name(self) -> str:
-        return str(getattr(self._graph, "name", None) or "")
+        return str(getattr(self._inner, "name", None) or "")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self._graph, name)
+        return getattr(self._inner, name)
 
     def invoke(self, input: GraphInput, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # noqa: A002 - LangChain's name
         """Run the graph; return its final state.
@@ -176,10 +178,10 @@ class RecordedGraph(Runnable[Any, Any]):
 
     def _begun(self, given: GraphInput, config: RunnableConfig | None, options: Mapping[str, Any]) -> GraphTurn:
         config = ensure_config(config)
-        context, saves = options.get("context"), has_saver(self._graph, config)
+        context, saves = options.get("context"), has_saver(self._inner, config)
         turn = self._turns.wait_for(lambda turns: turns.begin(given, config, context, has_saver=saves))
         with OnFailure(turn.close):
-            saved = self._graph.get_state(turn.config).values if self._needs_state(turn) else None
+            saved = self._inner.get_state(turn.config).values if self._needs_state(turn) else None
             if saved is not None:
                 self._turns.wait_for(lambda _: turn.without_outdated(saved), turn.turns)
             self._prepare(turn, saved, options)
@@ -187,10 +189,10 @@ class RecordedGraph(Runnable[Any, Any]):
 
     async def _abegun(self, given: GraphInput, config: RunnableConfig | None, options: Mapping[str, Any]) -> GraphTurn:
         config = ensure_config(config)
-        context, saves = options.get("context"), has_saver(self._graph, config)
+        context, saves = options.get("context"), has_saver(self._inner, config)
         turn = await self._turns.call(lambda turns: turns.begin(given, config, context, has_saver=saves))
         with OnFailure(turn.close):
-            saved = (await self._graph.aget_state(turn.config)).values if self._needs_state(turn) else None
+            saved = (await self._inner.aget_state(turn.config)).values if self._needs_state(turn) else None
             if saved is not None:
                 await self._turns.call(lambda _: turn.without_outdated(saved))
             self._prepare(turn, saved, options)
@@ -201,7 +203,7 @@ class RecordedGraph(Runnable[Any, Any]):
         state = self._final(turn)
         winner = self._turns.wait_for(lambda _: turn.end(state), turn.turns)
         if winner is not None and self._needs_state(turn):
-            self._graph.bulk_update_state(*_update_to(winner, state, turn.config))
+            self._inner.bulk_update_state(*_update_to(winner, state, turn.config))
         return state, winner
 
     async def _aend(self, turn: GraphTurn) -> tuple[object, AIMessage | None]:
@@ -209,12 +211,12 @@ class RecordedGraph(Runnable[Any, Any]):
         state = self._final(turn)
         winner = await self._turns.call(lambda _: turn.end(state))
         if winner is not None and self._needs_state(turn):
-            await self._graph.abulk_update_state(*_update_to(winner, state, turn.config))
+            await self._inner.abulk_update_state(*_update_to(winner, state, turn.config))
         return state, winner
 
     def _needs_state(self, turn: GraphTurn) -> bool:
         """Return True if the checkpointer's state is needed, to change its messages or to replay a finished turn."""
-        return has_saver(self._graph, turn.config) and (self._adds_messages or turn.ended is not None)
+        return has_saver(self._inner, turn.config) and (self._adds_messages or turn.ended is not None)
 
     def _prepare(self, turn: GraphTurn, saved: State | None, options: Mapping[str, Any]) -> None:
         """Set the graph that runs, and the options of the call. `saved` is the checkpointer's state, if needed.
@@ -226,13 +228,13 @@ class RecordedGraph(Runnable[Any, Any]):
         if turn.ended is None:
             turn.graph, turn.options = self._graph, {**options, "control": turn.control}
             return
-        state = turn.final_state(saved, getattr(self._graph, "output_channels", ()), self._classes)
+        state = turn.final_state(saved, getattr(self._inner, "output_channels", ()), self._classes)
         self._prepare_end(turn, state, turn.ended.messages, options)
 
     def _prepare_end(
         self, turn: GraphTurn, state: State, answers: Sequence[AIMessage], options: Mapping[str, Any]
     ) -> None:
-        turn.graph, turn.given = graph_of_end(self._graph, state, answers)
+        turn.graph, turn.given = graph_of_end(self._inner, state, answers)
         turn.options = {name: value for name, value in options.items() if name in _OF_RESULTS}
 
     def _prepare_winner(self, turn: GraphTurn, state: object, winner: AIMessage) -> None:
@@ -273,9 +275,21 @@ def _direct_tools(graph: Runnable[Any, Any]) -> frozenset[str]:
 
 def _nodes(graph: Runnable[Any, Any]) -> Iterator[tuple[str, object]]:
     """Yield the nodes of a graph and of its subgraphs, with their names."""
+    graph = _without_bindings(graph)
     subgraphs = graph.get_subgraphs(recurse=True) if isinstance(graph, Pregel) else ()
     for one in (graph, *(sub for _, sub in subgraphs)):
-        yield from getattr(one, "nodes", {}).items()
+        for name, node in getattr(one, "nodes", {}).items():
+            yield name, node
+            # LangGraph does not list a subgraph that is wrapped, for example by `with_retry()`.
+            if isinstance(bound := getattr(node, "bound", None), RunnableBindingBase):
+                yield from _nodes(bound)
+
+
+def _without_bindings(graph: Runnable[Any, Any]) -> Any:
+    """Return the graph inside wrappers such as that of `with_retry()`."""
+    while isinstance(graph, RunnableBindingBase):
+        graph = graph.bound
+    return graph
 
 
 def _update_to(winner: AIMessage, state: Any, config: RunnableConfig) -> tuple[RunnableConfig, list[list[StateUpdate]]]:

@@ -25,7 +25,8 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from threadkeep.agent.answers import final_answer, storable
 from threadkeep.agent.callbacks import Ending, RootCall, with_callback
-from threadkeep.agent.conversion import ENDS, id_of, identify, text_of, to_langchain, transcript_text
+from threadkeep.agent.conversion import ENDS, STRUCTURED, id_of, identify, text_of, to_langchain, transcript_text
+from threadkeep.agent.counting import is_text
 from threadkeep.agent.extras import section_message
 from threadkeep.agent.invocation import control_of, metadata_of, run_id_of, session_for
 from threadkeep.agent.participation import Participation
@@ -104,11 +105,17 @@ class GraphTurns:
         return turn
 
     def _without_redacted(self, message: BaseMessage) -> BaseMessage:
-        """Return a person's text message as the graph's agents will redact it. Return any other message unchanged."""
-        if not isinstance(message, HumanMessage) or not isinstance(message.content, str):
+        """Return a person's message as the graph's agents will redact it. Return any other message unchanged."""
+        if not isinstance(message, HumanMessage):
             return message
-        storing = storable(message.content, self._redacted, whole=True)
-        return message if storing == message.content else message.model_copy(update={"content": storing})
+        content: Any = message.content
+        storing = self._redacted_block(content) if isinstance(content, str) else [*map(self._redacted_block, content)]
+        return message if storing == content else message.model_copy(update={"content": storing})
+
+    def _redacted_block(self, block: Any) -> Any:
+        if isinstance(block, str):
+            return storable(block, self._redacted, whole=True)
+        return {**block, "text": self._redacted_block(block.get("text", ""))} if is_text(block) else block
 
 
 class GraphTurn:
@@ -223,7 +230,9 @@ class GraphTurn:
         results = [one for one in state["messages"] if isinstance(one, ToolMessage)]
         direct = {one.tool_call_id for one in results if one.name in self.turns.direct_tools}
         answer = final_answer(cast("Any", state), direct, self.part.root.question)
-        if answer is None or answer.tool_calls or id_of(answer) in self._history or not transcript_text(answer).strip():
+        if answer is None or (answer.tool_calls and STRUCTURED not in answer.additional_kwargs):
+            return None
+        if id_of(answer) in self._history or not transcript_text(answer).strip():
             return None
         messages, root = list(state["messages"]), self.part.root
         spoken = next((one for one in reversed(messages) if isinstance(one, AIMessage)), answer)
