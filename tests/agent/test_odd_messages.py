@@ -92,10 +92,11 @@ async def _texts(memory: Memory, digests: list[str]) -> list[str]:
     "refusal",
     [
         AIMessage("", additional_kwargs={"refusal": "I can't help with that."}),
+        AIMessage("", additional_kwargs={"audio": {"id": "a1", "transcript": "I can't help with that."}}),
         AIMessage([{"type": "refusal", "refusal": "I can't help with that."}]),
         AIMessage([{"type": "non_standard", "value": {"type": "refusal", "refusal": "I can't help with that."}}]),
     ],
-    ids=["completions", "responses", "version-1"],
+    ids=["completions", "spoken", "responses", "version-1"],
 )
 async def test_the_text_of_a_refusal_is_the_answer(memory: Memory, refusal: AIMessage) -> None:
     model = ScriptedModel([refusal, "Gladly."])
@@ -111,9 +112,14 @@ async def test_the_text_of_a_refusal_is_the_answer(memory: Memory, refusal: AIMe
     assert (await kept(memory))[:2] == [("user", "q"), ("assistant", "I can't help with that.")]
 
 
-async def test_a_kept_refusal_is_sent_as_text(memory: Memory) -> None:
-    """Providers do not receive a refusal beside the content."""
-    refusal = AIMessage("", additional_kwargs={"refusal": "I can't help with that."})
+@pytest.mark.parametrize(
+    "beside",
+    [{"refusal": "I can't help with that."}, {"audio": {"id": "a1", "transcript": "I can't help with that."}}],
+    ids=["refusal", "audio"],
+)
+async def test_a_kept_refusal_is_sent_as_text(memory: Memory, beside: dict[str, Any]) -> None:
+    """Providers do not receive a refusal beside the content, and OpenAI deletes recordings after an hour."""
+    refusal = AIMessage("", additional_kwargs=beside)
     model = ScriptedModel([refusal, "Gladly."])
     agent = make_agent(model, [SessionMemory(memory, keep_originals=True)])
     await ask(agent, "q")

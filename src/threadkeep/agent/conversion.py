@@ -68,20 +68,22 @@ def identify(messages: Sequence[BaseMessage]) -> None:
 
 
 def text_of(message: BaseMessage) -> str:
-    """Return the text that people see, without images, reasoning and tool calls. A model's refusal counts as text."""
+    """Return the text that people see or hear, without images, reasoning and tool calls. A refusal counts as text."""
     content = message.content
     # Read most texts directly, because the property `text` creates an object at each call.
-    return (content if type(content) is str else str(message.text)) or _refusal(message)
+    return (content if type(content) is str else str(message.text)) or _beside_content(message)
 
 
-def _refusal(message: BaseMessage) -> str:
-    """Return the text in which an OpenAI model refuses to answer; LangChain's property `text` does not have it."""
+def _beside_content(message: BaseMessage) -> str:
+    """Return the text of an OpenAI model's refusal or spoken answer; LangChain's property `text` has neither."""
     if not isinstance(message, AIMessage):
         return ""
     blocks = [block for block in message.content if isinstance(block, dict)]
     given = [block.get("value") if block.get("type") == "non_standard" else block for block in blocks]
-    refusals = (one.get("refusal") for one in (message.additional_kwargs, *given) if isinstance(one, Mapping))
-    return "\n".join(words for words in refusals if isinstance(words, str))
+    audio = message.additional_kwargs.get("audio")
+    texts = [one.get("refusal") for one in (message.additional_kwargs, *given) if isinstance(one, Mapping)]
+    texts += [audio.get("transcript")] if isinstance(audio, Mapping) else []
+    return "\n".join(words for words in texts if isinstance(words, str))
 
 
 def transcript_text(message: BaseMessage) -> str:
@@ -244,9 +246,10 @@ def _original(message: Message) -> BaseMessage | None:
         (full,) = messages_from_dict([message.original])
     except (ValueError, TypeError):
         return None  # another version of LangChain wrote it, so the caller uses the stored text
-    # Without the stored text, providers would miss a `refusal`, and get the call of a structured response without
-    # result.
-    if full.additional_kwargs.get("refusal") or STRUCTURED in message.metadata:
+    # Without the stored text, providers would miss a `refusal` or an `audio` that OpenAI deleted after an hour, and get
+    # the call of a structured response without result.
+    beside = full.additional_kwargs
+    if beside.get("refusal") or beside.get("audio") or STRUCTURED in message.metadata:
         return None
     # Accept a content without marks for images and files (`[image]`): early versions stored only the visible text.
     if message.content not in (transcript_text(full), text_of(full)):
