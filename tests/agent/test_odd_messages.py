@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from langchain.agents import create_agent
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain.agents import create_agent, factory
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from langchain_core.tools import BaseTool, tool
 
-from tests.agent.talking import ROOM, ask, config_of, input_of, kept, make_agent, seen
+from tests.agent.talking import ROOM, add, adding, ask, config_of, input_of, kept, make_agent, seen
 from threadkeep import Memory, SessionMemory, rebuild, recorded
 from threadkeep.agent.conversion import digest_of_all
 from threadkeep.testing import ScriptedModel
@@ -65,6 +65,24 @@ async def test_nan_as_a_tool_argument_works(memory: Memory) -> None:
     agent = create_agent(model, [picture], middleware=[SessionMemory(memory)])
     assert await ask(agent, "draw") == "done"
     assert len(await rebuilt(memory)) == 2
+
+
+@pytest.mark.skipif(not hasattr(factory, "_patch_invalid_tool_calls"), reason="This LangChain reports no such error.")
+async def test_the_error_of_an_invalid_call_is_sent(memory: Memory) -> None:
+    """LangChain's result for a call with malformed arguments is sent after a valid call of the same message."""
+    invalid = {"name": "add", "args": '{"a": 1', "id": "call-2", "error": None, "type": "invalid_tool_call"}
+    both = adding().model_copy(update={"invalid_tool_calls": [invalid]})
+    model = ScriptedModel([both, "done"], disable_streaming=True)
+    agent = make_agent(model, [SessionMemory(memory)], [add])
+    assert await ask(agent, "add 1 and 2, and 1 and 3") == "done"
+    _, called, *results = model.calls[1]
+    assert isinstance(called, AIMessage)
+    assert [(call["id"], call["args"]) for call in called.tool_calls] == [("call-1", {"a": 1, "b": 2}), ("call-2", {})]
+    assert [(one.tool_call_id, one.status) for one in results if isinstance(one, ToolMessage)] == [
+        ("call-1", "success"),
+        ("call-2", "error"),
+    ]
+    assert [digest_of_all(sent) for sent in await rebuilt(memory)] == [digest_of_all(sent) for sent in model.calls]
 
 
 async def test_a_question_with_a_changed_text_is_rebuilt_as_sent(memory: Memory) -> None:

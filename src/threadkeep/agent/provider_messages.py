@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolCall, ToolMessage
 
 from threadkeep.agent.conversion import REPEATS, id_of, transcript_text, with_only_text
 from threadkeep.agent.counting import call_id_of, is_text
@@ -99,7 +99,8 @@ class Repaired:
 def repair(messages: Sequence[BaseMessage]) -> Repaired:
     """Return the messages in a form that providers accept: each tool call is followed by its result.
 
-    A call without a result gets the result `NO_RESULT`. Removed are: calls that are invalid or have no id; results
+    A call without a result gets the result `NO_RESULT`. An invalid call with a result (LangChain reports the error to
+    the model) becomes a call without arguments. Removed are: other invalid calls and calls without an id; results
     without a call or repeated; copies of answers (`REPEATS`); empty text blocks; empty user messages except the newest;
     and assistant messages that are empty or contain only reasoning.
     """
@@ -128,9 +129,10 @@ def _calls_of(messages: Sequence[BaseMessage]) -> tuple[dict[int, _Calls], dict[
     calls: dict[int, _Calls] = {}
     open_calls: dict[str, _Calls] = {}
     reasons: dict[int, ExclusionReason] = {}
+    answered = {message.tool_call_id for message in messages if isinstance(message, ToolMessage)}
     for index, message in enumerate(messages):
         if isinstance(message, AIMessage):
-            calls[index] = _Calls(_with_valid_calls(message))
+            calls[index] = _Calls(_with_valid_calls(message, answered))
             open_calls |= {str(call["id"]): calls[index] for call in calls[index].message.tool_calls}
         elif isinstance(message, ToolMessage):
             if (calling := open_calls.get(message.tool_call_id)) is None:
@@ -209,12 +211,18 @@ def _text(block: object) -> str:
     return block if isinstance(block, str) else str(block.get("text", "")) if isinstance(block, Mapping) else ""
 
 
-def _with_valid_calls(message: AIMessage) -> AIMessage:
+def _with_valid_calls(message: AIMessage, answered: Collection[str]) -> AIMessage:
+    """Return the message with valid calls only. Invalid calls with an id in `answered` lose their arguments."""
     message = without_empty_text(message)
     valid = [call for call in message.tool_calls if call["id"]]
     if len(valid) == len(message.tool_calls) and not message.invalid_tool_calls:
         return message
     kept = {str(call["id"]) for call in valid}
+    valid += [
+        ToolCall(name=call["name"] or "unknown", args={}, id=call["id"], type="tool_call")
+        for call in message.invalid_tool_calls
+        if call["id"] in answered
+    ]
     extra = {
         key: value for key, value in message.additional_kwargs.items() if key not in {"tool_calls", "function_call"}
     }
