@@ -12,8 +12,8 @@ from threadkeep.store.address import DatabaseAddress, parse_address
 PREFIX = "THREADKEEP_"
 
 _URL = f"{PREFIX}DATABASE_URL"
-# After `THREADKEEP_`, the names of settings that change which sessions are read, or how, begin with one of these texts.
-# If one is set, `plain_database` returns None. `DATA` also matches misspelt names of `DATABASE_URL`.
+# Prefixes, after `THREADKEEP_`, of the settings that affect which sessions are read, or how. If such a variable is set,
+# except `DATABASE_URL` itself, `plain_database` returns None. `DATA` also matches misspelt names of `DATABASE_URL`.
 _OTHERS = ("DATA", "SQLITE_", "LOCK_TIMEOUT", "POSTGRES_", "GRAPH_STORE_", "TRANSCRIPTS")
 # The names of all settings, after `THREADKEEP_`.
 _NAMES = """

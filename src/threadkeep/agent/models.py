@@ -33,7 +33,8 @@ def make_model(name: str, *, variable: str = "THREADKEEP_MODEL") -> BaseChatMode
         raise InvalidSettings(
             f"{variable}={name} needs a package that is not installed: {error}", variable=variable
         ) from error
-    # For a missing key, each provider raises its own error. Show only the class, because some texts quote the key.
+    # Each provider raises errors of its own types, for example if a key is missing. Show only the type of the error,
+    # because some error messages quote the key.
     except Exception as error:
         raise InvalidSettings(
             f"{variable}={name} cannot be used ({type(error).__name__}): check the name (openai:gpt-5-mini, "

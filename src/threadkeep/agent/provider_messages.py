@@ -163,11 +163,12 @@ def plain(messages: Sequence[BaseMessage], provider: str | None = None) -> list[
 
 
 def mark_between(before: BaseMessage, message: BaseMessage | None, provider: str | None) -> BaseMessage | None:
-    """Return the mark that a provider requires between two messages or after the last; None if it requires none.
+    """Return the placeholder to insert between `before` and `message`, or at the end if `message` is None.
 
-    Claude, Gemini and Mistral refuse a call that ends with an answer, such as that of another agent of the turn. Later
-    calls keep the mark if tool calls follow the answer, because Gemini refuses tool calls after an answer. Mistral
-    refuses a user message after a tool's result, which occurs if a structured response ended the earlier turn.
+    Return None if the provider requires no placeholder. Claude, Gemini and Mistral refuse a call that ends with an
+    answer, such as that of another agent of the turn. Gemini also refuses tool calls after an answer, so later calls
+    contain the same placeholder if tool calls follow the answer. Mistral refuses a user message after a tool's result,
+    which occurs if a structured response ended the earlier turn.
     """
     name = _PROVIDERS.get(provider or "")
     if isinstance(before, AIMessage) and not before.tool_calls:

@@ -370,7 +370,10 @@ def _longest(same: Sequence[Sequence[bool]]) -> list[_Pair]:
 
 
 def _gaps(pairs: Sequence[_Pair], sent: int, rows: int) -> Iterator[tuple[range, range]]:
-    """Yield the index ranges of messages and rows between the pairs. Omit messages that are older than the rows."""
+    """Yield pairs of index ranges, of messages and of rows: before, between and after the matched `pairs`.
+
+    The first range of messages has only as many of its newest messages as there are rows before the first pair.
+    """
     before: _Pair = (-1, -1)
     for end in (*pairs, (sent, rows)):
         gap, beside = range(before[0] + 1, end[0]), range(before[1] + 1, end[1])

@@ -216,7 +216,7 @@ class Intake:
             await self._outbox.drop(answer.number)
 
     async def _is_within_rate(self, bot: Bot, message: IncomingMessage) -> bool:
-        """Count a message; return True if it is within the limit. The first message beyond it gets `too_many`."""
+        """Count a message; return True if it is within the limit. Reply to the first one beyond it with `too_many`."""
         sender = message.sender.id if message.sender else message.session_id or ""
         rate = bot.rates.count(sender, message.message_id)
         if rate == "first_beyond":
@@ -396,7 +396,7 @@ class Intake:
             await (await self._runs.service()).cancel(run.run_id)
         elif await self._memory.runs.order.take_back(run.run_id, message_id):
             given = from_langchain(message_of_input(taken[0], message_id))
-            # Store the message as failed, because models do not receive failed messages.
+            # Store the message with the status `failed`, so that models do not receive it.
             await session.append([replace(given, status="failed", metadata=map_of(taken[0].values, "metadata"))])
 
     async def _until_ready(self, bot: Bot, started: Started) -> None:

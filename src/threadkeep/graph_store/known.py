@@ -133,7 +133,7 @@ class KnownChunks:
 
     @contextmanager
     def _entry(self, session_id: str, chunk: int) -> Iterator[KnownMessages]:
-        """Yield a conversation's entry; first replace it if it has another chunk. Then update the cache's size."""
+        """Yield a conversation's entry, or a new one if it has none for `chunk`; then update the size of the cache."""
         known = self._chunks.get(session_id)
         if known is None or known.chunk != chunk:
             self.forget(session_id)

@@ -130,8 +130,9 @@ class GraphLayout:
 
     `namespace` contains each conversation's metadata item, with the session id and `meta_key_suffix` as its key, and
     its chunks, with the session id and `:chunk:000000`, `:chunk:000001` … as their keys. A new conversation gets chunks
-    of `chunk_size` messages, an existing one keeps its size. A second namespace, with `_ids` appended to the first
-    label, contains the notes for message ids. `value_field` is the name of the field with a message's text.
+    of `chunk_size` messages; an existing one keeps its chunk size. Each conversation also has a namespace of its own,
+    with `_ids` appended to the first label. It contains notes, which map message ids to `seq`, and other items, such as
+    tool calls and the recall index. `value_field` is the name of the field with a message's text.
     """
 
     namespace: Namespace = ("agent_chat_history",)

@@ -304,7 +304,10 @@ class ConversationWriter:
         return await self.hold(session_id, work)
 
     async def take_away(self, session_id: str, beginning: Beginning, *, title: tuple[str | None, str | None]) -> bool:
-        """Delete the oldest messages; change `title[0]` to `title[1]`. Return False if the conversation has changed."""
+        """Delete the messages of `beginning`; if the title is still `title[0]`, replace it by `title[1]`.
+
+        Return False, without a change, if the conversation does not exist or `beginning.is_of` is False for it.
+        """
 
         async def work(writing: Writing, found: Conversation | None) -> bool:
             if found is None or not beginning.is_of(found):

@@ -259,10 +259,10 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         return index
 
     async def valid(self, scopes: Sequence[Scope], *, limit: int = MAX_PAGE, shadowed: bool = False) -> list[Fact]:
-        """Return the valid facts of scopes, most specific scope first; a key that several scopes have is returned once.
+        """Return the valid facts of scopes, most specific scope first.
 
-        For each scope, up to `limit` facts (at most 1,000) are read, last changed first. The fact of the most specific
-        scope is returned; if `shadowed` is true, all facts are returned.
+        If several scopes have a fact with the same key, only the first is returned; if `shadowed` is true, all are.
+        From each scope, up to `limit` facts (at most 1,000) are read, last changed first.
 
         Raises:
             StoreUnavailable: the database does not answer.

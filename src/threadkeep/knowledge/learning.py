@@ -2,7 +2,8 @@
 
 `enqueue` returns at once, and one task for each kind of learner reads the queued sessions. The `seq` up to which each
 session was read is stored in the database, so after a failure or a crash, the session's next turn continues from there.
-Messages are skipped if the model has refused them in three turns but accepts another text.
+If the model fails on the same messages in three turns, it is tested with a harmless text: if it accepts this text, the
+messages are skipped.
 """
 
 from __future__ import annotations

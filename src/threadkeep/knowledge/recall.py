@@ -83,7 +83,7 @@ class FactWords:
         self._most = 0
         self.entries = 0
         """The number of pairs of a fact and a term."""
-        # For each term, one entry for each fact: twice the number of the fact, plus 1 if the term is in the key.
+        # Maps each term to entries: 2 * number + 1 if the fact has it in its key, 2 * number if it has it in its value.
         self._terms: dict[str, array[int]] = {}
         self._beginnings: dict[str, list[str]] = {}
 

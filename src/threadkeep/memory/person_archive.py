@@ -84,9 +84,10 @@ async def archive(lines: AsyncIterator[str], now: datetime) -> AsyncIterator[byt
 
 
 def whole_lines(file: BinaryIO) -> tuple[str | None, int]:
-    """Truncate an unfinished export after its last position line; return this position, and the number of lines left.
+    """Truncate an unfinished export after its last complete line of type `position`.
 
-    Leave the file position at the end, so that the caller can append further lines.
+    Return the `after` value of this line and the number of lines that were kept. The file is left at its end, so that
+    the caller can append to it.
     """
     after, count, end, number = None, 0, 0, 0
     while line := file.readline():

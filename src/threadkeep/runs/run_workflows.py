@@ -101,7 +101,7 @@ class RunWorkflows:
         if stored is None or stored.definition is None:
             return None
         allowed = frozenset[str]().union(*(references_in(each.definition or {}) for each in self._workflows.all()))
-        # Convert through JSON, because the database may return other types for lists and maps.
+        # Convert through JSON, because the type of `definition` allows mappings other than dict.
         if not references_in(json.loads(json.dumps(stored.definition))) <= allowed:
             return None
         try:

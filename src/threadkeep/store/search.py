@@ -290,7 +290,7 @@ def _in_budget(sessions: Sequence[_Behind], found: Sequence[Sequence[Row]]) -> l
 
 
 def _indexed_rows(steps: Sequence[_Step]) -> list[str]:
-    """Return the messages of each step as JSON: `seq`, document for the index, and fingerprints of the terms."""
+    """Return a JSON array for each step: the `seq` of each message, its `document`, and fingerprints of its terms."""
     return [
         json.dumps(
             [{"seq": row[0], "document": row[3], "terms": fingerprints(search_terms(row[2]))} for row in step.texts],

@@ -232,7 +232,7 @@ class BatchingConnection:
 
 
 class ThreadConnection(BatchingConnection, sqlite3.Connection):
-    """A connection of Python's own SQLite."""
+    """A connection of Python's `sqlite3`, for databases without an encryption key."""
 
 
 _CURES = (

@@ -279,7 +279,10 @@ class Transcripts(Protocol):
         """Return the complete answers to a question, in order. Superseded ones are included if the question is, too."""
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark an answer, or its replacement, as delivered, and return that message. If it is missing, return None."""
+        """Mark an answer, or the answer that superseded it, as delivered, and return the marked message.
+
+        Return None if no message has this id.
+        """
 
     async def supersede(self, superseding: Superseding) -> Superseded:
         """Supersede messages in one transaction. If `newest` is set and the session is missing, do nothing.

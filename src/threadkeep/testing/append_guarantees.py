@@ -224,7 +224,10 @@ class AppendGuarantees(TranscriptSource):
             ]
 
     async def test_an_answer_that_was_told_in_an_outage_is_never_lost(self) -> None:
-        """A delivered answer stays the active one, even if another was delivered in an outage and is stored later."""
+        """An answer that was delivered and stored stays active.
+
+        A second answer that was delivered in an outage is stored later, as superseded.
+        """
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "q")))
             first = Message("assistant", "one", id="a1", author="writer", answers="q")

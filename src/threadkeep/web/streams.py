@@ -156,7 +156,7 @@ class TurnParts(StreamParts):
         yield json_event(asdict(event), "start")
 
     def piece(self, text: str, message_id: str) -> bytes:
-        """Return a token."""
+        """Return a `token` event with a piece of the answer."""
         return json_event({"text": text}, "token")
 
     async def ended(self, answer: ChatAnswer) -> AsyncIterator[bytes]:

@@ -178,7 +178,7 @@ def restore_workflow(definition: Mapping[str, Json]) -> Workflow:
     Raises:
         InvalidWorkflow: this version of Threadkeep cannot build the workflow.
     """
-    # Convert through JSON, because the database may return other types of lists and maps.
+    # Convert through JSON, because the type of `definition` allows other mappings and sequences than dict and list.
     value: Json = json.loads(json.dumps(definition))
     return _workflow_of(YamlSource(value, None), imports=False)
 

@@ -199,7 +199,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return {str(name) for (name,) in await self._fetch("withdrawn", row)}
 
     async def purge_dead(self, group_id: str) -> None:
-        """Mark the dead messages of a deleted group, so that `retry` does not send them again."""
+        """Delete the content of a deleted group's dead messages, and mark them, so that `retry` does not send them."""
         await self._execute("purge_dead", {"group_id": group_id})
 
     async def episode_of(self, name: str) -> FactDelivery | None:

@@ -83,7 +83,7 @@ def whole_result(result: Values, texts: Texts) -> dict[str, Json]:
 
 
 def _places(value: Values) -> Iterator[tuple[Values, str, str]]:
-    """Yield each part of a value that has a message's id and text, with the names of these two fields."""
+    """Yield each mapping in `value` that may hold a message, with the names of its fields for the id and the text."""
     if "message_id" in value:
         yield value, "message_id", "text"
     messages = value.get("messages")
