@@ -57,7 +57,7 @@ class CallMeasure:
     - `stored`: the counter with which stored messages were counted; None if the caller chose another counter.
     - `learns`: True if the provider's count can correct the counter.
     - `shared`: if below `budget`, extra sections and earlier steps get shares of it instead of `budget`.
-    - `other_counter`: counts the uncorrected tokens in scripts other than Latin; None if they have no factor of their own.
+    - `other_counter`: counts the uncorrected tokens in scripts other than Latin, if these have their own factor.
     - `other`: the tokens that `other_counter` has counted.
     """
 

@@ -116,7 +116,7 @@ class KeptWindow:
         self.sums.append(self.sums[-1] + tokens)
 
     def has_answer(self, asked: Message, following: Message | None) -> bool:
-        """Return False if the run of question `asked` stored no answer, and `following` is not of this run; else True."""
+        """Return False if no answer of the run of `asked` is stored, and `following` is not of this run."""
         if asked.role != "user" or asked.run_id is None or asked.run_id in self.answered_runs:
             return True
         return following is not None and following.run_id == asked.run_id
