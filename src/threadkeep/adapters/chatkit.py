@@ -49,11 +49,10 @@ _ATTACHMENT: TypeAdapter[Attachment] = TypeAdapter(Attachment)
 
 
 class ThreadkeepStore[TContext](Store[TContext]):
-    """A `Store` of ChatKit that is backed by a memory: a thread is a session, an item is a message.
+    """A ChatKit `Store` that is backed by a memory: a thread is a session, an item is a message.
 
     User and assistant messages are stored like messages of other channels. Other items (widgets, tasks, hidden context)
-    are stored as notes, which are never sent to a model. The store does not find threads and attachments of other
-    users.
+    are stored as notes, which are never sent to a model.
     """
 
     def __init__(self, memory: Memory, *, user_id: Callable[[TContext], str | None]) -> None:
@@ -69,11 +68,11 @@ class ThreadkeepStore[TContext](Store[TContext]):
         self._changing = asyncio.Lock()
 
     def generate_thread_id(self, context: TContext) -> str:
-        """Return a new id with a whole UUID. ChatKit's default ids have eight hexadecimal digits and could collide."""
+        """Return a new id with a whole UUID, because ChatKit's default ids could collide."""
         return _new_id("thread")
 
     def generate_item_id(self, item_type: StoreItemType, thread: ThreadMetadata, context: TContext) -> str:
-        """Return a new id with a whole UUID. ChatKit's default ids have eight hexadecimal digits and could collide."""
+        """Return a new id with a whole UUID, because ChatKit's default ids could collide."""
         return _new_id(item_type)
 
     def session(self, thread_id: str, context: TContext) -> Session:
@@ -85,7 +84,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         return _thread(await self._info(self.session(thread_id, context)))
 
     async def save_thread(self, thread: ThreadMetadata, context: TContext) -> None:
-        """Store the title, the status and the metadata of a thread; create its session if there is none."""
+        """Store the title, the status and the metadata of a thread."""
         session = self.session(thread.id, context)
         try:
             info = await session.info()
@@ -127,7 +126,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
     async def load_thread_items(
         self, thread_id: str, after: str | None, limit: int, order: str, context: TContext
     ) -> Page[ThreadItem]:
-        """Return up to `limit` items of a thread, after the item `after` if it is given. Each call reads all items."""
+        """Return up to `limit` items of a thread. Each call reads all items."""
         items = list((await self._items(thread_id, context)).values())
         return _page(items[::-1] if order == "desc" else items, after, limit)
 
@@ -144,11 +143,11 @@ class ThreadkeepStore[TContext](Store[TContext]):
         await _append(session, _message(item, item.id))
 
     async def save_item(self, thread_id: str, item: ThreadItem, context: TContext) -> None:
-        """Replace an item at its position in the thread; append it if the thread has no item with its id."""
+        """Replace an item at its position in the thread, or append it."""
         await self._change(self.session(thread_id, context), item.id, item)
 
     async def delete_thread_item(self, thread_id: str, item_id: str, context: TContext) -> None:
-        """Remove an item from the thread, if it exists. The session's history keeps it, but no model receives it."""
+        """Remove an item from the thread. The session's history keeps it, but no model receives it."""
         await self._change(self.session(thread_id, context), item_id, None)
 
     async def add_feedback(self, thread_id: str, item_ids: list[str], feedback: str, context: TContext) -> None:
@@ -188,7 +187,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
             raise NotFoundError(f"Thread {session.session_id} not found") from None
 
     async def _items(self, thread_id: str, context: TContext) -> dict[str, ThreadItem]:
-        """Return a map from ids to items, oldest first. A new version of an item takes the place of the old one."""
+        """Return the current items of a thread by id, oldest first."""
         session, items = self.session(thread_id, context), dict[str, ThreadItem]()
         await self._info(session)
         for message in await messages_after(session, 0):
@@ -204,11 +203,10 @@ class ThreadkeepStore[TContext](Store[TContext]):
         return items
 
     async def _change(self, session: Session, item_id: str, item: ThreadItem | None) -> None:
-        """Store a new version of an item. If `item` is None, store a note that the item is deleted.
+        """Store a new version of an item, or a note that it is deleted.
 
-        If the text of a message changes, the message and all later ones are superseded, and copies of the later ones
-        follow the new version. A change is one transaction. It is repeated, at most 20 times, if another writer has
-        changed the session since it was read.
+        If the text of a message changes, the later messages are copied behind the new version. A change is one
+        transaction, and is repeated if another writer has changed the session meanwhile.
 
         Raises:
             StoreUnavailable: the database does not answer, or other writers changed the session during each attempt.
@@ -223,11 +221,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         raise StoreUnavailable("The item was not changed: the database is busy. Try again.")
 
     async def _change_once(self, session: Session, item_id: str, new: Message, note: Message) -> bool:
-        """Store `new` or `note`, and return True. Return False if another writer changed the session meanwhile.
-
-        If the change alters the text that models receive, `new` replaces the item; otherwise, only `note` is stored, at
-        the end. If the thread has no such item, `new` is stored at the end, but a deletion is not stored.
-        """
+        """Store the change in one transaction. Return False if another writer changed the session meanwhile."""
         await session.deliver()
         info = await self._info(session)
         messages = await messages_after(session, 0)
@@ -272,7 +266,7 @@ async def _append(session: Session, *messages: Message) -> None:
 
 
 def _page[T: (ThreadItem, ThreadMetadata)](rows: list[T], after: str | None, limit: int) -> Page[T]:
-    """Return up to `limit` rows, from the first row on, or if `after` is given, from the row behind this id on."""
+    """Return the page of up to `limit` rows that begins behind the row `after`."""
     start = 0
     if after:
         positions = [position for position, row in enumerate(rows) if row.id == after]
@@ -292,7 +286,7 @@ def _thread(info: SessionInfo) -> ThreadMetadata:
         thread = ThreadMetadata(id=info.session_id, created_at=info.created_at)
     if not info.active and thread.status.type == "active":
         thread.status = ClosedStatus()
-    # The metadata of a branch are a copy of the original thread's metadata, so set the branch's own id.
+    # A branch has a copy of the original thread's metadata, so set the branch's own id.
     return thread.model_copy(update={"id": info.session_id, "title": info.title or thread.title})
 
 
@@ -316,7 +310,7 @@ def user_text(item: UserMessageItem) -> str:
 
 
 def _plain_item(message: Message, thread_id: str) -> ThreadItem | None:
-    """Make an item from a message that another channel or a run has stored; return None for a note."""
+    """Make an item from a message that another channel or a run has stored."""
     created_at = message.created_at or datetime.min.replace(tzinfo=UTC)
     if message.role == "assistant":
         return AssistantMessageItem(
@@ -337,17 +331,17 @@ def _plain_item(message: Message, thread_id: str) -> ThreadItem | None:
 
 
 def _text(message: Message) -> tuple[Role, str] | None:
-    """Return the role and the text that a model receives for a message, or None for a note, which is never sent."""
+    """Return the role and the text that a model receives for a message."""
     return None if message.role == "system" else (message.role, message.content)
 
 
 def _item_id(message: Message) -> str | None:
-    """Return the id of the item that a message contains. If it contains none, return the message's own id."""
+    """Return the id of the item that a message contains, or else the message's own id."""
     stored = stored_item(_NAME, message)
     item = stored.get("item") if isinstance(stored, Mapping) else None
     return str(item["id"]) if isinstance(item, Mapping) else message.id
 
 
 def _position(messages: Sequence[Message], item_id: str) -> int | None:
-    """Return the position of the first message that contains an item, or None if there is none."""
+    """Return the position of the first message that contains an item."""
     return next((position for position, message in enumerate(messages) if _item_id(message) == item_id), None)

@@ -51,10 +51,9 @@ _STALE = (
 class SessionService(BaseSessionService):
     """An ADK session service over a memory. Texts of events are stored as messages, which other channels can read.
 
-    Each event makes a new revision of its session. The event, its changes to shared state, and a note with the number
-    of the revision are stored in one transaction. If several writers store the same number, only the first succeeds.
-    The state of a session is computed from its events. Messages of other channels are returned as events. Events that
-    were taken back, or precede a reset, are not returned.
+    Each event makes a new revision of its session, in one transaction. If several writers store the same revision, only
+    the first succeeds. The state of a session is computed from its events. Messages of other channels are returned as
+    events. Events that were taken back, or precede a reset, are not returned.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -88,7 +87,7 @@ class SessionService(BaseSessionService):
     async def get_session(
         self, *, app_name: str, user_id: str, session_id: str, config: GetSessionConfig | None = None
     ) -> Session | None:
-        """Return a session with the events that `config` selects, or None. The user's and app's state are included."""
+        """Return a session with its events, including the state of its user and app."""
         session = await self._read(app_name, user_id, session_id)
         if session is None:
             return None
@@ -100,7 +99,7 @@ class SessionService(BaseSessionService):
         return session
 
     async def list_sessions(self, *, app_name: str, user_id: str | None = None) -> ListSessionsResponse:
-        """Return the sessions of an app, or of one of its users, without events, least recently active first.
+        """Return the sessions of an app or of one of its users, without events.
 
         Each session is read whole, because its state is computed from its events.
         """
@@ -125,7 +124,7 @@ class SessionService(BaseSessionService):
         await self._session(app_name, user_id, session_id).delete()
 
     async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, object]:
-        """Return the state of a user in an app. The keys of the result do not have the prefix `user:`."""
+        """Return the state of a user in an app, with keys that lack the prefix `user:`."""
         values = await self._memory.channels.state.values_of(_user_scope(user_id), _user_prefix(app_name))
         return {key.removeprefix(_user_prefix(app_name)): json.loads(value) for key, value in values.items()}
 
@@ -172,7 +171,7 @@ class SessionService(BaseSessionService):
     async def _append(
         self, stored: StoredSession, app_name: str, delta: Mapping[str, object] | None, *messages: Message
     ) -> bool:
-        """Store messages and shared state (`delta`) in a transaction. If the revision exists already, return False."""
+        """Store messages and shared state in one transaction. Return False if the revision exists already."""
         state = self._memory.channels.state
         statements: list[Statement] = []
         for key, value in _json_safe(delta).items():
@@ -190,7 +189,7 @@ class SessionService(BaseSessionService):
             if await stored.find(f"{_REVISION}{marker}") is None:
                 raise SessionNotFoundError(f"Session {session.id} not found.")
             return int(marker)
-        # The session comes from elsewhere, such as a dump. Accept it only if its last event is the newest stored one.
+        # The session comes from elsewhere, such as a dump: accept it only if its last event is the newest one.
         newest = await self._read(session.app_name, session.user_id, session.id)
         if newest is None:
             raise SessionNotFoundError(f"Session {session.id} not found.")
@@ -199,7 +198,7 @@ class SessionService(BaseSessionService):
         return int(newest._storage_update_marker or 0)  # noqa: SLF001 - as above
 
     async def _read(self, app_name: str, user_id: str, session_id: str) -> Session | None:
-        """Return a session without the state of its app and user, or None if this service has not stored it."""
+        """Return a session without the state of its app and user."""
         stored = self._session(app_name, user_id, session_id)
         return await self._read_stored(stored, app_name, user_id, session_id.strip())
 
@@ -223,7 +222,7 @@ class SessionService(BaseSessionService):
                 session.state |= cast("dict[str, object]", item["state"])
                 session.last_update_time = cast("float", item["created"])
             event = _event(message)
-            # If a message with the id of this event was taken back, skip the event, unless it was appended afterwards.
+            # Skip an event that was taken back, unless it was appended again afterwards.
             gone = None if event is None else superseded.get(event.id)
             if event is not None and (gone is None or (message.created_at or gone) > gone):
                 session.state |= _state_of_session(event.actions.state_delta)
@@ -251,8 +250,7 @@ class SessionService(BaseSessionService):
 class MemoryService(BaseMemoryService):
     """A memory service of ADK over a memory.
 
-    The text of an event is stored once, as a message with the event's id. So adding a session again changes nothing,
-    and the sessions of `SessionService` need not be added.
+    Adding a session twice changes nothing, and the sessions of `SessionService` need not be added.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -279,10 +277,10 @@ class MemoryService(BaseMemoryService):
             await self._memory.session(key, user_id=user_id).append(messages)
 
     async def search_memory(self, *, app_name: str, user_id: str, query: str) -> SearchMemoryResponse:
-        """Search the user's sessions of the app; return up to 20 messages, those with most words of the query first.
+        """Return up to 20 messages of the user's sessions that contain the most words of the query.
 
         Of messages with equally many words, those with rarer words come first. Only the first 12 words of the query and
-        the best 500 messages for each word are used. Words are also searched for in decomposed form (NFD).
+        the best 500 messages for each word are used.
         """
         prefix = _prefix(app_name)
         found: dict[tuple[str, int | None], SearchHit] = {}
@@ -300,10 +298,10 @@ class MemoryService(BaseMemoryService):
         return SearchMemoryResponse(memories=[_entry(message) for message in best])
 
     async def delete_memory(self, *, app_name: str, user_id: str, memory_id: str | None = None) -> None:
-        """Take back the message with an id in the user's sessions of the app; do nothing if there is none.
+        """Take back a message in the user's sessions of the app.
 
-        Searches and sessions no longer return the message, and adding its session again does not store it again. The
-        transcript keeps it in the `history` view until its session or its user is erased.
+        Searches and sessions no longer return it, and adding its session again does not store it again. The transcript
+        keeps it in the `history` view until its session or its user is erased.
         """
         if not memory_id:
             return
@@ -317,8 +315,7 @@ class MemoryService(BaseMemoryService):
 def _has_word(text: str, word: str) -> bool:
     """Return True if the text of a search hit really contains the word.
 
-    A search may ignore accents, and may find a short word inside a longer one ("a" in "parcel"). Therefore, an accented
-    word must occur with its accents, and a word of one or two ASCII letters must be a whole word.
+    A search may ignore accents, and may find a short word inside a longer one ("a" in "parcel").
     """
     if not word.isascii():
         return word.lower() in text.lower()
@@ -330,10 +327,7 @@ def _prefix(app_name: str) -> str:
 
 
 def _key(app_name: str, user_id: str, session_id: str) -> str:
-    """Return the id of a stored session.
-
-    If the id would be too long, only ASCII is escaped; if it still is, it ends with a digest of user and session.
-    """
+    """Return the id of a stored session, with a digest if it would be too long."""
     parts = [f"{escape(user_id)}:{escape(session_id)}" for escape in (keys.escape_key, _escape_ascii)]
     longest = keys.MAX_KEY_CHARACTERS - len(_prefix(app_name))
     short = [part for part in parts if len(part) <= longest]
@@ -341,7 +335,7 @@ def _key(app_name: str, user_id: str, session_id: str) -> str:
 
 
 def _long_id(stored: StoredSession, session_id: str) -> dict[str, Json]:
-    """Return the ADK session id as the field `session` if the stored id has only its digest; otherwise no fields."""
+    """Return the ADK session id as a field if the stored id has only its digest."""
     return {} if _adk_id(stored.session_id) else {"session": session_id}
 
 
@@ -351,7 +345,7 @@ def _escape_ascii(text: str) -> str:
 
 
 def _adk_id(stored_id: str) -> str:
-    """Return the ADK session id in the id of a stored session; an empty string if it has only a digest."""
+    """Return the ADK session id in the id of a stored session, or an empty string."""
     escaped = "".join(one if one.isascii() else keys.escape_key(one) for one in stored_id)
     try:
         _, _, _, session_id = map(keys.unescape_key, escaped.split(":"))
@@ -374,7 +368,7 @@ def _user_prefix(app_name: str) -> str:
 
 
 def _json_safe(state: Mapping[str, object] | None) -> dict[str, Json]:
-    """Return a state as JSON, without its temporary (`temp:`) keys. Values that JSON lacks become strings."""
+    """Return a state as JSON, without its temporary (`temp:`) keys."""
     kept = {key: value for key, value in (state or {}).items() if not key.startswith(State.TEMP_PREFIX)}
     return cast("dict[str, Json]", to_jsonable_python(kept, fallback=str))
 
@@ -385,7 +379,7 @@ def _state_of_session(state: Mapping[str, object] | None) -> dict[str, Json]:
 
 
 def _event(message: Message) -> Event | None:
-    """Return the event that a message contains. If it has none, make one of its text, or return None for a note."""
+    """Return the event that a message contains, or an event made of its text."""
     item = stored_item(_NAME, message)
     if isinstance(item, Mapping):
         return Event.model_validate(item["event"]) if "event" in item else None
@@ -405,10 +399,7 @@ def _content(message: Message) -> Content:
 
 
 def _message(event: Event) -> Message | None:
-    """Return a message with the text of an event and a mark for its media.
-
-    Return None for a partial event, or without text and media. Thoughts, tool calls and tool results are not text.
-    """
+    """Return a message with the text of an event, unless the event is partial or has no text."""
     said = [part for part in event.content.parts or [] if not part.thought] if event.content else []
     media = [data for part in said if (data := part.inline_data or part.file_data) is not None]
     mark = media_mark([{"type": media_type(data.mime_type)} for data in media])

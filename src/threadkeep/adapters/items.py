@@ -21,8 +21,7 @@ _PAGE = 50
 def item_message(framework: str, item: Json, *, role: Role | None, text: str, message_id: str | None = None) -> Message:
     """Return the message that stores an item. Its field `original` maps the framework's name to the item.
 
-    If `role` is None, as for a tool result or reasoning, or `text` is empty, the message is a note, and `text` is only
-    its label. Context windows contain no notes.
+    Without role or text (a tool result, for example), the message is a note, which context windows leave out.
     """
     return Message(
         role=role if role and text else "system",
@@ -40,7 +39,7 @@ def stored_item(framework: str, message: Message) -> Json:
 
 
 def openai_role(item: Mapping[str, object]) -> Role | None:
-    """Return the role of a user or assistant message; None for other items of OpenAI's API."""
+    """Return the role of a user or assistant message in OpenAI's API."""
     return _OPENAI_ROLES.get(item.get("role")) if item.get("type", "message") == "message" else None
 
 
@@ -64,10 +63,7 @@ def _openai_part(part: Mapping[str, object]) -> str:
 async def read_messages(
     session: Session, limit: int | None = None, *, keep: Callable[[Message], bool] | None = None
 ) -> list[Message]:
-    """Return the newest `limit` active messages since the last reset, oldest first. If `limit` is None, return all.
-
-    If `keep` is given, only messages for which it returns True are counted and returned.
-    """
+    """Return the newest `limit` active messages since the last reset that `keep` accepts, oldest first."""
     try:
         after = (await session.info()).reset_seq
     except SessionNotFound:
@@ -83,10 +79,7 @@ async def messages_after(
     view: View = "active",
     keep: Callable[[Message], bool] | None = None,
 ) -> list[Message]:
-    """Return the newest `limit` messages of `view` whose `seq` is above `after`, oldest first.
-
-    If `limit` is None, return all. If `keep` is given, only messages for which it returns True count.
-    """
+    """Return the newest `limit` messages after the `seq` that `keep` accepts, oldest first."""
     found: list[Message] = []
     before: int | None = None
     while (missing := LONGEST_PAGE if limit is None else limit - len(found)) > 0:
@@ -101,10 +94,7 @@ async def messages_after(
 
 
 async def take_back_newest(session: Session, keep: Callable[[Message], bool]) -> Message | None:
-    """Take back the newest active message for which `keep` returns True, together with all newer messages.
-
-    Only messages since the last reset are considered. Return the message that `keep` accepted, or None.
-    """
+    """Take back the newest message since the last reset that `keep` accepts, and all newer ones. Return it."""
     while await read_messages(session, 1, keep=keep):
         taken = await session.take_back()
         if taken and keep(taken[0]):
@@ -113,9 +103,9 @@ async def take_back_newest(session: Session, keep: Callable[[Message], bool]) ->
 
 
 async def base_revision(session: Session) -> int:
-    """Return a number for the first revision in a session: the `seq` up to which retention has deleted messages, or 0.
+    """Return a number for the first revision in a session: the `seq` up to which messages were deleted, or 0.
 
-    The deleted messages may include earlier revisions, whose ids cannot be stored again, so 0 is not always free.
+    The deleted messages may include earlier revisions, whose ids cannot be stored again.
     """
     try:
         return (await session.info()).deleted_seq
@@ -126,8 +116,8 @@ async def base_revision(session: Session) -> int:
 async def append_once(session: Session, messages: Sequence[Message], joined: Joined) -> bool:
     """Store messages, and execute the statements in `joined`, in one transaction.
 
-    The id of the first message identifies a revision, which only one writer can store. Return False if another writer
-    has stored the revision. A repeated call returns True if an earlier call succeeded.
+    The id of the first message identifies a revision. Return False if another writer has stored this revision. A
+    repeated call returns True if an earlier call succeeded.
 
     Raises:
         WrongUser: the session belongs to another user.

@@ -121,6 +121,6 @@ def _items(messages: Sequence[Message]) -> list[ChatMessage]:
 
 
 def _from_a_user(messages: list[ChatMessage]) -> list[ChatMessage]:
-    """Drop the messages before the first user message; return all if there is no user message."""
+    """Drop the messages before the first user message, if there is one."""
     indexes = [index for index, message in enumerate(messages) if message.role == MessageRole.USER]
     return messages[indexes[0] :] if indexes else messages

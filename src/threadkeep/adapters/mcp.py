@@ -173,7 +173,7 @@ def _quoted(lines: Sequence[str]) -> str:
 
 
 def _cut(lines: Sequence[str]) -> list[str]:
-    """Return the first lines that fit into 100,000 characters, but at least one. If lines are left out, say so."""
+    """Return the first lines that fit into 100,000 characters, and say if lines are left out."""
     fitting = sum(end <= _MOST_CHARACTERS for end in accumulate(map(len, lines)))
     shown = lines[: max(fitting, 1)]
     return [*shown] if len(shown) == len(lines) else [*shown, _LEFT_OUT]

@@ -51,8 +51,8 @@ class AgentsSession:
     async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
         """Return the newest items since the last reset, oldest first.
 
-        Without `limit`, the limit in `session_settings` applies; if that is not set either, all items are returned.
-        A negative limit returns all items, as in the SDK's `SQLiteSession`.
+        The default of `limit` is in `session_settings`. A negative limit returns all items, as in the SDK's
+        `SQLiteSession`.
         """
         limit = resolve_session_limit(limit, self.session_settings)
         limit = None if limit is not None and limit < 0 else limit
@@ -72,7 +72,7 @@ class AgentsSession:
             await self._session.call(lambda session: session.append(messages))
 
     async def pop_item(self) -> TResponseInputItem | None:
-        """Take back and return the newest item, or return None if there is none. The item stays in the transcript."""
+        """Take back and return the newest item. It stays in the transcript."""
         message = await self._session.call(lambda session: take_back_newest(session, _is_item))
         return None if message is None else _item(message)
 
@@ -93,7 +93,7 @@ def _is_item(message: Message) -> bool:
 
 
 def _item(message: Message) -> TResponseInputItem | None:
-    """Return the SDK's item for a message, or None for empty messages and for notes that the SDK did not store."""
+    """Return the SDK's item for a message, unless it is a note that the SDK did not store."""
     item = stored_item(_NAME, message)
     if item is None and message.role != "system" and message.content:
         item = {"role": message.role, "content": message.content}

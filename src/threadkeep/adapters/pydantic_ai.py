@@ -41,10 +41,10 @@ _read_last: ContextVar[str | None] = ContextVar("conversation_read_last", defaul
 
 
 class Conversations(ConversationStore):
-    """A conversation store of Pydantic AI that uses a memory. A conversation is stored as the session with the same id.
+    """A conversation store of Pydantic AI that uses a memory. A conversation is the session with the same id.
 
-    An entry is stored as a message with the entry's id. Prompts and answers are stored like messages of other agents.
-    Tool calls and tool results are stored as notes. Each save is one transaction. If two writers change the same
+    An entry is stored as a message with the entry's id. Prompts and answers are stored like messages of other agents;
+    tool calls and tool results are stored as notes. Each save is one transaction. If two writers change the same
     revision of a conversation, only the first succeeds. If a save continues from an earlier entry, the entries after it
     are superseded, but can still be read. A fork is a branch of the session, with copies of its messages.
     """
@@ -60,11 +60,11 @@ class Conversations(ConversationStore):
         self._memory = memory
         self._user_id = user_id
         self._scope = f"{_NAME}:{user_id or ''}"
-        # Sessions that are not conversations: maps their ids to their creation time and last `seq` when they were read.
+        # Maps the ids of sessions that are no conversations to their creation time and last `seq` when they were read.
         self._others: dict[str, tuple[datetime, int]] = {}
 
     async def read_record(self, conversation_id: str) -> ConversationRecord | None:
-        """Return the newest record of a conversation, or None. If a `delete_record` was interrupted, complete it."""
+        """Return the newest record of a conversation. Complete a `delete_record` that was interrupted."""
         _read_last.set(conversation_id)
         async for item in self._items_from_newest(self._session(conversation_id)):
             if item.get("deleted") == conversation_id:
@@ -77,11 +77,10 @@ class Conversations(ConversationStore):
         return None
 
     async def read_records(self, *, scope: str | None = None, limit: int | None = None) -> Sequence[ConversationRecord]:
-        """Return the newest record of each conversation, last updated first. If `scope` is given, filter by it.
+        """Return the newest record of each conversation, last updated first.
 
         All conversations are read, even with a `limit`. An imported session is a conversation if Pydantic AI stored one
-        of its newest 50 messages. To find such sessions, the first call also reads the newest messages of all other
-        sessions. Later calls read the newest messages of such a session again only if it has changed.
+        of its newest 50 messages, which are read again only if the session has changed.
         """
         names = await self._memory.channels.state.values_of(self._scope, "conversation:")
         ids = {name.removeprefix("conversation:") for name in names}
@@ -144,7 +143,7 @@ class Conversations(ConversationStore):
             await self._memory.channels.state.forget(self._scope, name, conversation_id)
 
     async def read_entry(self, entry_id: str) -> ConversationEntry:
-        """Return an entry of the conversation whose record this task read last, or else of the one that wrote it.
+        """Return an entry of the conversation that this task read last, or else of the one that wrote it.
 
         In an imported conversation, entries are found only after the task has read the conversation's record.
 
@@ -155,7 +154,7 @@ class Conversations(ConversationStore):
         return cast("ConversationEntry", _entry(message))
 
     async def read_history(self, head_id: str | None, *, limit: int | None = None) -> list[ConversationEntry]:
-        """Return the entries up to `head_id`, oldest first; with a `limit`, only the last entries.
+        """Return the last `limit` entries up to `head_id`, oldest first.
 
         The session is read once. The history begins after the entries that retention has deleted.
         """
@@ -176,10 +175,7 @@ class Conversations(ConversationStore):
         return history[::-1]
 
     async def _left_after(self, record: ConversationRecord, entry_id: str | None) -> int | None:
-        """Return the `seq` of the entry `entry_id`, after which a write must supersede the later entries.
-
-        If there are no later entries, return None. If the entry is in another session, branch it, and return None.
-        """
+        """Return the `seq` after which a write must supersede later entries, if there are any."""
         session, seq = self._session(record.conversation_id), 0
         if entry_id is not None:
             try:
@@ -219,7 +215,7 @@ class Conversations(ConversationStore):
 
 
 def _note(conversation_id: str, revision: str, item: Json) -> Message:
-    """Return a write's note. Its id contains the previous `revision`, so that only one write can follow a revision."""
+    """Return a write's note. Its id lets only one write follow a revision."""
     return item_message(_NAME, item, role=None, text="[conversation]", message_id=f"{conversation_id}:{revision}")
 
 
@@ -232,7 +228,7 @@ def _message(entry: ConversationEntry) -> Message:
 
 
 def _text(message: ModelMessage) -> str:
-    """Return the text that a person or a model wrote in a message, with marks for images and files."""
+    """Return the text of a message, with marks for images and files."""
     texts: list[str] = []
     media: list[Mapping[str, str]] = []
     for part in message.parts:

@@ -27,10 +27,7 @@ _LIMIT_NOTICES = ("Model call limits exceeded: ", " call limit reached: ")
 
 
 def answered_before(answer: AIMessage, request: ModelRequest[Any], config: RunnableConfig) -> ModelResponse[Any]:
-    """Return a stored answer as the response of a model call, with a structured response if the agent requests one.
-
-    The structured response is None if the stored data do not fit the requested schema.
-    """
+    """Return a stored answer as the response of a model call, structured if the agent requests that."""
     data = answer.additional_kwargs.get(STRUCTURED)
     structured = _structured(text_of(answer) if data is None else data, request.response_format)
     reply = repeated(named_as_agent(answer, config), request.messages, is_data=structured is not None)
@@ -38,11 +35,10 @@ def answered_before(answer: AIMessage, request: ModelRequest[Any], config: Runna
 
 
 def repeated(answer: AIMessage, messages: Sequence[BaseMessage], *, is_data: bool = False) -> AIMessage:
-    """Return a stored answer as a message to add to `messages`, so that the state ends with the turn of this answer.
+    """Return a stored answer as a message to add to `messages`, so that the state ends with it.
 
-    If the state already has the answer's id, LangGraph would keep its old position. So return a copy with a new id
-    (`REPEATS`) if another turn, a copy or a tool call follows there, or if the id is that of a tool's result. If
-    `is_data` is True, tool calls do not matter, because the answer may be the call of a structured response.
+    LangGraph keeps the old position of a message whose id it knows. So return a copy with a new id (`REPEATS`) if
+    anything but the same turn follows there. With `is_data`, the answer may be the call of a structured response.
     """
     position = next((index for index, one in enumerate(messages) if one.id == answer.id), None)
     if position is None:
@@ -56,7 +52,7 @@ def repeated(answer: AIMessage, messages: Sequence[BaseMessage], *, is_data: boo
         or REPEATS in one.additional_kwargs
         or one.response_metadata.get(ANSWERS, question) != question
     ]
-    # Without structured response, LangChain would call the model again if the newest reply calls tools: add a copy.
+    # Add a copy, because LangChain would call the model again if the newest reply calls tools.
     calls = next((one.tool_calls for one in reversed(later) if isinstance(one, AIMessage)), [])
     if not isinstance(known, AIMessage) or others or (calls and not is_data):
         return answer.model_copy(update={"id": str(uuid7()), "additional_kwargs": {REPEATS: answer.id}})
@@ -64,7 +60,7 @@ def repeated(answer: AIMessage, messages: Sequence[BaseMessage], *, is_data: boo
 
 
 def named_as_agent(answer: AIMessage, config: RunnableConfig) -> AIMessage:
-    """Return a copy of a stored answer for the graph's state. It has the agent's name and no `additional_kwargs`."""
+    """Return a copy of a stored answer for the graph's state, with the agent's name."""
     name = config.get("metadata", {}).get("lc_agent_name")
     named = {"name": str(name)} if name else {}
     return answer.model_copy(update={**named, "additional_kwargs": {}})
@@ -73,10 +69,7 @@ def named_as_agent(answer: AIMessage, config: RunnableConfig) -> AIMessage:
 def restored(
     messages: Sequence[BaseMessage], told: BaseMessage, earlier_ids: Collection[str | None]
 ) -> dict[str, Any] | None:
-    """Return a state update that restores the stored answer `told` and removes answers that middleware added.
-
-    Return None if middleware added no answer and left `told` unchanged. Answers with ids in `earlier_ids` stay.
-    """
+    """Return a state update that restores the stored answer `told` and removes answers that middleware added."""
     known = {told.id, *earlier_ids}
     added = [RemoveMessage(str(one.id)) for one in messages if isinstance(one, AIMessage) and one.id not in known]
     current = next((_as_sent(message) for message in messages if message.id == told.id), None)
@@ -84,10 +77,10 @@ def restored(
 
 
 def stream_again(answer: BaseMessage) -> None:
-    """Make LangGraph stream a stored answer that a node returns, even if the node's input already has the answer."""
+    """Make LangGraph stream a stored answer, even if the node's input already has it."""
     callbacks = (var_child_runnable_config.get() or {}).get("callbacks")
     for handler in callbacks.handlers if isinstance(callbacks, BaseCallbackManager) else ():
-        # LangGraph does not stream a message id twice, so forget the id. Find the handler by `seen`, not by its class.
+        # LangGraph does not stream a message id twice, so forget the id.
         if isinstance(seen := getattr(handler, "seen", None), set):
             seen.discard(answer.id)
 
@@ -111,11 +104,10 @@ def _structured(text: str, wanted: object) -> object:
 def final_answer(
     state: AgentState[Any], direct_calls: Collection[str], question: Sequence[BaseMessage] = ()
 ) -> AIMessage | None:
-    """Return the final answer in a state; None if no answer follows the question.
+    """Return the answer that follows the question in a state.
 
     The answer is an assistant message, the joined results of tools with `return_direct` (their calls: `direct_calls`),
-    or the structured response as JSON. It follows the messages of `question`, and middleware may add human messages
-    after it. If the state has no message of `question`, it follows the newest human message.
+    or the structured response as JSON.
     """
     direct: list[ToolMessage] = []
     asked = {id_of(message) for message in question} & {id_of(message) for message in state["messages"]} - {None}
@@ -140,19 +132,19 @@ def final_answer(
 
 
 def answer_of(results: Sequence[ToolMessage]) -> AIMessage:
-    """Join the results of tools that end a run into one answer. The answer has the id of the last result."""
+    """Join the results of tools that end a run into one answer, with the id of the last result."""
     return AIMessage("\n\n".join(filter(None, map(text_of, results))), id=results[-1].id)
 
 
 def is_limit_notice(answer: AIMessage, said_ids: Collection[str | None]) -> bool:
-    """Return True if an answer is the notice of a call limit, and not one of the model's own replies (`said_ids`)."""
+    """Return True if an answer is the notice of a call limit, and not a reply of the model."""
     return answer.id not in said_ids and any(notice in text_of(answer) for notice in _LIMIT_NOTICES)
 
 
 HELD_BACK_CHARACTERS: Final = 128
 """The number of characters that are removed from the end of an incomplete text.
 
-The text may end inside an address or a number. LangChain holds back the same number of characters of a stream.
+The text may end inside an address or a number. LangChain holds back the same number.
 """
 
 
@@ -166,7 +158,7 @@ def has_detector(kind: str) -> bool:
 
 
 def storable(answer: BaseMessage | str, kinds: Collection[str], *, whole: bool) -> BaseMessage | str:
-    """Return an answer in which data of these kinds are redacted, or an empty text if a kind has no built-in detector.
+    """Return an answer with redacted data, or an empty text if a kind has no built-in detector.
 
     Args:
         answer: the answer of the model, or its text.
@@ -221,7 +213,6 @@ class OtherMiddleware:
     """Warnings about the other middleware of an agent; each warning is given once.
 
     `SessionMemory` cannot see which other middleware an agent has, but the messages show that middleware's effects.
-    Each warning is about a middleware with the same job as `SessionMemory`, or with a wrong position in the list.
     """
 
     def __init__(self) -> None:
@@ -236,7 +227,7 @@ class OtherMiddleware:
                 self._warn("cleared")
 
     def check_calls(self, sent: Sequence[BaseMessage], partial: PartialAnswer) -> None:
-        """Warn if several models were called, or if no call received the messages `sent` with unchanged texts."""
+        """Warn if several models were called, or if no call received the messages `sent` unchanged."""
         if len(partial.models) > 1:
             self._warn("model")
         for asked in partial.asked:
@@ -248,11 +239,7 @@ class OtherMiddleware:
             self._warn("cleared" if any(map(_is_cleared, partial.asked[-1])) else "behind")
 
     def check_end(self, state: object, answers: Sequence[AIMessage], question_id: str | None) -> None:
-        """Warn if the final state ends with an answer whose text was changed after it was stored.
-
-        If the state has the question `question_id`, and if there are stored `answers`, also warn if none of the
-        answers has the text of the last message.
-        """
+        """Warn if the last answer of the final state was changed after it was stored."""
         found = state.get("messages") if isinstance(state, Mapping) else None
         messages = found if isinstance(found, list) else []
         last = messages[-1] if messages else None

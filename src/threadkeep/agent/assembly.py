@@ -1,7 +1,6 @@
 """Builds the context of a model call: messages within the budget, each with its entry in the manifest.
 
-An `Assembler` serves one turn. Earlier turns, summaries and quotes are read once, so all model calls of the turn begin
-with the same messages.
+Earlier turns, summaries and quotes are read once per turn, so that all its model calls begin with the same messages.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ from threadkeep.records import Message, Summary
 type _Sent = tuple[BaseMessage, Entry]
 
 _NEWEST: Final = 8
-"""The number of newest messages for which to make room, even if the window's share then grows to half the budget."""
+"""The number of newest messages for which to make room, even beyond the window's share."""
 _YIELDING: Final[tuple[Section, ...]] = ("window", "earlier_steps")
 _PINNED: Final[tuple[Section, ...]] = ("system", "summary")
 
 
 class Assembler:
-    """A builder of the contexts of a turn's model calls; `kept` is the window that an earlier turn cached, if any."""
+    """A builder of the contexts of a turn's model calls; `kept` is the window that an earlier turn cached."""
 
     def __init__(
         self,
@@ -69,7 +68,7 @@ class Assembler:
         self._count = len(recollection.messages)
         # Copy the ids, because later turns add their messages to the cached window.
         self._rows_by_id = dict(self.window.rows_by_id)
-        # Create these messages for each turn, because middleware may change the messages of a call in place.
+        # Middleware may change the messages of a call in place, so create them for each turn.
         self._no_answer, self._opening = AIMessage(NO_ANSWER), HumanMessage(OPENING)
         self._sizes: dict[int, tuple[BaseMessage, TokenCounter, Size]] = {}
         self._begin_id: str | None = None
@@ -95,10 +94,10 @@ class Assembler:
         return ids.union(row.id for row in self._recollection.messages[: draft.window] if row.id)
 
     def build(self, draft: Draft) -> Assembled:
-        """Return the messages of the call: the messages that the draft chose, and its extras at their positions."""
+        """Return the messages of the call: the chosen messages, with the extras at their positions."""
         pieces, chosen = draft.pieces, draft.chosen
         moved = chosen.cut_back and self._layout.window == "anchored"
-        # Begin later calls of the turn at this message, because they must not send a turn that this call quotes.
+        # Begin later calls of the turn here, because they must not send a turn that this call quotes.
         quoted = not draft.window and any(extra.entry.section == "selected" for extra in draft.extras)
         if (moved or quoted) and chosen.begin < len(pieces):
             self._begin_id = pieces[chosen.begin].id
@@ -122,7 +121,7 @@ class Assembler:
     def _assembled(
         self, draft: Draft, head: list[_Sent], tail: list[_Sent], stable: int, texts: Mapping[str, str]
     ) -> Assembled:
-        """Join `head`, the cached window and `tail`. The first `stable` messages of `tail` end the `StablePrefix`."""
+        """Join `head`, the cached window and `tail`, whose first `stable` messages end the `StablePrefix`."""
         count = draft.window
         messages = [*[each[0] for each in head], *self.window.messages[:count], *[each[0] for each in tail]]
         entries = (*[each[1] for each in head], *self.window.entries[:count], *[each[1] for each in tail])
@@ -159,13 +158,13 @@ class Assembler:
 
     @cached_property
     def _rows(self) -> dict[int, Message]:
-        """A map from the `id()` of each message in the cached window to the message's stored row."""
+        """The stored rows of the messages in the cached window, by the `id()` of the message."""
         pairs = zip(self.window.messages, self._recollection.messages, strict=False)
         return {id(message): row for message, row in pairs}
 
     @cached_property
     def _earlier(self) -> list[BaseMessage]:
-        """The messages of earlier turns; each question is followed by the tool calls and results of its turn."""
+        """The messages of earlier turns, with the tool calls and results behind each question."""
         earlier: list[BaseMessage] = []
         steps = self._earlier_steps.messages
         for message, row in zip(self.window.messages, self._recollection.messages, strict=False):
@@ -173,7 +172,7 @@ class Assembler:
         return earlier
 
     def _is_whole(self, call: Call, dialogue: Sequence[BaseMessage]) -> bool:
-        """Return True if the whole cached window can be sent unchanged, followed by the messages of the run."""
+        """Return True if the whole cached window can be sent unchanged."""
         window, recollection = self.window, self._recollection
         if not window.plain or window.counter != call.counter or self._steps or self._begin_id is not None:
             return False
@@ -200,7 +199,7 @@ class Assembler:
         *,
         window: int = 0,
     ) -> Draft:
-        """Return a draft with all messages to choose from, besides the first `window` messages, which are cached."""
+        """Return a draft with all messages to choose from, after the `window` cached messages."""
         shown = self._summaries_for(call)
         repaired = repair(plain(dialogue, call.provider))
         steps = {id_of(message) for message in dialogue if id(message) in self._steps}
@@ -245,7 +244,7 @@ class Assembler:
         return replace(draft, pieces=pieces, summaries=(), chosen=self._plan(call, pieces, call.budget))
 
     def _recalled(self, draft: Draft) -> int:
-        """Return the tokens that quotes do not need because the window contains all turns (0 if it does not)."""
+        """Return the tokens that quotes do not need, because the window contains all turns."""
         recollection = self._recollection
         if recollection.begin or recollection.dropped or recollection.overflowing:
             return 0
@@ -263,10 +262,7 @@ class Assembler:
     def _pieces(
         self, call: Call, dialogue: Sequence[BaseMessage], summaries: Sequence[Summary], steps: Collection[str | None]
     ) -> Iterator[Piece]:
-        """Yield every message that may be sent, in sending order: first the system message, then the summary.
-
-        `steps` are the ids of the tool calls and results of earlier turns, copies of which may be in `dialogue`.
-        """
+        """Yield every message that may be sent, in sending order."""
         systems = [message for message in call.messages if isinstance(message, SystemMessage)]
         if system := merged_system([*([call.system] if call.system else []), *systems]):
             yield Piece(system, "system", id_of(system))
@@ -297,7 +293,7 @@ class Assembler:
             yield Piece(mark, before.section, None, mark=True)
 
     def _is_unanswered(self, asked: Piece, next_id: str | None) -> bool:
-        """Return True if the run of the stored question `asked` has no answer, and `next_id` is of another run."""
+        """Return True if the question `asked` was left without an answer when the next one was asked."""
         row = self._rows_by_id.get(asked.id)
         return row is not None and not self.window.has_answer(row, self._rows_by_id.get(next_id))
 
@@ -326,7 +322,7 @@ class Assembler:
         if held:
             begin = next((i for i, piece in enumerate(pieces) if piece.id == self._begin_id), 0)
         elif self._recollection.begin:
-            # Skip messages of the state before the first message that was read; they precede the anchor or a summary.
+            # Skip messages of the state that precede the anchor or a summary.
             known = (i for i, piece in enumerate(pieces) if piece.section != "window" or piece.id in self._rows_by_id)
             begin = next((i for i in known if pieces[i].section not in _PINNED), len(pieces))
         if self._layout.window == "sliding":
@@ -353,7 +349,7 @@ class Assembler:
         return size
 
     def _sent(self, draft: Draft, piece: Piece, cut_to: int | None, texts: dict[str, str]) -> _Sent:
-        """Return a (perhaps cut) message and its entry. If the transcript lacks this form, add it to `texts`."""
+        """Return a message as it is sent, and its entry. Add it to `texts` unless the transcript has this form."""
         call = draft.call
         message, size = piece.message, count_message(piece.message, call.counter)
         before = self._earlier_steps.tokens_before.get(piece.id) if piece.section == "earlier_steps" else None
@@ -371,7 +367,7 @@ class Assembler:
         return message, Entry(piece.section, size, seq=seq, id=piece.id, digest=digest, tokens_before=before)
 
     def _summary_entry(self, message: BaseMessage, entry: Entry, draft: Draft, texts: dict[str, str]) -> Entry:
-        """Return the manifest entry of the summaries. If the last summary was cut, add `message` to `texts`."""
+        """Return the manifest entry of the summaries."""
         entry = replace(entry, summaries=tuple(summary.id for summary in draft.summaries), source="summaries")
         whole = self._recollection.summaries[-1]
         if draft.summaries[-1].text == whole.text:
@@ -380,7 +376,7 @@ class Assembler:
         return replace(entry, source="text", tokens_before=before, digest=_added(message, texts))
 
     def _source(self, call: Call, piece: Piece) -> Source:
-        """Return `transcript` if the transcript has the message in the form in which it is sent, otherwise `text`."""
+        """Return `transcript` if the transcript has the message in the form in which it is sent."""
         message = piece.message
         if piece.section in _PINNED or piece.mark:
             return "text"
@@ -404,7 +400,7 @@ class Assembler:
         return first + asked.index(piece.id) if piece.id in asked else None
 
     def _new_begin(self, draft: Draft) -> int | None:
-        """Return the `seq` at which the windows of later turns begin; None if the beginning does not change."""
+        """Return the `seq` at which the windows of later turns begin, if the beginning moves."""
         if self._layout.window == "sliding" or not draft.chosen.lasting:
             return None
         rows = (self._rows_by_id.get(piece.id) for piece in draft.pieces[draft.chosen.begin :])
@@ -436,6 +432,6 @@ def _added(message: BaseMessage, texts: dict[str, str]) -> str:
 
 @lru_cache(maxsize=64)
 def _system_text(content: str, message_id: str | None) -> tuple[str, str]:
-    """Return the digest and the JSON of a system message. Cache them, because most calls send the same message."""
+    """Return the digest and the JSON of a system message. Most calls send the same one, so they are cached."""
     body = dump_message(SystemMessage(content, id=message_id))
     return digest_of(body), body

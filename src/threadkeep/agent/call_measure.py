@@ -41,9 +41,9 @@ class ModelUse:
 
 
 def chosen_model[M: BaseChatModel | None](model: M, config: RunnableConfig | None = None) -> M:
-    """Return the model that a configurable model of `init_chat_model` calls; return any other model unchanged.
+    """Return the model that a configurable model of `init_chat_model` calls, or any other model unchanged.
 
-    The `config` of the run selects the model; without `config`, the config of the surrounding LangChain run selects it.
+    Without `config`, the config of the surrounding LangChain run selects it.
     """
     choose = None if model is None or isinstance(model, BaseChatModel) else getattr(type(model), "_model", None)
     return model if choose is None else cast("M", choose(model, config))
@@ -73,14 +73,14 @@ class CallMeasure:
     other: int = 0
 
     def unscaled(self, tokens: int) -> int:
-        """Return the number of tokens without the learned factors (one for Latin letters, one for other scripts)."""
+        """Return the number of tokens without the learned factors."""
         if not isinstance(self.counter, ScaledCounter):
             return tokens
         other_hundredths = self.counter.other_hundredths or self.counter.hundredths
         return (tokens * 100 - self.other * other_hundredths) // self.counter.hundredths + self.other
 
     def learning_from(self, sent: Assembled) -> CallMeasure:
-        """Return a copy with `sent` counted in `other`, or with `learns` False if `sent` has images or other media."""
+        """Return a copy that can learn from the provider's count of `sent`. Media cannot be learned from."""
         if not (self.learns and sent.texts_only):
             return replace(self, learns=False)
         if (counter := self.other_counter) is None:
@@ -89,7 +89,7 @@ class CallMeasure:
         return replace(self, other=self.other + sum(count_message(message, counter) for message in messages))
 
     def as_stored(self, tokens: int, sent: Assembled) -> int:
-        """Convert tokens to the counter `stored`, by the ratio of what both counters give for the sent messages."""
+        """Convert tokens to the counter `stored`, by the ratio of both counts of the sent messages."""
         if self.stored is None or self.stored is self.counter:
             return tokens
         chat = sent.chat
@@ -100,7 +100,7 @@ class CallMeasure:
 
 
 class Measuring:
-    """The measures of a turn's model calls. A correction learned during the turn applies from the next turn on."""
+    """The measures of a turn's model calls. A learned correction applies from the next turn on."""
 
     def __init__(self, memory: Memory, options: TurnOptions) -> None:
         self._memory = memory
@@ -126,7 +126,7 @@ class Measuring:
                 f"The tools alone have {tools} tokens and a prompt may have {room + tools}: give the agent fewer "
                 "tools, or a model with a larger context window."
             )
-        # If the model's family is unknown, scripts other than Latin have a factor of their own: count them separately.
+        # Count other scripts than Latin separately: they have their own factor if the model's family is unknown.
         unknown = facts.name is not None and family_of(facts.name) is None
         other = memory.remembered_counts.remembering(other_tokens(estimate)) if learns and unknown else None
         return CallMeasure(
@@ -149,7 +149,7 @@ class Measuring:
         return self._counters[model]
 
     def _tools_text(self, tools: Sequence[object]) -> str:
-        """Return the tools as JSON. The JSON is cached as long as the calls have the same tools."""
+        """Return the tools as JSON, cached as long as they stay the same."""
         known, text = self._tools
         if list(map(id, known)) != list(map(id, tools)):
             text = tools_text(tools)
@@ -158,7 +158,7 @@ class Measuring:
 
 
 def usage_of(reply: AIMessage | None) -> ReportedUsage | None:
-    """Return the usage that a reply reports; None if there is no reply or if one of its token counts is missing."""
+    """Return the usage that a reply reports, unless a token count is missing."""
     usage: object = reply.usage_metadata if reply is not None else None
     if not isinstance(usage, Mapping):
         return None

@@ -37,7 +37,7 @@ _TOOLS = "tools"
 """The name of the node that runs tools in LangChain's agents."""
 
 _PUSHED = "__pregel_push"
-"""The first part of `langgraph_path` in the metadata of a task that was started with `Send`."""
+"""The first part of a task's `langgraph_path` if the task was started with `Send`."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class NodeAttempt:
     """An attempt to execute a task of a graph.
 
     `run_id` is the id of the node's LangChain run, and `below` has the ids of the runs inside it. `task` is the task's
-    step number and path, which stay the same if a checkpoint is resumed twice; LangGraph's task id changes.
+    step number and path, because LangGraph's task id changes if a checkpoint is resumed twice.
     """
 
     run_id: UUID
@@ -54,7 +54,7 @@ class NodeAttempt:
 
 
 TASK_IDS: Final = re.compile(r":[^|]*")
-"""The task ids in a checkpoint namespace. LangGraph omits them in namespaces of graphs with `checkpointer=True`."""
+"""The task ids in a checkpoint namespace. Graphs with `checkpointer=True` have none."""
 
 _NO_ATTEMPTS: Final[Mapping[str, NodeAttempt]] = MappingProxyType({})
 
@@ -86,8 +86,8 @@ class RootCall:
 class RootCallbacks(BaseCallbackHandler):
     """A handler that knows the root run of the current task. It stores at most a thousand root runs.
 
-    LangChain calls it for every root run of the process, including runs without a memory, so its methods do little
-    work. It is needed because middleware hooks see neither the input nor the end of a root run.
+    It is needed because middleware hooks see neither the input nor the end of a root run. LangChain calls it for every
+    root run of the process, including runs without a memory, so its methods do little work.
     """
 
     run_inline = True
@@ -96,18 +96,15 @@ class RootCallbacks(BaseCallbackHandler):
         self._calls: OrderedDict[UUID | None, RootCall] = OrderedDict()
         self._current: ContextVar[UUID | None] = ContextVar("threadkeep_root_run", default=None)
         self.branch: ContextVar[int | None] = ContextVar("threadkeep_sent", default=None)
-        """The index of the current task's branch, if the branch was started with `Send`; otherwise None."""
+        """The index of the current task's branch, if the branch was started with `Send`."""
         self.attempts: ContextVar[Mapping[str, NodeAttempt]] = ContextVar("threadkeep_attempts", default=_NO_ATTEMPTS)
-        """The attempts of the tasks around the current code, by checkpoint namespace, outermost first.
-
-        If LangGraph's `RetryPolicy` repeats a task, the new attempt has the same namespace and another run id.
-        """
+        """The attempts of the tasks around the current code, by checkpoint namespace, outermost first."""
 
     ignore_llm = ignore_chat_model = ignore_custom_event = ignore_retriever = ignore_retry = True
 
     @property
     def call(self) -> RootCall | None:
-        """The root run that contains the current task; None outside of a run, or if the root run is not stored.
+        """The root run that contains the current task, if it is stored.
 
         After a stream has ended, the context variables of its reader still contain the run id, which is then ignored.
         """
@@ -123,7 +120,7 @@ class RootCallbacks(BaseCallbackHandler):
         metadata: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Store a root run. Add any other run to its attempt, and note its branch if it begins one."""
+        """Store a root run, or note the attempt and the branch of another run."""
         known = metadata or {}
         if parent_run_id is not None:
             self._note_branch(known)
@@ -146,12 +143,12 @@ class RootCallbacks(BaseCallbackHandler):
         metadata: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Add the run of a tool to the attempt of its node, because agents may run inside the tool."""
+        """Add the run of a tool to the attempt of its node: agents may run inside the tool."""
         if parent_run_id is not None:
             self._note_attempt(metadata or {}, run_id, parent_run_id)
 
     def _note_branch(self, metadata: Mapping[str, Any]) -> None:
-        """Note the branch of a run. Runs of tools, and runs in another LangGraph thread, have no branch."""
+        """Note the branch of a run, if it begins one."""
         call = self._calls.get(self._current.get())
         if metadata.get("langgraph_node") == _TOOLS or (call is not None and call.thread != metadata.get("thread_id")):
             self.branch.set(None)
@@ -159,7 +156,7 @@ class RootCallbacks(BaseCallbackHandler):
             self.branch.set(path[1] if len(path) > 1 and isinstance(path[1], int) else 0)
 
     def _note_attempt(self, metadata: Mapping[str, Any], run_id: UUID, parent_run_id: UUID) -> None:
-        """Add a run to the attempt of its node. If the attempt does not have the parent run, begin a new attempt."""
+        """Add a run to the attempt of its node, or begin a new attempt."""
         namespace = str(metadata.get("langgraph_checkpoint_ns", ""))
         if not namespace:
             return
@@ -180,7 +177,7 @@ class RootCallbacks(BaseCallbackHandler):
                 on_end(outputs, None)
 
     async def on_chain_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
-        """Call the functions registered for the end of a failed run, before its caller gets the error."""
+        """Call the functions registered for the end of a run, before its caller gets the error."""
         call = self._calls.pop(run_id, None)
         failure = None if isinstance(error, GraphBubbleUp) else error
         for on_end in call.at_end if call is not None else ():
@@ -196,7 +193,7 @@ register_configure_hook(ContextVar[Any]("threadkeep_root_callbacks", default=roo
 
 
 class Ending(GraphCallbackHandler):
-    """A handler for one call of a graph. `output` is None until the graph ends, and remains None after an interrupt."""
+    """A handler for one call of a graph. `output` is None until the graph ends without an interrupt."""
 
     run_inline = True
 
@@ -222,11 +219,10 @@ class Ending(GraphCallbackHandler):
 
 
 class PartialAnswer(BaseCallbackHandler):
-    """A handler that collects the text of a streaming model, so that a cancelled run can store the text.
+    """A handler that collects the text of a streaming model, so that a cancelled run can store it.
 
     `text` belongs to the newest model call that streamed text, which may be a retry. `failed` is True if the model call
-    that ended last failed. `asked` contains the messages of each call, `models` the names of the models. Calls that
-    other middleware makes, for example to select tools, are ignored.
+    that ended last failed. Calls that other middleware makes, for example to select tools, are ignored.
     """
 
     run_inline = True  # asynchronous runs call the handler without another OS thread
@@ -241,7 +237,7 @@ class PartialAnswer(BaseCallbackHandler):
 
     @contextmanager
     def listening(self, config: RunnableConfig) -> Iterator[None]:
-        """Collect the text of the model calls that are made in the block; `config` is the config of the run."""
+        """Collect the text of the model calls that are made in the block."""
         token = var_child_runnable_config.set(with_callback(config, self, inherit=True))
         try:
             yield
@@ -257,7 +253,7 @@ class PartialAnswer(BaseCallbackHandler):
         metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Store the messages and the model name of a call, unless other middleware makes the call."""
+        """Store the messages and the model name of a call that the agent makes."""
         if metadata and metadata.get("lc_source"):
             self._foreign.add(run_id)
         else:
@@ -294,7 +290,7 @@ class PartialAnswer(BaseCallbackHandler):
 
 
 def with_callback(config: RunnableConfig, handler: BaseCallbackHandler, *, inherit: bool) -> RunnableConfig:
-    """Return a config with one more handler. If it has a manager, child runs get the handler only with `inherit`."""
+    """Return a config with one more handler; `inherit` passes it on to child runs."""
     callbacks = config.get("callbacks")
     if isinstance(callbacks, BaseCallbackManager):
         manager = callbacks.copy()

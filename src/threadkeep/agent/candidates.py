@@ -40,7 +40,7 @@ type CandidateOutcome = Literal["SKIP", "OK", "ERROR"]
 
 
 class Candidate(TypedDict):
-    """A proposed answer. If an event is repeated, its new answer has the same id as the first one."""
+    """A proposed answer. If an event is repeated, its answer keeps the same id."""
 
     id: str
     kind: Literal["text"]
@@ -51,7 +51,7 @@ class Candidate(TypedDict):
 
 
 class CandidateError(TypedDict):
-    """The reason why there is no answer. `error` is only the class name, because the error's text may quote people."""
+    """The reason why there is no answer. `error` is only the class name: the text may quote people."""
 
     source: str
     error: str
@@ -60,7 +60,7 @@ class CandidateError(TypedDict):
 
 
 class CandidateState(TypedDict, total=False):
-    """The state of a candidate graph. At the end of a run, `event` contains the new candidate or error, if any."""
+    """The state of a candidate graph. At the end, `event` contains the new candidate or error."""
 
     event: Mapping[str, Json]
     messages: list[BaseMessage]
@@ -77,7 +77,7 @@ def bounded_state(reducer: BoundedMessages) -> type[CandidateState]:
     class BoundedState(CandidateState, total=False):
         """The state of a candidate graph whose messages are bounded by `reducer`."""
 
-    # Set the annotation here: in the class body it is a string, in which the local variable `reducer` is unknown.
+    # Set the annotation here: in the class body it is a string, which cannot refer to `reducer`.
     BoundedState.__annotations__["messages"] = Annotated[list[AnyMessage], reducer]
     return BoundedState
 
@@ -86,7 +86,7 @@ SOURCE = "llm-bot"
 """The value of `source` in candidates and errors."""
 
 CREATED_AT = "createdAt"
-"""The key in a message's `additional_kwargs` for the time at which the message entered the memory."""
+"""The key in `additional_kwargs` for the time at which a message entered the memory."""
 
 SYSTEM_PROMPT_ID = "system-prompt"
 """The id of the graph's own system message in the state."""
@@ -109,7 +109,7 @@ class CandidateNodes:
     clock: Callable[[], datetime]
 
     async def ingest_prompt(self, state: CandidateState, config: RunnableConfig) -> CandidateState:
-        """Add the event's prompt as one human message. Skip events without a prompt. Keep the answer of a repeat."""
+        """Add the event's prompt as one human message. Keep the answer of a repeated event."""
         prompt = prompt_of(state.get("event") or {})
         if prompt is None:
             return {**_NOTHING, "outcome": "SKIP"}
@@ -124,7 +124,7 @@ class CandidateNodes:
         return {**_NOTHING, "messages": update, "combinedPrompt": prompt.text}
 
     async def call_model(self, state: CandidateState, config: RunnableConfig) -> CandidateState:
-        """Call the model with the state's messages, system messages first. Add the answer or error to the state."""
+        """Call the model with the state's messages, and add the answer or error to the state."""
         sent = sorted(repair(state["messages"]).messages, key=lambda message: role_of(message) != "system")
         prompt = self._prompt(sent)
         self._notify_prompt(sent, prompt, config)
@@ -144,7 +144,7 @@ class CandidateNodes:
         return {"messages": update, "llmText": text}
 
     async def build_candidate(self, state: CandidateState) -> CandidateState:
-        """Propose the model's answer, unless it is empty. Use `llmText`, because the state's copy may be shortened."""
+        """Propose the model's answer as `llmText` has it, because the state's copy may be shortened."""
         text = state.get("llmText") or ""
         if not text.strip():
             return {"outcome": "OK"}
@@ -163,7 +163,7 @@ class CandidateNodes:
         }
 
     def _remembered(self, messages: Sequence[BaseMessage], question: HumanMessage) -> list[BaseMessage]:
-        """Return the messages with the question last, without earlier copies of the question and of its answer."""
+        """Return the messages with the question last, without earlier copies of the question and its answer."""
         before: list[BaseMessage] = []
         again = False
         for message in messages:
@@ -176,7 +176,7 @@ class CandidateNodes:
         return [SystemMessage(self.system_prompt, id=SYSTEM_PROMPT_ID, additional_kwargs=created), *before, question]
 
     def _created(self, messages: Sequence[BaseMessage] = (), message_id: str = "") -> dict[str, str]:
-        """Return metadata with the time at which a message entered the memory: its known time or, if it is new, now."""
+        """Return metadata with the time at which a message entered the memory."""
         times = (one.additional_kwargs.get(CREATED_AT) for one in messages if one.id == message_id)
         return {CREATED_AT: next((str(time) for time in times if time), None) or self.clock().isoformat()}
 
@@ -223,7 +223,7 @@ class CandidateNodes:
 
 
 def _update(messages: list[BaseMessage], wanted: list[BaseMessage]) -> list[BaseMessage]:
-    """Return the update that turns `messages` into `wanted`. If messages are removed, it has all of `wanted`."""
+    """Return the update that turns `messages` into `wanted`."""
     if wanted[: len(messages)] == messages:
         return wanted[len(messages) :]
     return [RemoveMessage(id=REMOVE_ALL_MESSAGES), *wanted]
@@ -245,9 +245,8 @@ _LOCKS: WeakKeyDictionary[BaseCheckpointSaver[Any], Locks[tuple[int, str]]] = We
 class CandidateGraph(CompiledStateGraph[CandidateState, None, CandidateState, CandidateState]):
     """A compiled candidate graph.
 
-    If the graph has its own checkpointer, the runs of a LangGraph thread in one event loop are executed one after the
-    other. Without this order, concurrent runs would begin with the same checkpoint, and the memory of only one of them
-    would be stored.
+    If the graph has its own checkpointer, the runs of a LangGraph thread are executed one after the other in an event
+    loop. Concurrent runs would begin with the same checkpoint, and only one would be remembered.
     """
 
     async def astream(
@@ -258,7 +257,7 @@ class CandidateGraph(CompiledStateGraph[CandidateState, None, CandidateState, Ca
     ) -> AsyncIterator[Any]:
         """Run the graph after earlier runs of its thread have ended, and yield its stream."""
         running = cast("AsyncGenerator[Any]", super().astream(input, config, **options))
-        # Close the stream if the reader stops early, so that the run has ended when the lock is released.
+        # Close the stream even if the reader stops early, so that the run ends before the lock is released.
         async with self._turn(config), aclosing(running) as parts:
             async for part in parts:
                 yield part
@@ -336,7 +335,7 @@ def candidate_graph(
 def _after_prompt(state: CandidateState) -> str:
     if state.get("outcome") == "SKIP":
         return END
-    # Skip the model call if the event is a repeat whose text from the model is already in the state.
+    # A repeated event whose text is already in the state needs no model call.
     return "call_model" if state.get("llmText") is None else "build_candidate"
 
 

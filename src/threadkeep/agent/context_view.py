@@ -39,7 +39,7 @@ _ROLES = {"human": "user", "ai": "assistant"}
 
 @dataclass(frozen=True)
 class PreviewOptions:
-    """The parameters of a preview: an agent's options, its system prompt, and its model (None if it is unknown)."""
+    """The parameters of a preview: an agent's options, its system prompt, and its model."""
 
     options: TurnOptions
     system_prompt: str = ""
@@ -48,7 +48,7 @@ class PreviewOptions:
 
 @dataclass(frozen=True)
 class SeenMessage:
-    """A message of a context; `role` and `text` are None if the stored message was deleted."""
+    """A message of a context. A deleted message has no `role` and `text`."""
 
     entry: Entry
     role: str | None = None
@@ -57,14 +57,14 @@ class SeenMessage:
 
     @classmethod
     def of(cls, entry: Entry, message: BaseMessage) -> SeenMessage:
-        """Return the message with its text as sent to the model; tool calls are given as `name(arguments)`."""
+        """Return the message as sent to the model, with tool calls as `name(arguments)`."""
         made = message.tool_calls if isinstance(message, AIMessage) else []
         calls = tuple(f"{call['name']}({json.dumps(call['args'], ensure_ascii=False)})" for call in made)
         return cls(entry, _ROLES.get(message.type, message.type), text_of(message), calls)
 
     @property
     def words(self) -> str:
-        """The text (without the introduction of quotes) and the tool calls, or a notice if the text is gone."""
+        """The text and the tool calls, or a notice if the text is gone."""
         if self.text is None:
             return "(no longer stored)"
         text = self.text.partition("\n\n")[2] if self.entry.section in _INTRODUCED else ""
@@ -86,14 +86,14 @@ class ContextView:
 
     @property
     def sections(self) -> list[tuple[Section, int, int]]:
-        """The name, tokens and number of messages of each used section, and always of `system` and `window`."""
+        """The name, tokens and number of messages of each section to show."""
         found = self.manifest.sections
         shown = [name for name in SECTIONS if name in found or name in _ALWAYS_SHOWN]
         return [(name, found.get(name, 0), sum(m.entry.section == name for m in self.messages)) for name in shown]
 
     @property
     def budget(self) -> int:
-        """The maximum number of tokens of the call; if the manifest has no budget, the tokens that were sent."""
+        """The maximum number of tokens of the call, or the tokens sent if it has no budget."""
         return self.manifest.budget or self.manifest.tokens
 
     @property
@@ -130,7 +130,7 @@ class ContextView:
 
 
 async def preview(memory: Memory, session: Session, parameters: PreviewOptions) -> ContextView:
-    """Return a preview of the next model call, without the new input and without the messages that depend on it.
+    """Return a preview of the next model call, without the new input and the messages that depend on it.
 
     Raises:
         SessionNotFound: the session does not exist, or belongs to another user.
@@ -138,7 +138,7 @@ async def preview(memory: Memory, session: Session, parameters: PreviewOptions) 
     """
     await session.info()
     question = HumanMessage("…", id=str(uuid7()))
-    # Leave out sections that depend on the input, which is unknown: recalled turns, passages, tool calls.
+    # Leave out the sections that depend on the input, which is unknown.
     contexts = TurnContext(memory, session, replace(parameters.options, sources=()), [question], run_id="")
     system = SystemMessage(parameters.system_prompt) if parameters.system_prompt else None
     try:
@@ -158,14 +158,14 @@ async def preview(memory: Memory, session: Session, parameters: PreviewOptions) 
 
 
 async def recorded_view(memory: Memory, stored: StoredManifest) -> ContextView:
-    """Return the view of a recorded model call; messages whose texts were deleted have no text."""
+    """Return the view of a recorded model call. Deleted messages have no text."""
     manifest = recorded(stored)
     parts = await ContextParts.read(manifest, memory)
     return ContextView(manifest, tuple(_seen(parts, entry) for entry in manifest.entries))
 
 
 def recorded(stored: StoredManifest) -> ContextManifest:
-    """Return the manifest of a recorded call. If it cannot be read, it has only the note `record_unreadable`."""
+    """Return the manifest of a recorded call, or one with the note `record_unreadable`."""
     values = {"created_at": stored.created_at.isoformat(), **stored.manifest, "call": stored.call}
     try:
         return ContextManifest.from_dict(values)
@@ -206,8 +206,8 @@ _WORDS: dict[str, str] = {
 class Difference:
     """The difference between two calls.
 
-    `shared` is the number of equal messages at the beginning. `came` are the messages that only the later call has.
-    `went` are the messages that only the earlier call has, each with the reason why the later call lacks it.
+    `shared` is the number of equal messages at the beginning. `came` are the messages that only the later call has,
+    `went` those of only the earlier call, with the reason.
     """
 
     before: ContextView
@@ -234,7 +234,7 @@ class Difference:
 
     @property
     def stable(self) -> bool:
-        """True if the later call begins with the stable prefix of the earlier call (the part before its input)."""
+        """True if the later call begins with the stable prefix of the earlier call."""
         prefix = self.before.manifest.prefix
         return prefix is not None and prefix.messages <= self.shared
 
@@ -259,7 +259,7 @@ class Difference:
 
 
 async def call_before(memory: Memory, call: StoredManifest, *, user_id: str | None = None) -> StoredManifest | None:
-    """Return the recorded call before `call` in its session (or run, if it has no session); None if it is the first."""
+    """Return the call recorded before this one in its session or, without session, in its run."""
     if call.session_id is None:
         older = [one for one in await memory.manifests.of_run(call.run_id) if one.call < call.call][-1:]
     else:
@@ -282,12 +282,7 @@ def _departure(entry: Entry, before: ContextManifest, after: ContextManifest) ->
 
 
 def _is_of(entry: Entry, left: LeftOut, before: ContextManifest, after: ContextManifest) -> bool:
-    """Return True if `entry`, a message of the earlier call, is in the range `left`, which the later call excluded.
-
-    The range extends from the message `left.id` to `left.last_id`. If the earlier call did not send one of them, the
-    range has no limit at this end. If it sent neither and belongs to another run, the range contains none of its
-    messages.
-    """
+    """Return True if the later call excluded the message in the range `left`."""
     if left.last_id is None or entry.id is None:
         return entry.id is not None and entry.id == left.id
     positions = {other.id: position for position, other in enumerate(before.entries)}
@@ -297,7 +292,7 @@ def _is_of(entry: Entry, left: LeftOut, before: ContextManifest, after: ContextM
 
 
 def _key(entry: Entry) -> tuple[object, ...]:
-    """Return a key that is equal for entries that refer to the same stored message, summaries, turns or text."""
+    """Return a key that is equal for entries with the same content."""
     match entry.source:
         case "transcript":
             return "transcript", entry.id or entry.seq

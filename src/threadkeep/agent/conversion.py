@@ -41,18 +41,17 @@ _CHAT_ROLES: dict[str, Role] = {
 
 
 SENT_AT = "sent_at"
-"""The key in a human message's `response_metadata` for the time that the platform reports, in ISO 8601."""
+"""The key in `response_metadata` for the time that the platform reports, in ISO 8601."""
 
 
 EDITS = "edits"
-"""The key in the `response_metadata` of a human message for the id of the message that it replaces."""
+"""The key in `response_metadata` for the id of the message that a human message replaces."""
 
 
 def id_of(message: BaseMessage) -> str | None:
-    """Return the id with which a message is stored, searched and merged; None if it has no id.
+    """Return the id with which a message is stored, searched and merged.
 
-    An id that cannot be stored (because it is too long or has unprintable characters) is replaced by its hash, which is
-    the same if the message is sent again.
+    An id that cannot be stored (too long, or with unprintable characters) is replaced by its hash.
     """
     if not message.id:
         return None
@@ -62,20 +61,20 @@ def id_of(message: BaseMessage) -> str | None:
 
 
 def identify(messages: Sequence[BaseMessage]) -> None:
-    """Set an id in each message without one, as LangGraph does, so that state and transcript have the same ids."""
+    """Set an id in each message without one, so that state and transcript have the same ids."""
     for message in messages:
         message.id = message.id or str(uuid7())
 
 
 def text_of(message: BaseMessage) -> str:
-    """Return the text that people see or hear, without images, reasoning and tool calls. A refusal counts as text."""
+    """Return the text that people see or hear, including a refusal."""
     content = message.content
     # Read most texts directly, because the property `text` creates an object at each call.
     return (content if type(content) is str else str(message.text)) or _beside_content(message)
 
 
 def _beside_content(message: BaseMessage) -> str:
-    """Return the text of an OpenAI model's refusal or spoken answer; LangChain's property `text` has neither."""
+    """Return the text of a refusal or spoken answer of OpenAI, which LangChain's `text` leaves out."""
     if not isinstance(message, AIMessage):
         return ""
     blocks = [block for block in message.content if isinstance(block, dict)]
@@ -87,7 +86,7 @@ def _beside_content(message: BaseMessage) -> str:
 
 
 def transcript_text(message: BaseMessage) -> str:
-    """Return the text that transcripts store: the visible text, with a mark for images and files (`[image]`)."""
+    """Return the text that transcripts store, with marks for images and files (`[image]`)."""
     if type(message.content) is str:
         return message.content or text_of(message)
     indexes = media_indexes(message)
@@ -96,13 +95,13 @@ def transcript_text(message: BaseMessage) -> str:
 
 
 def with_only_text[M: BaseMessage](message: M, text: str) -> M:
-    """Return a copy whose content is the text. Remove `output_version`: LangChain's format `v1` requires a list."""
+    """Return a copy whose content is the text. Remove `output_version`, as format `v1` requires a list."""
     known = {key: value for key, value in message.response_metadata.items() if key != "output_version"}
     return message.model_copy(update={"content": text, "response_metadata": known})
 
 
 def role_of(message: BaseMessage) -> Role | None:
-    """Return the role of the speaker; None for tool results and other messages that have no speaker."""
+    """Return the role of the speaker, if the message has one."""
     if isinstance(message, HumanMessage):
         return "user"
     if isinstance(message, AIMessage):
@@ -115,12 +114,12 @@ def role_of(message: BaseMessage) -> Role | None:
 
 
 def is_utterance(message: BaseMessage) -> bool:
-    """Return True if transcripts store a message: a user's message, or an assistant's message without tool calls."""
+    """Return True if transcripts store a message: they leave out tool calls and results."""
     return role_of(message) in SPEAKERS and not (isinstance(message, AIMessage) and message.tool_calls)
 
 
 def assessment_of(message: BaseMessage) -> tuple[float | None, bool]:
-    """Return an answer's confidence (None if it has none), and whether its question was handed over to a person.
+    """Return an answer's confidence, and whether its question was handed over to a person.
 
     Both are in the answer's `response_metadata`, as `confidence` (a finite number) and `escalated` (True).
     """
@@ -132,7 +131,7 @@ def assessment_of(message: BaseMessage) -> tuple[float | None, bool]:
 
 
 def to_langchain(message: Message) -> BaseMessage:
-    """Convert a row to a LangChain message. If the row has an `original` with the same text, return the original."""
+    """Convert a row to a LangChain message, or return its `original` if that has the same text."""
     if message.original is not None and (full := _original(message)) is not None:
         return full
     if message.role == "user":
@@ -143,27 +142,27 @@ def to_langchain(message: Message) -> BaseMessage:
 
 
 STRUCTURED: Final = "threadkeep:structured"
-"""The key in an answer's metadata for the JSON of its structured response; unused if the text is this JSON."""
+"""The key in an answer's metadata for the JSON of its structured response."""
 
 
 ANSWERS: Final = "threadkeep:answers"
-"""The key in a reply's `response_metadata` for the id of its question, set if later turns follow this question."""
+"""The key in a reply's `response_metadata` for the id of its question, if later turns follow it."""
 
 TASK: Final = "threadkeep:task"
-"""The key in the metadata of an answer for the digest of the LangGraph task in which a nested agent gave it."""
+"""The key in an answer's metadata for the digest of the LangGraph task of a nested agent."""
 
 ENDS: Final = "threadkeep:ends"
-"""The key in the last answer's metadata for the recorded graph that has ended, set if its state has only messages."""
+"""The key in the last answer's metadata for a recorded graph that has ended."""
 
 FORGETS: Final = "threadkeep:forgets"
-"""The key in the metadata of a tool that deletes facts. After its call, the turn's model calls read the facts again."""
+"""The key in the metadata of a tool that deletes facts, which are then read again."""
 
 REPEATS: Final = "threadkeep:repeats"
-"""The key in a copied answer's `additional_kwargs` for the id of the original; copies are only in the graph's state."""
+"""The key in a copied answer's `additional_kwargs` for the id of the original."""
 
 
 def from_langchain(message: BaseMessage, *, full: bool = False, others: Mapping[str, Any] | None = None) -> Message:
-    """Return the message to store, with its `transcript_text` and id. If `full` is True, `original` is its JSON.
+    """Return the message to store. With `full`, its `original` has the whole message as JSON.
 
     `others` maps fields of the row to values that replace the values from the message.
 
@@ -213,7 +212,7 @@ def refused_message(question: BaseMessage, run_id: str | None, metadata: Mapping
 
 
 def _author(message: BaseMessage) -> str | None:
-    """Return the name of the person who wrote a message; None if there is no name that can be stored."""
+    """Return the name of the person who wrote a message, if it can be stored."""
     name = message.name if isinstance(message, HumanMessage) else None
     return name if name and name.isprintable() and len(name) <= MAX_ID_CHARACTERS else None
 
@@ -228,7 +227,7 @@ def _sent_at(message: BaseMessage) -> datetime | None:
 
 
 def as_data(message: BaseMessage) -> dict[str, Json]:
-    """Return everything in a message that a provider may receive, as JSON values that `messages_from_dict` reads.
+    """Return everything in a message that a provider may receive, as JSON for `messages_from_dict`.
 
     Values that JSON does not have (bytes, NaN, objects) become text or None. A tool's artifact is left out.
     """
@@ -246,19 +245,19 @@ def _original(message: Message) -> BaseMessage | None:
         (full,) = messages_from_dict([message.original])
     except (ValueError, TypeError):
         return None  # another version of LangChain wrote it, so the caller uses the stored text
-    # Without the stored text, providers would miss a `refusal` or an `audio` that OpenAI deleted after an hour, and get
-    # the call of a structured response without result.
+    # Use the stored text: providers would miss a `refusal` or an `audio` that OpenAI deleted after an hour, and get the
+    # call of a structured response without result.
     beside = full.additional_kwargs
     if beside.get("refusal") or beside.get("audio") or STRUCTURED in message.metadata:
         return None
-    # Accept a content without marks for images and files (`[image]`): early versions stored only the visible text.
+    # Early versions stored only the visible text, without marks for images and files (`[image]`).
     if message.content not in (transcript_text(full), text_of(full)):
         return None
     return full if full.id == message.id else full.model_copy(update={"id": message.id})
 
 
 def is_plain(message: BaseMessage) -> bool:
-    """Return True if a message has only a role, an id, a storable text, and metadata that no model receives."""
+    """Return True if a message has nothing for a model but a role, an id and a storable text."""
     if type(message) not in (HumanMessage, AIMessage) or not isinstance(message.content, str):
         return False
     if isinstance(message, AIMessage) and (message.tool_calls or message.invalid_tool_calls):
@@ -276,7 +275,7 @@ def is_only_text(message: BaseMessage) -> bool:
 
 
 def is_stored_as(row: Message, message: BaseMessage) -> bool:
-    """Return True if the row, converted to a LangChain message, equals `message`, and both are `is_plain`."""
+    """Return True if the row, converted to a LangChain message, equals `message`, and both are plain."""
     read = to_langchain(row)
     same = (read.type, read.id, read.content) == (message.type, message.id, message.content)
     return same and is_plain(message) and is_plain(read)
@@ -299,7 +298,7 @@ def digest_of(text: str) -> str:
 
 
 def digest_of_all(messages: Iterable[BaseMessage]) -> str:
-    """Return the SHA-256 of a sequence of messages, which manifests store to identify what was sent."""
+    """Return the SHA-256 of a sequence of messages, by which manifests identify what was sent."""
     digest = sha256()
     for message in messages:
         add_to_digest(digest, message)
@@ -307,7 +306,7 @@ def digest_of_all(messages: Iterable[BaseMessage]) -> str:
 
 
 def add_to_digest(digest: HASH, message: BaseMessage, body: str | None = None) -> None:
-    """Add a message to the digest of a context: its role, id and text if it is plain, otherwise its JSON.
+    """Add a message to the digest of a context.
 
     `body` is the result of `dump_message` for this message, if it is known.
     """
@@ -319,7 +318,7 @@ def add_to_digest(digest: HASH, message: BaseMessage, body: str | None = None) -
 
 
 def _is_storable(text: str) -> bool:
-    """Return True if a database can store the text, that is, if it has no NUL and no lone surrogate."""
+    """Return True if a database can store the text."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -17,10 +17,10 @@ from threadkeep.context.tokens import TokenCounter, counter_for
 from threadkeep.records import Message
 
 MEDIA_TOKENS = 1_000
-"""The tokens counted for an image, a recording or a file. Providers do not charge for the length of its base64 text."""
+"""The tokens counted for an image, a recording or a file, regardless of the length of its data."""
 
 PDF_PAGE_TOKENS = 2_300
-"""The tokens counted for a page of a PDF. Claude charges about this number for a page of text; Gemini charges 560."""
+"""The tokens counted for a page of a PDF. Claude charges about this number, Gemini 560."""
 
 LOW_DETAIL_TOKENS = 100
 """The tokens counted for an image that is sent with `detail: low`."""
@@ -60,7 +60,7 @@ _MOST_PDF_PAGES = 1_000
 
 
 def is_call(block: Mapping[str, object], known: frozenset[str]) -> bool:
-    """Return True if a content block repeats a tool call of its message; `known` are the ids of these tool calls."""
+    """Return True if a content block repeats one of its message's tool calls (`known`)."""
     if block.get("type") not in _CALLS or not known:
         return False
     given = call_id_of(block)
@@ -68,21 +68,21 @@ def is_call(block: Mapping[str, object], known: frozenset[str]) -> bool:
 
 
 def call_id_of(block: Mapping[str, object]) -> object:
-    """Return the id of the tool call that a content block repeats; None if the block has no id."""
+    """Return the id of the tool call that a content block repeats."""
     return block.get("call_id") or block.get("id")
 
 
 def media_name(block: object) -> str:
-    """Return the name of a block in the mark that replaces it: `image`, `recording`, `video`, `file` or else `part`."""
+    """Return the name of a block in the mark that replaces it, such as `image`."""
     kind = str(block.get("type")) if isinstance(block, Mapping) else ""
     return _MEDIA_NAMES.get(kind, "file" if kind in _MEDIA else "part")
 
 
 def media_indexes(message: BaseMessage) -> list[int]:
-    """Return the indexes of the content blocks that can be left out.
+    """Return the indexes of the content blocks that can be left out: all but text.
 
-    These are all blocks except text. In an assistant's message, only media can be left out, because providers require
-    the blocks of reasoning and searches.
+    In an assistant's message, only media can be left out, because providers require the blocks of reasoning and
+    searches.
     """
     if isinstance(message.content, str):
         return []
@@ -92,13 +92,13 @@ def media_indexes(message: BaseMessage) -> list[int]:
 
 
 def media_type(mime_type: object) -> str:
-    """Return the type of a content block for data of a MIME type: `image`, `audio`, `video` or else `file`."""
+    """Return the type of a content block for data of a MIME type, such as `image`."""
     kind = str(mime_type).partition("/")[0]
     return kind if kind in ("image", "audio", "video") else "file"
 
 
 def media_mark(blocks: Sequence[object], fate: str = "") -> str:
-    """Return the marks that replace blocks, one for each kind: `[image] [2 files]`. Each name is followed by `fate`."""
+    """Return the marks that replace blocks, one for each kind: `[image] [2 files]`."""
     names = Counter(media_name(block) for block in blocks)
     return " ".join(f"[{name if n == 1 else f'{n} {name}s'}{fate}]" for name, n in names.items())
 
@@ -109,7 +109,7 @@ def is_text(block: object) -> bool:
 
 
 def count_block(block: object, counter: TokenCounter) -> int:
-    """Return the tokens of one content block. Media and the pages of a PDF have fixed numbers of tokens.
+    """Return the tokens of one content block. Media have fixed numbers of tokens.
 
     A block of unknown shape is counted as JSON without its base64 data, which counts as media.
     """
@@ -122,7 +122,7 @@ def count_block(block: object, counter: TokenCounter) -> int:
 
 
 def as_json(value: object) -> str:
-    """Return tool-call arguments or an unknown block as JSON in which non-ASCII characters are not escaped."""
+    """Return a value as JSON in which non-ASCII characters are not escaped."""
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
@@ -141,7 +141,7 @@ def _count_known(block: Mapping[str, object], counter: TokenCounter) -> int | No
 
 
 def _parts(value: object) -> list[object] | None:
-    """Return the value of a block's field as a list of texts or blocks; None if the value is neither."""
+    """Return the value of a block's field as a list of texts or blocks."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, list | tuple):
@@ -154,7 +154,7 @@ def _parts(value: object) -> list[object] | None:
 
 
 def _pdf_pages(value: object) -> int:
-    """Return the number of pages of a block's PDF, at most 1,000; 0 if the PDF is unreadable or `pypdf` is missing."""
+    """Return the number of pages of a block's PDF, or 0 if it cannot be read."""
     if isinstance(value, Mapping):
         return max(map(_pdf_pages, value.values()), default=0)
     with ErrorBoundary():  # a broken file may raise anything
@@ -171,7 +171,7 @@ def _opaque(value: object) -> int:
 
 
 def _without_blobs(value: object, key: str) -> tuple[object, int]:
-    """Return the value without signatures, base64 data and encrypted data, and the tokens of the removed data."""
+    """Return the value without binary and encrypted data, and the tokens of the removed data."""
     if isinstance(value, Mapping):
         found = {str(name): _without_blobs(item, str(name)) for name, item in value.items() if name not in _SIGNATURES}
         kept = {name: item for name, (item, extra) in found.items() if item is not None or not extra}
@@ -239,6 +239,6 @@ def count_message(message: BaseMessage, counter: TokenCounter) -> int:
 
 
 def _calls(message: AIMessage) -> list[str]:
-    """Return the name and arguments of each tool call as text. Invalid calls are included: models receive them too."""
+    """Return the name and arguments of each tool call, including invalid calls, which models receive too."""
     calls = [call["name"] + as_json(call["args"]) for call in message.tool_calls]
     return calls + [(call["name"] or "") + (call["args"] or "") for call in message.invalid_tool_calls]

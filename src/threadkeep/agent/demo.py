@@ -55,7 +55,7 @@ _FILLER = re.compile(
 )
 _QUESTION = re.compile(
     r"[?？؟][\s\"'”’)\]]*$|¿"
-    # English questions begin with a question word (but not "what a day"), a verb before its subject, or "tell me".
+    # English questions begin with a question word, a verb before its subject, or "tell me".
     r"|^(?:what(?! an?\b)|who|whom|whose|which|where|why|how)\b|^when (?:is|are|was|were|do|does|did|will|can|should)\b"
     r"|^(?:do|does|did|can|could|will|would|is|are|was|were|have|has|am|should)"
     r" (?:i|you|we|he|she|they|it|my|your|there|the|this|that)\b"
@@ -103,10 +103,9 @@ class DemoModel(OfflineModel):
     """A deterministic LangChain chat model that answers questions with earlier statements of the user.
 
     It quotes the statements that share most words with the question, including statements in quoted older turns and in
-    summaries that it wrote. If the user's message has no question, the model acknowledges it. Its own answers, system
-    texts, tool results and earlier questions are not statements. Every answer ends with the number of messages in the
-    model call, including the new message but not system messages. For `ModelSummarizer` it returns the first words of
-    each message. The reported usage is an estimate. Tools may be bound, but are never called.
+    summaries that it wrote. Its own answers, system texts, tool results and questions are not statements. Every answer
+    ends with the number of messages in the model call, without system messages. For `ModelSummarizer` it returns the
+    first words of each message. The reported usage is an estimate. Tools may be bound, but are never called.
     """
 
     @property
@@ -155,7 +154,7 @@ def answer(messages: Sequence[BaseMessage]) -> str:
 
 
 def _said(messages: Sequence[BaseMessage]) -> tuple[list[str], list[str]]:
-    """Return two lists of the user's texts: from the conversation, and from quoted or summarised older turns."""
+    """Return the user's texts from the conversation, and from quoted or summarised older turns."""
     said: list[str] = []
     recalled: list[str] = []
     for message in messages:
@@ -185,7 +184,7 @@ def _recollection(questions: Sequence[str], statements: Sequence[str]) -> str:
 
 
 def _best(wanted: set[str], statements: Sequence[str]) -> list[str]:
-    """Return the statements with the highest score; none if no statement has a wanted word. Rare words score higher."""
+    """Return the statements with the highest score. Rare words score higher."""
     features = [_features(statement) for statement in statements]
     spread = Counter(feature for one in features for feature in one)
     scores = [
@@ -218,7 +217,7 @@ def _asks_count(sentence: str) -> bool:
 
 
 def _features(sentence: str) -> set[str]:
-    """Return the stems of a sentence's words, without stop words. Scripts without spaces give pairs of characters."""
+    """Return the stems of a sentence's words, or pairs of characters in scripts without spaces."""
     found: set[str] = set()
     for word in _WORDS.findall(_plain(sentence)):
         if word in _STOP_WORDS:
@@ -232,7 +231,7 @@ def _features(sentence: str) -> set[str]:
 
 
 def _stem(word: str) -> str:
-    """Return a word without a common ending, such as a plural ending; replace `our` by `or`."""
+    """Return a word without a common ending, such as a plural ending."""
     word = word.replace("our", "or")
     for ending in ("ies", "ing", "ed", "es", "en", "s", "y", "e", "n"):
         if word.endswith(ending) and len(word) - len(ending) >= 3 and not word.endswith("ss"):
@@ -256,7 +255,7 @@ _MOST_TOKENS = re.compile(r"(\d+) characters")
 
 
 def summary_of(messages: Sequence[BaseMessage]) -> str | None:
-    """Return the summary that `ModelSummarizer` requests with these messages; None for other messages."""
+    """Return the summary that `ModelSummarizer` requests with these messages, if it does."""
     match messages:
         case [SystemMessage(), HumanMessage() as asked]:
             found = _REQUEST.fullmatch(str(asked.text))
@@ -290,7 +289,7 @@ def _lines_of_record(record: str) -> Iterator[str]:
 
 
 def _bounded(lines: Sequence[str], most_tokens: int) -> str:
-    """Return the lines, shortened until they fit. If even lines of 20 characters do not fit, return only the newest."""
+    """Return the lines, shortened until they fit, or else only the newest."""
     characters = MAX_LINE_CHARACTERS
     text = "\n".join(_beginning(line, characters) for line in lines)
     while estimate(text) > most_tokens and characters > _LEAST_LINE_CHARACTERS:
@@ -305,7 +304,7 @@ def _bounded(lines: Sequence[str], most_tokens: int) -> str:
 
 
 def _beginning(line: str, characters: int) -> str:
-    """Return the line; if it is too long, return its first words (or characters, if a word is long) and "…"."""
+    """Return the first words of a line."""
     if len(line) <= characters:
         return line
     cut = line[:characters]

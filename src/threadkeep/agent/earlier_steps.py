@@ -25,13 +25,13 @@ from threadkeep.records import Message, dump_json
 from threadkeep.store.contexts import Steps
 
 KEPT_TOKENS: Final = 16_000
-"""The maximum number of tokens that are stored for the steps of one turn. Longer steps are cut as in a model call."""
+"""The maximum number of tokens that are stored for the steps of one turn."""
 
 _MOST_TURNS: Final = 20
-"""The maximum number of turns whose steps are stored, as long as all these steps fit into their share of the budget.
+"""The maximum number of turns whose steps are stored, as long as they fit into their share of the budget.
 
-Below this number, the steps of all turns stay, so that successive model calls begin with the same messages. When the
-number is reached, only the steps of the newest `tool_memory` turns stay.
+Below this number, the steps of all turns stay, so that successive model calls begin with the same messages. Then, only
+the steps of the newest `tool_memory` turns stay.
 """
 
 
@@ -49,10 +49,10 @@ class EarlierSteps:
 
 
 class TurnSteps:
-    """The steps (tool calls and results) of one agent in a turn, and the stored steps of the agent's earlier turns."""
+    """The tool calls and results of one agent in a turn and in its earlier turns."""
 
     def __init__(self, memory: Memory, session: Session, options: TurnOptions, turns: int) -> None:
-        """Create the steps of a turn. `turns` is the number of earlier turns whose steps are sent (0: none)."""
+        """Create the steps of a turn. `turns` is the number of earlier turns whose steps are sent."""
         self._memory = memory
         self._session = session
         self._options = options
@@ -64,10 +64,9 @@ class TurnSteps:
         self._counter: TokenCounter = estimate
 
     def gather(self, since_question: Sequence[BaseMessage], author: str | None, ordinal: int) -> None:
-        """Collect this agent's tool calls and their results in the messages of the state after the question.
+        """Collect this agent's tool calls and their results in the messages after the question.
 
-        If another agent has already answered, the messages at the first call of this method include its answer. The
-        steps before the answer belong to that agent, so all calls skip them.
+        Steps before an answer that is there at the first call belong to another agent, and are skipped.
         """
         self._author, self._ordinal = author or "", ordinal
         if self._others is None:
@@ -83,7 +82,7 @@ class TurnSteps:
                 self._own.append(message)
 
     def add(self, messages: Sequence[BaseMessage], result: ToolMessage | Command[Any]) -> None:
-        """Add a finished tool call, in case no model call follows. `messages` are the messages of the state.
+        """Add a finished tool call, in case no model call follows.
 
         `UNREAD_RESULT` is added instead of the result's text, because other middleware may still redact the text.
         """
@@ -99,7 +98,7 @@ class TurnSteps:
         ]
 
     def answered_by(self, message_id: str | None) -> None:
-        """Remove the id and the unfinished calls of the step that is also the stored answer, if there is one.
+        """Remove the id and the unfinished calls of the step that is also the stored answer.
 
         Such an answer is the call of a structured response in a message that also calls other tools.
         """
@@ -119,7 +118,7 @@ class TurnSteps:
         return bool(self._own and self._turns)
 
     async def keep(self, question_id: str, question_seq: int) -> None:
-        """Store the collected steps of this turn, and clear the list. Raise `StoreError` if the database fails."""
+        """Store the collected steps of this turn, and clear the list. Raise `StoreError` on failure."""
         own, self._own = self._own, []
         if (body := dump_steps(own)) is None:
             return
@@ -133,7 +132,7 @@ class TurnSteps:
         )
 
     def _has_room(self, body: str) -> bool:
-        """Return True if this turn's steps fit beside those of earlier turns, so that no steps have to be deleted."""
+        """Return True if this turn's steps fit beside those of earlier turns."""
         if self._options.plan.window == "sliding" or self._shown_turns >= _MOST_TURNS:
             return False
         return sum(count_message(message, self._counter) for message in _loaded(body)) <= self._left
@@ -141,7 +140,7 @@ class TurnSteps:
     async def earlier(
         self, messages: Sequence[Message], before: Sequence[BaseMessage], measure: CallMeasure
     ) -> EarlierSteps:
-        """Return the stored steps of earlier turns that fit into their share. If the database fails, return no steps.
+        """Return the stored steps of earlier turns that fit into their share; none if the database fails.
 
         Args:
             messages: the messages of earlier turns in the call.
@@ -163,13 +162,13 @@ class TurnSteps:
 
 
 def dump_steps(messages: Sequence[BaseMessage]) -> str | None:
-    """Return tool calls and results as JSON, reduced to text and calls; None if none fits into `KEPT_TOKENS`."""
+    """Return the tool calls and results that fit into `KEPT_TOKENS` as JSON."""
     kept = _cut([_reduced(message) for message in repair(messages).messages], KEPT_TOKENS, estimate)
     return dump_json([as_data(message) for message in kept]) if kept else None
 
 
 def shown_steps(rows: Sequence[Steps], earlier: Sequence[Message], room: int, counter: TokenCounter) -> EarlierSteps:
-    """Return the stored steps of earlier turns that fit into `room` tokens, preferring those of newer turns."""
+    """Return the stored steps of earlier turns that fit into `room` tokens, preferring newer turns."""
     left = room
     messages: dict[int, list[BaseMessage]] = {}
     tokens_before: dict[str | None, int] = {}
@@ -189,7 +188,7 @@ def shown_steps(rows: Sequence[Steps], earlier: Sequence[Message], room: int, co
 
 
 def first_of_turns(earlier: Sequence[Message], turns: int) -> int | None:
-    """Return the `seq` of the first question of the newest `turns` turns; None if there is no such question."""
+    """Return the `seq` of the first question of the newest `turns` turns."""
     asked: list[int | None] = []
     following: Message | None = None
     for message in reversed(earlier):
@@ -205,7 +204,7 @@ def _is_answer(message: BaseMessage) -> bool:
 
 
 def _reduced(message: BaseMessage) -> BaseMessage:
-    """Return a copy with an id that has only text and tool calls. Media and encrypted content are removed."""
+    """Return a copy with an id and only text and tool calls."""
     message_id = message.id or str(uuid7())
     if isinstance(message.content, str):
         return message if message.id else message.model_copy(update={"id": message_id})
@@ -218,7 +217,7 @@ def _reduced(message: BaseMessage) -> BaseMessage:
 
 
 def _cut(messages: Sequence[BaseMessage], room: int, counter: TokenCounter) -> list[BaseMessage]:
-    """Return the tool calls and results that fit into `room` tokens, cut like the steps of the current turn."""
+    """Return the tool calls and results that fit into `room` tokens."""
     try:
         # `trim` keeps the messages after a question, so put an empty question before them.
         return [] if room <= 0 else trim([HumanMessage(""), *messages], room, counter=counter)[1:]
@@ -227,7 +226,7 @@ def _cut(messages: Sequence[BaseMessage], room: int, counter: TokenCounter) -> l
 
 
 def _loaded(body: str) -> list[BaseMessage]:
-    """Return the messages that `dump_steps` wrote; an empty list if this version of LangChain cannot read them."""
+    """Return the messages that `dump_steps` wrote, if this version of LangChain can read them."""
     try:
         return messages_from_dict(json.loads(body))
     except (ValueError, TypeError, KeyError):

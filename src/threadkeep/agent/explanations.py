@@ -1,4 +1,4 @@
-"""Explanations of a recorded model call in words: why texts were left out, and what happened to each message."""
+"""Explanations of a recorded model call in words."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def in_words(reason: ExclusionReason, manifest: ContextManifest) -> str:
 
 
 def recall_in_words(one: ScopeRecall) -> str:
-    """Describe the outcome of a Graphiti query for a scope, with the number of missing facts for each reason."""
+    """Describe the outcome of a Graphiti query for a scope."""
     outcome = f"{one.shown} of {one.found} facts are shown" if one.outcome == "ok" else _OUTCOMES[one.outcome]
     counts = {words: int(getattr(one, name)) for name, words in _COUNTS.items()}
     return "; ".join([f"{one.scope}: {outcome}", *(f"{count} {words}" for words, count in counts.items() if count)])
 
 
 def describe_left_out(one: FactsLeftOut) -> str:
-    """Describe why facts of a scope were not sent, with the number and the first ids of these facts."""
+    """Describe why facts of a scope were not sent."""
     count = f"{one.count} " if one.count else ""
     ids = f" ({', '.join(one.ids)}{', …' if one.count > len(one.ids) else ''})" if one.ids else ""
     return f"{one.scope}: {count}{_LEFT_OUT[one.reason]}{ids}"
@@ -76,7 +76,7 @@ type OutcomeKind = Literal[
 
 @dataclass(frozen=True)
 class MessageOutcome:
-    """The treatment of a message in a model call (sent, quoted, left out, …), with the reason in words."""
+    """The treatment of a message in a model call (sent, quoted, left out, …)."""
 
     kind: OutcomeKind
     words: str
@@ -92,7 +92,7 @@ class CallRecord:
 
 
 def outcome_of(message: Message, home: SessionInfo, call: CallRecord) -> MessageOutcome:
-    """Return what happened to a message in a recorded call. `home` is the session of the message."""
+    """Return what happened to a message of the session `home` in a recorded call."""
     own = home.session_id == call.session.session_id
     found = _sent_as_itself(message, call.manifest) if own else None
     found = found or _quoted(message, home.session_id, call.manifest)
@@ -144,7 +144,7 @@ def _absent(message: Message, call: CallRecord) -> MessageOutcome:
 
 
 def _covering(seq: int, entries: Iterable[Entry], summaries: Mapping[str, Summary]) -> str | None:
-    """Return the `seq` range of the sent summary that covers `seq`, such as `12–40`; None if no sent summary does."""
+    """Return the `seq` range of the sent summary that covers `seq`, such as `12–40`."""
     for name in (name for entry in entries for name in entry.summaries):
         summary = summaries.get(name)
         if summary is not None and summary.first_seq <= seq <= summary.last_seq:

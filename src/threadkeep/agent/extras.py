@@ -32,7 +32,7 @@ _RECENT_CHARACTERS = 1_000
 
 @dataclass(frozen=True)
 class Extra:
-    """A block that a source found, and its manifest entry. `texts` maps the entry's digest to the message's JSON."""
+    """A block that a source found, and its manifest entry. `texts` has the JSON of messages by digest."""
 
     message: HumanMessage
     entry: Entry
@@ -74,7 +74,7 @@ class ExtraRequest:
 
     @property
     def last_messages(self) -> Sequence[Message]:
-        """The last four messages before the input; they help to resolve words like "it" and "that"."""
+        """The last messages before the input; they help to resolve words like "it" and "that"."""
         return self.earlier[-_RECENT_TURNS:]
 
     @property
@@ -84,7 +84,7 @@ class ExtraRequest:
 
 
 class ExtraSource(Protocol):
-    """A source of one section of a prompt, searched for each input. If it raises an error, the section is left out."""
+    """A source of one section of a prompt. If it raises an error, the section is left out."""
 
     @property
     def section(self) -> ExtraSection:
@@ -92,17 +92,14 @@ class ExtraSource(Protocol):
         ...
 
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
-        """Return a block that is relevant to the input, within `room` tokens; None if nothing is relevant."""
+        """Return a block that is relevant to the input, within `room` tokens."""
         ...
 
 
 async def find_all(
     sources: Sequence[ExtraSource], request: ExtraRequest, rooms: Mapping[Section, int], observer: Observer
 ) -> list[Extra]:
-    """Search each source within the tokens that `rooms` has for its section. Report and leave out a failing source.
-
-    An input without text has no extra sections, and a source with fewer than 64 tokens is not searched.
-    """
+    """Search each source within the tokens that `rooms` has for it. Report and leave out a failing source."""
 
     async def found_by(source: ExtraSource) -> Extra | None:
         if not request.text.strip():
@@ -123,11 +120,11 @@ async def find_all(
 
 
 SECTION_KEY = "threadkeep_section"
-"""The key in a message's `additional_kwargs` for the section of the message. It is not sent to providers."""
+"""The key in `additional_kwargs` for a message's section. Providers do not receive it."""
 
 
 def turns_message(turns: Sequence[QuotedTurn], *, home: str) -> HumanMessage:
-    """Return a message that quotes turns in the given order, for a prompt of the session `home`."""
+    """Return a message that quotes turns, for a prompt of the session `home`."""
     return section_message("selected", turns_text(turns, home=home))
 
 
@@ -140,7 +137,7 @@ class RetrievedSnippets:
     """A source of passages from any LangChain retriever.
 
     The query includes the last messages before the input, to resolve words such as "it" and "that". If the retriever
-    fails or takes longer than `timeout_seconds`, an event reports that, and the model is called without passages.
+    fails or is too slow, an event reports that, and the model is called without passages.
     """
 
     section: ExtraSection = "snippets"
@@ -153,20 +150,20 @@ class RetrievedSnippets:
         self._timeout_seconds = timeout_seconds
 
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
-        """Return the passages that fit, best first; the last one may be cut and marked. Return None if none fits."""
+        """Return the passages that fit, best first. The last one may be cut."""
         async with asyncio.timeout(self._timeout_seconds):
             documents = await self._retriever.ainvoke(query_with(request.recent, request.text))
         return snippets_block(documents, request, room)
 
 
 def query_with(recent: Sequence[str], text: str) -> str:
-    """Return the query for a knowledge base: the last 1,000 characters before the question, then the question."""
+    """Return the query for a knowledge base: the end of the recent messages, then the question."""
     before = "\n".join(recent)[-_RECENT_CHARACTERS:]
     return f"{before}\n{text}".strip()
 
 
 def snippets_block(documents: Sequence[Document], request: ExtraRequest, room: int) -> Extra | None:
-    """Return the passages that fit into `room` tokens as one block of a prompt; None if none fits."""
+    """Return the passages that fit into `room` tokens as one block of a prompt."""
     quotes = [
         Quote(f"passage {number}", document.page_content)
         for number, document in enumerate(documents, start=1)

@@ -88,7 +88,7 @@ class FactLearning:
         self._workspace = workspace
 
     def consider(self, session: Session, model: BaseChatModel | None) -> None:
-        """Queue a session for learning, and report scopes that cannot be used. `model` is the model of the agent."""
+        """Queue a session for learning, and report scopes that cannot be used."""
         memory = self._memory.made[0]
         workspace = session.workspace or default_workspace(memory, self._workspace)
         wanted = ALL_SCOPES if self._directives else self._scopes
@@ -128,7 +128,7 @@ class ModelLearner:
 
 
 def _listed(text: str) -> list[Any]:
-    """Return the first JSON list that contains an object. If no list contains an object, return the last list.
+    """Return the first JSON list that contains an object, or else the last list.
 
     Stop after 100 brackets that begin no list, because each attempt may read the whole text.
 
@@ -163,7 +163,7 @@ def _request(record: Record) -> str:
 
 
 def _proposed(value: Any, record: Record) -> Proposed | None:
-    """Convert an entry of a model's answer to a proposal. Return None if it is invalid or names no new message."""
+    """Convert an entry of a model's answer to a proposal, if it is valid."""
     if not isinstance(value, Mapping) or not isinstance(value.get("key"), str):
         return None
     seq, about, kind = value.get("message"), value.get("about"), value.get("kind")

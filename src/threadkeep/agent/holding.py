@@ -62,7 +62,7 @@ class RunHold:
     begun: BegunTurn | None = None
 
     def stored(self, question: Sequence[Message]) -> Receipt | None:
-        """Return the receipt of this question if it was stored when the run began; None for any other question."""
+        """Return the receipt of this question if it was stored when the run began."""
         if self.begun is None or [(one.id, one.content) for one in question] != [
             (one.id, one.content) for one in self.begun.question
         ]:
@@ -74,7 +74,7 @@ class RunHold:
         return session.session_id == self.joins and not session.waiting()
 
     async def store(self) -> AIMessage | None:
-        """Store the waiting answer, unless another process owns the run. Return the answer stored instead, if any."""
+        """Store the waiting answer if this process still owns the run. Return an answer stored instead."""
         answer, self.answer = self.answer, None
         if answer is None or self.lost:
             return None

@@ -77,22 +77,22 @@ class TurnHooks:
         return key in self._open.calls
 
     async def before_agent(self, call: AgentCall) -> None:
-        """Begin the agent's part in the turn. If turns are ordered, first wait for earlier turns of the session."""
+        """Begin the agent's part in the turn. If turns are ordered, wait for earlier ones."""
         part = self._new_part(call)
         if not part.silent:
             part.writer = weakref.ref(call.runtime.stream_writer)
             part.root.writers.append(part.writer)
             if (run := root_callbacks.call) is not None:
                 run.at_end.append(partial(self._run_ended, part))
-            # Agents in nested tools could wait for each other, so an agent in a tool waits only if it has its own
-            # conversation and its tool is not inside another tool.
+            # An agent in a tool waits only if it has its own conversation and its tool is not inside another tool.
+            # Otherwise, agents in nested tools could wait for each other.
             tools = len(tool_of_sessions.get())
             may_wait = tools < 2 if part.parent is not None else run_hold.get() is None and not tools
             if self._options.ordered and may_wait:
                 await part.root.order.acquire(part.root, self.memory.observers)
 
     async def begin_model_call(self, call: AgentCall, request: ModelRequest[Any]) -> ModelStep | None:
-        """Store the question. Return the step to execute; return None if the agent does not take part in the turn."""
+        """Store the question. Return the step to execute, if the agent takes part in the turn."""
         part = self._part(call)
         if part.silent:
             return None
