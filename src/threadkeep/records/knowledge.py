@@ -37,7 +37,7 @@ PROCEDURE_SOURCES: tuple[ProcedureSource, ...] = get_args(ProcedureSource.__valu
 
 MAX_OWNER_CHARACTERS = 512
 MAX_KEY_CHARACTERS = 128
-"""The maximum length of a key. A key and its owner, at four bytes per character, fit into a PostgreSQL index entry."""
+"""The maximum length of a key, so that a key and its owner fit into a PostgreSQL index entry."""
 MAX_VALUE_CHARACTERS = 10_000
 MAX_CONTENT_CHARACTERS = 50_000
 MAX_DEPTH = 32
@@ -59,7 +59,7 @@ class Scope:
     owner: str
 
     def __post_init__(self) -> None:
-        """Reject a scope with an unknown kind or an invalid owner; `InvalidInput` names the field."""
+        """Reject an unknown kind or an invalid owner."""
         if self.kind not in SCOPE_KINDS:
             raise InvalidInput(f"A scope is one of {', '.join(SCOPE_KINDS)}.")
         check_name("scope's owner", self.owner, MAX_OWNER_CHARACTERS)
@@ -117,7 +117,7 @@ class NewFact:
     evidence: Evidence | None = None
 
     def __post_init__(self) -> None:
-        """Reject a fact that could not be stored and found again. `InvalidInput` names the field, but not its value."""
+        """Reject a fact that could not be stored and found again. The error does not quote the value."""
         check_name("fact's key", self.key, MAX_KEY_CHARACTERS)
         object.__setattr__(self, "key", canonical_key(self.key))
         check_name("fact's key", self.key, MAX_KEY_CHARACTERS)  # the canonical form may be longer
@@ -132,11 +132,10 @@ class NewFact:
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """A fact that a `learner` or a directive in a message has proposed. `directive` is the kind of this directive.
+    """A fact that a `learner` or a directive in a message has proposed.
 
-    `evidence` names the message, and `fact_id` the fact that was stored when the proposal was accepted. `decided_by` is
-    the person who accepted, rejected or undid the proposal. If the proposal was accepted automatically, `decided_by` is
-    the confidence from which this is done.
+    `evidence` names the message, and `fact_id` the fact that was stored on acceptance. `decided_by` is the person who
+    decided; after an automatic acceptance it is the confidence from which this is done.
     """
 
     id: str
@@ -195,10 +194,9 @@ class FactQuery:
 class Procedure:
     """Instructions for a kind of task, with a name that is unique in their scope.
 
-    A procedure applies if the goal matches and the context has all names of `context_has`. A goal matches if it
-    contains a phrase of `goal_contains`, in upper or lower case; without phrases, every goal matches. `used` counts its
-    uses, and `succeeded` and `failed` count their outcomes; all three begin at 0 again when the content changes. The
-    store assigns the id, the counts and the times.
+    A procedure applies if the goal contains a phrase of `goal_contains` and the context has all names of `context_has`.
+    Without phrases, every goal matches. `used` counts its uses, and `succeeded` and `failed` their outcomes; a new
+    content resets them. The store assigns the id, the counts and the times.
     """
 
     scope: Scope
@@ -218,7 +216,7 @@ class Procedure:
     updated_at: datetime | None = None
 
     def __post_init__(self) -> None:
-        """Reject a procedure that could not be stored and found again. `InvalidInput` names the field."""
+        """Reject a procedure that could not be stored and found again."""
         check_name("procedure's name", self.name, MAX_KEY_CHARACTERS)
         if self.content_type not in PROCEDURE_CONTENTS:
             raise InvalidInput(f"A procedure's content_type is one of {', '.join(PROCEDURE_CONTENTS)}.")

@@ -23,7 +23,7 @@ SPEAKERS: tuple[Role, ...] = ("user", "assistant")
 """The roles that take part in a conversation; `system` messages are notes in the transcript."""
 
 TAKEN_BACK = "recalled"
-"""If an author takes back a message in a chat, a note is stored; this key of its metadata has the message's id."""
+"""The metadata key of a note about a message that its author took back; its value is the message's id."""
 
 MAX_ID_CHARACTERS = 512
 _TIMES = ("sent_at", "created_at", "superseded_at")
@@ -66,7 +66,7 @@ class Message:
     superseded_by: str | None = None
 
     def __post_init__(self) -> None:
-        """Reject a message that could not be stored and read back unchanged. `InvalidMessage` names the field."""
+        """Reject a message that could not be stored and read back unchanged."""
         if self.role not in ROLES:
             raise InvalidMessage(f"A message's role is one of {', '.join(ROLES)}.")
         if not isinstance(self.content, str):
@@ -102,7 +102,7 @@ class Message:
         return values
 
     def to_json(self) -> str:
-        """Return the message as one line of JSON, from which `from_json` makes an equal message."""
+        """Return the message as one line of JSON; `from_json` restores it."""
         return dump_json(self.to_dict())
 
     @classmethod
@@ -282,7 +282,7 @@ def session_html(session_id: str, user_id: str | None, messages: Iterable[Messag
 
 
 def messages_html(title: str, messages: Iterable[Message], *, note: str = "") -> str:
-    """Return an HTML table of messages below `title`, which is HTML, and above `note`, which is plain text."""
+    """Return an HTML table of messages. `title` is HTML, and `note` is plain text."""
     rows = "".join(_row(message) for message in messages)
     table = f"<table><thead><tr><th>seq</th><th>role</th><th>content</th></tr></thead><tbody>{rows}</tbody></table>"
     below = f"<p>{escape(note)}</p>" if note else ""

@@ -23,14 +23,14 @@ RUN_ENDS: tuple[RunEnd, ...] = ("done", "failed", "cancelled", "interrupted")
 RESET: Final = "session-reset"
 DELETE: Final = "session-delete"
 OWN_NAMES: Final = frozenset({RESET, DELETE})
-"""The names of internal workflows, which reset or delete a session. They run between turns, but are not turns."""
+"""The names of internal workflows, which reset or delete a session between its turns."""
 
 ROLLED_BACK: Final = "rolled_back_by_message"
 """The cancel reason of a run whose turn was rolled back when a later message arrived."""
 
 
 def deletion_key(session_id: str) -> str:
-    """Return the key under which the deletion of a session is recorded: a digest, because an id may name a person."""
+    """Return the key of a deletion record. It is a digest, because an id may name a person."""
     return f"deleted:{sha256(f'{session_id}:'.encode()).hexdigest()}"
 
 
@@ -106,7 +106,7 @@ class NewRun:
     any_session: bool = False
 
     def __post_init__(self) -> None:
-        """Reject a request with missing or contradictory fields; `InvalidInput` names the field."""
+        """Reject missing or contradictory fields."""
         if not self.run_id or not self.workflow:
             raise InvalidInput("A run needs a run_id and the name of a workflow.")
         if self.message_id is not None and self.session_id is None:
@@ -270,7 +270,7 @@ class TokenUsage:
         return self.estimated_calls > 0
 
     def __add__(self, other: TokenUsage) -> TokenUsage:
-        """Return the sum of both usages, under this model's name. The cost is None only if both costs are None."""
+        """Return the sum of both usages, under this model's name."""
         costs = [cost for cost in (self.cost, other.cost) if cost is not None]
         return TokenUsage(
             self.model,

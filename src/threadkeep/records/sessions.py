@@ -56,7 +56,7 @@ def check_each(name: str, values: Collection[object], kind: type) -> None:
 
 
 def check_cursor(name: str, cursor: object, *kinds: type) -> None:
-    """Raise `InvalidInput` unless `cursor` is None or a tuple of as many values as `kinds`, each of its type."""
+    """Raise `InvalidInput` unless `cursor` is None or a tuple of values of these types."""
     check_argument(name, cursor, tuple)
     if isinstance(cursor, tuple) and (len(cursor) != len(kinds) or not all(map(isinstance, cursor, kinds))):
         raise InvalidInput(f"{name} is a cursor that an earlier page returned, or None.")
@@ -76,7 +76,7 @@ class RetentionLimits:
     max_idle_days: float | None = None
 
     def __post_init__(self) -> None:
-        """Reject limits that are not positive numbers or are too large for dates. `InvalidInput` names the limit."""
+        """Reject limits that are not positive numbers or are too large for dates."""
         for name in ("max_age_days", "max_idle_days"):
             days = getattr(self, name)
             if days is not None and not (is_finite(days) and 0 < days <= _MOST_DAYS):
@@ -197,7 +197,7 @@ class Summary:
     created_at: datetime | None = None
 
     def __post_init__(self) -> None:
-        """Reject an invalid summary, such as one of an empty range. `InvalidInput` names the field, never its text."""
+        """Reject an invalid summary, such as one of an empty range. The error never quotes its text."""
         if not isinstance(self.text, str) or not self.text.strip():
             raise InvalidInput("A summary's text must not be blank.")
         for name in ("session_id", "model", "prompt_version", "id"):

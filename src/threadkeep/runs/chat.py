@@ -43,8 +43,7 @@ from threadkeep.workflows.built_in import CHAT
 from threadkeep.workflows.registry import Workflows
 
 _SUBMIT_SECONDS = 15.0
-"""Seconds to wait until a run is stored; after that, an unrecorded run answers the message. This is longer than other
-waits, because the model may be called twice if the first run was stored after all."""
+"""Seconds to wait until a run is stored. If this is too short, the model may be called twice."""
 
 _STOPS = "The service stops; send the message again, with its message_id."
 _ELSEWHERE_SECONDS = 60.0
@@ -59,8 +58,8 @@ _MOST_REMEMBERED = 10_000
 class RegenerationRequest:
     """A request to answer a question again: the message `message_id`, or the question that the run `run_id` answered.
 
-    If neither is named, the newest question is answered. Without a `workflow`, the same one answers as before, or the
-    chat if the earlier run was deleted. `double_texting` is the new run's policy, by default that of the workflow.
+    By default, the newest question is answered, by the same workflow as before. `double_texting` is the new run's
+    policy, by default that of the workflow.
     """
 
     run_id: str | None = None
@@ -98,12 +97,11 @@ class Chat:
         self._elsewhere_seconds = elsewhere_seconds
         self._answers = ChatAnswers(memory, workflows)
         self._turns: dict[tuple[str, str, str | None], ChatTurn] = {}
-        # Locks that keep the turns with the same `order_key` (or session id) in order. A lock lives as long as a turn
-        # holds it or waits for it. The database also keeps the order of the runs that it stores.
+        # Locks that keep the turns of a session in order. A lock lives as long as a turn holds it or waits for it.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._stopping: set[asyncio.Task[None]] = set()
         self._closing = False
-        # The last session of each user and workflow (the newest 10,000), for use while the database is unavailable.
+        # The last session of each user and workflow, for use while the database is unavailable.
         self._last_sessions: dict[str, str] = {}
 
     @property
@@ -163,7 +161,7 @@ class Chat:
             task.add_done_callback(self._stopping.discard)
 
     async def reset(self, session_id: str) -> None:
-        """Wait for the turns that are queued now, then hide all turns from the model; raise the errors of `delete`."""
+        """Hide all turns from the model, after the turns that are queued now. Raise the errors of `delete`."""
         await self._between_turns(RESET, session_id)
 
     async def delete(self, session_id: str) -> None:
@@ -173,8 +171,8 @@ class Chat:
     async def close(self, seconds: float) -> None:
         """Accept no more turns, wait up to `seconds` for the running ones, and then cancel the rest.
 
-        Their callers get `Interrupted`, which asks them to send the message again. A run that the database has is
-        continued by another process. An unrecorded run is stopped, and its partial answer is stored.
+        Their callers get `Interrupted`. Another process continues recorded runs; partial answers of other runs are
+        stored.
         """
         self._closing = True
         tasks = [turn.task for turn in self._turns.values() if turn.task is not None]
@@ -212,7 +210,7 @@ class Chat:
         return answer
 
     async def _answer_recorded(self, turn: ChatTurn) -> ChatAnswer | None:
-        """Answer a turn with a recorded run; return None if there is no run service or if the database fails."""
+        """Answer a turn with a recorded run, if the database can record one."""
         session = self._memory.session(turn.session_id, user_id=turn.request.user_id)
         # Submit one message at a time, so that the turns keep the order of arrival.
         async with self._locks.setdefault(turn.order_key, asyncio.Lock()):
@@ -228,9 +226,9 @@ class Chat:
         return await self._answers.of_recorded(turn, ended, runs, submitted)
 
     async def _service(self, session: Session) -> RunService | None:
-        """Open the run service and return it, or return None if this process cannot have an engine for the database."""
+        """Open the run service and return it, if this process can have one."""
         pending = self._memory.pending
-        # Limit the wait for locks, because a person waits here; opening the service at startup may wait longer.
+        # Limit the wait for locks, because a person waits here.
         async with session.timeout(pending.wait_seconds):
             with waiting_until(time.monotonic() + pending.wait_seconds):
                 await self._memory.runs.take_lock()
@@ -239,11 +237,11 @@ class Chat:
             async with limit:
                 return await self._runs.service()
         except InvalidInput:
-            # There is no engine, or it belongs to another database. The run API reports this; the chat works anyway.
+            # There is no engine, or it belongs to another database. The chat works anyway.
             return None
 
     async def _end_of(self, turn: ChatTurn, runs: RunService, submitted: Submitted) -> Run | Outcome:
-        """Wait until a run ends or waits for a person. Return it, or its outcome if the database does not respond."""
+        """Wait until a run ends or waits for a person; return the run or its outcome."""
         stream = submitted.stream
         ending = asyncio.create_task(runs.end_of(submitted.run_id, user_id=turn.request.user_id))
 
@@ -274,7 +272,7 @@ class Chat:
 
     @contextlib.asynccontextmanager
     async def _limit_elsewhere(self, runs: RunService, session_id: str) -> AsyncIterator[None]:
-        """Limit the wait for another process. While this process executes a turn of the session, there is no limit.
+        """Limit the wait for a turn that another process executes.
 
         Raises:
             Interrupted: another process did not end its turn in time.
@@ -351,7 +349,7 @@ class Chat:
             raise RunFailed(submitted.run_id, result.run.error or result.status)
 
     async def regenerate(self, session: Session, request: RegenerationRequest, *, stream: bool = True) -> ChatTurn:
-        """Supersede everything after a question and start a new turn for it, or join the turn that is answering it.
+        """Supersede everything after a question, and start or join a turn that answers it.
 
         Raises:
             MessageNotFound: the session has no such question.
@@ -365,9 +363,9 @@ class Chat:
         return self.begin(await self.supersede_answers(session, request), stream=stream)
 
     async def supersede_answers(self, session: Session, request: RegenerationRequest) -> ChatRequest:
-        """Supersede everything after a question, unless a run is answering it; return the request for a new answer.
+        """Supersede everything after a question, and return the request for a new answer.
 
-        Raise the same errors as `regenerate`, except `Interrupted`.
+        Change nothing if a run is answering the question. Raise the same errors as `regenerate`, except `Interrupted`.
         """
         question = await session.question(request.message_id or await self._asked_by(session, request.run_id))
         question_id = str(question.id)
@@ -391,7 +389,7 @@ class Chat:
         )
 
     async def check_free(self, session: Session, message_id: str | None) -> None:
-        """Raise `SessionBusy` if a root run of the session is queued or running, unless it answers `message_id`."""
+        """Raise `SessionBusy` if the session has an active root run that does not answer `message_id`."""
         statuses: tuple[RunStatus, ...] = ("running", "queued")
         for status in statuses:
             found, _ = await self._memory.runs.records.runs(RunQuery(session_id=session.session_id, status=status))
@@ -400,14 +398,14 @@ class Chat:
                     raise SessionBusy(session.session_id, run.run_id)
 
     async def _asked_by(self, session: Session, run_id: str | None) -> str | None:
-        """Return the id of the message that a run of the session answers, or `run_id` if no such id is known."""
+        """Return the id of the message that a run of the session answers."""
         run = await self._memory.runs.run(run_id) if run_id is not None else None
         if run is None or run.session_id != session.session_id:
             return run_id
         return (run.inputs[-1].message_id if run.inputs else run.message_id) or run_id
 
     async def _workflow_of(self, question: Message, run_id: str | None) -> str:
-        """Return the name of the workflow that answered a question, or `CHAT` if no run of the question is stored."""
+        """Return the name of the workflow that answered a question."""
         for known in filter(None, (run_id, question.run_id)):
             if (run := await self._memory.runs.run(known)) is not None:
                 return run.workflow

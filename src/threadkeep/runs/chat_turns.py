@@ -104,7 +104,7 @@ class ChatAnswer:
     replaced: bool = False
 
     def to_dict(self) -> dict[str, Json]:
-        """Return the answer as JSON values, with `replaced` only if it is true, and without the `answer_id`."""
+        """Return the answer as JSON values, without the `answer_id`."""
         values: dict[str, Json] = {**asdict(self), "usage": self.usage.to_dict()}
         silent = {"answer_id"} if self.replaced else {"answer_id", "replaced"}
         return {name: value for name, value in values.items() if name not in silent}
@@ -112,7 +112,7 @@ class ChatAnswer:
 
 @dataclass(frozen=True)
 class ChatStarted:
-    """The first event of a turn, sent once when its run starts; it is not sent if the answer was already stored."""
+    """The first event of a turn. It is not sent if the answer was already stored."""
 
     session_id: str
     run_id: str
@@ -137,9 +137,8 @@ type ChatEvent = ChatStarted | ChatToken | ChatAnswer
 class ChatTurn:
     """A turn that runs in the background; any number of callers may follow it, at any time.
 
-    `session_id` and `run_id` may change until the turn has begun. `user_key` combines the user and the workflow; it is
-    None if the request names no user. `stored_id` is the id of the answer, or None until the answer is certainly
-    stored.
+    `session_id` and `run_id` may change until the turn has begun. `user_key` combines the user and the workflow.
+    `stored_id` is None until the answer is certainly stored.
     """
 
     def __init__(self, request: ChatRequest, *, stream: bool) -> None:
@@ -189,7 +188,7 @@ class ChatTurn:
             self._signal()
 
     def publish_piece(self, piece: RunPiece) -> None:
-        """Send a token of the answer to all followers, and the start event if it was not sent yet."""
+        """Send a token of the answer to all followers."""
         self.publish_started()
         self._events.append(ChatToken(piece.text, piece.message_id, piece.last))
         self._signal()
@@ -208,7 +207,7 @@ class ChatTurn:
             raise
 
     async def follow(self) -> AsyncIterator[ChatEvent]:
-        """Yield all events of the turn as they happen; at the end, yield the answer, or raise as `Chat.ask` does."""
+        """Yield the events of the turn as they happen, then the answer; raise as `Chat.ask` does."""
         if self.task is None:
             raise RuntimeError("the turn has not begun")
         position = 0
@@ -224,7 +223,7 @@ class ChatTurn:
             await changed.wait()
 
     def _tokens_end_with_answer(self, response: str) -> bool:
-        """Return True if no tokens were sent, or if they end with the answer, perhaps after tokens of other agents."""
+        """Return whether the sent tokens end with the answer."""
         pieces = "".join(event.text for event in self._events if isinstance(event, ChatToken))
         return not pieces or pieces.endswith(response)
 
@@ -234,7 +233,7 @@ class ChatTurn:
 
 
 async def listen(turn: ChatTurn, stream: RunStream, work: asyncio.Task[Any]) -> None:
-    """Forward the start and the tokens of a run's current attempt to the turn, until the run's outcome is known."""
+    """Forward the start and the tokens of a run to the turn, until its outcome is known."""
     work.add_done_callback(stream.signal)
     published = stream.first_piece
     while True:
@@ -287,7 +286,7 @@ class ChatAnswers:
     async def of_recorded(
         self, turn: ChatTurn, ended: Run | Outcome, runs: RunService, submitted: Submitted
     ) -> ChatAnswer:
-        """Return the answer from an ended run, and mark the answer as delivered, unless it was stored as delivered.
+        """Return the answer from an ended run, and mark the answer as delivered.
 
         If the database does not respond, `ended` is only the outcome of the run.
 
@@ -323,10 +322,7 @@ class ChatAnswers:
         return replace(answer, replaced=stands is not None or (hold is not None and hold.replaced))
 
     async def stored(self, turn: ChatTurn) -> ChatAnswer | None:
-        """Return the newest stored answer to a repeated message, and mark it as delivered.
-
-        Return None if there is no answer, if the answer is not complete, or if the database is unavailable.
-        """
+        """Return the newest stored answer to a repeated message, and mark it as delivered."""
         if turn.request.message_id is None:
             return None
         found: Message | None = None
@@ -340,7 +336,7 @@ class ChatAnswers:
         return self.of(turn, Outcome("done", result=result_of_answer(found)), ())
 
     async def of_unrecorded(self, turn: ChatTurn, outcome: Outcome, usage: Sequence[TokenUsage]) -> ChatAnswer:
-        """Return the answer of an unrecorded run. If another answer to its message is stored, return that one instead.
+        """Return the answer of an unrecorded run, or the stored answer to its message if there is one.
 
         While the database was down, the stored answer could not be read, so the message was answered again.
 
@@ -356,7 +352,7 @@ class ChatAnswers:
         return answer if stored is None or stored.answer_id == answer.answer_id else stored
 
     async def _answer_to(self, turn: ChatTurn) -> Message | None:
-        """Return the newest answer, stored or pending, to a turn's message. If it is not complete, return None."""
+        """Return the newest answer to a turn's message, if it is complete."""
         session = self._memory.session(turn.session_id, user_id=turn.request.user_id)
         found = await newest_answer(session, turn.message_id)
         return found if found is not None and found.status == "complete" else None

@@ -59,7 +59,7 @@ class RunChildren:
         return _result_of(run)
 
     async def _create_or_retry(self, request: ChildRequest, parent: ActiveRun) -> tuple[Run, Beginning | None]:
-        """Create the child, or retry it if needed. Return the run, and a `Beginning` if it is new and may begin."""
+        """Create the child, or retry it if needed."""
         run_id = _child_id(request)
         run = await self._runs.run(run_id)
         if run is None:
@@ -77,11 +77,7 @@ class RunChildren:
         return run, None
 
     async def _go_on(self, run: Run, beginning: Beginning | None) -> Run:
-        """Continue a child and return its new state.
-
-        If the child waits for a person, queue it again with the person's answer. Otherwise execute it until it ends or
-        waits.
-        """
+        """Continue a child and return its new state."""
         if run.status == "waiting":
             await self._runs.resume(run.run_id, _answer_to(run))
             return await self._seen(run)
@@ -125,13 +121,13 @@ class RunChildren:
 
 
 def _child_id(request: ChildRequest) -> str:
-    """Return the id of a child run. It is derived from the parent's step, so a repeated step finds the same child."""
+    """Return the id of a child run, which is the same if the parent repeats its step."""
     task = get_config()["metadata"].get("langgraph_checkpoint_ns", "")
     return str(uuid5(NAMESPACE_OID, f"{request.parent_run_id}/{request.node_id}/{task}"))
 
 
 def _answer_to(run: Run) -> Json:
-    """Return a person's answer to a waiting child. If there is none yet, interrupt the parent, which then waits too."""
+    """Return a person's answer to a waiting child; until there is one, interrupt the parent."""
     number = run.interrupt.get("number") if isinstance(run.interrupt, dict) else None
     asked: dict[str, Json] = {
         "run_id": run.run_id,

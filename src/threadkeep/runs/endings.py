@@ -63,7 +63,7 @@ class ActiveRun:
     hold: RunHold = field(default_factory=RunHold)
 
     def cancel(self, stop: RunStop) -> None:
-        """Cancel the run, unless it is being cancelled already. The reason `lost` always replaces an earlier reason."""
+        """Cancel the run. The reason `lost` replaces an earlier reason."""
         if self.stop is None or stop == "lost":
             self.stop = stop
             self.hold.lost = stop == "lost"
@@ -75,7 +75,7 @@ _AT_ONCE = 200
 
 
 async def end_orphans(runs: Runs, parent_run_id: str) -> None:
-    """Cancel the unfinished children of a run (up to 200 for each status), and the runs below each child."""
+    """Cancel the unfinished children of a run, and the runs below each child."""
     statuses: tuple[RunStatus, ...] = ("queued", "running", "waiting")
     for status in statuses:
         children, _ = await runs.records.runs(RunQuery(parent_run_id=parent_run_id, status=status, limit=_AT_ONCE))
@@ -110,7 +110,7 @@ def report_run(observer: Observer, run: Run, outcome: Outcome, *, milliseconds: 
 def report_turn(
     observer: Observer, run: Run, outcome: Outcome, usages: Sequence[TokenUsage], *, milliseconds: float
 ) -> None:
-    """Report the end of a turn, if the run was a turn of a session and does not wait for a person."""
+    """Report the end of a run that was a turn of a session."""
     if run.session_id is None or run.parent_run_id is not None or outcome.status == "waiting":
         return
     if run.workflow in OWN_NAMES:
@@ -187,11 +187,10 @@ class RunEndings:
         return ended
 
     async def _end_with_answer(self, active: ActiveRun, outcome: Outcome) -> bool:
-        """Store an answer, its run's end, the trace, the records of model calls and the window's start, all together.
+        """Store an answer and the end of its run in one transaction, with the trace and the model calls.
 
-        The database rejects the transaction if another process owns the run by now or has answered the question. Return
-        False if nothing was stored, or if the result of the transaction is unknown. If this process still owns the run,
-        the caller must then store the answer, and after that the end of the run.
+        The database rejects it if another process owns the run or has answered the question. Return False if nothing
+        was stored or the result is unknown. The caller must then store the answer, and after that the end of the run.
         """
         hold, run, answer = active.hold, active.run, active.hold.answer
         if answer is None:
@@ -220,17 +219,17 @@ class RunEndings:
         return True
 
     async def set_aside(self, run: Run, owner: str) -> Outcome:
-        """End a run's turn, and mark the run as failed and set aside for a person, because it used up its attempts."""
+        """End a run's turn, and set the run aside for a person, because it used up its attempts."""
         outcome = Outcome("failed", error="GaveUp", set_aside=True)
         await self._end_turn(run)
         await self._runs.finish(run.run_id, owner, "failed", error=outcome.error, set_aside=True)
         return outcome
 
     async def _end_turn(self, run: Run, hold: RunHold | None = None) -> None:
-        """End the turn of a run without a result: store its question and partial answer, or roll the turn back.
+        """Store the question and the partial answer of a run without a result, or roll its turn back.
 
         Call this before the end of the run is recorded, because that end lets the session's next turn begin. A failed
-        write is reported, and the run ends anyway. `hold` has the conversations that the run used in this process.
+        write is reported, and the run ends anyway.
 
         Raises:
             StoreUnavailable: the run cannot be read or rolled back, so the session's next turn must not begin yet.
@@ -266,9 +265,9 @@ class RunEndings:
                 await session.take_back_turn(str(question.id))
 
     async def _keep_question(self, run: Run) -> None:
-        """Store the message of a run if it is not stored yet, because later turns must see it; skip child runs.
+        """Store the question of a run if it is not stored yet, because later turns must see it.
 
-        If it would be stored only after middleware, which may reject or change it, store it as `failed`, without text.
+        If middleware could still have rejected or changed it, store it as `failed`, without text.
         """
         if run.parent_run_id is not None:
             return
@@ -286,11 +285,10 @@ class RunEndings:
                 await own.store(step, messages, metadata, session)
 
     async def release(self, active: ActiveRun) -> None:
-        """Record the end of a cancelled run; if the process closes, release the run for another process to resume.
+        """End a cancelled run; if the process closes, release the run for another process to resume.
 
-        A child is not released, because its parent resumes it. A run that was resumed with a person's reply is not
-        released either, because the next process would use the reply again. When this process has ended, another one
-        takes such a run over. Store errors are ignored.
+        A child is not released, because its parent resumes it, nor a run that was resumed with a person's reply,
+        because the next process would use the reply again. Store errors are ignored.
         """
         run = active.run
         with contextlib.suppress(StoreError):
@@ -312,7 +310,7 @@ class RunEndings:
         return current is not None and current.cancel_requested_at is not None
 
     async def _is_lost(self, run: Run) -> bool:
-        """Return whether another process has taken the run over; return False if the database does not respond soon."""
+        """Return whether another process has certainly taken the run over."""
         with contextlib.suppress(StoreError, TimeoutError):
             async with asyncio.timeout(self._memory.pending.wait_seconds):
                 current = await self._runs.run(run.run_id)
@@ -320,7 +318,7 @@ class RunEndings:
         return False
 
     async def _is_rolled_back(self, active: ActiveRun) -> bool:
-        """Return whether a newer message has requested a rollback of a run that is still running in this process."""
+        """Return whether a newer message has requested a rollback of an active run."""
         current = await self._runs.run(active.run.run_id)
         if current is None or current.status != "running" or current.owner != active.owner:
             return False
@@ -347,9 +345,8 @@ class RunEndings:
     async def _keep_progress(self, active: ActiveRun) -> None:
         """Store the progress of a run, so that a retry continues from there.
 
-        The checkpointer may use another database than the run tables. If only the checkpointer is unavailable, wait for
-        it at most `keep_progress_seconds`, then report the failure. A retry then continues from an earlier checkpoint,
-        unless maintenance has removed it.
+        The checkpointer may use another database than the run tables. If only it is unavailable, wait at most
+        `keep_progress_seconds`; a retry then continues from an earlier checkpoint.
         """
         run_id, now, until = active.run.run_id, asyncio.get_running_loop().time, None
         while not await self._is_kept(active):
@@ -361,7 +358,7 @@ class RunEndings:
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _is_kept(self, active: ActiveRun) -> bool:
-        """Store the pending progress of a run; return False if the store is unavailable and a retry may help."""
+        """Store the pending progress of a run; return False if a retry may help."""
         # Only report errors other than `StoreUnavailable`: the run must end, even if a retry starts from the beginning.
         with ErrorBoundary(lambda error: self._notify_unstored(type(error).__name__)):
             try:
@@ -375,10 +372,7 @@ class RunEndings:
 
 
 def _instead(outcome: Outcome, winner: AIMessage | None) -> Outcome:
-    """Return `outcome` with `winner` in place of the run's own answer. If there is no `winner`, return it unchanged.
-
-    `winner` is the stored answer: another process stored it first, or it is the run's answer under a new id.
-    """
+    """Return `outcome` with the stored answer `winner`, if there is one, in place of the run's own."""
     if winner is None or outcome.result is None:
         return outcome
     text = text_of(winner)

@@ -150,7 +150,7 @@ class RunExecution:
             self._begins, again = False, True
 
     async def _execute_once(self, *, again: bool) -> Outcome:
-        """Execute the run once, or return the answer that an unrecorded run gave while the database was down."""
+        """Execute the run once, unless an unrecorded run has answered already."""
         memory, in_flight, saver = self._memory, self._dependencies.in_flight, self._dependencies.saver
         await in_flight.wait_for(self._run)
         if len(self._run.inputs) > 1:
@@ -171,16 +171,13 @@ class RunExecution:
         return outcome
 
     async def _wait_for_recovery(self, error: Exception) -> bool:
-        """Wait for the database. Return True if an outage may have caused `error`; the try must not be counted then.
-
-        Return False at once for an unrecorded run, which must not wait for the database.
-        """
+        """Wait for the database; return True if an outage may have caused `error`, so that the try does not count."""
         saver = self._dependencies.saver
         if saver is None:
             return False
 
         async def query() -> None:
-            # Query both the run and its checkpoints: they use separate connection pools, and each pool may fail.
+            # Query both the run and its checkpoints, because they use separate connection pools.
             await self._memory.runs.run(self._run.run_id)
             await saver.saver.aget_tuple(thread_of(self._run.run_id))
 
@@ -248,7 +245,7 @@ class RunExecution:
             raise self._ledger.spent
 
     async def _reply(self, name: str, chat: ChatNode, options: Mapping[ConversationKind, TurnOptions]) -> None:
-        """Run the built-in chat without a graph, and record the events that a graph would have produced."""
+        """Run the built-in chat without a graph, and record the same events."""
         step, state = Step(name, context_of(self._run, self._dependencies.resources), None), begin_state(self._run)
         self._notes.note("node_started", name)
         # Pass no callbacks, because the chat has no tools and stores its question itself.
@@ -266,7 +263,7 @@ class RunExecution:
         self._state = {**state, **reply_update(step, reply), "messages": [*state.get("messages", ()), reply]}
 
     async def _ask_model(self, node: str, model: BaseChatModel, messages: list[BaseMessage]) -> AIMessage:
-        """Call a model and return its message. If a caller wants tokens, publish each token when it arrives."""
+        """Call a model, publish its tokens if a caller wants them, and return its message."""
         if not self._stream.wants_pieces:
             return await model.ainvoke(messages)
         chunks: list[AIMessageChunk] = []
@@ -316,10 +313,9 @@ class RunExecution:
             self._publish_piece(node or None, self._id_in(namespace, message), message)
 
     def _id_in(self, namespace: str, chunk: AIMessageChunk) -> str | None:
-        """Return the id of the message that a chunk belongs to, or None if the id is unknown.
+        """Return the id of the message that a chunk belongs to, if it is known.
 
-        If the model marks no chunk as the last, LangChain adds an empty last chunk with another id. For this chunk,
-        return the id of the message that streams from this node; if several messages stream, return its own id.
+        LangChain may add an empty last chunk with another id, which belongs to the message that streams from this node.
         """
         streaming = self._streaming.setdefault(namespace, [])
         message_id, is_last = chunk.id, chunk.chunk_position == "last"
@@ -353,7 +349,7 @@ class RunExecution:
         return Outcome("done", result={name: value for name, value in result.items() if value is not None})
 
     def _asked(self) -> Json:
-        """Return the run's `interrupt`: open questions, how often it has asked (`number`), and the last reply's id."""
+        """Return the run's `interrupt`, with its open questions and the last reply's id."""
         earlier = self._run.interrupt if isinstance(self._run.interrupt, Mapping) else {}
         before, reply = earlier.get("number"), earlier.get(REPLY)
         asked: list[Json] = [{"id": one.id, "value": jsonable(one.value)} for one in self._interrupts.values()]
@@ -364,10 +360,10 @@ class RunExecution:
         return {"number": number, "interrupts": asked, **({} if reply is None else {REPLY: reply})}
 
     async def _given(self, *, again: bool) -> object:
-        """Return the initial state if there is no checkpoint. Otherwise return a person's new answer, or else None.
+        """Return the graph's input: the initial state, a person's new answer, or None to continue.
 
         Pass an answer only once: after a crash, a graph that has used it already would take it as the answer to its
-        next question. In the worst case, a person is asked the same question again.
+        next question.
         """
         run, saver = self._run, self._dependencies.saver
         if self._begins or saver is None:
@@ -394,10 +390,7 @@ class RunExecution:
         }
 
     def _question(self) -> list[BaseCallbackHandler]:
-        """Return a list with a handler that stores the question after other middleware has changed it.
-
-        The list is empty if the run has no session, or if the workflow stores the question earlier.
-        """
+        """Return the handler, if needed, that stores the question after other middleware has changed it."""
         run, resources = self._run, self._dependencies.resources
         recorder = self._workflow.recorder
         if recorder is None or not recorder.waits or run.session_id is None:
@@ -407,10 +400,7 @@ class RunExecution:
         return [LateQuestion(resources.memory.loop, asked, keep)]
 
     def _seconds_left(self) -> float | None:
-        """Return the seconds until the deadline, or None if the run has no deadline.
-
-        The full time is available again after a person's reply, a caller's retry or a release by a closing process.
-        """
+        """Return the seconds until the deadline; a reply, a retry or a release restores the full time."""
         run = self._run
         if run.deadline_at is None:
             return None
@@ -422,7 +412,7 @@ class RunExecution:
 
 
 def _agent_messages(given: Json) -> dict[str, Json]:
-    """Return the data of an `agent_messages` event. If a node passed anything but a map, wrap the value in a map."""
+    """Return the data of an `agent_messages` event, always as a map."""
     data: dict[str, Json] = dict(given) if isinstance(given, Mapping) else {"value": given}
     if isinstance(messages := data.get("messages"), list):
         data["messages"] = list(map(_without_empty, messages))

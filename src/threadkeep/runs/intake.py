@@ -272,7 +272,7 @@ class RunIntake:
         return added
 
     async def _begin_at_once(self, new: NewRun, workflow: Workflow, policy: DoubleTexting, owner: str) -> Run | None:
-        """Store a run with its question in one transaction, and start it; return None if that is not possible."""
+        """Store a run with its question in one transaction and start it, if that is possible."""
         options = self._worker.dependencies.plan(workflow).at_once
         if options is None or new.session_id is None or new.conversations or not new.input.get("text"):
             return None
@@ -291,7 +291,7 @@ class RunIntake:
         return run
 
     async def _try_again(self, run: Run, request: RunRequest, mode: Mode) -> bool:
-        """Retry a failed or interrupted run, because its message was sent again. Return False if it is not retried."""
+        """Retry a failed or interrupted run, because its message was sent again; return whether it is retried."""
         if request.user_id is not None and run.user_id != request.user_id and run.session_id is not None:
             raise WrongUser(run.session_id)
         if run.status not in ("failed", "interrupted") or run.set_aside or not await self._runs.retry(run.run_id):

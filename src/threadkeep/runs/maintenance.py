@@ -51,7 +51,7 @@ class RunMaintenance:
         self._look.set()
 
     async def watch(self) -> None:
-        """Stop active runs of this process if a cancellation was requested, or if it does not own them any more."""
+        """Stop active runs of this process that were cancelled or belong to another process now."""
         before = [active for active in self._worker.active.values() if active.stop is None]
         if not before:
             return
@@ -68,7 +68,7 @@ class RunMaintenance:
                 active.cancel("cancelled")
 
     async def recover(self) -> None:
-        """Start or enqueue runs that no process executes, and remove checkpoints of finished runs, up to 50 each."""
+        """Start or enqueue runs that no process executes, and remove checkpoints of finished runs."""
         await self._start_unknown()
         forgotten = await self._runs.order.ready(limit=_AT_ONCE, waited_seconds=self._options.forgotten_seconds)
         abandoned = await self._runs.order.abandoned(limit=_AT_ONCE)
@@ -81,8 +81,7 @@ class RunMaintenance:
     async def _start_unknown(self) -> None:
         """Execute runs that this process owns without knowing it, because the database's reply was lost.
 
-        No other process may take over such a run while this process lives. Skip children, because their parents start
-        them.
+        No other process may take over such a run while this process lives.
         """
         for run_id in await self._runs.held_by(self._worker.engine.name):
             run = None if self._worker.has(run_id) else await self._runs.run(run_id, damaged=True)
@@ -107,9 +106,8 @@ class RunMaintenance:
     async def _enqueue(self, run_id: str, *, at_once: bool = False) -> None:
         """Enqueue a run that no process executes, at most once a minute unless `at_once` is true.
 
-        A child is not enqueued, because its parent executes it; it is ended if the parent is over or was deleted. A run
-        whose record is damaged is set aside, so that the later runs of its session can begin. A run that only a newer
-        Threadkeep can read is left to processes of that version.
+        A child is left to its parent. A run with a damaged record is set aside, so that the later runs of its session
+        can begin. A run that only a newer Threadkeep can read is left to processes of that version.
         """
         run = await self._runs.run(run_id, damaged=True)
         if run is None:
@@ -144,7 +142,6 @@ class RunMaintenance:
             # Catch all errors, because the work is repeated as long as the process lives.
             with ErrorBoundary() as attempt:
                 await work()
-            # Do not report StoreClosed, which the engine raises during shutdown, and while this process registers again
-            # after it was declared dead.
+            # Do not report StoreClosed: the engine raises it during shutdown, and while it registers again.
             if attempt.error is not None and not isinstance(attempt.error, StoreClosed):
                 self._worker.report(type(attempt.error).__name__, name)

@@ -116,7 +116,7 @@ class RunServiceOptions:
     keep_checkpoints_seconds: float = 86_400.0
 
     def __post_init__(self) -> None:
-        """Reject watch, reap and upkeep intervals that are not positive; the `InvalidInput` names the option."""
+        """Reject watch, reap and upkeep intervals that are not positive."""
         for name in ("watch_seconds", "reap_seconds", "upkeep_seconds"):
             if (seconds := getattr(self, name)) is not None and not seconds > 0:
                 raise InvalidInput(f"{name} of RunServiceOptions is a number above 0.")

@@ -102,7 +102,7 @@ def translated() -> Iterator[None]:
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: ConnectionPoolEntry) -> None:
-    """Set the transaction mode, the timeout and the foreign keys as dbos does, and some further options.
+    """Set the options of a connection as dbos does, and some further options.
 
     With `synchronous = NORMAL` a power cut can lose the last commits; a crash of the process loses none. The rows of
     runs and turns are in the main database file, whose durability is set separately.
@@ -119,7 +119,7 @@ def _prepare_sqlite(connection: sqlite3.Connection, _record: ConnectionPoolEntry
 
 
 def _switch_to_wal(connection: sqlite3.Connection) -> None:
-    """Turn WAL mode on; retry for 30 s, because SQLite ignores the busy timeout here if processes start together."""
+    """Turn WAL mode on, with retries, because SQLite ignores the busy timeout here."""
     deadline = time.monotonic() + _BUSY_MILLISECONDS / 1000
     while True:
         try:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _PAUSE_SECONDS = 0.5
 _POLL_SECONDS = 2.0
-"""Seconds between two checks of dbos's records of runs. If there are some, dbos is launched, otherwise stopped."""
+"""Seconds between two checks whether dbos has records of runs and must be launched."""
 
 
 class DbosEngine:
@@ -120,7 +120,7 @@ class DbosEngine:
         return self._lease
 
     async def _call[T](self, call: Callable[[RunQueue], Awaitable[T]]) -> T:
-        """Await `call(queue)`; launch dbos first if necessary. The watcher does not stop the queue during the call."""
+        """Await `call(queue)` on a launched dbos, which the watcher does not stop meanwhile."""
         self._calls += 1
         try:
             return await call(await self._launched())
@@ -191,12 +191,12 @@ class DbosEngine:
         return "left" if self._closed else await self._runs.execute(run_id)
 
     def _ended(self, task: asyncio.Task[Ending]) -> None:
-        """Forget the run of a finished task. If the engine stopped the run, keep it, so that `close` can enqueue it."""
+        """Forget the run of a finished task, unless `close` must enqueue it again."""
         if task.cancelled() or task.exception() is not None or task.result() != "left":
             self._started.pop(task, None)
 
     async def _enqueue_stopped(self) -> None:
-        """Enqueue the runs that were stopped in this process, so that other processes resume them."""
+        """Enqueue the runs that were stopped here, so that other processes resume them."""
         left = [run_id for task, run_id in self._started.items() if task.done()]
         self._started.clear()
         if not left or self._lease is None:
@@ -236,7 +236,7 @@ class DbosEngine:
                 return
 
     def _threadsafe[*A](self, callback: Callable[[*A], None]) -> Callable[[*A], None]:
-        """Return a function for other threads that runs a callback in the event loop, unless the loop is closed."""
+        """Return a function that runs a callback in the event loop from other threads."""
 
         def call(*arguments: *A) -> None:
             with contextlib.suppress(RuntimeError):

@@ -26,7 +26,7 @@ from threadkeep.store.address import DatabaseAddress
 
 
 def number_of(attempt_id: str) -> int:
-    """Return the number in an attempt's id, `<run id>/<number>`. It is independent of the `attempts` of the run."""
+    """Return the number in an attempt's id, `<run id>/<number>`."""
     return int(attempt_id.rpartition("/")[2])
 
 
@@ -51,7 +51,7 @@ _PAGE = 500
 # dbos receives connections, but also requires a database address, which it never uses.
 _UNUSED_ADDRESS = {"sqlite": "sqlite:///unused", "postgresql": "postgresql://unused@unused/unused"}
 
-# The function that the launched dbos calls for each attempt. A process has at most one dbos, so at most one function.
+# The function that dbos calls for each attempt. A process has at most one dbos.
 _handlers: list[Callable[[str], Awaitable[None]]] = []
 _taken = threading.Lock()
 _nowhere = logging.NullHandler()
@@ -222,10 +222,7 @@ class RunQueue:
             raise asyncio.CancelledError
 
     def _enqueue(self, run_id: str, alone: bool) -> None:
-        """Enqueue an attempt at a run unless one is enqueued already; an `alone` attempt replaces the enqueued one.
-
-        An `alone` attempt goes to the queue of runs that may crash their process, which executes one run at a time.
-        """
+        """Enqueue an attempt at a run; an `alone` attempt replaces one that is already enqueued."""
         number = 1
         while True:
             with contextlib.suppress(dbos_error.DBOSWorkflowIDInUseError):
@@ -268,10 +265,7 @@ class RunQueue:
 
 
 def _remove_finished(before: str) -> None:
-    """Remove up to 500 attempts that ended before a time; keep all attempts of runs with an unfinished attempt.
-
-    After all attempts at a run are removed, its next attempt has the number 1 again.
-    """
+    """Remove attempts that ended before a time, unless their run has an unfinished attempt."""
     found = DBOS.list_workflows(
         status=list(_OVER), completed_before=before, limit=_PAGE, load_input=False, load_output=False
     )
@@ -301,7 +295,7 @@ async def _end_tasks() -> None:
 
 
 async def _all_done(tasks: Set[asyncio.Task[None]]) -> bool:
-    """Wait up to 5 s until the outcomes of ended attempts are recorded; return False if some attempts continue."""
+    """Wait shortly until the outcomes of ended attempts are recorded; return False if some continue."""
     if not tasks:
         return True
     _, pending = await asyncio.wait(set(tasks), timeout=STOP_SECONDS)

@@ -168,7 +168,7 @@ class RunTasks:
         return run_id in self._tasks and self._stops.get(run_id) != "lost"
 
     async def stop_all(self, stop: Stop, *, after_seconds: float) -> bool:
-        """Wait `after_seconds` for the tasks, cancel the rest, wait up to 5 s; return True if all tasks have ended."""
+        """Wait `after_seconds` for the tasks, then cancel the rest; return whether all have ended."""
         if self._tasks and after_seconds > 0:
             await asyncio.wait(self._tasks.values(), timeout=after_seconds)
         for run_id, task in self._tasks.items():
@@ -201,7 +201,7 @@ class LocalEngine:
         self._take(self._runs.execute(run_id))
 
     async def enqueue(self, run_id: str, *, alone: bool = False) -> None:
-        """Execute a run as soon as fewer than `concurrency` enqueued runs are active; `alone` has no effect."""
+        """Execute a run as soon as fewer than `concurrency` enqueued runs are active."""
         self._take(self._queued(run_id))
 
     async def dead(self, names: Set[str]) -> Set[str]:
@@ -221,7 +221,7 @@ class LocalEngine:
         return self._runs.has(run_id)
 
     async def close(self, seconds: float) -> None:
-        """Wait up to `seconds` for the runs, then cancel the remaining runs and wait up to 10 s for their end."""
+        """Wait up to `seconds` for the runs, then cancel the rest."""
         self._closed = True
         await self._runs.stop_all("closing", after_seconds=seconds)
         for task in list(self._tasks):

@@ -162,7 +162,7 @@ class Heartbeats:
 
 
 def _now() -> float:
-    """Return monotonic seconds; if the system has a suitable clock, they include the time that the machine slept."""
+    """Return monotonic seconds, if possible including the time that the machine slept."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     return time.clock_gettime(clock)
 
@@ -191,8 +191,7 @@ class Lease:
         self._lost = lost
         self._troubled = troubled
         self._path = address.path
-        # A separate pool, so that heartbeats never wait for dbos. The short query for dbos's records uses this pool
-        # too. Autocommit saves two round trips for each statement. Only `Heartbeats.enter` needs a transaction.
+        # A separate pool, so that heartbeats never wait for dbos. Autocommit saves two round trips for each statement.
         self._pool = self._connections.pool(1).execution_options(isolation_level="AUTOCOMMIT")
         self._table = _RECORDS if address.path is not None else f"{SCHEMA}.{_RECORDS}"
         self._is_made = False
