@@ -1,7 +1,7 @@
-"""The long connection of a WeCom AI bot: a WebSocket for messages and answers that needs no public address.
+"""The long connection of a WeCom AI bot: a WebSocket that needs no public address.
 
-A frame is `{"cmd", "headers": {"req_id"}, "body"}`. WeCom acknowledges each frame of the bot by its `req_id`. It does
-not repeat messages.
+A frame is `{"cmd", "headers": {"req_id"}, "body"}`. WeCom acknowledges each frame by its `req_id`, and never repeats
+messages.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ _GROW_SECONDS = 0.5
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 _CALLBACKS = ("aibot_msg_callback", "aibot_event_callback")
-# Turn DEBUG off, because the library would log whole frames, including the secret and the text of messages.
+# Turn DEBUG off, because the library would log whole frames, with the secret and people's messages.
 _QUIET = logging.getLogger(f"{__name__}.frames")
 _QUIET.setLevel(logging.WARNING)
 
 
 @dataclass(eq=False)
 class _Stream:
-    """The streamed answer to a message that arrived over this connection. Its frames are sent one after another."""
+    """The streamed answer to one message."""
 
     req_id: str
     ends_at: float
@@ -82,8 +82,8 @@ class _Stream:
 class AIBotConnection:
     """The connection of an AI bot, and the client that sends its answers.
 
-    Only one process at a time is connected; if it dies, another process connects. An answer is streamed until the
-    connection is lost or the stream's time limit is reached. After that, it is sent as a separate message.
+    Only one process at a time is connected. Answers are streamed until the connection or the stream's time ends; after
+    that, they are sent as separate messages.
     """
 
     def __init__(self, memory: Memory, channel: WeComAIBotChannel, *, secret: str, address: str = ADDRESS) -> None:
@@ -99,7 +99,7 @@ class AIBotConnection:
         self._acks: dict[str, asyncio.Future[Mapping[str, Json]]] = {}
         self._streams: dict[str, _Stream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        # One lock per session, so that its messages are taken in order also if the database rejects some for a while.
+        # One lock per session keeps its messages in order, even if the database rejects some for a while.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def __repr__(self) -> str:
@@ -112,7 +112,7 @@ class AIBotConnection:
         return self._subscribed
 
     async def send(self, address: Address, part: Part) -> Outcome:
-        """End the stream of a message with a part. Without a stream, or if WeCom rejects it, send a new message."""
+        """End the stream of a message with its answer, or else send the answer as a new message."""
         stream = self._streams.pop(text_in(address, "req_id"), None)
         if stream is not None:
             async with stream.lock:
@@ -127,7 +127,7 @@ class AIBotConnection:
         """Do nothing: the stream shows that the bot is working."""
 
     async def account(self) -> Account | str:
-        """Return no data, because a request needs a second connection, which would end the first one."""
+        """Return no data, because asking would need a second connection, which ends the first one."""
         return {}
 
     async def keep_connected(self, intake: Intake, bot: Bot) -> None:
@@ -153,10 +153,7 @@ class AIBotConnection:
             await asyncio.shield(self._release())
 
     async def _connect(self, intake: Intake, bot: Bot) -> str | None:
-        """Connect and process messages until an error ends the connection; return the name of the error.
-
-        If another process is connected, wait some seconds and return None.
-        """
+        """Connect and process messages until an error ends the connection; return the name of the error."""
         if not await self._claim():
             await asyncio.sleep(_LOOK_SECONDS)
             return None
@@ -209,7 +206,7 @@ class AIBotConnection:
             await self._take(intake, bot, req_id, body)
 
     async def _take(self, intake: Intake, bot: Bot, req_id: str, body: Mapping[str, Json]) -> None:
-        """Take a message or an event; retry until the database accepts it, because WeCom does not repeat it."""
+        """Take a message or an event; keep trying, because WeCom does not repeat it."""
         update, message = self._addressed(self._channel.read(body), req_id, body)
         stream = None
         if message is not None:
@@ -227,7 +224,7 @@ class AIBotConnection:
     def _addressed(
         self, update: Update, req_id: str, body: Mapping[str, Json]
     ) -> tuple[Update, IncomingMessage | None]:
-        """Return an update, with the connection as the address of its answer, and its message (None if it has none)."""
+        """Add the address of the answer to an update, and return the update with its message."""
         message = update.message if isinstance(update, Ignored) else update
         if not isinstance(message, IncomingMessage):
             return update, None
@@ -236,12 +233,12 @@ class AIBotConnection:
         return (replace(update, message=message) if isinstance(update, Ignored) else message), message
 
     async def _grow(self, stream: _Stream, bot: Bot, message: IncomingMessage) -> None:
-        """Stream the text of an answer until the answer is sent or the stream's time limit is reached."""
+        """Stream the text of an answer as it grows."""
         shown = None
         while self._streams.get(stream.req_id) is stream:
             found = await self._memory.channels.outbox.find(bot.name, message.session_id or "", message.message_id)
-            # If there is no entry, the message gets no answer. If the entry is of another request, the message was
-            # repeated, and its answer is in the stream of that request.
+            # Without an entry, the message gets no answer. With another request's entry, it was repeated, and the
+            # answer is in the stream of that request.
             if found is None or text_in(found.address, "req_id") not in ("", stream.req_id):
                 self._streams.pop(stream.req_id, None)
                 return
@@ -260,7 +257,7 @@ class AIBotConnection:
             await asyncio.sleep(_GROW_SECONDS)
 
     def _text(self, stream: _Stream, bot: Bot, found: Outgoing) -> tuple[str | None, bool]:
-        """Return the text to show in a stream (None if the shown text stays), and whether it ends the stream."""
+        """Return the text to show in a stream, and whether it ends the stream."""
         if found.status not in ("waiting", "ready"):
             return NOTHING, True  # for example, a later message's answer is also the answer to this one
         if asyncio.get_running_loop().time() >= stream.ends_at:
@@ -271,7 +268,7 @@ class AIBotConnection:
         return parts[0] if parts else NOTHING, False
 
     async def _ask(self, cmd: str, body: Mapping[str, Json] | None, req_id: str | None = None) -> WeComAnswer:
-        """Send a frame and wait for its acknowledgement; return failures of the connection instead of raising them."""
+        """Send a frame and wait for its acknowledgement."""
         req_id = req_id or f"{cmd}_{uuid7().hex}"
         frame: dict[str, object] = {"cmd": cmd, "headers": {"req_id": req_id}}
         if self._socket is None:
@@ -289,7 +286,7 @@ class AIBotConnection:
         return WeComAnswer(code, answer, error="" if code is not None else "Disconnected", uncertain=code is None)
 
     def _end_streams(self) -> None:
-        """Drop the streams of an ended connection, and wake the calls that wait for an acknowledgement."""
+        """Drop all streams, and wake the calls that wait for an acknowledgement."""
         self._streams.clear()
         for waiting in self._acks.values():
             if not waiting.done():

@@ -1,4 +1,4 @@
-"""WeCom customer service: a callback announces messages of a desk (a service account); one process fetches them."""
+"""WeCom customer service: a callback announces messages of a desk (a service account), which are then fetched."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ _LONGEST_PAUSE_SECONDS = 30.0
 _TOKEN_SECONDS = 540
 _UNKNOWN_AGE = timedelta(minutes=10)
 _START_TIME = timedelta(hours=1)
-"""The time after a start in which known desks are fetched. It is limited, because a deleted desk always fails."""
+"""The time after a start in which known desks are fetched; limited, because a deleted desk always fails."""
 _NOTICE_PREFIX = "notice:"
 _CURSOR_PREFIX = "cursor:"
 _FAILURES: Mapping[int | None, str] = {4: "ReplyTimeOver", 5: "SessionState", 6: "ReplyLimit", 10: "Forbidden"}
-"""The errors by WeCom's `fail_type`: too late (48 hours), session closed, too many messages (five), rejected."""
+"""Errors by WeCom's `fail_type`: too late (48 hours), session closed, more than five messages, rejected."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class WeComServiceOptions(WeComOptions):
 
 @dataclass(frozen=True)
 class SyncPage:
-    """A page of a desk's messages: its updates, ordered by time, and the cursor of the next page.
+    """A page of a desk's messages, and the cursor of the next page.
 
     Store the updates first and then the cursor, so that a crash loses no update. A page before the last can be empty.
     """
@@ -86,7 +86,7 @@ class SyncPage:
 
 
 class WeComServiceChannel(WeComXmlChannel[WeComServiceOptions]):
-    """The desks of a customer service. The update of a callback names the desk that has new messages."""
+    """The desks of a customer service. Its callbacks only name the desk that has new messages."""
 
     kind: Literal["wecom_cs"] = "wecom_cs"
 
@@ -162,9 +162,8 @@ class WeComServiceChannel(WeComXmlChannel[WeComServiceOptions]):
 class DeskFetching:
     """A worker that fetches the messages of one bot's desks.
 
-    A callback announces that a desk has messages. This notice is stored before the callback is answered, and deleted
-    when all messages of the desk have been fetched. The cursor of a desk is stored after the messages of a page are
-    stored. A message that arrives twice is processed once.
+    A notice is stored before its callback is answered, and deleted when all messages of the desk have been fetched. The
+    cursor is stored after the messages of its page. A message that arrives twice is processed once.
     """
 
     def __init__(
@@ -192,7 +191,7 @@ class DeskFetching:
         self._noticed.set()
 
     async def _notice_known_desks(self) -> None:
-        """Store a notice, valid for an hour, for each known desk: WeCom's notices are lost while no process runs."""
+        """Store a notice for each known desk, because WeCom's notices are lost while no process runs."""
         scope, now = self._channel.scope, self._memory.clock()
         value = json.dumps({"token": "", "at": now.isoformat()})
         for name in await self._state.values_of(scope, _CURSOR_PREFIX):
@@ -225,7 +224,7 @@ class DeskFetching:
             self._noticed.clear()
 
     async def fetch(self, desk: str, notice: str) -> str | None:
-        """Take all new messages of a desk, unless another process does. After a failure, return the error's name."""
+        """Take all new messages of a desk, unless another process does. Return the error's name after a failure."""
         duty = f"fetch:{self._channel.scope}:{desk}"
         if not await self._duties.claim(duty, self._owner, seconds=_CLAIM_SECONDS, every_seconds=0.0):
             return None
@@ -245,7 +244,7 @@ class DeskFetching:
         cursor = await self._state.value(scope, position)
         if cursor is None:
             await self._state.keep_first(scope, beginning, self._memory.clock().isoformat())
-        # The first fetch may be interrupted, so keep the time at which it began until all its pages are read.
+        # Keep the time at which the first fetch began until all its pages are read, because it may be interrupted.
         began = await self._state.value(scope, beginning)
         while True:
             answer = await self._client.page(desk, cursor=cursor, token=token)
@@ -268,7 +267,7 @@ class DeskFetching:
                 return "LostDuty"
 
     def _token_in(self, notice: str) -> str | None:
-        """Return the token of a notice, or None if the token has expired. Without a token, WeCom allows fewer calls."""
+        """Return the token of a notice unless it has expired. Without a token, WeCom allows fewer calls."""
         fields = object_in(read_json(notice))
         at = time_of(text_in(fields, "at"))
         is_valid = self._memory.clock() - at < timedelta(seconds=_TOKEN_SECONDS)
@@ -291,11 +290,7 @@ def _event(event: Mapping[str, Json], session_id: str | None, customer: str) -> 
 
 
 def _begun_recently(updates: Iterable[Update], began: datetime) -> list[Update]:
-    """Return the updates of a desk's first fetch, in which WeCom sends up to three days of history.
-
-    Messages that were sent more than 10 minutes before `began` are marked: they are stored, but not answered. Old
-    messages without text, such as pictures, are left out.
-    """
+    """Mark old messages of a desk's first fetch, so that they are stored but not answered."""
     since = began - _UNKNOWN_AGE
     found: list[Update] = []
     for update in updates:

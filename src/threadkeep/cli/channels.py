@@ -228,7 +228,7 @@ async def drop_answer(
 
 
 def _row(bot: AnyBot, counts: Mapping[tuple[str, OutboxStatus], int], *fields: str) -> dict[str, object]:
-    """Return the named fields of a bot's settings, and how many of its answers are waiting, ready or failed."""
+    """Return fields of a bot's settings, with the number of its answers in each state."""
     described = {name: getattr(bot, name) for name in ("name", "kind", *fields)}
     return {**described, **_answer_counts(bot.name, counts)}
 
@@ -239,7 +239,7 @@ def _answer_counts(name: str, counts: Mapping[tuple[str, OutboxStatus], int]) ->
 
 
 def _list_bots(rows: Sequence[Mapping[str, object]]) -> None:
-    """Print a table with a column for each field of the rows. All rows have the same fields."""
+    """Print rows with the same fields as a table."""
     cells: list[dict[str, str]] = [{name.replace("_", " "): shown(row[name], "-") for name in row} for row in rows]
     columns = {name: itemgetter(name) for name in (cells[0] if cells else ())}
     terminal.listing({"channels": rows}, cells, columns, nothing=_NO_BOTS, right=_OPEN)
@@ -273,7 +273,7 @@ async def _client(bot: AnyBot) -> AsyncIterator[ChannelClient]:
 
 
 def _hint(bot: AnyBot, account: Mapping[str, object]) -> str | None:
-    """Return advice if a Telegram bot polls but has a webhook, or needs a webhook but has none; otherwise None."""
+    """Return advice if a Telegram bot and its webhook do not fit together."""
     if bot.kind != "telegram" or (bot.receive == "polling") != bool(account.get("url")):
         return None
     command = f"threadkeep channels webhook {bot.name}"
@@ -312,7 +312,7 @@ def _refusal(error: str) -> str:
 
 
 def _fields(given: Sequence[str] | None) -> dict[str, Json]:
-    """Return the fields of `--set`. Parse lists, objects, booleans and, for the fields in `_NUMBERS`, integers."""
+    """Parse the fields of `--set`."""
     import yaml
 
     found: dict[str, Json] = {}

@@ -83,7 +83,7 @@ async def chat(
 
 @dataclass
 class _Statistics:
-    """The statistics of a chat. `seconds` has the duration of each turn; `last` is the context of the last turn."""
+    """The statistics of a chat."""
 
     turns: int = 0
     failed: int = 0
@@ -109,7 +109,7 @@ class Notices:
         self._sentences: list[str] = []
 
     def notify(self, event: Event, /) -> None:
-        """Record a notice for a failed read, for a turn kept on disk, and for kept turns moved to the database."""
+        """Record a notice about a failed read, or about turns that are kept on disk."""
         if isinstance(event, ReadFailed) and event.outcome == "fallback":
             self._sentences.append("The memory could not be read: the answer does not use earlier messages.")
         elif isinstance(event, WriteDeferred):
@@ -124,7 +124,7 @@ class Notices:
 
 
 class Conversation:
-    """The loop of one chat session; it reads lines from a user or a pipe, and shows the answers."""
+    """The loop of one chat session: it reads lines and shows the answers."""
 
     def __init__(
         self, chat: Chat, memory: Memory, choice: CallChoice, *, preview: PreviewOptions, notices: Notices
@@ -143,9 +143,8 @@ class Conversation:
     async def run(self, lines: AsyncIterator[str], *, keep_on: bool) -> bool:
         """Answer the lines one after another. `keep_on` is true if a person enters the lines at a prompt.
 
-        Ctrl-C stops the current answer; if no answer is running or `keep_on` is false, Ctrl-C ends the chat. SIGTERM
-        and SIGHUP always end the chat. If an answer is stopped, the part that was already shown is stored. If `keep_on`
-        is false and a turn failed or was stopped, return False; otherwise return True.
+        Ctrl-C stops the current answer; if no answer is running or `keep_on` is false, it ends the chat. The shown part
+        of a stopped answer is stored. Return False if `keep_on` is false and a turn failed or was stopped.
         """
         with self._signal_handlers():
             async for line in lines:
@@ -273,7 +272,7 @@ class Conversation:
 async def prompted_lines() -> AsyncIterator[str]:
     """Yield the lines that a user enters at a prompt, until Ctrl-C or Ctrl-D.
 
-    The history of the prompt is stored in the user's state folder; only this user can read it.
+    Only the user can read the stored history of the prompt.
     """
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
@@ -288,12 +287,12 @@ async def prompted_lines() -> AsyncIterator[str]:
     )
     with suppress(EOFError, KeyboardInterrupt):
         while True:
-            # Do not handle SIGINT here: Ctrl-C arrives as a key press, and the chat handles signals of other processes.
+            # Do not handle SIGINT here: Ctrl-C arrives as a key press, and the chat handles the signals.
             yield await prompt.prompt_async(handle_sigint=False)
 
 
 async def piped_lines() -> AsyncIterator[str]:
-    """Yield the lines of a pipe or a file. A daemon thread reads them, because a pipe may stay open and silent."""
+    """Yield the lines of a pipe. A daemon thread reads them, because a pipe may stay open and silent."""
     lines: asyncio.Queue[str | None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 
@@ -313,7 +312,7 @@ async def piped_lines() -> AsyncIterator[str]:
 
 
 def _history() -> History:
-    """Return the history of earlier chats; if its file cannot be written, return a history in memory."""
+    """Return the history of earlier chats, or one in memory if its file cannot be written."""
     from platformdirs import user_state_path
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 

@@ -21,8 +21,7 @@ from threadkeep.version import __version__
 
 _CTRL_C = 130
 
-# The module and the function of each command. They are imported on demand, because importing all of them takes
-# longer than most commands run.
+# The function of each command, imported on demand: importing all takes longer than most commands run.
 _COMMANDS: Mapping[str, str] = {
     "serve": "serve.serve_http",
     "worker": "serve.work",
@@ -36,7 +35,7 @@ _COMMANDS: Mapping[str, str] = {
     "bench": "serve.bench",
     "mcp": "serve.serve_mcp",
 }
-# For each command group (noun), its module and the typer application that contains its commands (verbs).
+# The typer application of each command group (noun), which contains its commands (verbs).
 _NOUNS: Mapping[str, str] = {
     "sessions": "sessions.commands",
     "import": "imports.commands",
@@ -51,7 +50,7 @@ _NOUNS: Mapping[str, str] = {
     "keys": "serve.keys_commands",
     "channels": "channels.commands",
 }
-# For each command group, the commands whose functions are not in the module of the group.
+# Commands of groups whose functions are in another module.
 _VERBS: Mapping[str, Mapping[str, str]] = {
     "sessions": {
         "export": "imports.export_sessions",
@@ -65,7 +64,7 @@ _VERBS: Mapping[str, Mapping[str, str]] = {
 
 @lru_cache(maxsize=64)
 def commands(noun: str | None = None, verb: str | None = None) -> TyperGroup:
-    """Return all commands. If `noun` is given, return only this command or group, and of it only `verb` if given."""
+    """Return the application with all commands, or only with the named group or command."""
     application = typer.Typer(
         name="threadkeep",
         help="The memory of LangGraph agents: serve it, chat with it, inspect it.",
@@ -86,7 +85,7 @@ def commands(noun: str | None = None, verb: str | None = None) -> TyperGroup:
 
 
 def _verbs_of(noun: str, verb: str | None) -> typer.Typer:
-    """Return the command group `noun`. If it has a command `verb`, the returned group has only this command."""
+    """Return a command group, if possible with only the command `verb`."""
     group = copy(_attribute(_NOUNS[noun]))
     assert isinstance(group, typer.Typer)  # noqa: S101 - for the type checker
     own = [command for command in group.registered_commands if command.name == verb]
@@ -112,7 +111,7 @@ def _attribute(path: str) -> Any:
 
 
 def _commands_for(arguments: Sequence[str]) -> TyperGroup:
-    """Return the command that the arguments name, or all commands if the first argument names no command."""
+    """Return the command that the arguments name, or all commands."""
     noun, verb = (*arguments, "", "")[:2]
     return commands(noun, verb) if noun in _COMMANDS or noun in _NOUNS or noun == "--version" else commands()
 
@@ -132,7 +131,7 @@ def _root(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code; show an error on stderr, as a sentence or as a JSON object."""
+    """Run one command and return its exit code. An error is shown on stderr."""
     # Run in a copy of the context: options set context variables, which must not outlive the command.
     context_of_command = copy_context()
     context_of_command.run(command_line.set, arguments)

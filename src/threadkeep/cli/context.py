@@ -73,7 +73,7 @@ async def show_context(
 
 
 def preview_options(settings: Settings) -> PreviewOptions:
-    """Return the configured chat's parameters that are needed to preview its next model call."""
+    """Return the configured chat's parameters for the preview of its next model call."""
     from threadkeep.agent.context_view import PreviewOptions
     from threadkeep.app import chat_options
 
@@ -92,10 +92,9 @@ def model_of(settings: Settings) -> BaseChatModel | None:
 
 
 async def show_now(memory: Memory, choice: CallChoice, parameters: PreviewOptions, *, only_next: bool = False) -> None:
-    """Show the session's last model call, and a summary of the built-in chat's next call.
+    """Show the session's last model call, and a preview of the built-in chat's next call.
 
-    If there is no last call or `only_next` is true, show only the next call, in full. In a conversation that an agent
-    stores itself, the built-in chat makes no calls. There, show only the last call, and reject `only_next`.
+    In a conversation that an agent stores itself, the built-in chat makes no calls, so there is no preview.
     """
     from threadkeep.agent.context_view import preview, recorded_view
     from threadkeep.cli.context_output import show_next, show_whole_next
@@ -162,7 +161,7 @@ class CallNotFound(NotDone):
 
 @dataclass(frozen=True)
 class CallChoice:
-    """The recorded model calls that a command chooses from: those of a session, of a run, or of a run in a session."""
+    """The recorded model calls of a session, a run, or both, from which a command chooses."""
 
     session_id: str | None = None
     run_id: str | None = None
@@ -170,10 +169,10 @@ class CallChoice:
     retention_days: float = 0
 
     async def find(self, memory: Memory, number: int | None) -> StoredManifest:
-        """Return the call with this number, or the newest call if `number` is None.
+        """Return the call with this number, by default the newest one.
 
-        The calls of a run are counted from its first call, the calls of a session from its newest call. If the call is
-        not recorded, raise `CallNotFound`; its text says which numbers exist.
+        Calls of a run are counted from its first call, calls of a session from its newest call. If the call is not
+        recorded, raise `CallNotFound`.
         """
         if self.run_id is None:
             return await self._of_session(memory, number or 1)
@@ -190,7 +189,7 @@ class CallChoice:
         return next(iter(await self._newest(memory, 1)), None)
 
     async def before(self, memory: Memory, call: StoredManifest) -> StoredManifest:
-        """Return the last call before `call` in the chosen session or, without one, in the session or run of `call`."""
+        """Return the last call before `call` in the same session or run."""
         from threadkeep.agent.context_view import call_before
 
         if self.session_id is not None:
@@ -227,6 +226,6 @@ class CallChoice:
 
 
 def _key_of(call: StoredManifest) -> object:
-    """Return the conversation's key if the call belongs to a conversation that an agent stores itself, else None."""
+    """Return the key of the conversation, if an agent stores it itself."""
     conversation = call.manifest.get("conversation")
     return conversation.get("key") if isinstance(conversation, dict) else None

@@ -1,4 +1,4 @@
-"""Output of contexts: a bar for each section of the budget, included and excluded messages, and differences."""
+"""Output of contexts: the sections of the budget, included and excluded messages, and differences."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SUMMARY_TAGS = re.compile(r"</?summary\b[^>]*> ?")
 
 
 def show_view(view: ContextView, factor: TokenFactor | None = None) -> None:
-    """Show the whole context. `factor` is the correction that was learned for estimates of the model's tokens."""
+    """Show the whole context. `factor` is the learned correction of token estimates."""
     _show_bars(view)
     for label, fact in _facts(view.manifest, factor):
         terminal.labelled(f"{label:<{_LABEL}}", fact)
@@ -51,7 +51,7 @@ def show_view(view: ContextView, factor: TokenFactor | None = None) -> None:
 
 
 def show_excluded(manifest: ContextManifest) -> None:
-    """Show a line for each range of excluded messages: first stored messages, then messages of the current run."""
+    """Show a line for each range of excluded messages."""
     for gap in join_ranges(manifest.excluded):
         terminal.labelled(
             "out: ",
@@ -63,7 +63,7 @@ def show_excluded(manifest: ContextManifest) -> None:
 
 
 def show_next(view: ContextView) -> None:
-    """Show in a few lines what the next model call would contain besides its input, which is not known yet."""
+    """Summarise the next model call without its input, which is not known yet."""
     seqs = [message.entry.seq for message in view.messages if message.entry.seq is not None]
     terminal.say()
     seen = f"messages {seqs[0]} to {seqs[-1]}" if seqs else "no message of the session"
@@ -91,10 +91,9 @@ def show_title(manifest: ContextManifest, label: str = "") -> None:
 
 
 def show_rows(groups: Iterable[tuple[str, str, Sequence[Row]]], *, marked: bool = False) -> None:
-    """Print groups of rows. A group consists of a mark for its rows, an optional heading, and the rows.
+    """Print groups of rows, each with a mark and an optional heading, in columns.
 
-    The columns are aligned across all groups, and each row is cut to the width of the terminal. `marked` adds a column
-    for the marks.
+    Rows are cut to the width of the terminal. `marked` adds a column for the marks.
     """
     filled = [(mark, heading, rows) for mark, heading, rows in groups if rows]
     every = [_COLUMNS, *(row for _, _, rows in filled for row in rows)]
@@ -118,7 +117,7 @@ def row_of(message: SeenMessage, manifest: ContextManifest) -> Row:
 
 
 def ranges(seqs: Iterable[int], *, joined: bool = False) -> str:
-    """Return `seq` numbers as ranges, such as 1–4, 17. If `joined` is true, ignore the gaps and return one range."""
+    """Return `seq` numbers as ranges, such as 1–4, 17; with `joined`, as one range."""
     found: list[list[int]] = []
     for seq in sorted(seqs):
         if found and (joined or seq <= found[-1][1] + 1):
@@ -151,14 +150,14 @@ def _show_row(row: Row, widths: Sequence[int], mark: str, *, style: str = "") ->
 
 
 def _location(manifest: ContextManifest) -> str:
-    """Return the name of a model call's session or, if an agent stores the conversation itself, of the conversation."""
+    """Return the name of a model call's session or conversation."""
     if manifest.conversation is not None:
         return f"{manifest.conversation.key} of {'.'.join(manifest.conversation.namespace)}"
     return manifest.session_id or "no session"
 
 
 def _facts(manifest: ContextManifest, factor: TokenFactor | None) -> Iterator[tuple[str, str]]:
-    """Yield labels and values of a recorded model call, such as the model, the provider's counts and the window."""
+    """Yield the labels and values that describe a recorded model call."""
     learned = ""
     if factor is not None and factor.samples:
         learned = f"; learned by now: {factor.label} from {counted(factor.samples, 'call')}"
@@ -196,7 +195,7 @@ def _range_of_run(one: LeftOut) -> str:
 
 
 def _content(entry: Entry, manifest: ContextManifest) -> str:
-    """Describe the messages, facts or passages that a message quotes or replaces; if there are none, return ""."""
+    """Describe the messages, facts or passages that a message quotes or replaces."""
     if entry.turns:
         home = manifest.session_id or ""
         quoted = _by_session((home, None), *((turn.session_id, turn.seq) for turn in entry.turns))
@@ -211,7 +210,7 @@ def _content(entry: Entry, manifest: ContextManifest) -> str:
 
 
 def _origins(entry: Entry) -> Iterator[str]:
-    """Yield a phrase for each scope of the facts: the number of its facts, and the messages that are their evidence."""
+    """Yield a phrase about the facts of each scope, with the messages that are their evidence."""
     for scope in dict.fromkeys(fact.scope for fact in entry.facts):
         facts = [fact for fact in entry.facts if fact.scope == scope]
         cited = _by_session(*((turn.session_id, turn.seq) for fact in facts for turn in fact.evidence))
@@ -220,7 +219,7 @@ def _origins(entry: Entry) -> Iterator[str]:
 
 
 def _by_session(*messages: tuple[str, int | None]) -> dict[str, list[int]]:
-    """Return the `seq` numbers of messages by session; the sessions are in the order of their first message."""
+    """Return the `seq` numbers of messages by session."""
     found: dict[str, list[int]] = {}
     for session_id, seq in messages:
         found.setdefault(session_id, []).extend([] if seq is None else [seq])
@@ -234,7 +233,7 @@ def _of_sessions(seqs: Mapping[str, Sequence[int]], home: str | None) -> Iterato
 
 
 def show_difference(difference: Difference) -> None:
-    """Show how much two model calls have in common, then the added and the removed messages."""
+    """Show the differences between two model calls."""
     before, after = difference.before.manifest, difference.after.manifest
     show_title(before, "from  ")
     show_title(after, "to    ")

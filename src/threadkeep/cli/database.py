@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from threadkeep.store.driver import Driver
 
 _SLICE_SECONDS = 0.25
-# Filling the index ends after this many passes in a row without progress: other processes may hold locks for long.
+# Stop after this many passes without progress, because other processes may hold locks for long.
 _MOST_IDLE_PASSES = 20
 
 _LOCKED = (
@@ -40,10 +40,10 @@ pending_commands = verbs("Turns that are not written to a database yet.")
 
 @dataclass(frozen=True)
 class _Schema:
-    """The result of the command. `before` is the schema's version at the start; `applied` has the newly applied ones.
+    """The result of the command.
 
-    `known` has all versions. `indexed` is the number of messages that the command added to the search index; `left` is
-    the number of messages that the index still lacks, or None if the command did not fill the index.
+    `before` is the schema at the start, `known` has all versions, and `applied` the new ones. `indexed` is the number
+    of messages added to the search index. `left` is the number still missing, or None if the index was not filled.
     """
 
     database: str
@@ -65,10 +65,7 @@ class _Schema:
 
     @property
     def unindexed(self) -> int | None:
-        """Return the number of messages that the search index lacks, or None if the schema is too old to count them.
-
-        If the command has filled the index, the messages that arrived after that are not counted.
-        """
+        """The number of messages that the search index lacks, if the schema is new enough to count them."""
         if self.left is not None:
             return self.left
         return self.condition.unindexed if self.condition and self.condition.schema == self.newest else None
@@ -107,7 +104,7 @@ async def _migrate(*, apply: bool, fill: bool) -> _Schema:
     known = tuple(version for version, _ in known_migrations(address.backend))
     if not apply and address.path is not None and not address.path.exists():
         return _Schema(str(address), 0, known)
-    # Use NORMAL, which is faster. If a power failure loses commits, the repeated command redoes their work.
+    # Use NORMAL, which is faster. If a power failure loses commits, the next call repeats their work.
     options = replace_fields(settings.store_options(), synchronous="NORMAL")
     async with open_database(address, options) as driver:
         found = await schema_version(driver)
@@ -120,7 +117,7 @@ async def _migrate(*, apply: bool, fill: bool) -> _Schema:
 
 
 async def _apply(driver: Driver, found: int, partitions: int | None) -> list[int]:
-    """Apply the missing migrations and return their versions. Unless the database is new, show the progress."""
+    """Apply the missing migrations and return their versions."""
     from threadkeep.store.migrations import migrate
 
     reached = -1
@@ -138,10 +135,9 @@ async def _apply(driver: Driver, found: int, partitions: int | None) -> list[int
 
 
 async def _fill_index(driver: Driver) -> tuple[int, int]:
-    """Add missing messages to the search index; return how many were added, and how many are still missing.
+    """Add missing messages to the search index; return how many were added and how many are left.
 
-    Other processes may fill the index at the same time; sessions that they lock for long are skipped. After an
-    interruption, the next call continues. Messages that arrive when the index is complete are not counted as missing.
+    Sessions that other processes lock for long are skipped. After an interruption, the next call continues.
     """
     from threadkeep.store.search import SearchIndex
 
@@ -277,7 +273,7 @@ async def _check_source(settings: Settings) -> None:
 
 
 async def _check_target(settings: Settings, version: int, *, replace: bool) -> None:
-    """Reject a copy that cannot be used, and a database whose data cannot or must not be replaced."""
+    """Reject a copy that cannot be used, and a database that it cannot or must not replace."""
     from threadkeep.store.condition import check_unused
     from threadkeep.store.migrations import check_schema, schema_version
     from threadkeep.store.opening import open_database
@@ -300,7 +296,7 @@ async def _check_target(settings: Settings, version: int, *, replace: bool) -> N
 
 
 def _not_copied(settings: Settings) -> list[str]:
-    """Return in words which data is not part of the database's copy: pending turns, and a separate graph store."""
+    """Describe the data that the copy lacks: pending turns, and a separate graph store."""
     from threadkeep.history.pending_files import waiting_files
 
     folder = _pending_folder(settings)

@@ -1,4 +1,4 @@
-"""Checks of databases for `doctor`: connection, schema, write access, locks, damage, and graph-store conversations."""
+"""Checks of databases for `doctor`, from the connection to damage."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _unreachable(check: str, address: DatabaseAddress, error: StoreError | Modul
 
 
 def _explained(address: DatabaseAddress, error: StoreError) -> tuple[str, str]:
-    """Return the description and the advice in an error's text; if there is no advice in it, return general advice."""
+    """Return the description and the advice in an error's text."""
     if isinstance(error, RowLocked):
         detail, _, _ = str(error).partition("; ")
         return f"{detail}.", "End that transaction (see `locks`), or wait for its end."
@@ -107,7 +107,7 @@ def _explained(address: DatabaseAddress, error: StoreError) -> tuple[str, str]:
 
 
 def _with_short_timeouts(options: StoreOptions) -> StoreOptions:
-    """Return the options with timeouts of at most 5 seconds and at most 2 connections, because a person waits."""
+    """Return the options with short timeouts, because a person waits."""
     return replace(
         options,
         lock_timeout_seconds=min(options.lock_timeout_seconds, _DATABASE_SECONDS),
@@ -155,7 +155,7 @@ def _schema(backend: Backend, condition: Condition) -> Finding:
 
 
 async def _location(driver: Driver, settings: Settings, condition: Condition) -> list[Finding]:
-    """Return a finding if messages are stored in another place than the settings say: no process can start then."""
+    """Return a finding if messages are stored elsewhere than the settings say: no process can start then."""
     try:
         if condition.schema == condition.newest and condition.sessions is not None:
             await check_location(driver, settings.transcripts)
@@ -206,7 +206,7 @@ async def _writing(driver: Driver, address: DatabaseAddress, condition: Conditio
 
 
 def _rights(missing: Sequence[MissingRights], condition: Condition) -> list[Finding]:
-    """Return a finding if the role lacks rights on PostgreSQL tables; only a warning if it can still read them all."""
+    """Return a finding if the role lacks rights on PostgreSQL tables."""
     if not missing:
         return []
     role, schema = condition.engine["role"], missing[0].schema
@@ -223,11 +223,7 @@ def _rights(missing: Sequence[MissingRights], condition: Condition) -> list[Find
 def _holding(
     address: DatabaseAddress, holders: Sequence[LockHolder], *, hidden: Mapping[str, str] | None = None
 ) -> list[Finding]:
-    """Return a finding about locks, which names the connections that may block others.
-
-    If no connection may block others, it names the other processes that have the file open, if any. `hidden` may
-    contain `hidden_connections`: the number of PostgreSQL connections whose transactions this role may not see.
-    """
+    """Return a finding about connections whose locks may block others."""
     if address.path is not None:
         holders = lock_holders(address.path)
     busy = [holder for holder in holders if holder.doing != "open"]
