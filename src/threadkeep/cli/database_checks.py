@@ -251,7 +251,7 @@ def _name_of(holder: LockHolder) -> str:
 
 
 def _partitions(state: PartitionState, wanted: int | None) -> list[Finding]:
-    """Return findings about the partitions of the tables; `wanted` is the number in the settings."""
+    """Return findings about the partitions of the tables."""
     if state.is_begun:
         count = state.copied_into or wanted or "COUNT"
         cure = f"Run: threadkeep partition {count} (with --abandon to remove the copy)"
@@ -273,7 +273,7 @@ def _search(condition: Condition) -> list[Finding]:
 
 
 async def _runs(driver: Driver) -> Finding:
-    """Return the finding about unfinished runs, and runs that were set aside after too many failures."""
+    """Return a finding about unfinished runs, and runs that failed too often."""
     runs = Runs(driver, clock=utc_now)
     counts = await runs.records.counts()
     detail = f"{counts.queued:,} queued, {counts.running:,} running, {counts.waiting:,} waiting for a person"
@@ -302,7 +302,7 @@ async def _token_factors(driver: Driver) -> Finding:
 
 
 async def check_all_integrity(settings: Settings, *, reachable: bool) -> list[Finding]:
-    """Check the main database, if it is reachable, and the databases of the graph store and of runs."""
+    """Check the databases of the memory, the graph store and the runs for damage."""
     found = await _check_integrity(settings, "integrity", settings.database, transcripts=True) if reachable else []
     if settings.graph_store != settings.database:
         found += await _check_integrity(settings, "graph store database", settings.graph_store, writing=True)
@@ -359,11 +359,7 @@ def _integrity(check: str, address: DatabaseAddress, integrity: Integrity, secon
 
 
 async def check_graph_store(settings: Settings, integrity: Sequence[Finding]) -> list[Finding]:
-    """Read the conversations of the graph store for up to 30 seconds.
-
-    Return no finding if the graph store is unused or its file is missing. If the graph store cannot be read, return
-    this as a finding, unless the findings in `integrity` already contain it.
-    """
+    """Read the conversations of the graph store for up to 30 seconds."""
     address, found = settings.graph_store, _Conversations()
     try:
         layouts = await _layouts(settings)
@@ -384,7 +380,7 @@ async def check_graph_store(settings: Settings, integrity: Sequence[Finding]) ->
 
 
 async def _layouts(settings: Settings) -> list[GraphLayout]:
-    """Return each `GraphLayout` of conversations that agents store, and of sessions if they are in the graph store."""
+    """Return the layouts of all conversations in the graph store."""
     found = [GraphLayout()] if settings.transcripts == "graph_store" else []
     if settings.database.path is None or os.access(settings.database.path, os.F_OK):
         async with open_database(settings.database, settings.store_options()) as driver:
@@ -397,7 +393,7 @@ async def _layouts(settings: Settings) -> list[GraphLayout]:
 
 @dataclass
 class _Conversations:
-    """A check of `count` conversations. `missing` maps the id of each incomplete one to its number of lost messages."""
+    """A check of conversations. `missing` has the number of lost messages of incomplete ones."""
 
     count: int = 0
     damaged: list[SessionDamaged] = field(default_factory=list)
@@ -405,7 +401,7 @@ class _Conversations:
     complete: bool = False
 
     async def read(self, reader: ConversationReader) -> None:
-        """Read the conversations of a layout. If a conversation is readable, count the messages that it lacks."""
+        """Read the conversations of a layout, and count lost messages."""
         try:
             async for conversation in reader.all():
                 self.count += 1

@@ -52,7 +52,7 @@ def check_settings(settings: Settings) -> list[Finding]:
 
 
 def check_variables() -> list[Finding]:
-    """Return a finding for each variable that has the settings' prefix, but is not a setting."""
+    """Return a finding for each variable with the settings' prefix that is not a setting."""
     from threadkeep.settings import unknown_variables
 
     cure = "Correct its name, or remove it from the environment and .env."
@@ -60,7 +60,7 @@ def check_variables() -> list[Finding]:
 
 
 def _no_room(settings: Settings) -> list[Finding]:
-    """Return a finding if the budgets leave no tokens for a question, because no service can start then."""
+    """Return a finding if the budgets leave no room for a question: no service can start then."""
     from threadkeep.app import chat_options
     from threadkeep.cli.context import model_of
 
@@ -73,7 +73,7 @@ def _no_room(settings: Settings) -> list[Finding]:
 
 
 def check_disk(settings: Settings) -> list[Finding]:
-    """Return a finding for each disk with the database or pending writes. A PostgreSQL disk cannot be checked."""
+    """Check the free space of each local disk that the database or pending writes use."""
     from threadkeep.history.pending import default_folder
 
     folders = {"pending writes": settings.pending_dir or default_folder()}
@@ -115,7 +115,7 @@ async def check_model(settings: Settings, *, call: bool) -> list[Finding]:
         hint = "; name a real one in THREADKEEP_MODEL" if settings.model == "demo" else "; --call-model tests it"
         return [Finding("model", "ok", f"{settings.model} can be created{hint}.")]
     started = asyncio.get_running_loop().time()
-    # Catch every error, because each provider has its own. Show no message, because some messages quote the key.
+    # Catch every error, because each provider has its own. Show no message: some quote the key.
     with ErrorBoundary() as call_of_model:
         async with asyncio.timeout(min(settings.model_timeout_seconds, _CALL_SECONDS)):
             await model.ainvoke("Answer with one word: are you there?")
@@ -164,13 +164,12 @@ async def check_graphiti(settings: Settings) -> list[Finding]:
 
 
 def _graphiti_fails(problem: str) -> Finding:
-    """Return a finding with the first sentence of a problem as the detail, and the rest as the advice."""
     detail, _, cure = problem.partition(". ")
     return Finding("graphiti", "fail", f"{detail.rstrip('.')}.", cure or "Run: threadkeep knowledge test")
 
 
 def check_pending(settings: Settings) -> list[Finding]:
-    """Return findings about turns that wait on disk for this or another database, and about their folder."""
+    """Return findings about turns that wait on disk, and about their folder."""
     from threadkeep.history.pending import folder_of
     from threadkeep.history.pending_files import waiting_files
 
@@ -210,7 +209,7 @@ def _waiting(files: list[WaitingFile]) -> Finding:
 
 
 def _unusable(own: Path) -> list[Finding]:
-    """Return a finding if the folder of pending turns cannot store the next turn. Do not create the folder."""
+    """Return a finding if the folder of pending turns cannot store the next turn."""
     from threadkeep.history.pending_files import check_folder
 
     try:

@@ -15,12 +15,12 @@ from threadkeep.version import __version__
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, by default with the process's arguments, and return the exit code."""
-    # LangGraph reads this variable when it is imported: checkpoints can then create only objects of known types.
+    # LangGraph reads this variable at import: checkpoints can then only create objects of known types.
     os.environ.setdefault("LANGGRAPH_STRICT_MSGPACK", "true")
     if arguments is not None:
         return _run(arguments)
     _prepare_streams()
-    # Do not collect garbage during imports, because it costs time and imported modules stay until the process ends.
+    # Do not collect garbage during imports: it costs time, and imported modules stay.
     gc.disable()
     try:
         return _run(sys.argv[1:])
@@ -32,10 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _prepare_streams() -> None:
-    """Replace closed streams by the null device, and escape characters that the encoding of stdout lacks.
+    """Replace closed streams by the null device, and escape characters that stdout cannot encode.
 
-    If PYTHONUNBUFFERED is set, stdout may write only a part of a text without an error. So add a buffer, which writes
-    the whole text or raises an error.
+    If PYTHONUNBUFFERED is set, stdout may write only a part of a text without an error, so add a buffer.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -47,7 +46,7 @@ def _prepare_streams() -> None:
 
 
 def _drop_unwritten() -> None:
-    """Drop output that could not be written. Otherwise, Python would report the error at exit a second time."""
+    """Drop unwritten output, because Python would report the error a second time at exit."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -74,7 +73,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _import_from_here() -> None:
-    """Allow workflows to import modules of the working directory; modules that are installed take precedence."""
+    """Allow workflows to import modules of the working directory, after installed ones."""
     try:
         here = str(Path.cwd())
     except FileNotFoundError:

@@ -52,7 +52,7 @@ By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="Who decide
 
 
 def scope_named(session: str | None, workspace: str | None, user: str | None) -> Scope | None:
-    """Return the scope that a command names, or None if it names no scope. Reject several scopes."""
+    """Return the scope that a command names, if any; reject several."""
     named = [("session", session), ("workspace", workspace), ("user", user)]
     scopes = [Scope(kind, owner) for kind, owner in named if owner is not None]  # type: ignore[arg-type]
     if len(scopes) > 1:
@@ -61,7 +61,7 @@ def scope_named(session: str | None, workspace: str | None, user: str | None) ->
 
 
 def needed_scope(session: str | None, workspace: str | None, user: str | None, *, what: str = "fact") -> Scope:
-    """Return the only scope that a command names. If it names no scope, raise `WrongUse`; the text mentions `what`."""
+    """Return the only scope that a command names. Raise `WrongUse` if it names none."""
     scope = scope_named(session, workspace, user)
     if scope is None:
         raise WrongUse(f"Name the scope of the {what}: --session ID, --workspace NAME or --user ID.")
@@ -330,7 +330,7 @@ async def import_facts(
 
 
 def _facts(source: Path) -> Iterator[tuple[int, Fact]]:
-    """Yield the facts of a file with their line numbers. An error about an invalid line does not quote the line."""
+    """Yield the facts of a file with their line numbers. Errors do not quote the line."""
     from pydantic import ValidationError
 
     from threadkeep.knowledge.views import FactView

@@ -22,7 +22,7 @@ from threadkeep.store.opening import ForeignDatabase, open_foreign
 
 type Kind = Literal["langgraph", "openai-agents", "graph-store", "chatgpt", "jsonl", "threadkeep"]
 type LeftOut = Literal["tool_call", "tool_result", "system", "summary", "reasoning", "hidden", "empty", "other"]
-"""The kinds of entries that an import skips, because they are not messages of a person or an assistant."""
+"""Kinds of entries that an import skips: they are not messages of a person or an assistant."""
 
 _NAMES: Mapping[Kind, str] = {
     "langgraph": "a LangGraph checkpoint database",
@@ -32,7 +32,7 @@ _NAMES: Mapping[Kind, str] = {
     "jsonl": "an export of Threadkeep",
     "threadkeep": "a database of Threadkeep",
 }
-# For each kind of database, the tables and columns by which it is recognised. A database may be of several kinds.
+# The tables and columns by which each kind of database is recognised. A database may be of several kinds.
 _COLUMNS: Mapping[Kind, Mapping[str, frozenset[str]]] = {
     "langgraph": {"checkpoints": frozenset({"thread_id", "checkpoint_ns", "checkpoint"})},
     "openai-agents": {"agent_messages": frozenset({"id", "session_id", "message_data"})},
@@ -44,7 +44,7 @@ _HEAD_BYTES = 65_536
 _CHATGPT = re.compile(rb'^\s*\[\s*(\]|\{.*"mapping"\s*:)', re.DOTALL)
 _JSONL = re.compile(rb'^\s*\{[^\n]*"type"\s*:\s*"(session|message|summary)"')
 
-# Patterns for first lines that are no JSON in UTF-8 (such as gzip data), with their errors. The first match counts.
+# Errors for first lines that are no JSON in UTF-8, such as gzip data. The first match counts.
 _NO_LINES = (
     (re.compile(rb"\x1f\x8b"), "The file is compressed; decompress it first with `gzip -d`."),
     (re.compile(rb"\x28\xb5\x2f\xfd"), "The file is compressed; decompress it first with `zstd -d`."),
@@ -78,7 +78,7 @@ class Unreadable:
 
 @dataclass(kw_only=True)
 class Source(ABC):
-    """The conversations of another system. `done` of `total` units are read; `left_out` counts skipped entries."""
+    """The conversations of another system, with the progress of reading them."""
 
     total: int
     done: int = 0
@@ -86,7 +86,7 @@ class Source(ABC):
 
     @abstractmethod
     def conversations(self) -> AsyncIterator[Conversation | Unreadable]:
-        """Yield the conversations in a stable order, including conversations without messages to import."""
+        """Yield the conversations in a stable order, even those without messages to import."""
 
 
 def address_of(source: str) -> DatabaseAddress | None:
@@ -96,7 +96,7 @@ def address_of(source: str) -> DatabaseAddress | None:
 
 @asynccontextmanager
 async def open_source_database(source: str, wanted: Kind) -> AsyncIterator[tuple[DatabaseAddress, ForeignDatabase]]:
-    """Open a database for reading; yield its address and the database. Reject it if it is not of the kind `wanted`."""
+    """Open a database of the kind `wanted` for reading; yield its address and the database."""
     address = address_of(source)
     if address is None:
         path = Path(source)
@@ -109,7 +109,7 @@ async def open_source_database(source: str, wanted: Kind) -> AsyncIterator[tuple
 
 
 async def check_file(source: str, wanted: Kind) -> None:
-    """Reject a file of a kind other than `wanted`. Unknown content, such as handwritten lines, counts as JSONL."""
+    """Reject a file of another kind. Unknown content, such as handwritten lines, counts as JSONL."""
     path = Path(source)
     if _head(path).startswith(_SQLITE):
         async with open_foreign(_address_of_file(path)) as database:
@@ -119,18 +119,18 @@ async def check_file(source: str, wanted: Kind) -> None:
 
 
 def check_lines(first: bytes) -> None:
-    """Reject a file or stdin if its first bytes show that it does not consist of lines of JSON in UTF-8."""
+    """Reject input that does not begin like lines of JSON in UTF-8."""
     if sentence := next((sentence for beginning, sentence in _NO_LINES if beginning.match(first)), None):
         raise WrongUse(sentence)
 
 
 def check_kind(source: str, wanted: Kind, kinds: Collection[Kind]) -> None:
-    """Reject a source whose `kinds` do not include `wanted`. The error names its actual kind and the right command."""
+    """Reject a source of another kind. The error names its kind and the right command."""
     if wanted in kinds:
         return
     if not kinds:
         raise WrongUse(f"This is not {_NAMES[wanted]}; see what can be imported with: threadkeep import --help")
-    # A Threadkeep database can also have the tables of a checkpointer and of a graph store: check `threadkeep` first.
+    # A Threadkeep database can also have the tables of other kinds, so check `threadkeep` first.
     kind = "threadkeep" if "threadkeep" in kinds else next(iter(kinds))
     # Show the address instead of the URL, because the URL may contain a password.
     shown = source if (address := address_of(source)) is None else str(address)
@@ -142,7 +142,7 @@ def check_kind(source: str, wanted: Kind, kinds: Collection[Kind]) -> None:
 
 
 def kinds_of_file(path: Path) -> list[Kind]:
-    """Return a list with the kind of a file that is not a database. If the kind is unknown, the list is empty."""
+    """Return the kind of a file that is not a database, or an empty list."""
     head = _head(path)
     if head.startswith(b"PK") and zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
@@ -155,12 +155,12 @@ def kinds_of_file(path: Path) -> list[Kind]:
 
 
 def chatgpt_members(archive: zipfile.ZipFile) -> list[str]:
-    """Return the sorted names of the files in a ChatGPT export's zip that contain conversations."""
+    """Return the names of the files with conversations in a ChatGPT export."""
     return sorted(name for name in archive.namelist() if re.fullmatch(r"(.*/)?conversations(-\d+)?\.json", name))
 
 
 def utc_time(value: object) -> datetime | None:
-    """Return a timestamp of another system's table, or None for other values. A time without a zone becomes UTC."""
+    """Return a timestamp of another system, if the value is one. Without a zone, it counts as UTC."""
     try:
         moment = time_of(value) if isinstance(value, str) else value
     except ValueError:

@@ -1,4 +1,4 @@
-"""Exports of ChatGPT: `conversations.json`, alone or in a zip. Only a conversation's last shown branch is read."""
+"""Exports of ChatGPT: `conversations.json`, alone or in a zip. Only the last shown branch is read."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _MARKS = {
     "video_container_asset_pointer": "[video]",
     "real_time_user_audio_video_asset_pointer": "[recording]",
 }
-# A reference to a source, a name or a product in a text: its kind and arguments between two private-use characters.
+# A reference to a source or a name in a text: kind and arguments between private-use characters.
 _CITATION = re.compile(" ?\ue200[^\ue200\ue201]*\ue201")
 
 
 @asynccontextmanager
 async def open_export(source: str, *, user_id: str | None) -> AsyncIterator[ChatGptExport]:
-    """Open an export, which is a zip or the JSON file in it. `user_id` becomes the owner of the sessions."""
+    """Open an export: a zip, or the JSON file in it. `user_id` becomes the owner of the sessions."""
     await check_file(source, "chatgpt")
     with ExitStack() as stack:
         files, total = _open_files(source, stack)
@@ -43,7 +43,7 @@ async def open_export(source: str, *, user_id: str | None) -> AsyncIterator[Chat
 
 
 def _open_files(source: str, stack: ExitStack) -> tuple[list[IO[bytes]], int]:
-    """Open the files that contain conversations; return them with their total size in bytes."""
+    """Open the files with conversations; return them with their total size in bytes."""
     if zipfile.is_zipfile(source):
         archive = stack.enter_context(zipfile.ZipFile(source))
         names = chatgpt_members(archive)
@@ -56,7 +56,7 @@ def _open_files(source: str, stack: ExitStack) -> tuple[list[IO[bytes]], int]:
 
 @dataclass
 class ChatGptExport(Source):
-    """The conversations of an export, in the order of its files; `done` and `total` are in bytes."""
+    """The conversations of an export. `done` and `total` are in bytes."""
 
     files: list[IO[bytes]]
     user_id: str | None
@@ -98,7 +98,7 @@ class ChatGptExport(Source):
             return Unreadable(name, str(error))
 
     def _messages(self, nodes: list[Mapping[str, Any]], moment: datetime | None) -> list[Message]:
-        """Return the messages to import; count the others. A message without a time gets that of the previous one."""
+        """Return the messages to import, and count the others."""
         messages: list[Message] = []
         for values in nodes:
             text = _text(values)
@@ -114,9 +114,9 @@ class ChatGptExport(Source):
 
 
 def _array_items(stream: IO[str]) -> Iterator[object]:
-    """Yield the items of a JSON array one by one, so that a large file is never in memory as a whole.
+    """Yield the items of a JSON array one by one, because the file may be too large for memory.
 
-    Raise ValueError if the text is not a JSON array, or is incomplete.
+    Raise ValueError if the text is not a complete JSON array.
     """
     decoder = json.JSONDecoder()
     text = stream.read(_STEP).lstrip()
@@ -142,7 +142,7 @@ def _array_items(stream: IO[str]) -> Iterator[object]:
 
 
 def _active_branch(mapping: Mapping[str, Any], current: object) -> list[Mapping[str, Any]]:
-    """Return the messages from the root to the node `current`; if `current` is None, to the newest leaf."""
+    """Return the messages from the root to the node `current`, by default to the newest leaf."""
     messages: list[Mapping[str, Any]] = []
     seen: set[str] = set()
     if current is None and mapping:
@@ -176,7 +176,7 @@ def _left_out(values: Mapping[str, Any], text: str) -> LeftOut | None:
 
 
 def _text(values: Mapping[str, Any]) -> str:
-    """Return the text of a message, with marks such as `[image]`. Use `[recording]` only if there is no other text."""
+    """Return the text of a message, with marks such as `[image]`."""
     parts = _part_of(values, "content").get("parts")
     pieces = [_piece(part) for part in parts] if isinstance(parts, list) else []
     spoken = any(piece and piece not in _MARKS.values() for piece in pieces)
@@ -185,7 +185,7 @@ def _text(values: Mapping[str, Any]) -> str:
 
 
 def _without_citations(text: str, values: Mapping[str, Any]) -> str:
-    """Return a text as ChatGPT shows it: replace each reference by its `alt` text; without such a text, remove it."""
+    """Replace or remove references, so that the text reads as ChatGPT shows it."""
     references = _part_of(values, "metadata").get("content_references")
     for reference in references if isinstance(references, list) else []:
         if not isinstance(reference, dict):
@@ -206,7 +206,7 @@ def _piece(part: object) -> str:
 
 
 def _part_of(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the object in a field of a message, or an empty object if the field is missing or has another type."""
+    """Return the object in a field of a message, or an empty object."""
     value = values.get(name)
     return value if isinstance(value, dict) else {}
 

@@ -1,4 +1,4 @@
-"""Conversations in databases of other systems: OpenAI Agents SDK sessions, LangGraph stores and checkpoints."""
+"""Conversations in databases of other systems: OpenAI Agents SDK, LangGraph stores and checkpoints."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from threadkeep.store.opening import ForeignDatabase
 
 @asynccontextmanager
 async def open_agent_sessions(source: str, *, branch: str, user_id: str | None) -> AsyncIterator[AgentSessions]:
-    """Open the sessions of the OpenAI Agents SDK in a database; `source` is the path of a SQLite file, or a URL.
+    """Open the sessions of the OpenAI Agents SDK in a SQLite file (its path), or at a URL.
 
     If a session has branches, only `branch` is read. `user_id` becomes the owner of the sessions.
     """
@@ -67,7 +67,7 @@ class AgentSessions(Source):
         return await rows("agent_items", session_id=session_id)
 
     def _message(self, session_id: str, row: Row) -> Message | None:
-        """Return the message of an item, or None if the item is skipped. Skipped items are counted."""
+        """Return the message of an item, unless the item is skipped."""
         number, data, created_at = row
         try:
             item = json.loads(data)
@@ -78,8 +78,8 @@ class AgentSessions(Source):
             self.left_out[reason] += 1
             return None
         role, text = openai_role(item) or "user", openai_text(item["content"])
-        # Do not use the SDK's ids, because all answers of some models have the same id. The row number is unique and
-        # stays the same in later imports.
+        # Do not use the SDK's ids, because some models give all answers the same id. Row numbers stay the same in later
+        # imports.
         digest = sha256(f"{session_id}\n{number}\n{role}\n{text}".encode("utf-8", "surrogatepass")).hexdigest()
         return Message(role, text, id=f"openai-agents:{digest[:32]}", created_at=utc_time(created_at))
 
@@ -102,9 +102,9 @@ def _left_out(item: object) -> LeftOut | None:
 
 @asynccontextmanager
 async def open_histories(source: str, layout: GraphLayout, *, as_sessions: bool) -> AsyncIterator[StoredHistories]:
-    """Open a LangGraph store in SQLite or PostgreSQL, to read the histories in the namespace of `layout`.
+    """Open a LangGraph store to read the histories in the namespace of `layout`.
 
-    If `as_sessions` is true, each history becomes a session; otherwise it becomes a conversation in a graph store.
+    Each history becomes a session if `as_sessions` is true, otherwise a conversation in a graph store.
     """
     async with open_source_database(source, "graph-store") as (_, database):
         keys = [str(key) for (key,) in await database.rows("store_keys", prefix=".".join(layout.namespace))]
@@ -130,7 +130,7 @@ class StoredHistories(Source):
             self.done += 1
 
     def _conversation(self, key: str, row: Row) -> Conversation | Unreadable | None:
-        """Return the history in an item. If it contains none, such as a chunk that Threadkeep wrote, return None."""
+        """Return the history in an item, if it contains one."""
         value, created_at, updated_at = row
         try:
             item = json.loads(value) if isinstance(value, str | bytes) else value
@@ -149,7 +149,7 @@ class StoredHistories(Source):
         return Conversation(line, [found for one in item["messages"] if (found := self._message(one, changed))])
 
     def _message(self, value: object, moment: datetime | None) -> Message | None:
-        """Return the message of an entry, or None if the entry is skipped. Skipped entries are counted."""
+        """Return the message of an entry, unless the entry is skipped."""
         if not isinstance(value, dict) or value.get("role") not in SPEAKERS:
             system = isinstance(value, dict) and value.get("role") == "system"
             self.left_out["system" if system else "other"] += 1
@@ -163,10 +163,10 @@ class StoredHistories(Source):
 
 @asynccontextmanager
 async def open_threads(source: str, *, channel: str, user_id: str | None) -> AsyncIterator[LangGraphThreads]:
-    """Open the checkpoints in SQLite or PostgreSQL. Reject checkpoints that an outdated or a shallow saver wrote.
+    """Open the threads of a checkpointer, without Threadkeep's own runs.
 
-    Skip threads of Threadkeep's own runs. `channel` is the name of the state's channel with the messages. If a thread's
-    newest checkpoint names no user, `user_id` becomes the owner of the session.
+    Checkpoints of an outdated or a shallow saver are rejected. `channel` is the state's channel with the messages.
+    `user_id` becomes the owner of threads whose newest checkpoint names no user.
     """
     async with open_source_database(source, "langgraph") as (address, database):
         _check_version(database.columns, "writes" if address.dsn is None else "checkpoint_writes")
@@ -185,7 +185,7 @@ def _check_version(columns: Mapping[str, frozenset[str]], writes: str) -> None:
 
 @dataclass
 class LangGraphThreads(Source):
-    """The threads of a checkpointer. `has_channel` is true if a thread read so far has the channel named `channel`."""
+    """The threads of a checkpointer. `has_channel` is true once a thread with the channel was found."""
 
     saver: BaseCheckpointSaver[str]
     threads: Sequence[str]
@@ -196,7 +196,7 @@ class LangGraphThreads(Source):
     async def conversations(self) -> AsyncIterator[Conversation | Unreadable]:
         """Yield the threads in the order of their ids."""
         for thread_id in self.threads:
-            # Catch every error, because decoding bytes that another program wrote may raise any of them.
+            # Catch every error: decoding bytes of another program may raise any of them.
             with ErrorBoundary(raising=(StoreError,)) as attempt:
                 conversation = await self._conversation(thread_id)
             if attempt.error is None:
@@ -219,7 +219,7 @@ class LangGraphThreads(Source):
         return Conversation(line, messages)
 
     async def _values(self, newest: CheckpointTuple) -> list[object]:
-        """Return the channel's values, if any. Those of a DeltaChannel are in the writes of earlier checkpoints."""
+        """Return the channel's values. A DeltaChannel has them in the writes of earlier checkpoints."""
         channel, values = self.channel, newest.checkpoint["channel_values"]
         if channel in values:
             found = _empty_channel().from_checkpoint(values[channel])
@@ -249,7 +249,6 @@ class LangGraphThreads(Source):
 
 
 def _empty_channel() -> DeltaChannel[Any]:
-    """Return a channel that rebuilds messages from stored writes, or takes over a stored list of messages."""
     return DeltaChannel(cast("Callable[[Any, Sequence[Any]], Any]", _messages_delta_reducer), list)
 
 

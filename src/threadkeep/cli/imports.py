@@ -135,7 +135,7 @@ async def import_sessions(
 
 
 class _Refusals:
-    """The rejected entries. Each is shown at once; with `--json`, the first 1,000 are listed in the result instead."""
+    """The rejected entries, shown at once or, with `--json`, listed in the result."""
 
     def __init__(self, name: str, words: str) -> None:
         self.errors: list[dict[str, int | str]] = []
@@ -151,7 +151,7 @@ class _Refusals:
 
 
 async def _import_source[S: Source](opening: AbstractAsyncContextManager[S]) -> S:
-    """Store the conversations of another system and show the result; exit with 1 if some were rejected."""
+    """Import the conversations of another system; exit with 1 if some were rejected."""
     refusals = _Refusals("conversation", "{}")
     source, done, empty = await _store_source(opening, refusals)
     if terminal.as_json:
@@ -177,7 +177,7 @@ async def _import_source[S: Source](opening: AbstractAsyncContextManager[S]) -> 
 async def _store_source[S: Source](
     opening: AbstractAsyncContextManager[S], refusals: _Refusals
 ) -> tuple[S, Imported, int]:
-    """Import a source. Return the source, the result, and the number of conversations without messages to import."""
+    """Return the source, the result, and the number of conversations without messages to import."""
     from threadkeep.cli.foreign import Unreadable
     from threadkeep.history.archive_lines import MessageLine
     from threadkeep.history.importing import Importer
@@ -196,7 +196,7 @@ async def _store_source[S: Source](
                         await importer.accept(name, MessageLine(name, message))
                 else:
                     empty += 1
-                # Do not report completion yet: a short file is read to its end before its conversations are stored.
+                # A short file is read to its end before its conversations are stored, so do not report completion yet.
                 if source.done < source.total:
                     reach(source.done)
             await importer.store()
@@ -231,7 +231,7 @@ async def _import_lines(file: str, refusals: _Refusals, *, strict: bool) -> Impo
 
 @contextmanager
 def _reporting(importer: Importer, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show the progress of the import inside the block; if the block is interrupted, show how much was stored."""
+    """Show the progress of the import, even if it is interrupted."""
     import asyncio
 
     try:

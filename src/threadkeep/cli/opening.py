@@ -1,4 +1,4 @@
-"""Access to the memory for commands, which read the settings and open the database directly, without HTTP."""
+"""Access to the memory for commands: they read the settings and open the database without HTTP."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ chosen_database: ContextVar[str | None] = ContextVar("chosen_database", default=
 
 
 def command_settings(**overrides: object) -> Settings:
-    """Return the settings of the environment; `--database` and all overrides that are not None take precedence."""
-    # Import this late, because the import of pydantic takes a tenth of a second, and `--help` does not need it.
+    """Return the settings of the environment, except for `--database` and overrides that are not None."""
+    # Import this late: importing pydantic takes a tenth of a second, and `--help` does not need it.
     from threadkeep.settings import load_settings
 
     given = {"database_url": chosen_database.get(), **overrides}
@@ -39,7 +39,7 @@ def command_settings(**overrides: object) -> Settings:
 
 
 def note_unknown_variables() -> None:
-    """Name misspelt `THREADKEEP_*` variables on stderr, because the command may use another database than expected."""
+    """Name misspelt `THREADKEEP_*` variables on stderr; the command may use the wrong database."""
     from threadkeep.settings import unknown_variables
 
     for sentence in unknown_variables():
@@ -47,7 +47,7 @@ def note_unknown_variables() -> None:
 
 
 def run[T](work: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine in a new event loop; raise KeyboardInterrupt if the coroutine was cancelled."""
+    """Run a command's coroutine; raise KeyboardInterrupt if it was cancelled."""
     import asyncio
     import gc
     import logging
@@ -55,7 +55,7 @@ def run[T](work: Coroutine[Any, Any, T]) -> T:
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
-    # Drop logs of libraries, because they would mix with the sentences on stderr. `serve` configures its own log.
+    # Drop logs of libraries, which would mix with the sentences on stderr. `serve` has its own log.
     logging.getLogger().addHandler(logging.NullHandler())
     try:
         return asyncio.run(work)
@@ -64,7 +64,7 @@ def run[T](work: Coroutine[Any, Any, T]) -> T:
 
 
 def synchronous(command: Callable[..., object]) -> Callable[..., object]:
-    """Return a function that runs a coroutine function in a new event loop; return any other function unchanged."""
+    """Wrap a coroutine function so that it runs in a new event loop. Other functions stay unchanged."""
     if not iscoroutinefunction(command):
         return command
 
@@ -77,10 +77,9 @@ def synchronous(command: Callable[..., object]) -> Callable[..., object]:
 
 @asynccontextmanager
 async def opened_memory(*, background: bool = False, creates: bool = False) -> AsyncIterator[Memory]:
-    """Open the configured memory, by default without background work, which a short command does not need.
+    """Open the configured memory, by default without background work.
 
-    If `creates` is false, a SQLite file that `--database` names must exist. If an error says that a session or a run
-    does not exist, the name of the database is added to it.
+    If `creates` is false, a SQLite file that `--database` names must exist.
     """
     from threadkeep.memory import open_memory
 
@@ -105,16 +104,16 @@ async def opened_sessions() -> AsyncIterator[AllSessions]:
 
 @asynccontextmanager
 async def opened_session(session_id: str, user_id: str | None) -> AsyncIterator[tuple[Session, SessionInfo]]:
-    """Open the memory; yield a session and its metadata. With a `user_id`, the session must belong to that user."""
+    """Open the memory; yield a session and its metadata. A `user_id` must be that of the owner."""
     async with opened_sessions() as sessions:
         yield await sessions.find(session_id, user_id=user_id)
 
 
 @asynccontextmanager
 async def opened_tables() -> AsyncIterator[TableSessions | None]:
-    """Open only the table of sessions: this saves a short command the import of `Memory`, which takes longest.
+    """Open only the table of sessions, which saves a short command the slow import of `Memory`.
 
-    Yield None if some sessions are stored elsewhere or the schema is not current; the command must then open a memory.
+    Yield None if the table cannot be used alone; the command must then open a memory.
     """
     from threadkeep.environment import has_unknown_variables, plain_database
     from threadkeep.store.driver import StoreOptions
@@ -142,18 +141,18 @@ async def opened_app(
 ) -> AsyncIterator[App]:
     """Open the configured app.
 
-    If `works` is true, this process executes queued runs. If the PostgreSQL server is not reachable, wait for it if
-    `waits` is true, and raise an error otherwise.
+    If `works` is true, this process executes queued runs. An unreachable PostgreSQL server is an error unless `waits`
+    is true.
     """
     from threadkeep.store.opening import open_database
 
     async with AsyncExitStack() as stack:
         with terminal.waiting("Opening"):
             if settings.database.dsn is not None and not waits:
-                # `open_app` waits for an unreachable server. First open the database here, which fails at once.
+                # `open_app` waits for an unreachable server, so open the database first, which fails at once.
                 async with open_database(settings.database, settings.store_options()):
                     pass
-            # Import this below the spinner, because LangChain and LangGraph take some seconds on a slow machine.
+            # Import this below the spinner: LangChain and LangGraph take some seconds on a slow machine.
             from threadkeep.app import open_app
 
             app = await stack.enter_async_context(open_app(settings, observers=observers, works=works, channel="other"))
@@ -164,9 +163,8 @@ async def opened_app(
 async def opened_runs(*, in_background: bool, works: bool = True) -> AsyncIterator[RunService]:
     """Open the runs of the configured database.
 
-    Queued runs of other processes may be ahead of the command's run, and no worker may be there to execute them. If
-    `works` is true, the command executes them itself while it waits. If `in_background` is true, other processes
-    execute all runs, including the command's.
+    If `works` is true, the command also executes queued runs ahead of its own, because there may be no worker. If
+    `in_background` is true, only other processes execute runs.
     """
     settings = command_settings()
     note_unknown_variables()
@@ -180,13 +178,13 @@ async def opened_runs(*, in_background: bool, works: bool = True) -> AsyncIterat
 
 
 def on_this_database(command: str) -> str:
-    """Return a command for a hint. If `--database` was given, add the option without the password."""
+    """Return a command for a hint, with `--database` if it was given, but without the password."""
     url = chosen_database.get()
     return command if url is None else f"{command} --database {shlex.quote(without_password(url))}"
 
 
 def check_exists(address: DatabaseAddress) -> None:
-    """Reject a SQLite file that `--database` names and that does not exist, because its path may be mistyped."""
+    """Reject a missing SQLite file that `--database` names, because its path may be mistyped."""
     path = address.path
     if chosen_database.get() is not None and path is not None and not path.exists():
         create = f"threadkeep migrate --database {shlex.quote(str(path))}"
@@ -204,7 +202,7 @@ def check_others_see(settings: Settings) -> None:
 
 @contextmanager
 def naming_the_database(settings: Settings) -> Iterator[None]:
-    """If the block raises an error about a missing session or run, add the name of the database to the error."""
+    """Add the name of the database to errors about a missing session or run."""
     from threadkeep.errors import RunNotFound, SessionNotFound
 
     try:

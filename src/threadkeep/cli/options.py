@@ -40,10 +40,10 @@ type Cursor = tuple[datetime, str]
 
 
 def session_ids(incomplete: str) -> list[str]:
-    """Return up to 50 session ids with a prefix, latest activity first, for shell completion. Return none on errors."""
+    """Return session ids with a prefix, for shell completion."""
     import asyncio
 
-    # Suppress errors, because the shell would print a traceback into the line that is being typed.
+    # Suppress errors: the shell would print a traceback into the line that is being typed.
     with ErrorBoundary():
         return asyncio.run(_session_ids(incomplete))
     return []
@@ -87,7 +87,7 @@ def verbs(help_text: str) -> typer.Typer:
 
 
 def with_previous_diffs(arguments: Sequence[str]) -> list[str]:
-    """Insert the value `previous` after each option `--diff` without a number, because typer requires a value."""
+    """Add the value `previous` to each `--diff` without a number, because typer requires a value."""
     whole: list[str] = []
     for position, word in enumerate(arguments):
         if word == "--":  # options end here
@@ -100,7 +100,7 @@ def with_previous_diffs(arguments: Sequence[str]) -> list[str]:
 
 
 def one_of[T: str](option: str, text: str | None, allowed: Sequence[T]) -> T | None:
-    """Return the value of an option, or None if it was not given. Reject values that are not allowed."""
+    """Return the value of an option if it was given; reject values that are not allowed."""
     for value in allowed:
         if value == text:
             return value
@@ -115,7 +115,7 @@ def write_cursor(cursor: Cursor | None) -> str | None:
 
 
 def read_cursor(text: str | None) -> Cursor | None:
-    """Parse a cursor that `write_cursor` returned; return None for None. Reject other texts."""
+    """Parse a cursor that `write_cursor` returned."""
     if text is None:
         return None
     moment, separator, key = text.partition("~")
@@ -129,7 +129,7 @@ def read_cursor(text: str | None) -> Cursor | None:
 
 
 def read_payload(path: str) -> dict[str, Any]:
-    """Return the JSON object in a file of at most 2 MiB; reject any other content. The path `-` is stdin."""
+    """Return the JSON object in a file of at most 2 MiB. The path `-` is stdin."""
     with opened_input(path) as stream:
         data = stream.read(_PAYLOAD_BYTES + 1)
     try:
@@ -184,7 +184,7 @@ def _is_file(path: Path | None) -> bool:
 
 
 def show_exported(counts: Mapping[str, object], words: str, output: Path | None) -> None:
-    """Show the result of an export: if it is in a file and `--json` is given, as JSON on stdout; else as a note."""
+    """Show the result of an export, as a note or as JSON."""
     if _is_file(output) and terminal.as_json:
         terminal.json({**counts, "file": str(output)})
     else:
@@ -201,7 +201,7 @@ def json_or_text(text: str) -> Json:
 
 
 def with_common_options(application: typer.Typer) -> TyperGroup:
-    """Return the commands of an application. Add `--database` to each, and `--json` to each that can itself run."""
+    """Return the commands of an application, with `--database` and `--json` added."""
     group = get_command(application)
     assert isinstance(group, TyperGroup)  # noqa: S101 - for the type checker
     options = {option.name: option for option in get_command(_common()).params if isinstance(option, TyperOption)}
@@ -212,9 +212,9 @@ def with_common_options(application: typer.Typer) -> TyperGroup:
 
 
 class _Conversion(RuntimeParam):
-    """A converter of option values. It imports pydantic only for a value that is neither a string nor the default.
+    """A converter of option values that imports pydantic only if necessary.
 
-    A script may pass an unset variable as an empty string, so an empty string is rejected as the value of an option.
+    An empty string is rejected, because a script may pass an unset variable.
     """
 
     def _coerce_value(self, value: Any, param: _TyperParameter, ctx: Context) -> Any:
@@ -243,7 +243,7 @@ def _add(command: TyperCommand | TyperGroup, database: TyperOption, as_json: Typ
 
 
 def _common() -> typer.Typer:
-    """Return an application with one command, which declares the common options; `_add` copies them to the others."""
+    """Return an application whose only command declares the common options."""
     application = typer.Typer()
 
     @application.command()

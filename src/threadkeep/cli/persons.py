@@ -109,7 +109,7 @@ async def export_person(
 
 @contextmanager
 def _continuing(partial: Path, after: str | None) -> Iterator[None]:
-    """Name the partial file in the error if it cannot be continued, for example because it is another person's."""
+    """Name the partial file in the error if it cannot be continued."""
     try:
         yield
     except InvalidInput as error:
@@ -119,7 +119,7 @@ def _continuing(partial: Path, after: str | None) -> Iterator[None]:
 
 
 def _is_of_nobody(file: BinaryIO) -> bool:
-    """Return True if an export has only the lines that every export has, and no record of the person."""
+    """Return True if an export has no record of the person."""
     file.seek(0)
     lines = [json.loads(line) for line in islice(file, 4)]
     return [line["type"] for line in lines] == ["person", "position", "end"] and "id" not in lines[0]

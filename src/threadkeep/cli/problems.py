@@ -39,14 +39,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Problem:
-    """An error for output. `kind` is meant for programs and does not change; an empty `sentence` is not shown."""
+    """An error for output. `kind` is meant for programs and never changes."""
 
     kind: str
     sentence: str
     exit_code: int = FAILED
 
     def to_dict(self) -> dict[str, str | int]:
-        """Return the problem as JSON values: the same as over HTTP, but with `exit_code` instead of `status`."""
+        """Return the problem as over HTTP, but with `exit_code` instead of `status`."""
         title = self.kind.replace("-", " ").capitalize()
         return {
             "type": f"urn:threadkeep:{self.kind}",
@@ -57,7 +57,7 @@ class Problem:
 
 
 def problem_of(error: BaseException) -> Problem:
-    """Return the problem for an error. Of an unexpected error, only the class and the location are shown."""
+    """Return the problem for an error. An unexpected error shows only its class and location."""
     if isinstance(error, ThreadkeepError | WrongUse | NotDone):
         usage = isinstance(error, WrongUse) or (
             isinstance(error, InvalidInput) and not isinstance(error, InvalidSettings)

@@ -1,4 +1,4 @@
-"""`threadkeep sessions prune` and `runs prune`: archive or delete data beyond the retention limits, or show a plan."""
+"""`threadkeep sessions prune` and `runs prune`: archive or delete old data, or show a plan."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ async def prune_runs(
 
 
 def _rules(delete: bool | None, limits: RetentionLimits) -> Retention | None:
-    """Return the limits in the options, if any. Limits need --archive or --delete, and these options need limits."""
+    """Return the limits in the options, if any; check that they go with --archive or --delete."""
     if limits.nothing and delete is None:
         return None
     if delete is None:
@@ -152,7 +152,7 @@ def _rules(delete: bool | None, limits: RetentionLimits) -> Retention | None:
 
 def _run_rules(rules: RunRetention, older_than: float | None, set_aside_older_than: float | None) -> RunRetention:
     if older_than is not None:
-        # Keep runs that were set aside (after too many failures) at least as long as other finished runs.
+        # Keep runs that failed too often at least as long as other finished runs.
         aside = rules.keep_set_aside_days
         rules = replace(rules, keep_days=older_than, keep_set_aside_days=aside and max(aside, older_than))
     if set_aside_older_than is not None:
@@ -192,10 +192,7 @@ def _show_plan[T](
     nothing: str,
     words: str,
 ) -> None:
-    """Show a plan: with `--json`, print the `values`; otherwise print its first 50 removals and then `words`.
-
-    If the plan is empty, print `nothing` instead.
-    """
+    """Show a plan: as JSON, or as a table of its first removals."""
     if terminal.as_json:
         terminal.json({"dry_run": True, **values})
         return

@@ -56,7 +56,7 @@ def show_run(run: Run, usages: Sequence[TokenUsage]) -> None:
 
 
 def show_tree(runs: Sequence[Run], usages: Mapping[str, Sequence[TokenUsage]], *, chosen: str) -> None:
-    """Show the runs of a tree, each below its parent. `usages` has the usage of each run, without its children."""
+    """Show the runs of a tree, each below its parent. `usages` do not include the child runs."""
     if terminal.as_json:
         rows = []
         for run in runs:
@@ -78,10 +78,7 @@ def show_tree(runs: Sequence[Run], usages: Mapping[str, Sequence[TokenUsage]], *
 
 
 def show_trace(run: Run, events: Sequence[RunEvent]) -> None:
-    """Show a line for each event: number, seconds since the creation of the run, kind, node and text.
-
-    The messages and tool calls of an agent follow below the agent's event, one per line.
-    """
+    """Show a line for each event, with the messages and tool calls of agents below it."""
     digits = len(str(events[-1].number)) if events else 1
     node = max((len(event.node or "") for event in events), default=0)
     for event in events:
@@ -97,7 +94,7 @@ def show_trace(run: Run, events: Sequence[RunEvent]) -> None:
 
 
 async def follow(service: RunService, run_id: str, user_id: str | None) -> bool:
-    """Show the output of a run until it ends or waits; return True if it succeeded or waits. Ctrl-C cancels the run."""
+    """Show the output of a run until it ends or waits; return True if it succeeded or waits. Ctrl-C cancels it."""
     from threadkeep.runs.streams import RunPiece
 
     answer = Answer()
@@ -128,7 +125,7 @@ async def show_queued(service: RunService, run_id: str, user_id: str | None) -> 
         return
     terminal.say(run_id)
     if not run.over:
-        # A child run got its answer, but its status stays `waiting` until its parent run passes the answer on.
+        # A child run that got its answer stays `waiting` until its parent passes the answer on.
         state = "The run has its answer" if run.status == "waiting" else f"The run is {run.status}"
         terminal.note(f"{state}; `threadkeep serve` or `threadkeep worker` on this database executes it.")
     terminal.note(f"See its state with: {on_this_database(f'threadkeep runs show {run_id}')}")
@@ -163,16 +160,16 @@ def _show_questions(run: Run) -> None:
 
 
 def _tokens(usages: Sequence[TokenUsage]) -> str:
-    """Return the total of tokens in words, marked if some tokens are estimated. Return an empty text for 0 tokens."""
+    """Return the number of tokens in words, marked if some are estimated."""
     tokens = sum(usage.tokens for usage in usages)
     estimated = " (estimated)" if any(usage.estimated for usage in usages) else ""
     return f"{counted(tokens, 'token')}{estimated}" if tokens else ""
 
 
 def _duration(run: Run) -> str:
-    """Return the duration of a run, up to now if it is running. If it is queued or waits, return "".
+    """Return the duration of a run, up to now if it is running.
 
-    If the run asked a person, the duration includes the wait for the answer; only the trace says how long it took.
+    It includes waits for answers of a person; only the trace shows them.
     """
     if run.started_at is None or run.status in ("queued", "waiting"):
         return ""
@@ -242,7 +239,7 @@ def _words(value: Json) -> str:
 
 
 def _messages(data: Mapping[str, Json]) -> list[tuple[str, str]]:
-    """Return the role and the text of each message in the data of an event, and a line for each tool call."""
+    """Return the role and the text of each message in an event, and its tool calls."""
     messages = data.get("messages")
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         return []
@@ -267,7 +264,7 @@ def _lines(message: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
 
 
 def _block(block: Json) -> str:
-    """Return the text of a content block; without text, return its type. For a tool call, return "" (see `_lines`)."""
+    """Return the text of a content block, or its type."""
     if not isinstance(block, Mapping):
         return "" if block is None else _words(block)
     text = block.get("text")
@@ -277,7 +274,7 @@ def _block(block: Json) -> str:
 
 
 class Answer:
-    """The output of answers as they arrive: text after a spinner or, with `--json`, one object for each answer."""
+    """The output of answers as they arrive: text after a spinner or, with `--json`, objects."""
 
     def __init__(self) -> None:
         self._shown = ""
@@ -285,7 +282,7 @@ class Answer:
         self._spinner: Status | None = None
 
     async def show(self, turn: ChatTurn) -> ChatAnswer | None:
-        """Show the answer of a turn as it arrives, and return it. If the turn has no answer, return None."""
+        """Show the answer of a turn as it arrives, and return it."""
         from threadkeep.runs.chat_turns import ChatAnswer, ChatToken
 
         async for event in turn.follow():
@@ -307,7 +304,7 @@ class Answer:
             self._spinner.start()
 
     def piece(self, text: str, message_id: str | None = None) -> None:
-        """Show a piece of an answer at once, except with `--json`. A piece of a new message begins on a new line."""
+        """Show a piece of an answer at once, except with `--json`."""
         if terminal.as_json:
             return
         if self._spinner is not None:
@@ -321,7 +318,7 @@ class Answer:
         terminal.say(text, end="")
 
     def end(self, text: str) -> None:
-        """End the paragraph. First show `text`, the whole answer, if it differs from the pieces shown so far."""
+        """End the paragraph; show the whole answer if it differs from the shown pieces."""
         if text and text.strip() != self._shown.strip():
             if self._shown:
                 terminal.say()
@@ -333,7 +330,7 @@ class Answer:
             terminal.say()
 
     def fail(self, problem: Problem) -> None:
-        """Show the problem of a failed answer; with `--json`, print it as an object in place of the answer."""
+        """Show the problem of a failed answer."""
         self._stop_spinner()
         if terminal.as_json:
             terminal.json(problem.to_dict())

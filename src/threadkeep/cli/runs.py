@@ -41,7 +41,7 @@ Wait = Annotated[bool, typer.Option("--wait", help="Execute the run in this proc
 
 
 class _Payload(NamedTuple):
-    """The three parts of the payload that starts a workflow; the workflow's expressions use the same names."""
+    """The payload that starts a workflow; expressions in the workflow use the same names."""
 
     inputs: Mapping[str, Json] = {}
     results: Mapping[str, Json] = {}
@@ -256,7 +256,7 @@ async def retry_run(
 
 
 async def _change(run_id: str, user: str | None, change: Change, *, wait: bool) -> None:
-    """Resume or retry a run: in this process if `wait` is true, otherwise in a worker of this database."""
+    """Resume or retry a run, in this process or in a worker of this database."""
     check_exists(command_settings().database)
     works = wait and await _waits_for_others(run_id)
     async with opened_runs(in_background=not wait, works=works) as service:
@@ -274,27 +274,27 @@ async def _change(run_id: str, user: str | None, change: Change, *, wait: bool) 
 
 
 async def _waits_for_others(run_id: str) -> bool:
-    """Return True if a run must wait for other turns of its conversations, which this process must then execute."""
+    """Return True if this process must first execute other turns of the run's conversations."""
     async with opened_memory() as memory:
         found = await memory.runs.run(run_id)
         return found is not None and await memory.runs.order.has_concurrent_runs(found.root_run_id)
 
 
 async def _cancel(run_id: str, user: str | None) -> tuple[list[str], Run]:
-    """Cancel a run with its descendants. Return the ids of all runs that were cancelled, and the run's new state."""
+    """Cancel a run with its descendants. Return the ids of the cancelled runs, and the run's state."""
     async with opened_memory() as memory:
         if not (await _find(memory, run_id, user)).unbegun:
             stopped = await memory.runs.request_cancel(run_id)
             await _begin_following(memory, stopped)
             return stopped, await _find(memory, run_id, user)
-    # The run has not started. Only the service can cancel it and also store its message, which later turns need.
+    # Only the service can cancel a run that has not started and store its message, which later turns need.
     async with opened_runs(in_background=True) as service:
         stopped = await service.cancel(run_id, user_id=user)
         return stopped, await service.run(run_id, user_id=user)
 
 
 async def _begin_following(memory: Memory, stopped: Sequence[str]) -> None:
-    """Enqueue the turns that waited for the cancelled runs, because no worker learns that these runs are over."""
+    """Enqueue turns that waited for the cancelled runs; no worker learns that these are over."""
     following: dict[str, None] = {}
     for run_id in stopped:
         run = await memory.runs.run(run_id)
@@ -315,7 +315,7 @@ async def _find(memory: Memory, run_id: str, user: str | None) -> Run:
 
 
 def _parts(payload: Mapping[str, Json]) -> _Payload:
-    """Return the `inputs`, `results` and `user_context` of a payload. If it has none of them, it is the `inputs`."""
+    """Split a payload into `inputs`, `results` and `user_context`; by default, all of it is `inputs`."""
     if not any(name in payload for name in _Payload._fields):
         return _Payload(payload)
     given: dict[str, Mapping[str, Json]] = {}

@@ -47,7 +47,7 @@ async def serve_http(
     """
     settings = command_settings(host=host, port=port, log_json=True if terminal.as_json else None)
     with terminal.waiting("Starting"):
-        # Import this below the spinner, because FastAPI, LangChain and LangGraph take some seconds on a slow machine.
+        # Import this below the spinner: FastAPI, LangChain and LangGraph take some seconds on a slow machine.
         from threadkeep.web.service import serve
 
     await serve(settings, lambda text: terminal.result({"announcement": text.splitlines()}, text))
@@ -80,14 +80,14 @@ async def work() -> None:
 
 @contextmanager
 def _stop_signals() -> Iterator[asyncio.Event]:
-    """Yield an event that is set when the first stop signal arrives. A second Ctrl-C ends the process at once."""
+    """Yield an event that is set by the first stop signal. A second Ctrl-C ends the process."""
     from threadkeep.app import stop_signals
 
     loop, stopped, signals = asyncio.get_running_loop(), asyncio.Event(), stop_signals()
 
     def stop() -> None:
         stopped.set()
-        # Keep the handler of SIGHUP, because a closed terminal may send it twice (from the shell and the kernel).
+        # Keep the handler of SIGHUP: a closed terminal may send it twice (from the shell and the kernel).
         remove_handlers(signal.SIGINT, signal.SIGTERM)
 
     def remove_handlers(*numbers: signal.Signals) -> None:

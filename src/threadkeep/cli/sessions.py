@@ -186,7 +186,7 @@ async def delete_sessions(
 
 
 def session_values(info: SessionInfo) -> dict[str, object]:
-    """Return the metadata of a session as JSON values. Omit the retention limits, and the namespace if it is empty."""
+    """Return the metadata of a session as JSON values."""
     return {
         name: value for name, value in vars(info).items() if name != "retention" and (name, value) != ("namespace", ())
     }
@@ -212,7 +212,7 @@ def _name_damaged(session_ids: Sequence[str]) -> None:
 
 
 def _around(content: str, query: str) -> str:
-    """Return the part of a text around the query's first word, or the text's beginning if the word is not in it."""
+    """Return the part of a text around the query's first word."""
     position = content.lower().find(query.lower().split()[0]) if query.split() else 0
     start = max(position - _WORDS // 2, 0)
     return ("…" if start else "") + first_words(content[start:], 2 * _WORDS)
@@ -309,7 +309,7 @@ async def regenerate_answer(
 
 
 async def _id_of(session: Session, message: str) -> str:
-    """Return the id of a message that is given by its id or its `seq`. If there is none, return `message` unchanged."""
+    """Return the id of a message that is given by its id or its `seq`."""
     if message.isdecimal() and await session.find(message) is None:
         for found in await session.at([int(message)]):
             return found.id or message

@@ -1,4 +1,4 @@
-"""Output of commands: lines, tables and progress for people, JSON for programs, and notes on stderr."""
+"""Output of commands: text and tables for people, JSON for programs, notes on stderr."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import typer
 from threadkeep.cli.problems import WrongUse
 from threadkeep.errors import StoreError
 
-# Import rich only on demand, because it takes a tenth of a second, and pipes and JSON do not need it.
+# Import rich on demand: it takes a tenth of a second, and pipes and JSON do not need it.
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
@@ -37,14 +37,14 @@ LINE_SECONDS = 2.0
 _PIPE_WIDTH = 160
 _LEAST_COLUMN = 20
 _WIDEST = 10_000
-# All control characters except tab and newline. They are replaced, because message text must not control the terminal.
+# Control characters except tab and newline are replaced, because message text must not control the terminal.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _PASSWORD = re.compile(r"(://[^/?#@:]*):[^/?#]*(?=@)|([?&](?:ssl)?password=)[^&]*")
 
 type Styled = str | tuple[str, str]
 """A text, or a text and its rich style."""
 type Reach = Callable[[int, str], None]
-"""A function that reports progress: the amount that is done, in the unit of the total, and a description."""
+"""A function that reports progress: the amount that is done, and a description."""
 
 
 class Terminal:
@@ -103,10 +103,10 @@ class Terminal:
         right: Sequence[str] = (),
         more: str = "--cursor",
     ) -> None:
-        """Print a page of a list: with `--json`, print `value`; otherwise print a table of the records.
+        """Print a page of a list: with `--json` the `value`, otherwise a table of the records.
 
-        `columns` maps a heading to the function that makes a cell of a record. If there are no records, print
-        `nothing`. If another page follows, print the command for it, in which `more` is the option with the cursor.
+        `columns` maps a heading to the function that makes a cell. Without records, print `nothing`. If another page
+        follows, print the command for it, in which `more` is the option with the cursor.
         """
         following = value.get("next_cursor", value.get("next_after"))
         if self.as_json:
@@ -133,7 +133,7 @@ class Terminal:
         self._print([sentence], "red", sys.stderr)
 
     def labelled(self, label: str, text: str, *, style: str = "") -> None:
-        """Print a line with a label. On a terminal, the text is wrapped in a column beside the label."""
+        """Print a line with a label; on a terminal, the text wraps beside it."""
         if not sys.stdout.isatty():
             self.say(label + text, style=style)
             return
@@ -142,7 +142,7 @@ class Terminal:
             label = " " * len(label)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[Styled]], *, right: Sequence[str] = ()) -> None:
-        """Print a table without frames. On a terminal long cells are wrapped between words; no cell is truncated."""
+        """Print a table without frames. No cell is truncated."""
         if not sys.stdout.isatty():
             _print_aligned([columns, *rows], [name in right for name in columns])
             return
@@ -157,19 +157,19 @@ class Terminal:
             table.add_column(name, justify=justify, overflow="fold", no_wrap=one_word)
         for row in rows:
             table.add_row(*(styled(cell) for cell in row))
-        # If the longest words do not fit in the columns, print whole lines; the terminal wraps them.
+        # If the longest words do not fit, let the terminal wrap whole lines.
         size = Measurement.get(self.out, self.out.options.update(width=_WIDEST), table)
         if size.minimum > self.out.width:
             table.width = size.maximum
         self.out.print(table, soft_wrap=table.width is not None)
 
     def confirm(self, question: str, refusal: str, *, confirmed: bool) -> None:
-        """Ask for confirmation unless `confirmed` is true. If there is no terminal, raise `WrongUse(refusal)`."""
+        """Ask for confirmation unless `confirmed`. Without a terminal, raise `WrongUse(refusal)`."""
         if confirmed:
             return
         if not self.interactive:
             raise WrongUse(refusal)
-        # Use Python's handler: with the handler of an event loop, `input` would continue to wait after a first Ctrl-C.
+        # With the handler of an event loop, `input` would continue to wait after a first Ctrl-C.
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             typer.confirm(escape(question), abort=True, err=True)
@@ -178,7 +178,7 @@ class Terminal:
 
     @contextmanager
     def waiting(self, words: str) -> Iterator[None]:
-        """Show a spinner while the block runs, if stderr is a terminal and the command was called without `--json`."""
+        """Show a spinner on a terminal while the block runs."""
         if self.as_json or not sys.stderr.isatty():
             yield
             return
@@ -189,11 +189,10 @@ class Terminal:
     def progress(
         self, title: str, total: int | None, *, every: bool = False, so_far: str = "", again: str = ""
     ) -> Iterator[Reach]:
-        """Show the progress of the work in the block: a bar on a terminal, otherwise lines on stderr.
+        """Show the progress of the work in the block, as a bar or as lines; with `--json`, show nothing.
 
-        Lines are at least two seconds apart, except the last one; if `every` is true, each report is shown. With
-        `--json`, nothing is shown. If the block is cancelled or the database fails, a note shows the words of the last
-        report (at first `so_far`), and after them the advice `again`. If `again` is empty, there is no note.
+        Lines are at least two seconds apart unless `every` is true. If the block is interrupted, a note has the last
+        report (at first `so_far`) and the advice `again`, unless `again` is empty.
         """
         import asyncio
 
@@ -249,7 +248,7 @@ class Terminal:
             print("".join(map(plain, parts)), file=stream, end=end, flush=True)
 
     def _console(self, name: str, stream: TextIO) -> Console:
-        """Return the console on a stream. One stream must have only one console, for a spinner as well as for lines."""
+        """Return the console of a stream. A spinner and lines must share one console."""
         from rich.console import Console
 
         if name not in self._consoles or self._consoles[name].file is not stream:
@@ -261,7 +260,7 @@ terminal = Terminal()
 
 
 def dump(value: object, stream: TextIO) -> str:
-    """Return JSON on one line, with times in ISO 8601. Unless the stream is UTF-8, non-ASCII characters are escaped."""
+    """Return JSON on one line; escape non-ASCII characters unless the stream is UTF-8."""
     utf8 = (stream.encoding or "").lower().replace("-", "") == "utf8"
     return json.dumps(value, ensure_ascii=not utf8, default=_json)
 
@@ -277,18 +276,18 @@ def plain(part: Styled) -> str:
 
 
 def first_words(text: str, characters: int) -> str:
-    """Return a text on one line. If it has more than `characters` characters, cut it and add an ellipsis."""
+    """Return a text on one line, cut to `characters` with an ellipsis."""
     line = " ".join(escape(text[: 4 * characters]).split())
     return line if len(line) <= characters and len(text) <= 4 * characters else line[:characters] + "…"
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:
-    """Return a count with its noun, such as "1 run" or "2 runs". If `plural` is None, the plural is the noun with s."""
+    """Return a count with its noun, such as "1 run" or "2 runs"."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
 def repeated(option: str, value: object) -> str:
-    """Return the running command in shell syntax, but with `value` for `option`, and without passwords."""
+    """Return the running command with another `value` for `option`, without passwords."""
     words: list[str] = []
     after: list[str] = []
     given = iter(command_line.get())
@@ -308,14 +307,14 @@ def without_password(url: str) -> str:
 
 
 def shown(value: object, nothing: str = "") -> str:
-    """Return a value as a cell of a table: `nothing` for None, and the result of `relative` for a time."""
+    """Return a value as a cell of a table."""
     if value is None:
         return nothing
     return relative(value) if isinstance(value, datetime) else str(value)
 
 
 def relative(moment: datetime | None) -> str:
-    """Return the age of a moment in words, or its date if it is more than a week old or in the future."""
+    """Return the age of a moment in words, or its date if it is not in the last week."""
     if moment is None:
         return ""
     seconds = (datetime.now(moment.tzinfo) - moment).total_seconds()
@@ -355,12 +354,12 @@ def file_size(count: int) -> str:
 
 
 def _json(value: object) -> object:
-    """Return a time, a mapping, a pydantic model or a record as values that JSON can contain."""
+    """Convert a value to one that JSON can contain."""
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, Mapping):
         return dict(value)
-    # Do not pass records to `to_jsonable_python`, which writes times with Z; all other output has +00:00.
+    # `to_jsonable_python` writes times of records with Z; all other output has +00:00.
     if (dumped := getattr(value, "model_dump", None)) is not None:
         return dumped()
     if is_dataclass(value):
@@ -378,7 +377,7 @@ def styled(*parts: Styled) -> Text:
 
 
 def _print_aligned(rows: Sequence[Sequence[Styled]], right: Sequence[bool]) -> None:
-    """Print rows in columns that are as wide as their longest cells. A wide East Asian character counts twice."""
+    """Print rows in aligned columns. A wide East Asian character counts twice."""
     from rich.cells import cell_len
 
     cells = [[" ".join(plain(cell).split("\n")) for cell in row] for row in rows]

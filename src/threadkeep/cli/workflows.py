@@ -143,14 +143,14 @@ def draw_workflow(
 
 
 def _registered(names: list[str] | None = None, *, imports: bool = True) -> Workflows:
-    """Return the built-in workflow and the workflows `names`; if `names` is None, those in the settings."""
+    """Return the built-in workflow and the named ones, by default those in the settings."""
     from threadkeep.app import load_workflows
 
     return load_workflows(command_settings(), names, imports=imports)
 
 
 def _named(name: str) -> Workflow:
-    """Return the workflow with this name. If `name` is the path of a YAML file, return the workflow in the file."""
+    """Return the workflow with this name, or in the YAML file with this path."""
     from threadkeep.workflows.loading import SUFFIXES, load_yaml
 
     path = Path(name)
