@@ -1,8 +1,8 @@
-"""Decisions about compression: when summaries replace messages of a session, and which messages they replace.
+"""Decisions about compression: when summaries replace messages of a session, and which ones.
 
-A session has, in order: messages that summaries replace, the range that may be compressed next, and the tail, which is
-kept. The tail begins at the start of a turn: a user message after a message of another role. Sizes use LangChain's
-notation: `("tokens", n)`, `("messages", n)`, or `("fraction", f)` of the budget of a model call.
+A session has, in order: summarised messages, the range that may be compressed next, and the tail, which is kept. The
+tail begins at the start of a turn: a user message after a message of another role. Sizes use LangChain's notation:
+`("tokens", n)`, `("messages", n)`, or `("fraction", f)` of the budget of a model call.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FULL = 0.9
 
 @dataclass(frozen=True)
 class Extent:
-    """The size of a range of a session: the number of its user and assistant messages, and of their tokens."""
+    """The number of user and assistant messages in a range of a session, and of their tokens."""
 
     messages: int
     tokens: int
@@ -40,11 +40,11 @@ class Extent:
 class SummaryRoom:
     """Limits for the length of summaries, in tokens.
 
-    all: the limit of all active summaries together.
-    framed: the limit of all active summaries together with the text around them in a prompt.
-    one: the limit of one summary. If the model exceeds it, it is called once more, and then the summary is cut.
-    asked: the length that the model is asked for, below `one`, because a model cannot count exactly.
-    record: the limit of the transcript's part that the model reads in one call, besides an earlier summary.
+    all: all active summaries together.
+    framed: all active summaries with the text around them in a prompt.
+    one: one summary.
+    asked: the length that a model is asked for: below `one`, because it cannot count exactly.
+    record: the part of the transcript that the model reads in one call.
     """
 
     all: int
@@ -62,8 +62,8 @@ class SummaryRoom:
     def within(cls, max_summary_tokens: int, budget: int, input_tokens: int) -> SummaryRoom:
         """Return the limits for a model that reads `input_tokens` at once.
 
-        All summaries together have at most `max_summary_tokens`. With the text around them in a prompt, they have at
-        most a quarter of `budget`, the budget of a model call. However, 100 tokens are always allowed.
+        All summaries may have `max_summary_tokens`, but at most a quarter of `budget`, the budget of a model call. Even
+        then, 100 tokens are always allowed.
         """
         framed = budget // 4 - _HEADER_TOKENS
         together = max(_LEAST_SUMMARY_TOKENS, min(max_summary_tokens, framed - 2 * _BLOCK_TOKENS))
@@ -74,18 +74,14 @@ class SummaryRoom:
 
 @dataclass(frozen=True)
 class WindowRoom:
-    """The capacity of a window (None means no limit). A full window is cut back to this capacity times `step`."""
+    """The capacity of a window, without limit if None. A full window is cut to `step` of it."""
 
     tokens: int | None = None
     messages: int | None = None
     step: float = 0.4
 
     def nearly_full(self, extent: Extent) -> tuple[Size, ...]:
-        """Return the sizes to which a nearly full window is cut; an empty tuple if it is not nearly full.
-
-        If the window has more than 90 % of its tokens, the result contains a size in tokens. If it has more than its
-        number of messages, the result contains a size in messages, which leaves two messages for the next turn.
-        """
+        """Return the sizes to which a nearly full window is cut, or an empty tuple."""
         keep: list[Size] = []
         if self.tokens is not None and extent.tokens > self.tokens * _FULL:
             keep.append(("tokens", max(1, int(self.tokens * self.step))))
@@ -125,26 +121,24 @@ def in_units(size: Size, budget: int) -> tuple[Literal["tokens", "messages"], in
 
 
 def reaches(extent: Extent, trigger: Size, budget: int) -> bool:
-    """Return True if the messages or the tokens of an extent reach the trigger of compression."""
+    """Return True if an extent reaches the trigger of compression."""
     unit, value = in_units(trigger, budget)
     return (extent.tokens if unit == "tokens" else extent.messages) >= value
 
 
 def is_worth_it(extent: Extent, trigger: Size, budget: int) -> bool:
-    """Return True if a range is large enough to be compressed: at least an eighth of the trigger.
+    """Return True if a range is large enough to be compressed.
 
-    If the kept tail is larger than the trigger, the trigger is reached in every turn; this rule avoids a compression
-    in every turn.
+    Without this rule, a tail larger than the trigger would cause a compression in every turn.
     """
     unit, value = in_units(trigger, budget)
     return extent.messages > 0 and reaches(extent, (unit, max(1, value // _LEAST_SHARE)), budget)
 
 
 def kept_from(rows: Sequence[Message], keep: Size, budget: int, *, complete: bool) -> int | None:
-    """Return the `seq` at which the kept tail begins; if older rows are needed to find out, return None.
+    """Return the `seq` at which the kept tail begins, or None if older rows are needed to find out.
 
-    The tail has the newest messages that are within `keep`, and is extended back to the start of a turn. It always
-    contains the newest user message.
+    The tail starts with a turn, and always contains the newest user message.
 
     Args:
         rows: the newest rows, newest first, without gaps.
@@ -166,9 +160,9 @@ def kept_from(rows: Sequence[Message], keep: Size, budget: int, *, complete: boo
 
 
 def kept_after(rows: Sequence[Message], left_out_upto_seq: int, *, complete: bool) -> int | None:
-    """Return the `seq` from which messages are kept: the start of the first turn after `left_out_upto_seq`.
+    """Return the `seq` of the first turn to keep, or None if older rows are needed to find out.
 
-    If no turn starts after `left_out_upto_seq`, keep the newest turn. If older rows are needed, return None.
+    This is the first turn after `left_out_upto_seq` or, if there is none, the newest turn.
 
     Args:
         rows: the newest rows, newest first, at least back to `left_out_upto_seq`.
@@ -183,9 +177,9 @@ def kept_after(rows: Sequence[Message], left_out_upto_seq: int, *, complete: boo
 
 
 def part_length(rows: Sequence[Message], sizes: Sequence[int], room: int) -> int:
-    """Return how many of the oldest rows a model reads next: as many whole turns as fit into `room` tokens.
+    """Return how many of the oldest rows a model reads next, if possible whole turns.
 
-    If the whole turns have less than half of the rows that fit, return all rows that fit. Return at least one row.
+    They fit into `room` tokens, except that there is always at least one row.
     """
     used = fitting = 0
     for size in sizes:
@@ -200,7 +194,7 @@ def part_length(rows: Sequence[Message], sizes: Sequence[int], room: int) -> int
 
 
 def packed(lines: Sequence[str], sizes: Sequence[int], room: int) -> tuple[str, ...]:
-    """Join lines into records of at most `room` tokens. Each record has as many lines as fit, but at least one."""
+    """Join lines into records of at most `room` tokens, but at least one line."""
     records: list[list[str]] = []
     used = 0
     for line, size in zip(lines, sizes, strict=True):
@@ -213,15 +207,15 @@ def packed(lines: Sequence[str], sizes: Sequence[int], room: int) -> tuple[str, 
 
 
 def even_room(total: int, room: int) -> int:
-    """Return the size of the parts if `total` is split into the fewest equal parts of at most `room`."""
+    """Return the size of equal parts of at most `room` into which `total` is split."""
     return -(-total // -(-total // room)) if total > room else room
 
 
 def to_merge(summaries: Sequence[Summary], room: SummaryRoom) -> tuple[Summary, ...]:
-    """Return the active summaries that must be merged into one, oldest first; none if all are within the limits.
+    """Return the summaries that must be merged into one, oldest first, because there are too many.
 
-    If there are more than two summaries, the newest one stays unchanged, because recent details matter most. Summaries
-    with archived messages between them are not merged, because the merged summary would cover those messages as well.
+    Of more than two, the newest stays unchanged, because recent details matter most. Summaries with archived messages
+    between them stay apart, because the merged one would cover those messages as well.
     """
     together = sum(summary.tokens for summary in summaries)
     if together <= room.all and together + _BLOCK_TOKENS * len(summaries) <= room.framed:
@@ -239,8 +233,7 @@ def to_merge(summaries: Sequence[Summary], room: SummaryRoom) -> tuple[Summary, 
 def sources_of(summaries: Sequence[Summary], parts: Mapping[str, Sequence[Summary]], tokens: int) -> Sequence[Summary]:
     """Return the summaries that a model reads in order to merge these summaries.
 
-    Repeated merging loses details. If the first summary is a merged one, the model therefore reads the parts from which
-    it was made, provided that these and the later summaries have at most `tokens` tokens.
+    Repeated merging loses details, so a merged summary is replaced by its parts if these fit.
 
     Args:
         summaries: the summaries to merge, oldest first.
@@ -271,7 +264,7 @@ def _fitting(rows: Sequence[Message], tokens: int) -> int:
 
 
 def _starts_turn(spoken: Sequence[Message], index: int, *, complete: bool) -> bool:
-    """Return True if the row at `index` (newest first) begins a turn: a user message after a row of another role."""
+    """Return True if a row (newest first) begins a turn."""
     if spoken[index].role != "user":
         return False
     return spoken[index + 1].role != "user" if index + 1 < len(spoken) else complete
@@ -296,7 +289,7 @@ class SummaryText:
 
     @classmethod
     def read(cls, text: str) -> SummaryText:
-        """Split a text into prose and the list of facts below a heading "Facts". If there are none, all is prose."""
+        """Split a text into prose and the list of facts below a heading "Facts"."""
         lines = text.strip().splitlines()
         heading = next((index for index, line in enumerate(lines) if _HEADING.fullmatch(line)), None)
         if heading is None:
@@ -316,7 +309,7 @@ class SummaryText:
         return "\n\n".join(part for part in (self.prose, facts) if part)
 
     def within(self, tokens: int, facts_tokens: int, counter: TokenCounter) -> SummaryText:
-        """Drop the oldest facts beyond `facts_tokens`, then cut the prose until the whole text fits `tokens`."""
+        """Drop the oldest facts, then cut the prose, until the text fits."""
         text = replace(self, facts=fitting_facts(self.facts, facts_tokens, counter))
         if counter(text.render()) <= tokens:
             return text
@@ -336,7 +329,7 @@ def merged_facts(texts: Iterable[SummaryText]) -> tuple[str, ...]:
 
 
 def fitting_facts(facts: Sequence[str], tokens: int, counter: TokenCounter) -> tuple[str, ...]:
-    """Return the newest facts that fit into the tokens; drop older facts, because newer ones may correct them."""
+    """Return the newest facts that fit; newer ones may correct older ones."""
     kept = tuple(facts)
     while kept and counter(SummaryText("", kept).render()) > tokens:
         kept = kept[1:]

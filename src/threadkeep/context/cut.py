@@ -25,24 +25,20 @@ def middle_mark(characters: int) -> str:
 
 
 def cut_end(text: str, budget: int, counter: TokenCounter) -> str:
-    """Return the text if it has at most `budget` tokens; otherwise return its beginning and `CUT_MARK`.
+    """Cut the end of a text to `budget` tokens, including `CUT_MARK`; return "" if nothing fits.
 
-    If not even the mark fits, return "". Each candidate is counted, because a counter may count more tokens in a
-    shorter text than in a longer one.
+    Each candidate is counted, because a counter may count more tokens in a shorter text.
     """
     return _cut(text, budget, counter, lambda kept: text[: _boundary(text, kept)] + CUT_MARK)
 
 
 def cut_middle(text: str, budget: int, counter: TokenCounter) -> str:
-    """Return the text if it has at most `budget` tokens; otherwise return its two ends with `middle_mark` between.
-
-    If not even the mark fits, return "".
-    """
+    """Cut the middle of a text to `budget` tokens, including the mark; return "" if nothing fits."""
     return _cut(text, budget, counter, partial(keep_ends, text))
 
 
 def keep_ends(text: str, kept: int) -> str:
-    """Return about `kept` characters of the text, from its beginning and end, with `middle_mark` between them."""
+    """Return about `kept` characters from both ends of the text, with `middle_mark` between them."""
     start = _boundary(text, kept - kept // 2)
     end = len(text) - kept // 2
     while end < len(text) and _boundary(text, end) != end:
@@ -51,17 +47,16 @@ def keep_ends(text: str, kept: int) -> str:
 
 
 def pieces(text: str, budget: int, counter: TokenCounter) -> list[str]:
-    """Split a text into pieces of at most `budget` tokens; joined, the pieces equal the text.
+    """Split a text into pieces of at most `budget` tokens, which joined equal the text.
 
-    A piece ends at white space if there is any in its last third. A character and its combining marks stay together,
-    unless there are more marks than any language uses. A piece of one character may exceed the budget. Long pieces may
-    be shorter than the budget allows, because an exact search would count the text more often.
+    A piece ends at white space if possible, and never between a character and its combining marks. Long pieces may be
+    shorter than allowed, because an exact search would take longer.
     """
     found: list[str] = []
     start = 0
     reach = max(_LONGEST_TOKEN * budget, 2 * _MAX_CLUSTER)
     while start < len(text):
-        # Counting the rest of a huge text for each piece would take long, so count only the part that may fit.
+        # Count only the part that may fit: counting the rest of a huge text for each piece would take long.
         ahead = text[start : start + reach]
         kept = _cut(ahead, budget, counter, partial(_beginning, ahead), slack=_SLACK)
         if len(kept) == reach:
@@ -80,7 +75,7 @@ def _beginning(text: str, end: int) -> str:
 
 
 def _to_white_space(text: str) -> str:
-    """Return the text up to its last white space; if the last third has no white space, return the whole text."""
+    """Return the text up to its last white space, unless that would drop a third of it."""
     end = next((end for end in range(len(text), len(text) * 2 // 3, -1) if text[end - 1].isspace()), len(text))
     return text[:end]
 
@@ -104,7 +99,7 @@ def _cut(text: str, budget: int, counter: TokenCounter, shortened: Callable[[int
 
 
 def _first_miss(length: int, budget: int, total: int, fits: Callable[[int], bool]) -> int:
-    """Return the upper limit for `_cut`'s binary search: a length that does not fit, or the whole length if all fit."""
+    """Return the upper limit for `_cut`'s binary search."""
     high = max(64, 2 * length * max(budget, 1) // max(total, 1))
     while high < length and fits(high):
         high *= 2
@@ -112,7 +107,7 @@ def _first_miss(length: int, budget: int, total: int, fits: Callable[[int], bool
 
 
 def _boundary(text: str, end: int) -> int:
-    """Return the nearest position at or before `end` that does not separate a character from its combining marks."""
+    """Return the nearest position before which no character is separated from its combining marks."""
     for index in range(end, max(end - _MAX_CLUSTER, 0), -1):
         if index >= len(text) or not _belongs(text[index - 1], text[index]):
             return index

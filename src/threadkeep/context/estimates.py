@@ -1,8 +1,8 @@
 """Token counters: estimates, which need no tokenizer, and exact counters for OpenAI's encodings.
 
-An estimate is the sum of the costs of a text's characters, with corrections for frequent sequences. For example, `tion`
-makes a word cheaper in every language that uses it. `python -m bench.fit_tokens` writes the costs to
-`token_costs.json`; it fits them in such a way that estimates are more often too high than too low.
+An estimate is the sum of the costs of a text's characters, corrected for frequent sequences: `tion` makes a word
+cheaper in every language that uses it. `python -m bench.fit_tokens` fits the costs and writes `token_costs.json`.
+Estimates are more often too high than too low.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ type Encoding = Literal["o200k", "cl100k"]
 type Family = Literal[
     "o200k", "cl100k", "claude2", "claude3", "claude47", "llama2", "llama3", "gemma3", "qwen3", "deepseek"
 ]
-"""The tokenizer families with a fitted estimate. Claude since Opus 4.7 has `claude47`; Gemini uses `gemma3`."""
+"""The tokenizer families with a fitted estimate. `claude47` is Claude since Opus 4.7; Gemini uses `gemma3`."""
 
 FAMILIES: tuple[Family, ...] = get_args(Family.__value__)
 """The tokenizer families, in the same order as their costs in `token_costs.json`."""
@@ -34,12 +34,12 @@ FAMILIES: tuple[Family, ...] = get_args(Family.__value__)
 
 class _Vocabulary(Protocol):
     def count(self, text: str, /) -> int:
-        """Return the number of tokens of a text that is valid in UTF-8; special tokens in it count as plain text."""
+        """Return the number of tokens of a valid text; special tokens count as plain text."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExactCounter:
-    """A counter that counts exactly as an encoding does. It counts a lone surrogate as the replacement character."""
+    """A counter that counts exactly as an encoding does, even texts with lone surrogates."""
 
     name: Encoding
     vocabulary: _Vocabulary = field(repr=False, compare=False)
@@ -68,7 +68,7 @@ def exact_counter(encoding: Encoding) -> ExactCounter:
 
 @cache
 def installed_counter(encoding: Encoding) -> ExactCounter | None:
-    """Return an encoding's exact counter, or None without the extra `tokens`. The first call takes 0.1 seconds."""
+    """Return an encoding's exact counter if the extra `tokens` is installed."""
     try:
         package = find_spec("bpe_openai")
         # Avoid the package's own `get_encoding`, which rejects texts of a million characters or 200,000 tokens.
@@ -90,7 +90,7 @@ def _bindings(*folders: str) -> Any:
 
 
 type Pattern = tuple[bytes, tuple[float, ...]]
-"""A sequence of characters or of letters of `KINDS`, and for each of `FAMILIES` the tokens that it costs."""
+"""A sequence of characters or of letters of `KINDS`, and its cost for each of `FAMILIES`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Patterns:
 
 @cache
 def patterns_by_script() -> dict[str, Patterns]:
-    """Return the patterns of each script, by the letter of its lead bytes in `KINDS`; "" has the general patterns."""
+    """Return the patterns of each script by its letter in `KINDS`; "" has the general patterns."""
     found = json.loads(files("threadkeep.context").joinpath("token_costs.json").read_text(encoding="utf-8"))
     return {key: _patterns(groups) for key, groups in ({"": found} | found["scripts"]).items()}
 
@@ -126,7 +126,7 @@ def _patterns(groups: dict[str, list[tuple[str, *tuple[float, ...]]]]) -> Patter
 
 
 def _pattern_bytes(text: str) -> bytes:
-    """Return the bytes of a pattern. If it begins with `hex:`, as in `hex:efbc`, it is written in hexadecimal."""
+    """Return the bytes of a pattern, which may be hexadecimal, as in `hex:efbc`."""
     return bytes.fromhex(text.removeprefix("hex:")) if text.startswith("hex:") else text.encode()
 
 
@@ -175,12 +175,12 @@ CAPITALS = _table(".", ("n", 0x0A, 0x0D), (" ", 0x20, 0x20), ("D", 0xD0, 0xD0), 
 
 
 def framed(text: str) -> bytes:
-    """Return the text in UTF-8 between a space and the byte 0xFF, which never occurs in UTF-8."""
+    """Return the text as UTF-8, framed by a space and the byte 0xFF, which UTF-8 never contains."""
     return b" " + text.encode("utf-8", "surrogatepass") + b"\xff"
 
 
 def digit_groups(data: bytes) -> int:
-    """Return the number of groups that result when each number in the data is split after every three digits."""
+    """Count the groups of up to three digits in the numbers."""
     groups = data.translate(DIGITS).replace(b"000", b"3")
     return groups.count(b"3") + groups.count(b" 0") + groups.count(b"30")
 
@@ -190,10 +190,9 @@ _IN_NO_OTHER_SCRIPT = bytes(byte for byte in range(256) if KINDS[byte] not in _I
 
 
 def other_scripts(text: str) -> int:
-    """Return the approximate share of a text's tokens that other scripts than Latin have, in thousandths.
+    """Return the approximate share of a text's tokens in other scripts than Latin, in thousandths.
 
-    A character of another script counts twice, any other character once. This takes 1 to 3 % of the time of an
-    estimate; for the exact share, the costs of all patterns would have to be added again.
+    A character of another script counts twice. An exact share would take as long as an estimate.
     """
     if text.isascii():
         return 0
@@ -224,7 +223,7 @@ class ScriptCosts:
 
 @dataclass(frozen=True, slots=True)
 class TokenCosts:
-    """All costs of one tokenizer family. `pairs` has the costs of pairs of bytes; the index is their 16-bit number."""
+    """All costs of one tokenizer family. `pairs` is indexed by the 16-bit number of two bytes."""
 
     pairs: list[float]
     digit_group: float
@@ -290,8 +289,8 @@ def _bytes_of(part: int, of_kind: bool) -> Iterable[int]:
 class TokenCounter(Protocol):
     """A token counter: any function that returns an integer for a text.
 
-    It must be deterministic, return 0 for an empty text, and never return a negative number. It need not be
-    monotonic or additive.
+    It must be deterministic, return 0 for an empty text and never a negative number. It need not be monotonic or
+    additive.
     """
 
     def __call__(self, text: str, /) -> int:
@@ -302,21 +301,20 @@ _MOST_CHARACTERS = 10  # per token, so an estimate is at least a tenth of the ch
 
 
 def chars4(text: str) -> int:
-    """Return a quarter of the number of characters: a fair estimate for English, but far too low for Chinese."""
+    """Return a quarter of the number of characters: fair for English, far too low for Chinese."""
     return len(text) // 4
 
 
 def estimate(text: str) -> int:
-    """Return the default estimate, which needs no network, supports all languages, and takes linear time.
+    """Return the default estimate, for all languages, without a network and in linear time.
 
-    It is calibrated against the tokenizer of OpenAI's current models, and is more often too high than too low. It is at
-    least 1 for a text that is not empty.
+    It is calibrated against the tokenizer of OpenAI's current models, and is more often too high than too low.
     """
     return _estimate(text, "o200k")
 
 
 def estimate_cl100k(text: str) -> int:
-    """Return the estimate for gpt-4 and gpt-3.5, which may need three times as many tokens as newer models."""
+    """Return the estimate for gpt-4 and gpt-3.5, which may need thrice the tokens of newer models."""
     return _estimate(text, "cl100k")
 
 
@@ -352,7 +350,6 @@ def _estimate(text: str, family: Family) -> int:
 
 
 def _cost_of_pairs(data: bytes, pairs: list[float]) -> float:
-    """Return the cost of all pairs of neighbouring bytes. A pair's index in `pairs` is its 16-bit number."""
     view, size = memoryview(data), len(data)
     even, odd = view[: size & ~1].cast("H"), view[1 : size - 1 + size % 2].cast("H")
     return sum(map(pairs.__getitem__, even)) + sum(map(pairs.__getitem__, odd))

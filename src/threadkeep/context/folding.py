@@ -1,7 +1,7 @@
 """Folding of repeated exchanges, which then appear only once in a window, with a visible count.
 
-If "ok" and "Done." are exchanged five times in a row, the window has this exchange once, with the count 5. The
-repetitions would tell a model nothing else. The transcript keeps them all.
+If "ok" and "Done." are exchanged five times in a row, the window shows them once, with the count 5, because repetitions
+tell a model nothing. The transcript keeps them all.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from threadkeep.records import Message
 class Fold:
     """A group of equal exchanges, shown once with a count.
 
-    `seq` is the `seq` of the user message that shows the count, `times` is the number of exchanges, and `left_out` has
-    the `seq` of each omitted message.
+    `seq` is that of the user message with the count, and `left_out` has those of the omitted messages.
     """
 
     seq: int | None
@@ -28,7 +27,7 @@ class Fold:
 
 @dataclass(frozen=True)
 class Folded:
-    """The messages after folding, in order, and the folds. If nothing was folded, the messages are unchanged."""
+    """The messages after folding, in order, and the folds."""
 
     messages: tuple[Message, ...]
     folds: tuple[Fold, ...] = ()
@@ -40,10 +39,10 @@ def fold_mark(times: int) -> str:
 
 
 def fold_repeats(messages: Sequence[Message], *, counter: TokenCounter = estimate) -> Folded:
-    """Fold each sequence of equal exchanges: only its newest exchange stays, with the count.
+    """Fold each sequence of equal exchanges to its newest one, with the count.
 
-    An exchange is a user message with the assistant messages that answer it. Two exchanges are equal if they have the
-    same texts in the same order and all messages are complete. An exchange without an answer is never folded.
+    An exchange is a user message with its answers. Equal exchanges have the same texts in the same order, and are
+    complete. Without an answer, an exchange is never folded.
 
     Args:
         messages: user and assistant messages, oldest first.
@@ -63,7 +62,7 @@ def fold_repeats(messages: Sequence[Message], *, counter: TokenCounter = estimat
 
 
 def _exchanges(messages: Sequence[Message]) -> list[list[Message]]:
-    """Split the messages into groups that begin with a user message. The first group may begin with another message."""
+    """Split the messages into groups that begin with a user message."""
     pieces: list[list[Message]] = []
     for message in messages:
         if message.role == "user" or not pieces:

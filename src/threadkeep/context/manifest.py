@@ -1,4 +1,4 @@
-"""Manifests: the positions, ids, counts and reasons behind a window or a model call, but never a text."""
+"""Manifests: positions, ids, counts and reasons behind a window or a model call, but never a text."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class FactReference:
 
 @dataclass(frozen=True)
 class ScopeRecall:
-    """The outcome of a Graphiti query for one scope, with the reasons why facts are missing."""
+    """The outcome of a Graphiti query for one scope."""
 
     scope: ScopeKind
     outcome: GraphOutcome = "ok"
@@ -89,9 +89,8 @@ class ScopeRecall:
 class FactsLeftOut:
     """Known facts of a scope that are not in a context, and the reason.
 
-    `no_room`: the facts did not fit. `same_key`: a fact of a more specific scope, or a newer fact, has the same key.
-    `over_limit`: the scope has too many facts to consider them all, so only facts that are relevant to the input were
-    searched for; the others are not counted.
+    `no_room`: they did not fit. `same_key`: a fact of a more specific scope, or a newer one, has the same key.
+    `over_limit`: the scope has too many facts, so only relevant ones were searched for; the others are not counted.
     """
 
     scope: ScopeKind
@@ -117,8 +116,8 @@ class ConversationLocation:
 class Entry:
     """A message of a model call: its section, its tokens, and the source of its text.
 
-    A text that is in no transcript is stored under its digest: a system prompt, a tool call or result, a cut message.
-    `snippets` and `facts` are in the order in which the text quotes them.
+    A text that is in no transcript, such as a system prompt or a cut message, is stored under its digest. `snippets`
+    and `facts` are in the order in which the text quotes them.
     """
 
     section: Section
@@ -147,14 +146,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A message of the run that was not sent and is not in the transcript, such as a tool call, and the reason.
+    """A message of the run that was not sent and is not in the transcript, and the reason.
 
-    It can also be a range of messages without system messages. If the range includes messages of the transcript, their
-    `seq` is also in `excluded`.
+    It can also be a range of messages, which may include messages of the transcript; their `seq` is also in `excluded`.
     """
 
     id: str | None
-    """The id of the message, or of the first message of a range; null if this message has no id."""
+    """The id of the (first) message, if it has one."""
     reason: ExclusionReason
     last_id: str | None = None
     """The id of the last message of a range; absent for a single message."""
@@ -174,7 +172,7 @@ class ReportedUsage:
 
 @dataclass(frozen=True)
 class StablePrefix:
-    """The leading messages that do not depend on the input. The next model call may begin with the same messages."""
+    """The leading messages that do not depend on the input, so the next model call may repeat them."""
 
     messages: int
     tokens: int
@@ -184,11 +182,11 @@ class StablePrefix:
 
 @dataclass(frozen=True, kw_only=True)
 class ContextManifest:
-    """The record of one model call: which messages were sent, in order, and which were not, with the reasons.
+    """The record of one model call: which messages were sent, which were not, and why.
 
     A manifest contains no text. It is stored with its session, or with its run if `session_id` is None. Each `seq` is a
-    position in the session's transcript or, if `conversation` is set, in this conversation, which the node stores
-    itself. If there is neither, the source of every entry is `text`. Fields with default values are absent in JSON.
+    position in the session's transcript or, if it is set, in `conversation`, which the node stores itself. Fields with
+    default values are absent in JSON.
     """
 
     session_id: str | None = None
@@ -247,7 +245,7 @@ class ContextManifest:
         return tokens
 
     def to_dict(self) -> dict[str, Json]:
-        """Return the manifest as JSON values. Default values are left out; the tokens per section are added."""
+        """Return the manifest as JSON values, without default values, and with the tokens per section."""
         values: dict[str, Json] = _adapter().dump_python(self, mode="json", exclude_defaults=True)
         return values
 
@@ -260,12 +258,12 @@ class ContextManifest:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Json]) -> ContextManifest:
-        """Return the manifest from the values of `to_dict`. Raise `ValueError` if they are not a valid manifest."""
+        """Return the manifest from the values of `to_dict`; raise `ValueError` if they are invalid."""
         return _adapter().validate_python(values)
 
 
 @cache
 def _adapter() -> TypeAdapter[ContextManifest]:
-    # Unlike the models of the web API, do not set `use_attribute_docstrings`: it reads the source of each class, which
-    # would double the time of a process's first turn.
+    # Do not set `use_attribute_docstrings`: it reads the source of each class, which would double the time of a
+    # process's first turn.
     return TypeAdapter(ContextManifest)

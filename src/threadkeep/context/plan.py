@@ -38,7 +38,7 @@ _SHARES: Final[Mapping[Section, float]] = MappingProxyType(
 )
 _MOST_OF_NEWEST = 0.5
 _QUOTED_OF_SHARED = 0.25
-"""The maximum part of `shared` (see `rooms`) for quoted older turns: they change in each turn, so no cache helps."""
+"""The maximum part of `shared` for quoted older turns: they change in each turn, so no cache helps."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class ContextPlan:
     """The division of a budget among sections; see the module's table.
 
     order: the order of the sections, without the turn's steps, which are always last.
-    shares: fractions of the budget. The window's is a minimum, which is reserved first; the others are maximums.
+    shares: fractions of the budget: a minimum for the window, and a maximum for the others.
     yields: the extras (facts, snippets, selected) in the order in which they shrink.
-    window: `sliding` always has the newest messages that fit; `anchored` begins at the same message while it fits.
-    step: an anchored window that does not fit any more is cut back to its capacity times `step`.
-    fold_repeats: True to show an exchange that is repeated in a row only once, with its count.
+    window: `sliding` has the newest messages that fit; `anchored` begins at the same message while it fits.
+    step: the part of its capacity to which an anchored window is cut when it is full.
+    fold_repeats: True to show repeated exchanges only once, with a count.
     """
 
     order: tuple[Section, ...] = _ORDER
@@ -87,13 +87,10 @@ class ContextPlan:
     ) -> dict[Section, int]:
         """Return how many tokens each wanted extra may use after the window's share has been reserved.
 
-        Args:
-            budget: the tokens of the whole call.
-            fixed: the tokens of the system message, the summary and the turn.
-            wanted: the extras that may be present.
-            shared: the shares of the extras are parts of this number of tokens; None if they are parts of `budget`.
-            newest: the tokens of the newest messages; if they exceed the window's share, at least half of the budget is
-                reserved for the window.
+        Args: budget: the tokens of the whole call. fixed: the tokens of the system message, the summary and the turn.
+        wanted: the extras that may be present. shared: the tokens of which the extras get their shares; by default
+        `budget`. newest: the tokens of the newest messages; if they exceed the window's share, at least half of the
+        budget is reserved for the window.
         """
         whole = min(budget, shared or budget)
         window = self.shares["window"]
@@ -116,7 +113,7 @@ class ContextPlan:
 
     @property
     def extras_before_window(self) -> tuple[Section, ...]:
-        """The extras that are sent before the window, after the system message and the summary, in order."""
+        """The extras that are sent before the window, in order."""
         return tuple(section for section in self.order[: self.order.index("window")] if section in EXTRAS)
 
     @property

@@ -41,7 +41,7 @@ _known_line = lru_cache(maxsize=2_000)(_fact_line)
 
 
 def graph_line(text: str, scope: ScopeKind, since: datetime | None) -> str:
-    """Return a Graphiti fact as one line. Its text is escaped, because other programs may write into Graphiti."""
+    """Return a Graphiti fact as one line, escaped because other programs may write into Graphiti."""
     day = "no date" if since is None else _day(since)
     return _safe(f"> {dump_json(text)} ({scope}, {day}, from the graph)")
 
@@ -57,12 +57,12 @@ def facts_text(lines: Sequence[str]) -> str:
 
 
 def fitting_facts(facts: Sequence[Fact], budget: int, counter: TokenCounter) -> list[Fact]:
-    """Return the facts that fit into the budget as one block, in order; skip a fact that is too long for the rest."""
+    """Return the facts that fit into the budget as one block, in order."""
     return [facts[index] for index in fitting_lines([fact_line(fact) for fact in facts], budget, counter)]
 
 
 def fitting_lines(lines: Sequence[str], budget: int, counter: TokenCounter) -> list[int]:
-    """Return the indexes of the lines that fit into the budget as one block; skip lines too long for the rest."""
+    """Return the indexes of the lines that fit into the budget as one block, in order."""
     if not lines or counter(facts_text(lines)) <= budget:
         return list(range(len(lines)))
     left = budget - counter(FACTS_HEADER)
@@ -72,21 +72,21 @@ def fitting_lines(lines: Sequence[str], budget: int, counter: TokenCounter) -> l
         if tokens <= left:
             taken.append(index)
             left -= tokens
-    # Check the whole block, because its tokens may differ from the sum of its lines' tokens.
+    # Check the whole block: its tokens may differ from the sum of its lines' tokens.
     while taken and counter(facts_text([lines[index] for index in taken])) > budget:
         taken.pop()
     return taken
 
 
 def in_stable_order(facts: Iterable[Fact]) -> list[Fact]:
-    """Return facts sorted by scope and key, so that their order in prompts does not depend on the query."""
+    """Sort facts by scope and key, so that their order in prompts does not depend on the query."""
     return sorted(facts, key=lambda fact: (SCOPE_KINDS.index(fact.scope.kind), fact.scope.owner, fact.key))
 
 
 def _safe(line: str) -> str:
     """Escape the line, so that its text cannot end the line or the block."""
     line = line.replace("</", "<\\/")
-    # Escape the characters that some programs treat as line ends and that JSON leaves unescaped.
+    # Escape the line ends of some programs, which JSON leaves unescaped.
     return line if line.isascii() else _LINE_ENDS.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
 
 
@@ -119,13 +119,13 @@ class Quote:
     text: str
 
     def render(self) -> str:
-        """Return the source, then the text with a mark on each line, so that no line can imitate part of the prompt."""
+        """Return the source and the text, with marks so that no line can imitate part of the prompt."""
         return "\n".join((f"[{self.origin}]", *(f"> {line}" for line in self.text.splitlines() or [""])))
 
 
 @lru_cache(maxsize=1_000)
 def attribution(role: str, author: str | None) -> str:
-    """Return the source of a message: a user's name, or else the role and, if there is one, the author's name.
+    """Return the source of a message: its author's name, its role, or both.
 
     A name can neither end the source line nor imitate a role.
     """
@@ -137,7 +137,7 @@ def attribution(role: str, author: str | None) -> str:
 
 @dataclass(frozen=True)
 class QuotedTurn:
-    """A stored message that is quoted: the whole message, or the range `part` of its characters."""
+    """A quoted message: the whole message, or the range `part` of its characters."""
 
     session_id: str
     message: Message
@@ -145,7 +145,7 @@ class QuotedTurn:
 
     @property
     def text(self) -> str:
-        """The quoted text: the whole text of the message, or its part with `…` at each end where text is missing."""
+        """The quoted text, with `…` at each end where text is missing."""
         content = self.message.content
         if self.part is None:
             return content
@@ -160,21 +160,21 @@ class QuotedTurn:
 
     @cached_property
     def day(self) -> tuple[str, date | None]:
-        """The session and the UTC day of the message. Turns of the same session and day share one heading."""
+        """The session and the UTC day of the message, which share one heading."""
         return self.session_id, self.time and self.time.date()
 
     @cached_property
     def said(self) -> str:
-        """The text of the turn; its first line begins with the speaker's name.
+        """The text of the turn with the speaker's name.
 
-        The other lines begin with a mark, so that none of them can pass for another turn.
+        All lines but the first begin with a mark, so that none can pass for another turn.
         """
         first, *others = self.text.splitlines() or [""]
         speaker = attribution(self.message.role, self.message.author)
         return "\n".join((f"{speaker}: {first}", *(f"> {line}" for line in others)))
 
     def heading(self, home: str) -> str:
-        """Return a day's heading: the `seq` of its first turn, the day, and a note if the session is not `home`."""
+        """Return the heading of a day, with a note if the session is not `home`."""
         session_id, day = self.day
         where = "" if session_id == home else ", another conversation"
         return f"\n[#{self.message.seq or 0} {day.isoformat() if day else 'no date'}{where}]"
@@ -193,7 +193,7 @@ def turns_text(turns: Sequence[QuotedTurn], *, home: str) -> str:
 
 
 def quoted_by(block: str, role: str) -> list[str]:
-    """Return the texts of one role in a block that `turns_text` returned. A speaker with a name counts as `user`."""
+    """Return the texts of one role in a block of `turns_text`. Named speakers count as `user`."""
     texts: list[list[str]] = []
     speaker = ""
     for line in block.removeprefix(TURNS_HEADER).splitlines():
@@ -215,10 +215,7 @@ def render(header: str, quotes: Sequence[Quote]) -> str:
 
 
 def fitting(header: str, quotes: Iterable[Quote], budget: int, counter: TokenCounter) -> list[Quote]:
-    """Return the first quotes that fit into the budget as a block. The last one may be cut, with a mark at its end.
-
-    The only quote may be cut to a few words. A later quote is cut if at least half of it fits, and omitted otherwise.
-    """
+    """Return the first quotes that fit into the budget as a block. The last one may be cut."""
     taken: list[Quote] = []
     for quote in quotes:
         if counter(render(header, [*taken, quote])) <= budget:
@@ -234,9 +231,9 @@ def fitting(header: str, quotes: Iterable[Quote], budget: int, counter: TokenCou
 
 
 def summary_message_text(summaries: Sequence[Summary]) -> str:
-    """Return the text that replaces summarised messages in a prompt; if there are no summaries, return "".
+    """Return the text that replaces summarised messages in a prompt, or "" if there are none.
 
-    The beginning of the text does not change when later messages are summarised.
+    Its beginning does not change when later messages are summarised.
     """
     if not summaries:
         return ""
@@ -244,9 +241,9 @@ def summary_message_text(summaries: Sequence[Summary]) -> str:
 
 
 def fitting_summaries(summaries: Sequence[Summary], budget: int, counter: TokenCounter) -> tuple[Summary, ...]:
-    """Return as many of the newest summaries as fit uncut into the budget of one message.
+    """Return the newest summaries that fit into the budget of one message.
 
-    If not even the newest summary fits, cut its end and return only this summary, or none if too little text is left.
+    If not even the newest fits, return only its beginning.
     """
     for oldest in range(len(summaries)):
         if counter(summary_message_text(summaries[oldest:])) <= budget:
@@ -272,7 +269,7 @@ def _blocks(summaries: Iterable[Summary]) -> Iterable[str]:
 
 
 def quoted_message(message: Message, content: str | None = None, *, part: str | None = None) -> str:
-    """Return a message as one line of JSON: its `seq`, time (UTC), role, author, status unless complete, and text.
+    """Return a message as one line of JSON.
 
     Args:
         message: the message.
@@ -295,16 +292,16 @@ def quoted_message(message: Message, content: str | None = None, *, part: str | 
 
 
 def quoted_summary(summary: Summary, text: str | None = None) -> str:
-    """Return a summary as one line of JSON: the `seq` range that it replaces, and its text.
+    """Return a summary as one line of JSON.
 
-    If `text` is given, it is used instead, for example one part of a long summary.
+    If `text` is given, for example one part of a long summary, it replaces the summary's text.
     """
     messages = f"{summary.first_seq}-{summary.last_seq}"
     return _line({"summary_of_messages": messages, "text": summary.text if text is None else text})
 
 
 def quoted_fact(fact: Fact) -> str:
-    """Return a fact as one line of JSON: key, value, scope, first day, confirmations and confidence (unless 1)."""
+    """Return a fact as one line of JSON."""
     since = _day(fact.valid_from)
     known: dict[str, Json] = {"key": fact.key, "value": fact.value, "about": fact.scope.kind, "since": since}
     if fact.confirmed > 1:
@@ -315,7 +312,7 @@ def quoted_fact(fact: Fact) -> str:
 
 
 def quoted_procedure(procedure: Procedure) -> str:
-    """Return a procedure as one line of JSON: its name, purpose and instructions, and how often it worked or failed."""
+    """Return a procedure as one line of JSON."""
     known: dict[str, Json] = {
         "procedure": procedure.name,
         "description": procedure.description,
@@ -328,10 +325,7 @@ def quoted_procedure(procedure: Procedure) -> str:
 
 
 def quoted_episode(episode: Episode) -> str:
-    """Return an episode as one line of JSON: its day, question, answer, tools, outcome and feedback.
-
-    The question and the answer are cut to 600 characters each.
-    """
+    """Return an episode as one line of JSON, with texts cut to 600 characters."""
     known: dict[str, Json] = {"at": _day(episode.at), "asked": _cut(episode.asked)}
     if episode.answered is not None:
         known["answered"] = _cut(episode.answered)
@@ -353,5 +347,5 @@ def _cut(text: str) -> str:
 
 
 def _line(values: dict[str, Json]) -> str:
-    # Escape the slash, as JSON allows, so that no text contains the tag that ends the record in a prompt.
+    # Escape the slash, as JSON allows, so that no text can end the record in a prompt.
     return dump_json(values).replace("</", "<\\/")
