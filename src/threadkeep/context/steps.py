@@ -1,8 +1,8 @@
-"""Division of the budget among the steps of a turn (tool calls with their results): older steps are cut to fit.
+"""Division of the budget among the steps of a turn (tool calls with their results).
 
 A model would repeat a step whose result is missing, so an older step is cut before it is excluded. Each call computes
-the shares again from the turn's first step on, so that a cut stays the same in later calls. If one more step does not
-fit, the older steps are cut back to half of the budget at once.
+the shares from the turn's first step on, so that a cut stays the same in later calls. If one more step does not fit,
+the older steps are cut back to half of the budget at once.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from dataclasses import dataclass
 from typing import Final
 
 _SMALL: Final = 8
-"""A message of less than an eighth of the budget is cut only if cutting all larger messages is not enough."""
+"""A message of less than an eighth of the budget is cut only after all larger ones."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """The tokens of a message and of its shortest form; both are the same if the message cannot be cut."""
+    """The tokens of a message and of its shortest form."""
 
     tokens: int
     minimum: int
 
     def at(self, level: int) -> int:
-        """Return the tokens of the message after a cut to `level` tokens, or to its shortest form if that is longer."""
+        """Return the tokens of the message after a cut to `level` tokens, if it can be cut so far."""
         return max(self.minimum, min(self.tokens, level))
 
 
 type Step = Sequence[Size]
-"""Messages that are sent or excluded together: a tool call with its results, or a single message."""
+"""Messages that are sent or excluded together: a tool call with its results, or one message."""
 
 
 def whole_of(step: Step) -> int:
@@ -42,7 +42,7 @@ def least_of(step: Step) -> int:
 
 
 def level_of(step: Step, room: int) -> int:
-    """Return the greatest size that the messages of a step may have so that the step fits into `room` tokens."""
+    """Return the greatest size of messages with which a step fits into `room` tokens."""
     low, high = 0, room
     while low <= high:
         level = (low + high) // 2
@@ -65,7 +65,7 @@ def shares(parts: Sequence[Step], steps: Sequence[Step], room: int) -> list[int 
     if not everything:
         return []
     newest = everything[-1]
-    # Up to a quarter of the tokens is for the newest step, before any older step gets even its shortest form.
+    # Reserve up to a quarter for the newest step, before any older step gets even its shortest form.
     left = room - min(whole_of(newest), max(least_of(newest), room // 4))
     kept = {len(everything) - 1}
     for numbers in (range(len(parts)), range(len(parts), len(everything))):
@@ -83,7 +83,7 @@ def shares(parts: Sequence[Step], steps: Sequence[Step], room: int) -> list[int 
 
 
 def whole_shares(steps: Sequence[Step], room: int) -> list[int | None]:
-    """Return the number of tokens for each step; None means that it is excluded. Only the newest step may be cut."""
+    """Return the tokens for each step (None: excluded). Only the newest step may be cut."""
     found: list[int | None] = [None] * len(steps)
     for number in range(len(steps) - 1, -1, -1):
         tokens = whole_of(steps[number])
@@ -97,14 +97,14 @@ def whole_shares(steps: Sequence[Step], room: int) -> list[int | None]:
 
 
 def _replayed(steps: Sequence[Step], parts: int, room: int) -> list[int]:
-    """Return the tokens for each step, as earlier calls computed them. The first `parts` steps are the question's."""
+    """Return the tokens for each step, as earlier calls computed them."""
     granted: list[int] = []
     older = 0
     for step in steps:
         whole, least = whole_of(step), least_of(step)
         claim = min(whole, max(least, room * 3 // 4))
         if older > room - claim:
-            # Cut back to half, so that the next steps fit while the messages before them stay the same.
+            # Cut back to half, so that the next steps fit while earlier messages stay the same.
             _cut_back(steps, granted, parts, older - min(room // 2, room - claim), room // _SMALL)
             older = sum(granted)
         granted.append(max(least, min(whole, room - older)))
@@ -113,9 +113,9 @@ def _replayed(steps: Sequence[Step], parts: int, room: int) -> list[int]:
 
 
 def _cut_back(steps: Sequence[Step], granted: list[int], parts: int, excess: int, small: int) -> None:
-    """Take `excess` tokens back from `granted`: first from the oldest steps, last from the parts of the question.
+    """Take `excess` tokens back, first from the oldest steps, last from the question.
 
-    Messages of at most `small` tokens are cut only if cutting larger ones is not enough.
+    Messages of at most `small` tokens are cut only if larger ones are not enough.
     """
     for floor in (small, 0):
         for number in (*range(parts, len(granted)), *range(min(parts, len(granted)))):

@@ -464,7 +464,7 @@ class ConversationWriter:
         if last - first > _MOST_CHUNKS:
             return ids + await self._written_chunks(writing, session_id)
         chunks = [self.layout.chunk(session_id, chunk) for chunk in range(first, last + 1)]
-        # In a store without transactions, an incomplete write may have left chunks. Add them.
+        # An incomplete write may have left chunks in a store without transactions, so add them.
         while await writing.get([left := self.layout.chunk(session_id, last := last + 1)]) != [None]:
             chunks.append(left)
         return ids + chunks
@@ -479,14 +479,14 @@ class ConversationWriter:
         return [ItemKey(namespace, key) for key in await writing.keys(namespace)]
 
     def _read(self, conversation: Conversation, chunk: int, value: Value) -> Sequence[Value]:
-        """Return the messages of a chunk as they are stored, after validating them. Raises `SessionDamaged`."""
+        """Return the validated messages of a chunk as they are stored. Raises `SessionDamaged`."""
         self.reader.known.check(conversation, chunk, value)
         found: Sequence[Value] = value["messages"]
         return found
 
 
 def _with_reset(former: Conversation, grown: Conversation, question_seq: int) -> Conversation:
-    """Move the reset behind the answer if the question is from before the reset, and nothing was stored after it."""
+    """Move the reset behind an answer to a question from before it, if nothing was stored after it."""
     if 0 < question_seq <= former.reset_seq == former.last_seq:
         return replace(grown, reset_seq=grown.last_seq)
     return grown
@@ -497,7 +497,7 @@ def _next_version(former: Conversation, conversation: Conversation) -> Conversat
 
 
 def _may_be_of_rows(error: StoreError) -> bool:
-    """Return True if a failed write may succeed without index rows, or may be committed, so it must be repeated."""
+    """Return True if a write that failed with its index rows must be repeated without them."""
     if isinstance(error, StoreUnavailable):
         return error.interrupted or isinstance(error, RowLocked | StatementCancelled)
     return not isinstance(error, SessionDamaged)

@@ -1,9 +1,9 @@
 """Ranking of older turns of a conversation for a new input, by words, speakers and days.
 
-`RecallIndex` indexes turns one by one and ranks them for an input; `select` takes the turns of the ranking that fit the
-budget. No model is needed. `words` splits a text into stemmed words, or into characters and pairs. `hits` adds related
-words and looks all of them up in `postings`. `matching` scores a turn by its words, those of neighbouring turns, the
-days that the input names (`spans`), and how informative the turn is (`priors`). All weights are in `weights`.
+`RecallIndex` ranks the turns for an input, without a model, and `select` takes the best ones that fit the budget.
+`words` splits a text into stemmed words, or into characters and pairs. `hits` looks these and related words up in
+`postings`. `matching` scores a turn by its words, those of its neighbours, days in the input (`spans`), and how
+informative it is (`priors`). All weights are in `weights`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Embedding models: their interface, arithmetic of vectors, and the built-in model of the extra `meaning`.
 
-The built-in model uses static word vectors of the package wordllama. The vector of a text is the mean of its tokens'
-vectors, which takes 0.2 ms and no network. The files are read here, because the package's own `load` downloads its
-tokenizer.
+The built-in model is wordllama: the vector of a text is the mean of its tokens' vectors, which takes 0.2 ms and no
+network. The files are read here, because the package's own `load` downloads its tokenizer.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Embedder(Protocol):
 
 
 def unit_vector(vector: Sequence[float]) -> array[float]:
-    """Return the vector scaled to length 1; all zeros if it is zero or has a value that is not finite."""
+    """Return the vector scaled to length 1, or zeros if that is not possible."""
     length = math.hypot(*vector)
     if not 0 < length < math.inf:
         return array("f", bytes(4 * len(vector)))
@@ -45,7 +44,7 @@ def unit_vector(vector: Sequence[float]) -> array[float]:
 
 
 def dot_products(vector: array[float], others: Sequence[array[float]]) -> list[float]:
-    """Return the dot products of a vector with other vectors of the same length; numpy computes them if installed."""
+    """Return the dot products of a vector with others, with numpy if it is installed."""
     if not others or not _has_numpy():
         return [math.sumprod(vector, other) for other in others]
     numpy = import_module("numpy")
@@ -82,7 +81,7 @@ class _Tokenizer(Protocol):
 
 
 class WordVectors:
-    """An embedder that calls no model: the vector of a text is the mean of the static vectors of its tokens."""
+    """An embedder without a model: a text's vector is the mean of the static vectors of its tokens."""
 
     name = "wordllama-l2-256"
 
@@ -100,13 +99,13 @@ class WordVectors:
 
     def _embed(self, texts: list[str]) -> list[list[float]]:
         encoded = self._tokenizer.encode_batch(texts, add_special_tokens=False)
-        # A text without tokens gets the vector of the unknown token, which is not similar to any text.
+        # A text without tokens gets the vector of the unknown token, which resembles no text.
         return [self._vectors[one.ids or [0]].mean(axis=0, dtype="float32").tolist() for one in encoded]
 
 
 @cache
 def installed_word_vectors() -> Embedder | None:
-    """Return the embedder of wordllama; None if it is not installed. The first call loads the tokenizer (2 MB)."""
+    """Return the embedder of wordllama, if it is installed. The first call loads its tokenizer."""
     spec = find_spec("wordllama")
     folder = Path(next(iter(spec.submodule_search_locations or ("",)))) if spec else Path()
     if spec is None or not (folder / _WEIGHTS).is_file() or not (folder / _TOKENIZER).is_file():
@@ -118,7 +117,7 @@ def installed_word_vectors() -> Embedder | None:
 
 
 def _matrix(path: Path) -> _Matrix:
-    """Map the only tensor of a safetensors file into memory; the file has a JSON header before the numbers."""
+    """Map the only tensor of a safetensors file into memory."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         [about] = (value for key, value in json.loads(file.read(length)).items() if key != "__metadata__")

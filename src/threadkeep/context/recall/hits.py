@@ -1,4 +1,4 @@
-"""Hits: the positions in a conversation at which terms of a query, or substitutes such as synonyms, occur."""
+"""Hits: positions in a conversation with terms of a query, or with substitutes such as synonyms."""
 
 from __future__ import annotations
 
@@ -23,21 +23,20 @@ BESIDE: Final = 5
 """The number of positions on each side that count as neighbours."""
 
 NOBODY: Final = -1
-"""The value in the columns `voices` and `episodes` at empty positions (see `TurnColumns`)."""
+"""The value of empty positions in `voices` and `episodes`."""
 
 
 class TurnColumns:
-    """The turns by position, stored in columns, because each query reads hundreds of turns.
+    """The turns by position, in columns, because each query reads hundreds of turns.
 
-    A turn's neighbours must belong to its own episode. So there are empty positions (with the id "") between episodes
-    and before the first one.
+    Empty positions (with the id "") separate episodes, so that a turn has neighbours only in its own episode.
     """
 
     def __init__(self) -> None:
         self.ids: list[str] = []
         self.priors: tuple[array[float], ...] = tuple(array("f") for _ in KINDS)
         self.episodes = array("i")
-        # `Scoring` reads the element after each position, so the list has one element more than there are positions.
+        # One element more than there are positions, because `Scoring` reads the element after each position.
         self.topics: list[int] = [0]
         self.voices = array("i")
         self.speakers: dict[str, int] = {}
@@ -67,7 +66,7 @@ class TurnColumns:
         self.voices.append(voice)
 
     def extend(self, other: Self, episodes: int, changes: Sequence[float]) -> None:
-        """Add the turns of `other` behind the `episodes` existing episodes; change each turn's priors by `changes`."""
+        """Add the turns of `other` behind the existing `episodes`; add `changes` to their priors."""
         self.ids += other.ids
         for column, priors in zip(self.priors, other.priors, strict=True):
             column.extend(map(add, priors, changes))
@@ -78,7 +77,7 @@ class TurnColumns:
         self.voices.extend(NOBODY if voice == NOBODY else voices[voice] for voice in other.voices)
 
     def negated_priors(self, begin: int) -> dict[str, list[tuple[float, int]]]:
-        """Map each speaker to pairs for the turns from `begin` on: the negated prior for `other`, and the position."""
+        """Map each speaker to the turns from `begin` on: the negated prior for `other`, and the position."""
         names, priors = list(self.speakers), self.priors[-1]
         found: dict[str, list[tuple[float, int]]] = {}
         for index in range(begin, len(self)):
@@ -108,28 +107,28 @@ class TurnColumns:
         return found
 
     def voices_of(self, speaker: str) -> tuple[int, int]:
-        """Return a speaker's values in `voices`: for turns without words such as "I", and for turns with them."""
+        """Return a speaker's two values in `voices`; the second is for turns with words such as "I"."""
         number = self.speakers.get(speaker, NOBODY)
         return (2 * number, 2 * number + 1) if number >= 0 else (NOBODY, NOBODY)
 
 
-# A term of the query counts 1. Its substitutes count less: misspellings, synonyms, words of a topic, equal prefixes.
+# A term of the query counts 1; misspellings, synonyms, words of a topic and equal prefixes count less.
 _MISSPELT, _SAME, _TOPIC, _ALIKE = 0.9, 0.7, 0.6, 0.4
 _MOST_MISSPELT = 3
 _MOST_TERMS = 16
 _MOST_ALIKE = 6
-# A query reads at most this many positions for its own terms and for substitutes, however long the conversation is. If
-# a term has more positions, the newest ones are read, and those near the best hits so far.
+# The number of positions that a query reads for its own terms and for substitutes, however long the conversation is:
+# the newest ones, and those near the best hits so far.
 _OWN_POSITIONS, _OTHER_POSITIONS = 350, 300
 _LEAST_POSITIONS = 30
 _BEST_POSITIONS = 24
 
 
 class Coverage(dict[int, float]):
-    """A cache of the share of the query's weight that a set of sources covers; the key has a bit for each source.
+    """A cache of the share of a query that a set of sources covers; the key has a bit for each source.
 
-    A source is a term of the query or a substitute for a term. If a set has several sources for one term, only the best
-    of them counts, which has the lowest bit.
+    A source is a term of the query or a substitute for it. Of several sources for one term, only the best counts, which
+    has the lowest bit.
     """
 
     def __init__(self) -> None:
@@ -138,7 +137,7 @@ class Coverage(dict[int, float]):
         self._counts: dict[int, tuple[float, int]] = {}
 
     def bit(self, term: int, part: float) -> int:
-        """Return the bit of the source that covers the share `part`, at most 1.0, of the weight of the term `term`."""
+        """Return the bit of the source that covers the share `part` of the weight of a term."""
         if (term, part) not in self._sources:
             self._sources.append((term, part))
         return 1 << self._sources.index((term, part))
@@ -161,7 +160,7 @@ class Hits:
     """The positions at which terms of a query or their substitutes occur.
 
     masks: maps a position to the bits of the sources that occur there (see `Coverage`).
-    scores: maps a position to its BM25 score; multiplied by `scale`, scores of short and long queries are comparable.
+    scores: maps a position to its BM25 score; `scale` makes short and long queries comparable.
     shares: the share of the query that each entry of `masks` covers, in the same order.
     """
 
@@ -207,7 +206,7 @@ class Hits:
             self._found[number] = self._found[number] or bool(positions)
 
     def _read[Value](self, positions: Sequence[int], values: Sequence[Value], left: int) -> Iterable[tuple[int, Value]]:
-        """Return the positions to read, with their values: about `left` of them, or all if there are fewer."""
+        """Return about `left` positions to read, with their values."""
         count = len(positions)
         if count <= left:
             return zip(positions, values, strict=True)
@@ -218,7 +217,7 @@ class Hits:
 
 
 def _others(postings: Postings, terms: Sequence[tuple[float, str]]) -> Iterator[tuple[int, float, Sequence[int]]]:
-    """Yield the substitutes of the terms: the number of the term, the share of its weight, and the positions."""
+    """Yield the substitutes of each term: its number, the share of its weight, and the positions."""
     for number, (weight, term) in enumerate(terms):
         for topic in ASKS.get(term, ()):
             positions = postings.of_topic(topic)
@@ -230,7 +229,7 @@ def _others(postings: Postings, terms: Sequence[tuple[float, str]]) -> Iterator[
             yield number, _ALIKE, positions
 
 
-# Score at most `_MOST_HITS` hits, with their neighbours. Then add informative turns up to `_LEAST_CANDIDATES` turns.
+# Score at most `_MOST_HITS` hits with their neighbours, then informative turns up to `_LEAST_CANDIDATES`.
 _MOST_HITS, _LEAST_CANDIDATES = 72, 320
 _BEST_TURNS = 3
 
@@ -241,7 +240,7 @@ class Match:
 
     dates: maps each episode near the days that the query names to two numbers (see `RecallIndex._dates`).
     certain: positions that are always scored.
-    telling: positions of informative turns, which are scored if there are too few others.
+    telling: positions of informative turns, scored if there are few others.
     everybody: the number of speakers.
     left_out: ids of turns that are never scored.
     """
@@ -254,7 +253,7 @@ class Match:
 
 
 def positions_of(hits: Hits, match: Match, columns: TurnColumns) -> list[int]:
-    """Return the positions to score: the best hits with their neighbours, certain positions, then informative turns."""
+    """Return the positions to score: the best hits, certain positions, then informative turns."""
     if not hits.masks and not match.certain:
         return []
     best: Sequence[int] = list(hits.masks)
@@ -275,7 +274,7 @@ def positions_of(hits: Hits, match: Match, columns: TurnColumns) -> list[int]:
 
 
 def episodes_of(hits: Hits, columns: TurnColumns) -> dict[int, tuple[float, float]]:
-    """Map each episode with hits to the share of the query that it covers, and to its best turns' relative score."""
+    """Map each episode with hits to its share of the query, and to its best turns' relative score."""
     masks: defaultdict[int, int] = defaultdict(int)
     scores: defaultdict[int, list[float]] = defaultdict(list)
     for position, mask in hits.masks.items():

@@ -32,7 +32,7 @@ _TELLING_TURNS = 60
 class IndexedTurn(NamedTuple):
     """A turn of the index: its text, speaker, time, session and role.
 
-    The speaker is a person's or an agent's name, or the role if there is none.
+    The speaker is a name of a person or an agent, or else the role.
     """
 
     id: str
@@ -53,16 +53,13 @@ class Ranked(NamedTuple):
 
     @property
     def why(self) -> tuple[str, ...]:
-        """The strongest signals of the score, strongest first; empty if only an embedding matched."""
+        """The strongest signals of the score, strongest first."""
         return self.matching.why(self.position)
 
 
 @dataclass(slots=True)
 class _Episode:
-    """A limited number of consecutive turns of one session, without a long pause between them.
-
-    `asks` is 1 if the last turn of the episode has a question, otherwise 0.
-    """
+    """Consecutive turns of one session, without a long pause. `asks` is 1 if the last one asks."""
 
     session: str
     last_time: datetime | None
@@ -72,7 +69,7 @@ class _Episode:
 
 
 class Analysis(NamedTuple):
-    """The words of a text, the count of each of its terms, and its signs (features such as a question or a time)."""
+    """The words of a text, the count of each term, and its signs, such as a question or a time."""
 
     words: Sequence[str]
     counts: Mapping[str, int]
@@ -80,17 +77,16 @@ class Analysis(NamedTuple):
 
 
 def analysis_of(text: str) -> Analysis:
-    """Return the analysis of a turn's text. This is the slow part of `RecallIndex.add`; a thread may do it before."""
+    """Return the analysis of a text, the slow part of `RecallIndex.add`, which a thread may do before."""
     words = words_of(text[:_READ_CHARACTERS])
     return Analysis(words, _counted(terms_of(words)[:_MOST_TERMS]), signs_of(text, words))
 
 
 class RecallIndex:
-    """An index that grows with the conversation; the time to rank turns hardly depends on their number.
+    """An index that grows with the conversation; the time of a ranking hardly depends on its size.
 
-    Adding a turn takes time proportional to its length. The same turns and the same input give the same ranking. A
-    turn is never ranked higher only because of its position. An input that shares nothing with the conversation
-    gets an empty ranking.
+    Adding a turn takes time proportional to its length. The same turns and input give the same ranking. No turn is
+    ranked higher only because of its position. An input that shares nothing with the turns gets an empty ranking.
     """
 
     def __init__(self) -> None:
@@ -109,11 +105,11 @@ class RecallIndex:
 
     @property
     def size(self) -> int:
-        """The approximate size of the indexed terms in bytes. They take most of the memory of the index."""
+        """The approximate size of the indexed terms in bytes, which is most of the index."""
         return self._postings.size
 
     def add(self, turn: IndexedTurn, analysis: Analysis | None = None) -> None:
-        """Add the next turn; if its id exists, do nothing. Pass the `analysis` of its text if it is known."""
+        """Add the next turn unless its id exists. Pass the `analysis` of its text if it is known."""
         if turn.id in self._by_id:
             return
         number = self._episode_of(turn)
@@ -132,7 +128,7 @@ class RecallIndex:
         self._know_speaker(turn, priors[-1], position)
 
     def extend(self, other: Self) -> None:
-        """Add the turns of an index of other sessions, as if each turn had been added to this index."""
+        """Add the turns of an index of other sessions, as if they had been added here."""
         begin, episodes = len(self._columns), len(self._episodes)
         changes = self._postings.extend(other._postings, begin, list(other._by_id.values()))
         self._columns.extend(other._columns, episodes, [PRIOR["rarity"] * change for change in changes])
@@ -148,7 +144,7 @@ class RecallIndex:
             self._of_role.setdefault(role, set()).update(speakers)
 
     def dump(self) -> Iterator[Packed]:
-        """Yield copies of the state's parts, to store them. Until the last one is yielded, no turns may be added."""
+        """Yield copies of the state's parts, to store them. No turns may be added meanwhile."""
         yield from self._postings.dump()
         yield from self._columns.dump()
         episodes = [
@@ -212,7 +208,7 @@ class RecallIndex:
             scores = [(score + likeness.share(position), position) for score, position in scores]
         # Use a stable sort, so that equal scores stay in the order of positions.
         scores.sort(key=itemgetter(0), reverse=True)
-        # Do not call the constructor of the named tuple, which takes twice as long for the hundreds of entries.
+        # The constructor of the named tuple would take twice as long for the hundreds of entries.
         ids, new = self._columns.ids, tuple.__new__
         return [new(Ranked, (ids[position], score, position, matching)) for score, position in scores[:limit]]
 
@@ -224,12 +220,12 @@ class RecallIndex:
     def meaningful(self, query: str) -> str:
         """Return an input without stop words and names of speakers, for an embedding.
 
-        A name would make every question about a speaker similar to all turns of the speaker.
+        With a name, every question about a speaker would resemble all turns of the speaker.
         """
         return meaningful(query[:_READ_CHARACTERS], self._names)
 
     def candidates(self, query: str) -> Iterator[tuple[str, Kind, dict[str, float]]]:
-        """Yield the data for fitting the weights: for each candidate its id, the kind of the query, and the signals."""
+        """Yield the id, the kind of the query and the signals of each candidate, to fit the weights."""
         matching = self._matching(query, (), None, None)
         for position in matching.positions:
             yield self._columns.ids[position], matching.kind, matching.signals(position)
@@ -273,10 +269,7 @@ class RecallIndex:
         return spans_of(query[:2_000], known, now.toordinal() if now else known.last)[:12]
 
     def _dates(self, spans: Sequence[Span]) -> dict[int, tuple[float, float]]:
-        """Map each episode that began near a span of days to two numbers.
-
-        The first number is its nearness, from 0 to 1. The second one is 1.0 if it began in the span, otherwise 0.0.
-        """
+        """Map each episode that began near a span of days to its nearness, and to 1.0 if it began in the span."""
         near: dict[int, tuple[float, float]] = {}
         for span in spans:
             reach = 4 + (span.last - span.first) / 4
@@ -297,14 +290,14 @@ class RecallIndex:
         return frozenset((asker,)) if asker in self._speakers else frozenset(self._of_role.get("user", ()))
 
     def _others(self, asker: str | None) -> frozenset[str]:
-        """Return the speakers that "you" means: the assistants or, if there are none, everybody but the asker."""
+        """Return the speakers that "you" means: the assistants or, without any, everybody but the asker."""
         return frozenset(self._of_role.get("assistant", ())) or frozenset(self._speakers) - self._askers(asker)
 
     def _know_speaker(self, turn: IndexedTurn, prior: float, position: int) -> None:
         speaker = turn.speaker
         if speaker not in self._speakers:
             self._speakers[speaker] = []
-            # In questions, the name of an agent such as `researcher` is usually an ordinary word, so skip it.
+            # In questions, the name of an agent such as `researcher` is usually an ordinary word.
             if not _is_agent(turn):
                 for word in words_of(speaker):
                     self._names.setdefault(word, speaker)
@@ -317,7 +310,7 @@ class RecallIndex:
             del best[_TELLING_TURNS:]
 
     def _episode_of(self, turn: IndexedTurn) -> int:
-        """Return the number of the episode that this turn continues, or of the new episode that the turn begins."""
+        """Return the number of the episode that this turn continues or begins."""
         last = self._episodes[-1] if self._episodes else None
         if last is not None and last.turns < _EPISODE_TURNS and last.session == turn.session:
             pause = (turn.time - last.last_time).total_seconds() if turn.time and last.last_time else 0.0
@@ -333,7 +326,7 @@ class RecallIndex:
 
 
 def _counted(terms: Sequence[str]) -> dict[str, int]:
-    """Return the count of each term. Turns without repeated terms, which are most turns, are counted faster."""
+    """Return the count of each term, faster in the usual case that no term is repeated."""
     counts = dict.fromkeys(terms, 1)
     return counts if len(counts) == len(terms) else Counter(terms)
 
@@ -343,12 +336,12 @@ def _role_of(turn: IndexedTurn) -> str:
 
 
 def _is_agent(turn: IndexedTurn) -> bool:
-    """Return True for an assistant without a capitalised name, such as `researcher`: a program, not a person."""
+    """Return True for an assistant such as `researcher`; a person has a capitalised name."""
     return _role_of(turn) == "assistant" and not turn.speaker[:1].isupper()
 
 
 COST_SHARE: Final = 1.3
-"""The value of a turn is its score, less this number times the logarithm of its tokens."""
+"""A turn's value is its score, less this number times the logarithm of its tokens."""
 
 
 def select(
@@ -359,7 +352,7 @@ def select(
     group_of: Callable[[str], Hashable] | None = None,
     group_cost: int = 0,
 ) -> list[Ranked]:
-    """Return the turns to quote, best value (see `COST_SHARE`) first; skip turns that do not fit any more.
+    """Return the turns to quote, best value (see `COST_SHARE`) first, as far as they fit.
 
     Args:
         ranked: Turns with their scores, from `RecallIndex.rank`.

@@ -1,4 +1,4 @@
-"""Signals that relate a turn to a query: terms in the turn, near the turn and in its episode; speakers; days."""
+"""Signals that relate a turn to a query: terms in and near the turn, speakers, and days."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from threadkeep.context.recall.postings import Postings, Profile
 from threadkeep.context.recall.query import KINDS, Query
 from threadkeep.context.recall.weights import LIKENESS, MATCH
 
-# With up to about this many turns, use a list with an entry for each turn: it is faster to read, but slower to build.
+# Up to about this many turns, a list with an entry for each is faster, although it is slower to build.
 _SHORT = 4_000
 
 
@@ -22,8 +22,8 @@ _SHORT = 4_000
 class Found:
     """The data from which `Scoring` scores turns.
 
-    `kind` is an index of `KINDS`. `episodes` maps an episode to the part of the score that all of its turns share.
-    `per_score` and, for questions about a time, `per_when_score` scale BM25 scores.
+    `episodes` maps an episode to the part of the score that its turns share. `per_score` and, for questions about a
+    time, `per_when_score` scale BM25 scores.
     """
 
     hits: Hits
@@ -38,7 +38,7 @@ class Found:
 class Scoring:
     """The weighted sum of the signals of `Matching.signals`, plus the prior of each turn.
 
-    The terms of the sum are written out instead of a loop, because it is computed for hundreds of turns in each query.
+    The terms are written out instead of a loop, because each query computes hundreds of sums.
     """
 
     def __init__(self, columns: TurnColumns, found: Found, weights: Mapping[str, float]) -> None:
@@ -65,7 +65,7 @@ class Scoring:
         for position, (a, b, c, d, e, own, f, g, h, i, j) in zip(chosen, self._windows(chosen), strict=True):
             score = priors[position] + amounts[position] + shares.get(episodes[position], 0.0)
             if asked:
-                # The turn and its two neighbours count. If the previous candidate is the turn before, two are known.
+                # The turn and its two neighbours count. After the previous turn, two of them are known.
                 if position == following:
                     before, here = here, after
                 else:
@@ -87,7 +87,7 @@ class Scoring:
         return scores
 
     def _windows(self, chosen: Sequence[int]) -> list[Sequence[int]]:
-        """Return the bits of the hits at each position in `chosen`, and at the five positions on each side."""
+        """Return the bits of the hits at each chosen position, and on both sides of it."""
         found = self._found.hits.masks
         if len(self._columns) > _SHORT:
             get, none = found.get, repeat(0)
@@ -98,7 +98,7 @@ class Scoring:
         return [masks[position - BESIDE : position + BESIDE + 1] for position in chosen]
 
     def _amounts(self) -> list[float] | defaultdict[int, float]:
-        """Map each position to a weighted sum of BM25 scores: its own, and those of two neighbours on each side."""
+        """Map each position to a weighted sum of BM25 scores, its own and those of its neighbours."""
         weights, found = self._weights, self._found
         beside = weights["near_score"] * found.per_score
         here = beside + weights["score"] * found.per_score + weights["when_score"] * found.per_when_score
@@ -116,7 +116,7 @@ class Scoring:
 
 
 OF_MANY = "_of_many"
-"""The suffix of weights that are added to a signal's weight if many turns match about as well as the best turn."""
+"""The suffix of weights that are added if many turns match about as well as the best one."""
 
 _OF_MANY = [name.removesuffix(OF_MANY) for name in MATCH if name.endswith(OF_MANY)]
 _NEARLY, _MANY_SCALE = 0.8, 0.2
@@ -141,13 +141,13 @@ class Matching:
         self._weights = {**MATCH, **{name: MATCH[name] + self._many * MATCH[name + OF_MANY] for name in _OF_MANY}}
 
     def _of_many(self) -> float:
-        """Return the logarithm of the number of turns that match about as well as the best turn, scaled."""
+        """Return the scaled logarithm of the number of turns that match about as well as the best one."""
         shares = self._hits.shares
         nearly = _NEARLY * max(shares, default=0.0)
         return _MANY_SCALE * math.log1p(sum([share >= nearly for share in shares]))
 
     def scores(self) -> list[tuple[float, int]]:
-        """Return a pair (score, position) for each candidate. Its score is its prior plus its weighted `signals`."""
+        """Return a pair (score, position) for each candidate."""
         found = Found(
             hits=self._hits,
             profile=self._profile,
@@ -160,7 +160,7 @@ class Matching:
         return Scoring(self._columns, found, self._weights).scores(self.positions)
 
     def _episode_shares(self) -> dict[int, float]:
-        """Map an episode to the weighted sum of its signals, which is part of the score of each of its turns."""
+        """Map an episode to the part of the score that all its turns share."""
         weights = self._weights
         of_words, of_score = weights["episode_words"], weights["episode_score"]
         shares = {episode: of_words * words + of_score * score for episode, (words, score) in self._episodes.items()}
@@ -170,7 +170,7 @@ class Matching:
         return shares
 
     def signals(self, position: int) -> dict[str, float]:
-        """Return the signals that relate the turn at this position to the query; `MATCH` has their weights."""
+        """Return the signals that relate a turn to the query; `MATCH` has their weights."""
         if not self._columns.ids[position]:
             return {}
         episode, voice = self._columns.episodes[position], self._columns.voices[position]
@@ -214,7 +214,7 @@ class Matching:
         return {"topics": here, "topics_near": here + (before + after) / 2}
 
     def prior(self, position: int) -> float:
-        """Return the prior of the turn at this position for the kind of answer that the query asks for."""
+        """Return the prior of a turn for the kind of answer that the query asks for."""
         return self._columns.priors[self._kind][position]
 
     def why(self, position: int) -> tuple[str, ...]:
@@ -226,15 +226,15 @@ class Matching:
 _MOST_ALIKE = 120
 _BEST_TURNS = 3
 _ASSUMED_DISSIMILAR = 8
-# If few similarities are known, an outlier may be many standard deviations away; count at most this many.
+# An outlier among few similarities may be many standard deviations away; count at most this many.
 _MOST_SPREADS = 5.0
 
 
 class Likeness:
-    """The similarity of turns in standard deviations from the mean, because every embedding has its own scale.
+    """The similarity of turns in standard deviations, because every embedding has its own scale.
 
-    The neighbours and the episode of a similar turn get a part of its similarity. A turn without a similarity, which
-    may not be embedded yet, counts as average, so only its words decide.
+    The neighbours and the episode of a similar turn get a part of its similarity. A turn that is not embedded yet
+    counts as average, so only its words decide.
 
     Args:
         by_position: The known similarities, by the position of the turn; at least one.
@@ -243,7 +243,7 @@ class Likeness:
     """
 
     def __init__(self, by_position: Mapping[int, float], turns: int, columns: TurnColumns) -> None:
-        # The mean and the spread of a few similarities are not reliable, so assume some dissimilar turns in addition.
+        # The mean of a few similarities is not reliable, so assume some dissimilar turns in addition.
         assumed = min(_ASSUMED_DISSIMILAR, turns - len(by_position))
         known = [*by_position.values(), *[min(0.0, *by_position.values())] * assumed]
         mean = self._mean = math.fsum(known) / len(known)
@@ -261,7 +261,7 @@ class Likeness:
         return sorted({position + beside for position in best for beside in (-1, 0, 1)})
 
     def share(self, position: int) -> float:
-        """Return the part of the score that comes from the similarity of a turn, its neighbours and its episode."""
+        """Return the part of the score that comes from similarity, also of neighbours and the episode."""
         return sum(LIKENESS[name] * signal for name, signal in self.signals(position).items())
 
     def signals(self, position: int) -> dict[str, float]:

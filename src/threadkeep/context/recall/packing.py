@@ -16,10 +16,10 @@ from typing import Any, Final, NamedTuple
 from unicodedata import unidata_version
 
 _LENGTH_BYTES = 8
-# Use level 1 of zlib: it takes a fifth of the default level's time, and a tenth more bytes.
+# Level 1 of zlib takes a fifth of the default level's time, and a tenth more bytes.
 _LEVEL = 1
 COPIED_AT_ONCE: Final = 2_000
-"""The number of terms or positions that are copied at once, which takes a millisecond; then other tasks run."""
+"""The number of terms or positions to copy at once, in about a millisecond; then other tasks run."""
 
 
 class Packed(NamedTuple):
@@ -30,7 +30,7 @@ class Packed(NamedTuple):
 
 
 def pack(states: Iterable[Packed]) -> bytes:
-    """Join states into one; return its bytes. Arrays with the same name are joined; names of values must be unique."""
+    """Join states into one and return its bytes. Arrays with the same name are joined."""
     arrays: dict[str, array[Any]] = {}
     values: dict[str, Any] = {}
     for state in states:
@@ -75,7 +75,7 @@ def divided(whole: array[Any], lengths: Sequence[int]) -> Iterator[array[Any]]:
 def analysis_version() -> str:
     """Return the version of the analysis of texts for the index.
 
-    It changes with any module or list of this package, with the stemmer, and with Python's Unicode data.
+    It changes with this package and its lists, with the stemmer, and with Python's Unicode data.
     """
     found = hashlib.sha256(f"{sys.byteorder} {unidata_version} {version('snowballstemmer')}".encode())
     for folder in (files("threadkeep.context.recall"), files("threadkeep.context.recall") / "data"):

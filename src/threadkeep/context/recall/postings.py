@@ -1,4 +1,4 @@
-"""Posting lists: the positions of each term in the order of the conversation, extended as turns arrive."""
+"""Posting lists: the positions of each term, extended as turns arrive."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from typing import Self
 from threadkeep.context.recall.packing import COPIED_AT_ONCE, Packed, divided, joined
 from threadkeep.context.recall.words import ASKS, COUNTS
 
-# The parameters of BM25. Its average length is fixed, so that stored weights stay valid when turns are added.
+# The parameters of BM25. The average length is fixed, so that stored weights stay valid.
 _SATURATION, _LENGTH_SHARE, _USUAL_TERMS = 1.2, 0.6, 22.0
 _BEGINNING = 4
-# The least similarity of a term and its misspelling: one of seven letters may differ.
+# The least similarity of a misspelling: one of seven letters may differ.
 _LEAST_ALIKE = 0.8
 _ROUNDING = 1e-9
-# The bytes of memory that a term with its arrays takes, and a position with its weight (measured averages).
+# The memory of a term with its arrays, and of a position with its weight (measured averages).
 _TERM_BYTES, _POSITION_BYTES = 550, 10
-# Of a frequent term, read only the newest positions, and positions within this distance of the best hits.
+# Of a frequent term, read only the newest positions and those within this distance of the best hits.
 _REACH = 2
 
 
 class Postings:
-    """The positions of turns by their terms and topics. Terms can also be found by their prefix or spelling.
+    """The positions of turns by their terms and topics. Terms are also found by prefix or spelling.
 
-    Positions and weights are in arrays, because lists of numbers take five times the memory. `size` is the approximate
-    memory of the terms in bytes.
+    Positions and weights are in arrays, because lists take five times the memory. `size` is the approximate memory of
+    the terms in bytes.
     """
 
     def __init__(self) -> None:
@@ -44,9 +44,9 @@ class Postings:
         self.size = 0
 
     def add(self, position: int, counts: Mapping[str, int]) -> tuple[float, int]:
-        """Add a turn at `position`; `counts` maps each of its terms to the term's count.
+        """Add a turn at `position`; `counts` has the count of each of its terms.
 
-        Return two values: how rare its terms are in the turns so far (about 0 to 1), and its topics as bits.
+        Return how rare its terms are in the turns so far (about 0 to 1), and its topics as bits.
         """
         self._turns += 1
         self.size += _POSITION_BYTES * len(counts)
@@ -80,10 +80,9 @@ class Postings:
         return found
 
     def extend(self, other: Self, begin: int, turns: Sequence[int]) -> list[float]:
-        """Add the turns of `other`, which are at the positions `turns` there, at the same positions plus `begin`.
+        """Add the turns of `other`, which have the positions `turns` there, at these positions plus `begin`.
 
-        More turns now precede them, so their terms have another rarity (see `add`). Return the changes of this rarity
-        in a list with an item for each position of `other`.
+        Return by how much the rarity of each position's terms changes, because more turns precede them.
         """
         end = max(turns, default=-1) + 1
         counts, alone, behind = [0] * end, [0.0] * end, [0.0] * end
@@ -147,25 +146,21 @@ class Postings:
         return self._topics.get(topic, ())
 
     def alike(self, term: str, most: int) -> Iterator[Sequence[int]]:
-        """Yield the positions of up to `most` terms that begin with the same four letters as `term`."""
+        """Yield the positions of up to `most` terms with the same first four letters."""
         if len(term) >= _BEGINNING:
             for other in self._beginnings.get(term[:_BEGINNING], ())[:most]:
                 if other != term:
                     yield self._terms[other][0]
 
     def misspelt(self, term: str, most: int) -> Iterator[Sequence[int]]:
-        """Yield the positions of up to `most` terms that may be meant by an unknown, probably misspelt term.
-
-        Such terms have the same first letter, and most of the other letters in the same order. If `term` is known or
-        has at most four characters, nothing is yielded.
-        """
+        """Yield the positions of up to `most` terms that an unknown term may be a misspelling of."""
         if len(term) <= _BEGINNING or term in self._terms:
             return
         beginning, letters = set(term[:_BEGINNING]), _letters_of(term)
         near: list[str] = []
         for length in range(len(term) - 1, len(term) + 2):
             terms, others = self._spellings.get((term[0], length), ((), ()))
-            # Comparing the letters in order takes long, so first exclude terms whose sets of letters differ too much.
+            # Comparing letters in order takes long, so first exclude terms with too different letters.
             apart = (1 - _LEAST_ALIKE) * (len(term) + length) + _ROUNDING
             near += [terms[number] for number, other in enumerate(others) if (letters ^ other).bit_count() <= apart]
         near = [other for other in near if len(beginning.intersection(other[:_BEGINNING])) > 1]
@@ -173,7 +168,7 @@ class Postings:
             yield self._terms[other][0]
 
     def rarity(self, positions: int) -> float:
-        """Return the inverse document frequency of a term or topic that has this number of positions."""
+        """Return the inverse document frequency of a term or topic with this number of positions."""
         return math.log(1 + (self._turns - positions + 0.5) / (positions + 0.5))
 
 
@@ -187,10 +182,7 @@ def _letters_of(term: str) -> int:
 
 
 def beside(positions: Sequence[int], known: Iterable[int], first: int) -> Iterator[int]:
-    """Yield the indexes below `first` of `positions` that are near a `known` position, then all from `first` on.
-
-    Both `positions` and `known` are sorted.
-    """
+    """Yield the indexes of sorted `positions` near a sorted `known` position, and all from `first` on."""
     last = -1
     for position in known:
         index = max(bisect_left(positions, position - _REACH, 0, first), last + 1)
@@ -201,12 +193,12 @@ def beside(positions: Sequence[int], known: Iterable[int], first: int) -> Iterat
     yield from range(first, len(positions))
 
 
-# The weights of a topic: if a word of the query asks for it (see `ASKS`), and if a word only belongs to it.
+# The weights of a topic that a word of the query asks for (see `ASKS`), or only belongs to.
 _ASKED, _BELONGING = 1.5, 1.0
 
 
 class Profile(dict[int, float]):
-    """A cache of the share that a set of topics has in the weight of all the query's topics; the key has their bits."""
+    """A cache of the share that a set of topics, whose bits are the key, has in the query's topics."""
 
     def __init__(self, postings: Postings, terms: Sequence[str], shares: Mapping[str, float]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Priors: query-independent scores of how informative a turn is, and of the kinds of answers that it may give."""
+"""Priors: scores of how informative a turn is for each kind of answer, whatever the query is."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import NamedTuple
 from threadkeep.context.recall.weights import ANSWER, PRIOR
 from threadkeep.context.recall.words import BASE_FORMS, WordTable, is_unspaced, words_of
 
-# A sign is a feature of a text, such as a time or a place. Each sign is a bit with a pattern. The pattern is applied to
-# lower-case words or, in scripts without spaces, to lower-case texts.
+# A sign is a feature of a text, such as a time or a place: a bit with a pattern for lower-case words or, in scripts
+# without spaces, for lower-case texts.
 _TIME, _NUMBER, _CAUSE, _PLACE, _FIRST_PERSON, _SECOND_PERSON, _CLOCK_WORD = (1 << number for number in range(7))
 _PATTERNS = {
     _TIME: re.compile(
@@ -37,8 +37,8 @@ _PATTERNS = {
     _CAUSE: re.compile(r"\b(?:because|since|so|order|due|thanks|helps?|wanted|why|makes?|made)\b|因为|所以|为了"),
 }
 _CLOCK = re.compile(r"\b\d{1,2}(?::\d\d| [ap]m)s?\b")
-# Words such as "so" and "at" do not always mean a cause or a place, so these patterns check the phrase in the text. A
-# capitalised "Why" or "Because" does not match: it starts a question or an answer.
+# Words such as "so" and "at" do not always mean a cause or a place, so these patterns check the phrase. A capitalised
+# "Why" or "Because" does not match: it starts a question or an answer.
 _CAUSE_PHRASE = re.compile(
     r"\b(?:because|since|so that|in order|due to|thanks to|helps?|wanted|why|makes? me|made me)\b|因为|所以|为了"
 )
@@ -46,7 +46,7 @@ _PLACE_PHRASE = re.compile(
     r"\b(?:at|in|near|from|to|around|visit|visited|visiting) (?:the |a |my |our )?[A-Z]"
     r"|\b(?:city|town|country|park|beach|street|place|restaurant|store|home)\b|在|去|到"
 )
-# `_CAPITAL` finds capitalised words within a sentence. `_NAME` also finds quoted text, but is slower.
+# `_CAPITAL` finds capitalised words in a sentence. `_NAME` also finds quoted text, but is slower.
 _CAPITAL = re.compile(r" (?!I\b)[A-Z](?<=[a-z0-9,;:'’)] [A-Z])\w")
 _NAME = re.compile(r"(?<=[a-z0-9,;:'’)] )(?!I\b)[A-Z]\w|[\"“「《][^\"“”「」《》]+[\"”」》]")
 _QUOTED = re.compile('["“「《]')
@@ -56,12 +56,12 @@ _GREETING = re.compile(
     re.IGNORECASE,
 )
 _MOST_NAMES = 3
-# Only the beginning of a text is scanned, because the rest of a pasted file does not make it more informative.
+# Scan only the beginning: the rest of a pasted file does not make a text more informative.
 _READ_CHARACTERS = 4_000
 
 
 class Signs(NamedTuple):
-    """The signs found in a turn, such as a question or a place. Flags are 0 or 1, so that they can be weighed."""
+    """The signs found in a turn. Flags are 0 or 1, so that they can be weighed."""
 
     asks: int
     ends_asking: int
@@ -118,7 +118,7 @@ type Priors = tuple[float, ...]
 
 
 class Surroundings(NamedTuple):
-    """The surroundings of a turn in its episode. `after_question` is 1 if the previous turn asks a question, else 0."""
+    """The surroundings of a turn in its episode."""
 
     turns_before: int
     after_question: int
@@ -153,14 +153,11 @@ def prior_signals(signs: Signs, terms: int, words: int, rarity: float, surroundi
 
 
 def answer_signals(signs: Signs) -> Sequence[float]:
-    """Return a turn's signals for each kind of answer, in the order of `ANSWER`, which weighs them."""
+    """Return a turn's signals for each kind of answer, in the order of `ANSWER`."""
     return signs.time, signs.number, signs.names, signs.place, signs.cause
 
 
 def priors_of(signals: Sequence[float], answers: Sequence[float]) -> Priors:
-    """Return the prior of a turn for each of `KINDS`.
-
-    It is the weighted sum of `signals`, plus the kind's weighted signal in `answers`. The last kind, `other`, has none.
-    """
+    """Return the prior of a turn for each of `KINDS`."""
     base = math.sumprod(PRIOR.values(), signals)
     return (*(base + weight * answer for weight, answer in zip(ANSWER.values(), answers, strict=True)), base)

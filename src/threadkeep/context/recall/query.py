@@ -1,4 +1,4 @@
-"""Parsing of a new input to a `Query` (terms, speakers, kind of answer), and the best passage of a text for it."""
+"""Parsing of an input to a `Query` (terms, speakers, kind of answer), and the best passage for it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ january february march april may june july august september october november dec
 friday saturday sunday week month year yesterday today weekend ago last spring summer autumn fall winter day
 """
 _DATE_TERMS = frozenset(map(stem, _DATE_WORDS.split()))
-# Words of a date weigh less as terms, because they are also matched as days; capitalised names weigh more.
+# Words of a date weigh less, because they are also matched as days; capitalised names weigh more.
 _DATE_SHARE, _CAPITAL_SHARE, _RECENT_SHARE = 0.4, 1.3, 0.35
 _FEW_TERMS = 2
 _STEMS = WordTable(stem)
@@ -57,7 +57,7 @@ _RECENT_TERMS = 12
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A parsed input: the weight of each term, the speakers that it is about, and the kind of answer it asks for."""
+    """A parsed input: the weight of each term, the speakers it is about, and the kind of answer."""
 
     terms: Mapping[str, float]
     speakers: frozenset[str]
@@ -68,8 +68,8 @@ class Query:
 class Participants:
     """The speakers of a conversation, used to find out whom an input names.
 
-    `names` maps each lower-case word of a speaker's name to the speaker; `nicknames` does the same for prefixes of
-    these words. "I" means the `askers`, and "you" means the `others`.
+    `names` maps each lower-case word of a speaker's name to the speaker; `nicknames` maps prefixes of these words. "I"
+    means the `askers`, and "you" means the `others`.
     """
 
     names: Mapping[str, str]
@@ -106,7 +106,7 @@ def read(text: str, participants: Participants, *, recent: Sequence[str] = (), d
 
 
 def _named(text: str, words: Sequence[str], participants: Participants) -> tuple[frozenset[str], list[str]]:
-    """Return the speakers that the words name, in full or by a nickname, and the other words."""
+    """Return the speakers that the words name, and the other words."""
     found: set[str] = set()
     left: list[str] = []
     for word in words:
@@ -126,7 +126,7 @@ def _nicknamed(word: str, participants: Participants) -> str | None:
 
 
 def _persons(text: str, words: Sequence[str], participants: Participants) -> frozenset[str]:
-    """Return the speakers that "I" and "you" in an input refer to; none if the input has neither word."""
+    """Return the speakers that "I" and "you" in an input refer to."""
     if participants.askers and _TO_THE_OTHER.search(text):
         return participants.others
     if not _FIRST_PERSON.isdisjoint(words) or _HAN_FIRST_PERSON in text:
@@ -174,21 +174,21 @@ def _kind(text: str, words: Sequence[str]) -> Kind:
     return "why" if "why" in opening else "other"
 
 
-# A piece ends at the end of a sentence or of a line, but at the latest after 400 characters.
+# A piece ends with a sentence or a line, at the latest after 400 characters.
 _PIECES = re.compile(r"[^\n]{1,400}?(?:[.!?。！？]{1,9}(?=\s)|[。！？]|$)|\n|[^\n]{1,400}", re.MULTILINE)
 _QUOTED_CHARACTERS = 60_000
 _MOST_PIECES = 3_000
 
 
 class Passage(NamedTuple):
-    """A range of characters of a text: the first position, and the position after the range."""
+    """A range of characters of a text; the end is excluded."""
 
     first: int
     last: int
 
 
 def passage_of(text: str, terms: Mapping[str, float], characters: int) -> Passage:
-    """Return the passage of consecutive sentences whose terms have the greatest total weight in `terms`.
+    """Return the passage of consecutive sentences with the greatest weight in `terms`.
 
     Args:
         text: The text to quote from.
@@ -208,7 +208,7 @@ def passage_of(text: str, terms: Mapping[str, float], characters: int) -> Passag
             inside.subtract(known[first])
             weight -= sum(terms[term] for term in known[first] if not inside[term])
             first += 1
-        # Among passages of equal weight, choose the first, because the answer often follows the words of the question.
+        # The answer often follows the words of the question, so choose the first passage of equal weight.
         if weight > best_weight + 1e-9:
             best, best_weight = first, weight
     begin = _without_space(text, pieces[best][0]) if pieces else 0

@@ -69,7 +69,7 @@ _HAN_NEAR_DAYS: dict[str, tuple[int, int]] = {
 
 
 def _read_words() -> dict[str, dict[str, int]]:
-    """Read the date words of other languages from `data/dates.txt`; map each kind to its words with their numbers."""
+    """Read the date words of other languages by kind, with their numbers."""
     kinds: dict[str, dict[str, int]] = {}
     for line in lines_of("dates.txt"):
         name, words = line.split(":")
@@ -122,7 +122,7 @@ _OTHER_HINTS = {
 _UNSPACED_HINT = re.compile(_any_of(word for word in _OTHER_HINTS if word[0] >= "\u3040") + "|월|전")
 
 
-# A pattern that ignores case also matches these letters for i, s and k, but the tables have only ASCII: replace them.
+# Patterns that ignore case also match these letters for i, s and k; replace them by the ASCII of the tables.
 _DOTTED = {ord("İ"): "i"}
 _LIKE_ASCII = _DOTTED | {ord("ı"): "i", ord("ſ"): "s", ord("\u212a"): "K"}
 
@@ -139,7 +139,7 @@ type _Reading = tuple[re.Pattern[str], Callable[[re.Match[str], Span, int], Iter
 
 
 def spans_of(text: str, known: Span, now: int) -> list[Span]:
-    """Return the ranges of days that a text mentions. An ambiguous date has several ranges.
+    """Return the ranges of days that a text mentions. An ambiguous date has several.
 
     Args:
         text: The text to scan.
@@ -158,7 +158,7 @@ def spans_of(text: str, known: Span, now: int) -> list[Span]:
 
 
 def _read(readings: Sequence[_Reading], text: str, known: Span, now: int, spans: list[Span]) -> str:
-    """Add the days that `readings` find in a text to `spans`; return the text without the words that mention them."""
+    """Add the days in a text to `spans`; return the text without the words that mention them."""
     for pattern, reading in readings:
         for found in pattern.finditer(text):
             spans.extend(reading(found, known, now))
@@ -210,7 +210,7 @@ def _relative(found: re.Match[str], _known: Span, now: int) -> Iterator[Span]:
 
 
 def _around(which: int, length: int, now: int) -> Span:
-    """Return the last (`which` is -1), this (0) or the next (1) period of `length` days, with a margin."""
+    """Return the last (-1), this (0) or the next (1) period of `length` days, with a margin."""
     if which == 0:
         return Span(now - length, now)
     return Span(now, now + 2 * length) if which > 0 else Span(now - length - length // 2, now - length // 3)
@@ -308,7 +308,7 @@ def _day(year: int, month: int, day: int) -> Iterator[Span]:
 
 
 def _months(year: int, first: int, last: int) -> Iterator[Span]:
-    """Yield the days of the months from `first` to `last`; months above 12 belong to the next year."""
+    """Yield the days of the months from `first` to `last`. Month 13 is January of the next year."""
     if not (1 <= first <= 14 and 1 <= year < 9999):
         return
     begin = date(year + (first - 1) // 12, (first - 1) % 12 + 1, 1)

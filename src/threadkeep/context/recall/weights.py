@@ -1,4 +1,4 @@
-"""Weights of the signals. `python -m bench.fit_recall` fits all of them except `by_agent`; do not edit them by hand."""
+"""Weights of the signals. `python -m bench.fit_recall` fits all but `by_agent`; do not edit them by hand."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ MATCH: Final[dict[str, float]] = {
     "topics_of_many": 1.223,
 }
 
-# Embedding similarity, in standard deviations from the mean; fitted separately with word vectors.
+# Embedding similarity, in standard deviations; fitted separately with word vectors.
 LIKENESS: Final[dict[str, float]] = {
     "alike": 0.390,
     "alike_beside": 0.160,

@@ -1,4 +1,4 @@
-"""The index terms of a text: stems of words or, in scripts without spaces, characters and pairs of characters."""
+"""The index terms of a text: stems or, in scripts without spaces, characters and pairs of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NO_PLURALS = frozenset(("athletics", "lens", "mathematics", "news", "physics", 
 _VOWELS = frozenset("aeiouy")
 _DOUBLED = frozenset(("bb", "dd", "ff", "gg", "mm", "nn", "pp", "rr", "tt"))
 
-# Derivational endings, longest first, with their replacement and the minimum number of letters before them.
+# Derivational endings, longest first, with their replacement and the least number of letters before them.
 _DERIVED: tuple[tuple[str, str, int], ...] = (
     ("ization", "ize", 3), ("isation", "ize", 3), ("ational", "ate", 3),
     ("fulness", "ful", 3), ("iveness", "ive", 3), ("ousness", "ous", 3),
@@ -56,7 +56,7 @@ class _Stemmer(Protocol):
     def stemWord(self, word: str) -> str: ...  # noqa: N802 - the name of the package
 
 
-# Scripts that are mostly used by one language: the first and the last letter, and the stemmer of the language.
+# Scripts that mostly one language uses: the first and the last letter, and the stemmer.
 _STEMMED_SCRIPTS = (
     ("\u0370", "\u03ff", "greek"), ("\u0400", "\u052f", "russian"), ("\u0530", "\u058f", "armenian"),
     ("\u0600", "\u06ff", "arabic"), ("\u0900", "\u097f", "hindi"), ("\u0b80", "\u0bff", "tamil"),
@@ -73,8 +73,7 @@ def _stemmer(language: str) -> _Stemmer:
 def stem(word: str) -> str:
     """Return the stem of a lower-case word.
 
-    A word in ASCII letters is stemmed by English rules, and a word of a script in `_STEMMED_SCRIPTS` by those of its
-    main language. Other words stay unchanged.
+    ASCII words are stemmed by English rules, and words of a script in `_STEMMED_SCRIPTS` by those of its main language.
     """
     if len(word) <= 2:
         return word
@@ -109,7 +108,7 @@ def _without_plural(word: str) -> str:
 
 
 def _mended(rest: str) -> str:
-    """Return the verb of a form without its -ed or -ing: "plann" becomes "plan", and "relat" becomes "relate"."""
+    """Repair a verb that lost its -ed or -ing: "plann" becomes "plan", and "relat" becomes "relate"."""
     if rest[-2:] in _DOUBLED:
         return rest[:-1]
     return rest + "e" if rest.endswith(("at", "bl", "iz")) else rest
@@ -126,7 +125,7 @@ def _without_derivation(word: str) -> str:
 
 
 def _without_end(word: str) -> str:
-    """Normalise the end of a word: remove a silent e, replace y by i, and make a double consonant single."""
+    """Normalise the end of a word: a silent e, a final y, and a double consonant."""
     if len(word) > 3 and word.endswith("e"):
         word = word[:-1]
     if len(word) > 2 and word.endswith("y") and word[-2] not in _VOWELS:
@@ -145,7 +144,7 @@ STOP_CHARACTERS: Final = frozenset("".join(word for word in _WORDS if not word.i
 """Common Chinese characters, and endings in Japanese and Korean."""
 
 
-# Scripts without spaces: Han, kana, Thai, Lao, Myanmar, Khmer. Hangul counts as one, because its words vary in endings.
+# Scripts without spaces: Han, kana, Thai, Lao, Myanmar, Khmer. Hangul counts as one for its many endings.
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
     "\U00020000-\U0003ffff"
@@ -162,7 +161,7 @@ def is_unspaced(text: str) -> bool:
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words in order, in lower case and without accents. A run in a script without spaces is one word."""
+    """Return the words in order, in lower case and without accents."""
     if not text.isascii():
         text = _plain(text.replace("’", "'"))
     runs: list[str] = (_RUNS if is_unspaced(text) else _SPACED_RUNS).findall(text.lower())
@@ -181,14 +180,14 @@ def is_stop_word(word: str) -> bool:
 
 
 def meaningful(text: str, names: Collection[str]) -> str:
-    """Return the text without stop words and these names, for an embedding. If no word is left, return the text."""
+    """Return the text without stop words and these names, for an embedding."""
     words = [(word, word.lower()) for word in _RUNS.findall(text.replace("’", "'"))]
     left = [word for word, lower in words if not (lower in STOP_WORDS or lower.removesuffix("'s") in names)]
     return " ".join(left) or text
 
 
 def terms_of(words: list[str]) -> list[str]:
-    """Return the index terms of words: stems, without stop words; in scripts without spaces, characters and pairs."""
+    """Return the index terms of words, without stop words."""
     if all(map(str.isascii, words)):
         return list(filter(None, map(_TERMS.__getitem__, words)))
     terms: list[str] = []
@@ -201,7 +200,7 @@ def terms_of(words: list[str]) -> list[str]:
 
 
 class WordTable[Value](dict[str, Value]):
-    """A cache of a value computed for each word. It does not store long words, and is cleared when it is full."""
+    """A cache of a value for each word, without long words. It is cleared when it is full."""
 
     def __init__(self, value_of: Callable[[str], Value]) -> None:
         super().__init__()
@@ -245,7 +244,7 @@ _SYNONYMS = lines_of("synonyms_en.txt")
 
 
 def _groups() -> Iterator[tuple[list[str], list[str]]]:
-    """Yield a pair for each group of synonyms, then for each topic: the words that ask for it, and all its words."""
+    """Yield the words that ask for each group of synonyms and each topic, and all its words."""
     for group in _SYNONYMS:
         yield group.split(), group.split()
     for topic in (*lines_of("topics_en.txt"), *lines_of("topics_zh.txt")):
@@ -254,7 +253,7 @@ def _groups() -> Iterator[tuple[list[str], list[str]]]:
 
 
 def _terms(word: str) -> list[str]:
-    """Return the term by which a word is found, if any: its stem or, in Chinese, its first pair of characters."""
+    """Return the term by which a word is found, if any."""
     if word.isascii():
         return [stem(word)]
     return [term for term in terms_of([word]) if len(term) == min(len(word), 2)][:1]
@@ -272,7 +271,7 @@ def _tables() -> tuple[_Table, _Table]:
 
 
 ASKS, COUNTS = _tables()
-"""`ASKS` maps a query's term to the topics that it asks for, `COUNTS` a turn's term to the topics it belongs to."""
+"""`ASKS` maps a query's term to the topics it asks for, `COUNTS` a turn's term to its topics."""
 
 FIRST_TOPIC: Final = len(_SYNONYMS)
 """The number of the first topic; lower numbers are groups of synonyms."""
