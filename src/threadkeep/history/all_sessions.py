@@ -1,4 +1,4 @@
-"""All sessions of a memory, together with the conversations that its agents store in a graph store."""
+"""All sessions of a memory, together with the conversations that agents keep in a graph store."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ from threadkeep.store.transcripts import SessionQuery
 async def runs_in(
     session: Session, *, page_size: int = LONGEST_PAGE, since: datetime | None = None
 ) -> AsyncIterator[list[str]]:
-    """Yield the ids of the runs that stored messages in a session, newest first, each id once; one list per page.
+    """Yield the ids of the runs that stored messages in a session, page by page, newest first.
 
-    The first page has `page_size` messages, including superseded ones; each further page is twice as long, up to
-    `LONGEST_PAGE`. Reading stops after the page with the first message that was stored before `since`. Messages that a
-    branch copied from its parent are skipped, because their runs belong to the parent.
+    Pages grow up to `LONGEST_PAGE`. Reading stops at a message that was stored before `since`. Messages that a branch
+    copied are skipped, because their runs belong to the parent.
     """
     try:
         info = await session.info()
@@ -63,10 +62,9 @@ async def calls_in(
     limit: int,
     before: Cursor | None = None,
 ) -> list[StoredManifest]:
-    """Return up to `limit` records of a conversation's model calls: newest run first, and in a run, newest call first.
+    """Return up to `limit` records of a conversation's model calls, sorted by run, newest first.
 
-    If `before` is given, return only the calls that follow this cursor in that order. Pages of the conversation are
-    read until `limit` calls are found, or until the messages are older than all stored records.
+    If `before` is given, return only the calls after this cursor.
     """
     if limit < 1:
         raise InvalidInput("A page of manifests has at least one entry; use a limit from 1.")
@@ -100,15 +98,14 @@ def _was_made_in(call: StoredManifest, conversation: ConversationLocation) -> bo
 class AllSessions:
     """The sessions of a memory and the conversations of its agents, as one list for user interfaces.
 
-    If a session and a conversation have the same id, a read returns the session. An erasure deletes both, because an id
-    belongs to one person.
+    If both have the same id, a read returns the session. An erasure deletes both, because an id belongs to one person.
     """
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
 
     async def page(self, query: SessionQuery) -> tuple[list[SessionInfo], SessionCursor | None]:
-        """Return one page, newest activity first, and the cursor of the next page; the cursor is None at the end.
+        """Return a page, newest activity first, and the cursor of the next page.
 
         Each call reads the metadata of all conversations, because only sessions in tables have an index for this order.
         """
@@ -121,7 +118,7 @@ class AllSessions:
             more = more or further
         found.sort(key=_cursor_of, reverse=True)
         cut = query.limit
-        # Two entries with the same id and time have the same cursor, so they must be on one page.
+        # Entries with the same id and time have the same cursor, so they must be on one page.
         while 0 < cut < len(found) and _cursor_of(found[cut]) == _cursor_of(found[cut - 1]):
             cut += 1
         if len(found) <= cut and more is None:
@@ -129,11 +126,11 @@ class AllSessions:
         return found[:cut], _cursor_of(found[:cut][-1])
 
     async def locations(self) -> list[tuple[GraphLayout | None, Memory]]:
-        """Return (None, the memory of the sessions), then each layout with the memory of its conversations."""
+        """Return the memory of the sessions, then that of each layout's conversations."""
         return [(None, self._memory), *[one async for one in self._namespaces()]]
 
     async def memory_of(self, layout: GraphLayout | None) -> Memory:
-        """Return the memory of a layout's conversations, opened if necessary; for None, that of the sessions."""
+        """Return the memory of a layout's conversations, or of the sessions if there is no layout."""
         if layout is None:
             return self._memory
         store = await self._memory.graph_store()
@@ -142,9 +139,9 @@ class AllSessions:
         return await self._memory.namespace(layout, store)
 
     async def search(self, query: str, *, user_id: str | None = None, limit: int = 10) -> SearchResult:
-        """Return up to `limit` messages with all words of a query, alternately from the sessions and each layout.
+        """Return up to `limit` messages with all words of a query.
 
-        The results alternate, because scores of different stores cannot be compared.
+        Results from sessions and layouts alternate, because scores of different stores cannot be compared.
         """
         own = await self._memory.search_result(query, user_id=user_id, limit=limit)
         found, damaged = [own.hits], [*own.damaged]
@@ -156,14 +153,14 @@ class AllSessions:
         return SearchResult(hits[:limit], own.unindexed, tuple(dict.fromkeys(damaged)))
 
     async def damaged(self, user_id: str | None = None) -> list[SessionDamaged]:
-        """Return the damaged items that this process has found; if `user_id` is given, only the items of this user."""
+        """Return the damaged items that this process has found, of one user or of all."""
         found = self._memory.damaged(user_id)
         async for _, memory in self._namespaces():
             found += memory.damaged(user_id)
         return found
 
     async def find(self, session_id: str, *, user_id: str | None = None) -> tuple[Session, SessionInfo]:
-        """Return the session with this id or, if there is none, the conversation with this id; also its metadata.
+        """Return the session or else the conversation with this id, and its metadata.
 
         Raises:
             SessionNotFound: the session does not exist, or belongs to another user.
@@ -174,7 +171,7 @@ class AllSessions:
     async def calls(
         self, session_id: str, *, user_id: str | None = None, limit: int = 50, before: Cursor | None = None
     ) -> list[StoredManifest]:
-        """Return up to `limit` records of a session's model calls, newest first. If `before` is given, start after it.
+        """Return up to `limit` records of a session's model calls, newest first, after the cursor `before`.
 
         The records of a conversation are sorted by run; the run with the newest message comes first.
 
@@ -188,10 +185,9 @@ class AllSessions:
         return await calls_in(session, location_in(layout, session_id), manifests, limit=limit, before=before)
 
     async def erase(self, session_id: str, *, user_id: str | None = None) -> bool:
-        """Delete the session and all conversations with an id, and their derived data; return False if there are none.
+        """Delete the session and all conversations with an id; return False if there are none.
 
-        The runs of a session are deleted with it. Runs that stored messages in a conversation are deleted with the
-        conversation, unless they belong to a session.
+        The runs of the session are deleted too, and runs that stored messages only in these conversations.
         """
         deleted = await self._memory.session(session_id, user_id=user_id).delete()
         if deleted:
@@ -214,7 +210,7 @@ class AllSessions:
         return deleted
 
     async def where(self, session_id: str, *, user_id: str | None = None) -> GraphLayout | None:
-        """Find a session or conversation, even a damaged one; return a conversation's layout, or None for a session.
+        """Return the layout of the conversation with an id, even if it is damaged, or None for a session.
 
         Raises:
             SessionNotFound: neither a session nor a conversation has this id, or it belongs to another user.
@@ -227,7 +223,7 @@ class AllSessions:
         raise SessionNotFound(session_id)
 
     async def _found(self, session_id: str, user_id: str | None) -> tuple[GraphLayout | None, Session, SessionInfo]:
-        """Return the layout (None for a session), the session or conversation with this id, and its metadata."""
+        """Return the layout, the session or conversation, and its metadata."""
         session = self._memory.session(session_id, user_id=user_id)
         try:
             return None, session, await session.info()
@@ -239,7 +235,7 @@ class AllSessions:
             raise
 
     async def _namespaces(self) -> AsyncIterator[tuple[GraphLayout, Memory]]:
-        """Yield each layout with its memory; of layouts in one store that differ only in chunk size, yield only one."""
+        """Yield each layout with its memory; layouts that differ only in chunk size count as one."""
         seen: set[object] = set()
         for store, layout, memory in await self._memory.namespaces():
             location = (store, replace(layout, chunk_size=1))
@@ -253,7 +249,7 @@ def _cursor_of(info: SessionInfo) -> SessionCursor:
 
 
 class AllRetention:
-    """A pruner for user interfaces and the schedule; it runs the `Pruner` of the sessions and of each layout."""
+    """A pruner for all sessions and conversations, for user interfaces and the schedule."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -265,7 +261,7 @@ class AllRetention:
     async def plan(
         self, rules: Retention | None = None, *, session_ids: Sequence[str] = (), user_id: str | None = None
     ) -> AsyncIterator[PlannedRemoval]:
-        """Yield the removals that are due, first in sessions, then in the conversations of each layout; write nothing.
+        """Yield the removals that are due; write nothing.
 
         Raises:
             SessionNotFound: a named session does not exist, or belongs to another user.
@@ -283,7 +279,7 @@ class AllRetention:
         report: Callable[[Pruned], object] | None = None,
         may_continue: Callable[[], Awaitable[bool]] | None = None,
     ) -> Pruned:
-        """Archive and delete data beyond the limits, with the `Pruner` of the sessions and of each layout.
+        """Archive and delete data beyond the limits, in sessions and conversations.
 
         Raises:
             SessionNotFound: a named session does not exist, or belongs to another user; nothing was done.
@@ -314,7 +310,7 @@ class AllRetention:
         raise SessionNotFound(session_id)
 
     async def _chosen(self, session_ids: Sequence[str], user_id: str | None) -> list[tuple[Pruner, list[str]]]:
-        """Return the pruners that have sessions with these ids, each with its ids. If no ids are given, return all."""
+        """Return the pruners that have sessions with these ids, each with its ids."""
         wanted = list(dict.fromkeys(session_ids))
         for session_id in wanted:
             check_session_id(session_id)

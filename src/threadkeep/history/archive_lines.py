@@ -1,4 +1,4 @@
-"""The lines of an export: one for each session, followed by one for each of its messages and summaries.
+"""The lines of an export: one for each session, then one for each of its messages and summaries.
 
 Each line is a JSON object in UTF-8.
 """
@@ -57,7 +57,7 @@ class SessionLine:
         return GraphLayout(self.namespace, self.meta_key_suffix, value_field=self.value_field)
 
     def info(self, messages: Sequence[Message], now: datetime) -> SessionInfo:
-        """Return the session to restore. A missing time is taken from `messages`; without messages, it is `now`."""
+        """Return the session to restore. Missing times are taken from `messages`, or else `now`."""
         times = [message.created_at or now for message in messages] or [now]
         values = {name: value for name, value in vars(self).items() if name not in _LAYOUT_FIELDS}
         values |= {"created_at": self.created_at or min(times), "updated_at": self.updated_at or max(times)}
@@ -81,7 +81,7 @@ class SummaryLine:
 
 
 class BadLine(InvalidInput):
-    """A line that is not valid in an export; `session_id` is set if the line describes a session and has an id."""
+    """An invalid line of an export; `session_id` is set if the line describes a session."""
 
     def __init__(self, sentence: str, *, session_id: str | None = None) -> None:
         super().__init__(sentence)
@@ -154,7 +154,7 @@ def parse_line(line: bytes) -> SessionLine | MessageLine | SummaryLine:
     """Parse a line.
 
     Raises:
-        BadLine: the line is not valid in an export. The error gives the reason and quotes no values.
+        BadLine: the line is not valid. The error gives the reason and quotes no values.
     """
     values = _object(line)
     kind = values.pop("type", None)
@@ -286,13 +286,13 @@ def _time(name: str, text: object) -> datetime:
 
 
 def _check_year(moment: datetime | None) -> None:
-    """Reject times in the years 1 and 9999, because they may be out of range when converted to UTC."""
+    """Reject the years 1 and 9999, because their times may be out of range when converted to UTC."""
     if moment is not None and not 1 < moment.year < 9999:
         raise InvalidInput("A time is in one of the years 2 to 9998.")
 
 
 def _sorted(metadata: Mapping[str, Json]) -> Json:
-    """Sort the keys of metadata, because PostgreSQL does not preserve their order, and exports must be reproducible."""
+    """Sort the keys, because PostgreSQL does not keep their order, and exports must be reproducible."""
     if not metadata:
         return {}
     ordered: Json = json.loads(json.dumps(dict(metadata), ensure_ascii=False, sort_keys=True))

@@ -26,9 +26,9 @@ class LoopBlocked(Exception):
 
 
 class MemoryLoop:
-    """The event loop on which this object was created; it runs coroutines for other threads and other loops.
+    """The event loop of a memory, which runs coroutines for other threads and loops.
 
-    If `dedicated` is true, the loop's thread runs only the memory, so callers' code cannot block the loop.
+    If `dedicated` is true, its thread runs only the memory, so callers' code cannot block it.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class MemoryLoop:
     def run[T](self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop with the caller's context variables, and return its result.
 
-        If the wait ends with an exception, such as KeyboardInterrupt, the coroutine is cancelled.
+        If the wait is interrupted, the coroutine is cancelled.
 
         Raises:
             StoreClosed: the loop does not run or ended during the call, or the memory was opened in another process.
@@ -72,7 +72,7 @@ class MemoryLoop:
         return self._wait_for(future)
 
     async def run_from_any_loop[T](self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop and await its result. The caller may run on this loop or on another loop.
+        """Run a coroutine on the loop and await its result, from this or another loop.
 
         Raises:
             StoreClosed: the loop does not run or ended during the call, or the memory was opened in another process.
@@ -89,7 +89,7 @@ class MemoryLoop:
             raise StoreClosed(_CLOSED) from None
 
     def post(self, call: Callable[[], object]) -> None:
-        """Call a function on the loop: at once if the caller is on the loop, otherwise soon, without waiting for it.
+        """Call a function on the loop, at once if the caller is on it, otherwise soon.
 
         If the loop has ended or belongs to another process, the function is never called.
         """
@@ -168,7 +168,7 @@ class Wrapper[W]:
 
 
 class _Verb[W, **P, R]:
-    """A descriptor that makes a method of a wrapper, with the signature and docstring of the asynchronous method."""
+    """A descriptor that gives a wrapper the blocking form of an asynchronous method."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
         self._method = method
@@ -181,7 +181,7 @@ class _Verb[W, **P, R]:
     def __get__(self, instance: Wrapper[W], owner: type) -> Callable[P, R]: ...
 
     def __get__(self, instance: Wrapper[W] | None, owner: type) -> Self | Callable[P, R]:
-        """Return the method bound to the wrapper `instance`. If it is None, return the descriptor itself."""
+        """Return the method bound to the wrapper `instance`, or the descriptor itself."""
         if instance is None:
             return self
 
@@ -214,7 +214,7 @@ class Blocking[W, **P, T](_Verb[W, P, T]):
 
 
 class Called[W, **P, T](_Verb[W, P, T]):
-    """A wrapper's method that runs a synchronous method on the memory's event loop, to prevent concurrent changes."""
+    """A wrapper's method that runs a synchronous method on the loop, to prevent concurrent changes."""
 
     def __init__(self, method: Callable[Concatenate[W, P], T]) -> None:
         super().__init__(method)
@@ -228,14 +228,14 @@ class Called[W, **P, T](_Verb[W, P, T]):
 
 
 class Iterated[W, **P, T](_Verb[W, P, Iterator[T]]):
-    """A wrapper's method that returns a generator over the items of an asynchronous iterator."""
+    """A wrapper's method that returns a generator over an asynchronous iterator."""
 
     def __init__(self, method: Callable[Concatenate[W, P], AsyncIterator[T]]) -> None:
         super().__init__(method)
 
     def _call(self, wrapper: Wrapper[W], *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         items = self._method(wrapper.asynchronous, *args, **kwargs)
-        # If the caller stops early, the iterator stays open until the event loop closes it in garbage collection.
+        # If the caller stops early, the iterator stays open until the event loop closes it.
         while found := wrapper.wait_for(_next(items)):
             yield found[0]
 

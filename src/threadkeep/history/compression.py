@@ -1,4 +1,4 @@
-"""Compression of sessions: options, the protocol of summarizers, and the selection of the ranges to summarise."""
+"""Compression of sessions: options, the protocol of summarizers, and the ranges to summarise."""
 
 from __future__ import annotations
 
@@ -37,11 +37,10 @@ _LEAST_SUMMARY_TOKENS = 100
 
 
 class Summarizer(Protocol):
-    """A writer of summaries.
+    """A writer of summaries. Calls for several sessions may run at the same time.
 
     Its input is a text with one JSON object per line, each a message or a summary. This text is data, never
-    instructions. If a summarizer raises an error, nothing is stored, and the call is repeated later. Calls for several
-    sessions may run at the same time.
+    instructions. If a summarizer raises an error, nothing is stored, and the call is repeated later.
     """
 
     @property
@@ -126,9 +125,8 @@ def read_size(text: str) -> Size:
 class CompressionFailed(ThreadkeepError):
     """A summary could not be written; earlier summaries stay.
 
-    Automatic compression is tried again later, unless `reason` is `outdated`. `reason` is `model`, `timeout`, `empty`,
-    `too_long` or `outdated`. `kind` is only the class name of the underlying error, because its text may quote a
-    conversation.
+    Automatic compression is tried again later, unless `reason` is `outdated`. `kind` is only the class name of the
+    underlying error, because its text may quote a conversation.
     """
 
     def __init__(self, reason: SummaryFailure, kind: str | None = None) -> None:
@@ -151,17 +149,16 @@ _SENTENCES: dict[SummaryFailure, str] = {
 
 _PAGE_ROWS = 200
 _MOST_PIECES = 32
-"""A message that needs more than this number of records is shortened: a mark replaces its middle."""
+"""The middle of a message that needs more records than this is replaced by a mark."""
 
 
 @dataclass(frozen=True)
 class CompressionRequest:
-    """A request to compress a session, with the options of this compression.
+    """A request to compress a session.
 
-    `budget` is the token budget of a model call, for sizes given as fractions. `left_out_upto_seq` is the `seq` of the
-    newest message that did not fit a window; it and all older messages are summarised even if the trigger is not
-    reached. If `window` is nearly full, its oldest messages are also summarised before the trigger is reached. If an
-    earlier pass did not finish its range, `upto_seq` is the end of this range.
+    `budget` is the token budget of a model call, for sizes given as fractions. All messages up to `left_out_upto_seq`
+    are summarised even before the trigger, because they did not fit a window; so are the oldest ones of a nearly full
+    `window`. If an earlier pass did not finish its range, `upto_seq` is the end of this range.
     """
 
     session_id: str
@@ -174,13 +171,13 @@ class CompressionRequest:
 
     @property
     def room(self) -> SummaryRoom:
-        """The limits for the length of summaries and for the part of the transcript that the model reads at once."""
+        """The limits for a summary and for the part of the transcript that the model reads at once."""
         return SummaryRoom.within(self.compression.max_summary_tokens, self.budget, self.summarizer.input_tokens)
 
 
 @dataclass(frozen=True)
 class Part:
-    """Messages that are summarised together: their `seq` range, and the `records` for the summarizer, in order.
+    """Messages that are summarised together, with their records for the summarizer.
 
     `revision` is the revision of the session before the messages were read.
     """
@@ -193,7 +190,7 @@ class Part:
 
 
 def is_due(uncovered: Uncovered, request: CompressionRequest) -> bool:
-    """Return True if a summary may be due, judging by the counts of messages and tokens without a summary."""
+    """Return True if the messages without a summary may need one."""
     if _is_triggered(uncovered, request) or request.window.nearly_full(_extent(uncovered)):
         return True
     return uncovered.after_seq < request.left_out_upto_seq <= uncovered.last_seq
@@ -225,10 +222,9 @@ class RangeReader:
         return after
 
     async def part(self, session_id: str, after: int, upto: int, limit: int) -> Part | None:
-        """Return the next messages that fit into one record of `limit` tokens, or None if there are none.
+        """Return the next messages, after `after` and up to `upto`, that fit into one record of `limit` tokens.
 
-        Their `seq` is above `after` and at most `upto`; archived messages are left out. A message that is too long for
-        a record becomes one part with several records.
+        A message that is too long for a record becomes one part with several records.
         """
         rows: list[Message] = []
         lines: list[str] = []
@@ -253,14 +249,14 @@ class RangeReader:
         return Part(after + 1, _seq(rows[length - 1]), rows[length - 1].id, records, revision)
 
     def _sizes(self, rows: Sequence[Message], lines: Sequence[str], limit: int) -> list[int]:
-        """Return the tokens of each line. For messages over twice the limit, return the stored count instead."""
+        """Return the tokens of each line; for very long messages, return the stored count."""
         return [
             row.tokens if row.tokens is not None and row.tokens > 2 * limit else self._counter(line) + 1
             for row, line in zip(rows, lines, strict=True)
         ]
 
     def _pieces(self, message: Message, size: int, limit: int) -> tuple[str, ...]:
-        """Split one message into numbered records; a huge message is first reduced to its beginning and end."""
+        """Split a long message into numbered records; of a huge one, only its beginning and end."""
         content = message.content
         if size > limit * _MOST_PIECES:
             content = keep_ends(content, len(content) * limit * _MOST_PIECES // size)
@@ -278,7 +274,7 @@ class RangeReader:
 def _tail_start(
     rows: list[Message], uncovered: Uncovered, request: CompressionRequest, *, complete: bool
 ) -> int | None:
-    """Return the `seq` of the first message to leave unsummarised, or None if older rows are needed to find it."""
+    """Return the `seq` of the first message to keep, or None if older rows are needed to find it."""
     after, left_out = uncovered.after_seq, request.left_out_upto_seq
     starts: list[int | None] = [after + 1]
     if _is_triggered(uncovered, request):

@@ -1,8 +1,8 @@
-"""The compression of sessions in the background, several at once, from a queue of limited length.
+"""The compression of sessions in the background.
 
 `consider` is called after an answer is stored, and returns at once. A failed compression leaves earlier summaries
-unchanged. Then the session pauses, longer with each failure. The first turn after the pause tries again. Another
-process can try again, because summaries and messages are in the database.
+unchanged. Then the session pauses, longer with each failure. Another process can try again, because summaries and
+messages are in the database.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from threadkeep.store.transcripts import Transcripts
 
 _MOST_SESSIONS = 1_000
 _MOST_AT_ONCE = 4
-"""At most this many sessions are compressed at the same time, so that one slow model does not delay the others."""
+"""The most sessions that are compressed at once, so that one slow model does not delay the others."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class CompressorOptions:
     """Options of the compressor. Times are in seconds.
 
     After a failure, a session is skipped for `first_pause_seconds` or `first_pause_turns`, whichever ends first. Both
-    double after each further failure, the seconds only up to `longest_pause_seconds`. When the memory closes, queued
-    work has `closing_seconds` to finish. Unfinished sessions are compressed after their next turn, in any process.
+    double after each further failure. When the memory closes, queued work has `closing_seconds` to finish; the rest is
+    compressed after the next turn of the session, in any process.
     """
 
     first_pause_seconds: float = 60.0
@@ -51,7 +51,7 @@ class CompressorOptions:
 
 @dataclass(frozen=True)
 class _Trouble:
-    """The consecutive failures of a session, and its pause, which ends at a time or after a number of turns."""
+    """The consecutive failures of a session, and its pause."""
 
     failures: int
     until: datetime
@@ -59,7 +59,7 @@ class _Trouble:
 
 
 class Compressor:
-    """A service that writes summaries of a memory's sessions in the background; the module's docstring says more."""
+    """A service that writes summaries of a memory's sessions in the background."""
 
     def __init__(
         self,
@@ -85,10 +85,10 @@ class Compressor:
         self._closed = False
 
     def consider(self, request: CompressionRequest) -> None:
-        """Queue a session for compression and return at once; the session is only compressed if this is due.
+        """Queue a session for compression, if that is due, and return at once.
 
-        The newest answer of the session must be stored already. If more than 1,000 sessions wait, the oldest request is
-        dropped and reported. After `close`, nothing is queued.
+        The newest answer must be stored already. If too many sessions wait, the oldest request is dropped and reported.
+        After `close`, nothing is queued.
         """
         if self._closed:
             return
@@ -108,10 +108,9 @@ class Compressor:
         left_out_upto_seq: int = 0,
         window: WindowRoom = UNLIMITED,
     ) -> Summary | None:
-        """Compress a session if it is due, regardless of earlier failures.
+        """Compress a session if it is due, regardless of earlier failures, and return the newest new summary.
 
-        Return the newest of the new summaries; None if nothing was due, or if another process is compressing the
-        session.
+        Return None if nothing was due, or if another process is compressing the session.
 
         Raises:
             InvalidInput: an argument has a wrong type.
@@ -164,16 +163,16 @@ class Compressor:
             self._troubles[session_id] = replace(trouble, turns=trouble.turns - 1)
             return
         writer = self._writer(request)
-        # Catch every error, so that the failure of one session does not stop the work on others.
+        # Catch every error, so that one session's failure does not stop the work on others.
         with ErrorBoundary(lambda error: self._failed(session_id, error)):
             await writer.compress()
             self._troubles.pop(session_id, None)
             if writer.rest is not None:
-                # Queue the rest behind the other sessions, so that they do not wait for a session with a long history.
+                # Queue the rest last, so that other sessions do not wait for a session with a long history.
                 self._put(self._waiting.get(session_id, writer.rest), writer.rest.upto_seq)
 
     def _put(self, request: CompressionRequest, left_out_upto_seq: int = 0) -> None:
-        """Queue a session at the end, even if it is already in the queue; keep the higher `left_out_upto_seq`."""
+        """Queue a session at the end; keep the higher `left_out_upto_seq`."""
         before = self._waiting.pop(request.session_id, request)
         left_out = max(request.left_out_upto_seq, before.left_out_upto_seq, left_out_upto_seq)
         self._waiting[request.session_id] = replace(request, left_out_upto_seq=left_out)

@@ -27,9 +27,9 @@ from threadkeep.store.transcripts import Transcripts
 type Vectors = dict[str, array[float]]
 """Vectors of turns, by turn id."""
 MOST_TURNS = 20_000
-"""The maximum number of turns of one session in an index; of a longer session, only the newest turns are indexed."""
+"""The most turns of one session in an index; a longer session has only its newest turns indexed."""
 _MOST_SUMMARIES = 20_000
-"""The maximum number of summaries of archived messages in one index, which may cover several sessions."""
+"""The most summaries of archived messages in one index, which may cover several sessions."""
 _PAGE = 200
 _AT_ONCE = 4_000
 """The number of characters that are indexed (in a few milliseconds) before other tasks run.
@@ -40,26 +40,26 @@ _AT_LEAST = 160
 _MOST_DOUBLINGS = 10
 _NO_DAY = 0
 _TURN_BYTES, _VECTOR_BYTES, _SUMMARY_BYTES = 600, 200, 2_000
-"""The estimated bytes of a turn without its terms, of a vector without its numbers, and of a summary with its text."""
+"""The estimated bytes of a turn without its terms, a vector without numbers, and a summary."""
 
 
 @cache
 def index_version() -> str:
-    """Return the version of the stored format: a digest of the text analysis and of the source of this module."""
+    """Return the version of the stored format: a digest of the text analysis and of this module."""
     own = (files("threadkeep.history") / "conversation_index.py").read_bytes()
     return sha256(analysis_version().encode() + own).hexdigest()[:16]
 
 
 @dataclass(eq=False)
 class Refusals:
-    """The turns that could not be embedded. The more often a turn failed, the more rounds of embedding skip it."""
+    """The turns that could not be embedded, and are skipped for more rounds after each failure."""
 
     round: int = 0
     _tries: dict[str, int] = field(default_factory=dict)
     _due: dict[str, int] = field(default_factory=dict)
 
     def add(self, turn_id: str) -> None:
-        """Postpone a turn by 2 rounds after its first failure, and by twice as many after each further failure."""
+        """Postpone a turn by 2 rounds, and by twice as many after each further failure."""
         tries = self._tries[turn_id] = min(self._tries.get(turn_id, 0) + 1, _MOST_DOUBLINGS)
         self._due[turn_id] = self.round + 2**tries
 
@@ -80,7 +80,7 @@ class ConversationIndex:
         texts: the indexed messages of each session.
         summaries: the indexed summaries, each at the position of the last message that it covers.
         superseded: turns that were superseded after they had been indexed.
-        taken_back: ids of messages that a person took back in a chat; a system message in the transcript records this.
+        taken_back: ids of messages that a person took back in a chat.
         embedded: each pair of a model and a session whose stored vectors were read.
         newest: an index of only the newest messages, until the whole index is built.
         has_newest: set when `newest` is complete.
@@ -108,7 +108,7 @@ class ConversationIndex:
 
     @classmethod
     def of(cls, infos: Mapping[str, SessionInfo]) -> Self:
-        """Return an empty index for these sessions. It keeps their states, so that `is_outdated` can compare them."""
+        """Return an empty index for these sessions in their present state."""
         return cls(_marks={session_id: IndexedState.of(info) for session_id, info in infos.items()})
 
     @property
@@ -122,10 +122,9 @@ class ConversationIndex:
         return session_id in self._marks
 
     def is_outdated(self, infos: Mapping[str, SessionInfo], *, complete: bool) -> bool:
-        """Return True if indexed turns were reset, archived or deleted, or if `infos` lacks too many indexed sessions.
+        """Return True if indexed turns were reset, archived or deleted, or if indexed sessions are missing.
 
-        If `complete` is true, `infos` must have every indexed session. Otherwise `infos` has only the newest sessions,
-        and up to `len(infos)` indexed sessions may be missing.
+        If `infos` is not `complete`, up to `len(infos)` indexed sessions may be missing from it.
         """
         missing = sum(session_id not in infos for session_id in self._marks)
         if missing > (0 if complete else len(infos)):
@@ -136,8 +135,7 @@ class ConversationIndex:
     async def leave_out_superseded(self, infos: Mapping[str, SessionInfo], transcripts: Transcripts) -> bool:
         """Add newly superseded turns to `superseded`; return False if the index must be built again.
 
-        It must be built again if an indexed text was erased, because its words must not stay in the index, or if a
-        summary may be invalid.
+        This is necessary if a text was erased, because its words must not stay, or if a summary may be invalid.
         """
         for session_id, mark in list(self._marks.items()):
             info = infos.get(session_id)
@@ -155,7 +153,7 @@ class ConversationIndex:
     async def new_summaries(
         self, infos: Iterable[SessionInfo], summaries: Summaries, most: int
     ) -> dict[str, list[Summary]]:
-        """Return the summaries that `catch_up` needs: for each new session id, summaries of its archived messages.
+        """Return the summaries of archived messages that `catch_up` needs for new sessions.
 
         Args:
             infos: The sessions, the most important one first. A session gets its newest summaries.
@@ -176,9 +174,9 @@ class ConversationIndex:
     async def catch_up(
         self, info: SessionInfo, transcripts: Transcripts, summaries: Sequence[Summary] = (), most: int = MOST_TURNS
     ) -> None:
-        """Index the new messages of a session, but at most its newest `most`; other tasks run in between.
+        """Index the new messages of a session, at most the newest `most`; other tasks run in between.
 
-        If the session is not in the index yet, the `summaries` are indexed first.
+        For a session that is new in the index, the `summaries` are indexed first.
         """
         session_id = info.session_id
         if session_id not in self.first:
@@ -203,7 +201,7 @@ class ConversationIndex:
     async def dump(self) -> Sequence[Packed]:
         """Return a copy of the index for storage, without its vectors, which are stored separately.
 
-        Other tasks run while the parts are copied. If a turn is added in the meantime, all parts are copied again.
+        Other tasks run meanwhile; if one of them adds a turn, all parts are copied again.
         """
         states: list[Packed] = []
         turns = -1
@@ -233,7 +231,7 @@ class ConversationIndex:
             yield Packed({}, {"days": array("I", [day.toordinal() if day else _NO_DAY for _, day in some])})
 
     async def load(self, state: Packed, info: SessionInfo, summaries: Sequence[Summary]) -> bool:
-        """Load the stored index of a session; return False if it no longer matches the session or the `summaries`."""
+        """Load the stored index of a session; return False if it is outdated."""
         about, session_id = state.values, info.session_id
         created_at, begin, revision = about["marks"][session_id]
         mark = IndexedState(datetime.fromisoformat(created_at), begin, revision)
@@ -276,7 +274,7 @@ class ConversationIndex:
         self._marks |= other._marks
 
     def grown(self, session_ids: Iterable[str], least: int) -> set[str]:
-        """Return the sessions to store: with at least `least` turns, and an eighth more turns than the stored index."""
+        """Return the sessions that have at least `least` turns and have grown by an eighth since they were stored."""
         summaries = Counter(one.session_id for one in self.summaries.values())
         found: set[str] = set()
         for session_id in self.read.keys() & session_ids:
@@ -287,15 +285,15 @@ class ConversationIndex:
         return found
 
     def extent_of(self, session_id: str) -> tuple[int, IndexedState]:
-        """Return the last indexed `seq` of a session, and the state of the session when its index was begun."""
+        """Return the last indexed `seq` of a session, and its state when indexing began."""
         return self.read[session_id], self._marks[session_id]
 
     def texts_of(self, session_id: str) -> IndexedTexts:
-        """Return a copy of the `seq` values of a session's indexed messages, with the digest of their texts."""
+        """Return a copy of a session's indexed positions and the digest of their texts."""
         return self.texts.get(session_id, IndexedTexts()).copy()
 
     async def _analysis_of(self, text: str) -> Analysis | None:
-        """Analyse a long text in a thread. For a short text, return None, so that the caller analyses it."""
+        """Analyse a long text in a thread; return None for a short text."""
         self._unpaused += _AT_LEAST + len(text)
         if len(text) > _AT_ONCE:
             return await asyncio.to_thread(analysis_of, text)
@@ -324,13 +322,13 @@ class ConversationIndex:
 
 
 def _bytes_of(vectors: Vectors) -> int:
-    """Return the estimated bytes of vectors, all of which must have the length of the first one."""
+    """Return the estimated bytes of vectors of the same length."""
     first = next(iter(vectors.values()), array("f"))
     return len(vectors) * (_VECTOR_BYTES + len(first) * first.itemsize)
 
 
 def _turns_of(state: Packed) -> tuple[RecallIndex, dict[str, int], dict[str, tuple[str, date | None]]]:
-    """Return the contents of a stored state: the word index, and each turn's tokens, session and day."""
+    """Return the word index of a stored state, and each turn's tokens, session and day."""
     tokens = dict(state.values["tokens"])
     days = [None if day == _NO_DAY else date.fromordinal(day) for day in state.arrays["days"]]
     days_of = {turn_id: (position_of(turn_id)[0], day) for turn_id, day in zip(tokens, days, strict=True)}
@@ -349,7 +347,7 @@ def position_of(turn_id: str) -> tuple[str, int]:
 
 
 def messages_of(info: SessionInfo) -> int:
-    """Return how many messages of a session can be indexed: those after its last reset, archiving and deletion.
+    """Return how many messages of a session can be indexed.
 
     A session that ever had a message counts at least 1, because summaries of its archived messages may be indexed.
     """
@@ -362,6 +360,6 @@ async def _messages(transcripts: Transcripts, session_id: str, first: int, last:
         end = min(start + _PAGE - 1, last)
         page = await transcripts.newest(session_id, limit=end - start + 1, before=end + 1)
         for message in page.messages:
-            # If messages of the range are superseded, the page has older messages in their place: skip these.
+            # If messages of the range are superseded, the page has older ones in their place: skip these.
             if (message.seq or 0) >= start:
                 yield message

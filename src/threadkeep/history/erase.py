@@ -46,17 +46,14 @@ _LOG = "the WAL of PostgreSQL until it is recycled"
 
 
 class Eraser:
-    """A service that erases persons and sessions. A call after an interruption continues where the first call stopped.
-
-    `rows` reads and erases the rows of the tables.
-    """
+    """A service that erases persons and sessions. An interrupted erasure continues with the next call."""
 
     def __init__(self, memory: Memory, rows: TableErasing) -> None:
         self._memory = memory
         self.rows = rows
 
     async def wanted(self, session_id: str | None, user_id: str | None) -> Erasable:
-        """Return the target of an erasure: a person with all their merged ids, or one session.
+        """Return the target of an erasure: a person with all merged ids, or one session.
 
         Raises:
             InvalidInput: not exactly one of the arguments is given, or the user id is not valid.
@@ -74,7 +71,7 @@ class Eraser:
         return (await self.rows.counts(wanted))["chat_graph_groups"]
 
     async def continued(self, wanted: Erasable) -> Erasable:
-        """Return the target with the ids that an interrupted erasure recorded, and the scope of its session notes."""
+        """Return the target with the ids that an interrupted erasure recorded, and their scope."""
         subject = await self._subject(wanted)
         ids = tuple(dict.fromkeys([*wanted.ids, *(await self._interrupted(subject)).get("ids", [])]))
         return replace(wanted, ids=ids, noted=f"{_SCOPE}:{subject}")
@@ -104,7 +101,7 @@ class Eraser:
         found = await self._find(wanted)
         shared = {*await self.rows.shared(wanted), *(name for _, name, _ in await self.shared_conversations(wanted))}
         not_reached = [*remains, *await self._elsewhere(wanted), *_ALWAYS]
-        # If an earlier call was interrupted, put the counts of the first attempt into the receipt.
+        # After an interruption, put the counts of the first attempt into the receipt.
         interrupted = await self._interrupted(subject)
         known = interrupted.get("found", {})
         before = {name: max(count, known.get(name, 0)) for name, count in found.items()}
@@ -117,7 +114,7 @@ class Eraser:
             done = not any(after.values()) and not remains
             counts = json.dumps({"found": before})
             if done:
-                # Delete the noted session ids before the overwrite, which must reach them. Keep the counts for a retry.
+                # Delete the noted ids before the overwrite, which must reach them. Keep the counts for a retry.
                 await self.rows.forget_notes(wanted)
                 await state.keep(_SCOPE, subject, counts)
             if not await self.rows.overwrite(vacuum=vacuum):
@@ -150,7 +147,7 @@ class Eraser:
         return replace(receipt, signature=digest(receipt.signed_text()))
 
     async def _elsewhere(self, wanted: Erasable) -> list[str]:
-        """Describe data of the target that are not erased: those of other people, of branches and of child runs."""
+        """Describe data about the target that belong to others and are not erased."""
         found: list[str] = []
         if episodes := await self.rows.episodes_elsewhere(wanted):
             found.append(f"{episodes} episodes in Graphiti's groups of workspaces and of sessions of others")
@@ -161,7 +158,7 @@ class Eraser:
         return found
 
     async def verify(self, receipt: EraseReceipt) -> Verification:
-        """Check the signature of a receipt, whether its target is gone, and whether an erasure of it is incomplete."""
+        """Check the signature of a receipt, and whether its target is really gone."""
         check_argument("receipt", receipt, EraseReceipt, required=True)
         digest = await self._digest()
         signature = digest(replace(receipt, signature="").signed_text())
@@ -178,7 +175,7 @@ class Eraser:
         return "there" if remains or await self._interrupted(receipt.subject) else "gone"
 
     async def _names(self, kind: ErasedKind) -> set[str]:
-        """Return the ids of all persons, or of all sessions, in the tables, in pending turns and in conversations."""
+        """Return the ids of all known persons, or of all known sessions."""
         names = set(await self.rows.known(sessions=kind == "session"))
         for entry in await self.waiting():
             names |= {entry.turn.session_id} if kind == "session" else _people(entry.turn.user_id, entry.turn.messages)
@@ -192,7 +189,7 @@ class Eraser:
         return names
 
     async def _erase_all(self, wanted: Erasable) -> dict[str, int]:
-        """Erase until nothing is found, in at most three rounds; return the counts of the data that remain."""
+        """Erase until nothing is found or the rounds are over; return the counts of the remaining data."""
         after: dict[str, int] = {}
         for _ in range(_ROUNDS):
             sessions = await self.rows.sessions(wanted)
@@ -227,7 +224,7 @@ class Eraser:
         return counts
 
     async def waiting(self) -> list[PendingTurn]:
-        """Return the pending turns of this process and of other processes with its folder, sorted by entry id."""
+        """Return the pending turns of this process and of others with its folder, sorted by entry id."""
         entries = {entry.entry_id: entry for entry in self._memory.pending.entries}
         if (folder := self._memory.pending.options.folder) is not None:
             files = await asyncio.to_thread(waiting_files, folder)
@@ -250,7 +247,7 @@ class Eraser:
         return found
 
     async def conversations(self, wanted: Erasable, sessions: Sequence[str]) -> list[tuple[Memory, str]]:
-        """Return graph store conversations that belong to the person, or whose keys are ids of the given sessions."""
+        """Return graph store conversations of the person, or whose keys are these session ids."""
         found: list[tuple[Memory, str]] = []
         for other in await self._others():
             keys = [info.session_id for id_ in wanted.ids async for info in other.sessions(user_id=id_)]
@@ -260,7 +257,7 @@ class Eraser:
         return found
 
     async def shared_conversations(self, wanted: Erasable) -> list[tuple[Memory, str, list[Message]]]:
-        """Return the person's messages in graph store conversations of other users; this reads every conversation."""
+        """Return the person's messages in conversations of other users; this reads every conversation."""
         found: list[tuple[Memory, str, list[Message]]] = []
         own = [self._memory] if self._memory.in_graph_store else []
         for memory in [*own, *await self._others()] if wanted.ids else []:
@@ -290,7 +287,7 @@ class Eraser:
             await store.adelete(namespace, key)
 
     async def items(self, wanted: Erasable) -> list[tuple[BaseStore, tuple[str, ...], str]]:
-        """Return the items, except conversations, in the namespaces that name the person and no other user."""
+        """Return the items, except conversations, that belong to the person alone."""
         found: dict[tuple[tuple[str, ...], str], None] = {}
         for namespace in await self._named(wanted, others=False):
             items = await _all_items(await self._memory.graph_store(), namespace)
@@ -298,9 +295,9 @@ class Eraser:
         return [(await self._memory.graph_store(), namespace, key) for namespace, key in found]
 
     async def _named(self, wanted: Erasable, *, others: bool) -> list[tuple[str, ...]]:
-        """Return the namespaces that name the person and also another user or, if `others` is false, no other user.
+        """Return the namespaces that name the person, either with or without another user.
 
-        If a namespace also names another user, it is not erased, because the person's id may be a common word, such as
+        Namespaces that also name another user are not erased, because the person's id may be a common word such as
         `memories`. Conversations are left out, because they are erased by their owners and senders.
         """
         if not wanted.ids or not await self._memory.has_graph_store():
@@ -312,12 +309,12 @@ class Eraser:
             async for namespace in _namespaces(await self._memory.graph_store())
             if not mine.isdisjoint(namespace) and not any(layout.has(namespace) for layout in layouts)
         ]
-        # Read all users' ids only here: this reads whole tables, and few persons have namespaces.
+        # Read all users' ids only here, because this reads whole tables.
         known = {*await self.rows.known(sessions=False)} - mine if naming else set()
         return [namespace for namespace in naming if (not known.isdisjoint(namespace)) == others]
 
     async def _interrupted(self, subject: str) -> dict[str, Any]:
-        """Return the `ids` and the counts (`found`) of an incomplete erasure, or {} if there is no such erasure."""
+        """Return the `ids` and the counts (`found`) of an incomplete erasure, if there is one."""
         known: dict[str, Any] = json.loads(await self._memory.channels.state.value(_SCOPE, subject) or "{}")
         return known
 
@@ -356,7 +353,7 @@ async def _all_items(store: BaseStore, namespace: tuple[str, ...]) -> list[Searc
 
 
 async def _sent_to(session: Session) -> list[Message]:
-    """Return the user messages of a session; if an item is damaged, only the messages read before this item."""
+    """Return the user messages of a session, up to the first damaged item."""
     found: list[Message] = []
     before: int | None = None
     with contextlib.suppress(SessionDamaged):
@@ -368,7 +365,7 @@ async def _sent_to(session: Session) -> list[Message]:
 
 
 def belongs(turn: Turn, wanted: Erasable, sessions: Sequence[str]) -> bool:
-    """Return True if a pending turn is in a session to erase, belongs to the person, or has a message of theirs."""
+    """Return True if a pending turn belongs to the target, or has a message of the person."""
     if turn.session_id in sessions or turn.session_id == wanted.session_id or turn.user_id in wanted.ids:
         return True
     return any(not _senders(message).isdisjoint(wanted.ids) for message in turn.messages)
@@ -380,7 +377,7 @@ def _people(user_id: str | None, messages: Sequence[Message]) -> set[str]:
 
 
 def _senders(message: Message) -> set[str]:
-    """Return the author of a message, and the sender id in its metadata if a channel stored one."""
+    """Return the author of a message and the sender id that a channel stored."""
     sender = message.metadata.get("sender_id")
     named = (message.author, str(sender) if type(sender) in (str, int) else None)
     return {name for name in named if name is not None}

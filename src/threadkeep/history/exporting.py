@@ -22,7 +22,7 @@ PAGE_MESSAGES = 500
 
 
 class Exportable(NamedTuple):
-    """A session and its memory; `layout` is set if an agent stores the session as a conversation in a graph store."""
+    """A session to export; `layout` is set if it is a conversation in a graph store."""
 
     info: SessionInfo
     memory: Memory
@@ -52,7 +52,7 @@ class Exported:
 class _Numbering:
     """The positions of messages in an export.
 
-    If superseded messages are left out, the other messages are numbered without gaps, as an import numbers them.
+    Without superseded messages, the others are numbered without gaps, as an import numbers them.
     """
 
     def __init__(self, superseded: Sequence[tuple[int, int]]) -> None:
@@ -71,7 +71,7 @@ class _Numbering:
         return self.of_seq(seq) > self.of_seq(seq - 1)
 
     def of_seq(self, seq: int) -> int:
-        """Return the position of a message in the export, or of the last exported message before it."""
+        """Return the exported position of a message, or of the last exported one before it."""
         number = bisect_right(self._starts, seq)
         if number == 0:
             return seq
@@ -79,11 +79,11 @@ class _Numbering:
         return seq - self._earlier[number - 1] - (min(seq, last) - first + 1)
 
     def of_info(self, info: SessionInfo) -> SessionInfo:
-        """Return the session's metadata with the exported positions of its last reset and last archived message."""
+        """Return the session's metadata with exported positions."""
         return replace(info, reset_seq=self.of_seq(info.reset_seq), archived_seq=self.of_seq(info.archived_seq))
 
     def of_message(self, message: Message) -> Message:
-        """Return a message with its exported position; if superseded messages are left out, it is written as active."""
+        """Return a message with its exported position; it is active if superseded ones are left out."""
         if not self._superseded:
             return message
         return message.with_fields(seq=self.of_seq(message.seq or 0), superseded_at=None, superseded_by=None)
@@ -104,8 +104,7 @@ async def export(
 ) -> Exported:
     """Write sessions to a stream and return the counts.
 
-    Pages and sessions that cannot be read are left out. The metadata of a session are read first; messages that are
-    stored later are left out, too.
+    Pages and sessions that cannot be read are left out, and so are messages that are stored meanwhile.
     """
     done = Exported()
     async for stored, memory, layout in sessions:
@@ -128,9 +127,9 @@ async def export(
             report(done)
         if not begun:
             stream.write(session_line(numbering.of_info(_beginning_with(info, ())), layout).encode())
-        # Skip summaries stored under a conversation's id, because they belong to a session with the same id.
+        # Skip summaries under a conversation's id: they belong to a session with the same id.
         for archived in await memory.summaries.for_export(info.session_id, view=view) if layout is None else ():
-            # Skip a summary that was written during the export and covers messages that the export leaves out.
+            # Skip a summary that was written meanwhile and covers messages that are left out.
             if archived.summary.last_seq <= info.last_seq:
                 stream.write(summary_line(numbering.of_summary(archived)).encode())
                 done.summaries += 1
@@ -151,9 +150,9 @@ async def named_sessions(memory: Memory, session_ids: Sequence[str], user_id: st
 
 
 async def every_session(memory: Memory, user_id: str | None) -> AsyncIterator[Exportable]:
-    """Yield all sessions, then all conversations of each layout; each once, newest activity first.
+    """Yield all sessions and conversations, each once.
 
-    A session that gets a message while the list is read moves to its beginning and may be missed. So the list is read
+    A session that gets a message meanwhile moves to the beginning of the list and may be missed. So the list is read
     again until every session that existed at the start has been yielded.
     """
     started = memory.clock()
@@ -174,7 +173,7 @@ async def every_session(memory: Memory, user_id: str | None) -> AsyncIterator[Ex
 async def count_messages(
     memory: Memory, session_ids: Sequence[str], user_id: str | None, *, view: View = "active"
 ) -> int:
-    """Return the number of messages to export from these sessions; without ids, from all sessions."""
+    """Return the number of messages to export, from these sessions or from all."""
     locations = await AllSessions(memory).locations()
     if session_ids:
         sessions = [home.session(one, user_id=user_id) for _, home in locations for one in set(session_ids)]
@@ -198,9 +197,9 @@ async def _named(
 
 
 async def _pages(session: Session, info: SessionInfo, done: Exported) -> AsyncIterator[tuple[Message, ...]]:
-    """Yield a session's messages in pages, in order; pages whose messages were deleted meanwhile are left out.
+    """Yield a session's messages in pages, in order, without messages that were deleted meanwhile.
 
-    If a page cannot be read, this is recorded in `done`, and the page is left out, so that the others are exported.
+    A page that cannot be read is recorded in `done` and left out, so that the others are exported.
     """
     for first in range(info.deleted_seq + 1, info.last_seq + 1, PAGE_MESSAGES):
         after = min(first + PAGE_MESSAGES, info.last_seq + 1)
@@ -214,7 +213,7 @@ async def _pages(session: Session, info: SessionInfo, done: Exported) -> AsyncIt
 
 
 async def _checked(info: SessionInfo, memory: Memory) -> SessionInfo:
-    """Return metadata from a list of sessions. If they show that the session is damaged, read the session again.
+    """Return metadata from a list of sessions; read a damaged session again.
 
     Raises:
         RecordUnreadable: the session is damaged.
@@ -224,7 +223,7 @@ async def _checked(info: SessionInfo, memory: Memory) -> SessionInfo:
 
 
 async def _with_origin(info: SessionInfo, memory: Memory, view: View) -> SessionInfo:
-    """Return metadata in which a branch's `parent_seq` is the exported position, if the parent can be read."""
+    """Return metadata with the exported position of a branch in its parent."""
     if info.parent_session_id is None or view == "history":
         return info
     parent = memory.session(info.parent_session_id)
@@ -235,6 +234,6 @@ async def _with_origin(info: SessionInfo, memory: Memory, view: View) -> Session
 
 
 def _beginning_with(info: SessionInfo, messages: Sequence[Message]) -> SessionInfo:
-    """Return metadata that count all messages before these as deleted: retention may have deleted them since."""
+    """Return metadata that count all messages before these as deleted."""
     deleted_seq = (messages[0].seq or 1) - 1 if messages else info.last_seq
     return replace(info, deleted_seq=deleted_seq, archived_seq=max(info.archived_seq, deleted_seq))

@@ -1,4 +1,4 @@
-"""Conversations that agents store in a LangGraph store. This module opens the store and gives access to them."""
+"""Conversations that agents store in a LangGraph store, and access to this store."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _STORE_ROWS = "dead rows of the graph store's PostgreSQL until VACUUM, and its W
 _STORE_LOG = "the WAL file of the graph store, which a reader keeps: stop other processes, and repeat"
 _OWN = "own"
 _NO_SESSION = "\x1f"
-"""The first character of each `order_name`; a session id cannot begin with it, because it is a control character."""
+"""The first character of each `order_name`: a control character, so no session id begins with it."""
 
 
 class Opening(NamedTuple):
@@ -47,7 +47,7 @@ class Opening(NamedTuple):
 
 
 class GraphConversations:
-    """The graph store of a memory, which is opened on first use, and the transcripts of conversations in any store.
+    """The graph store of a memory, opened on first use, and the conversations in any store.
 
     `given` is an open store or the database of one; `layouts` has the registered layouts of conversations.
     """
@@ -80,7 +80,7 @@ class GraphConversations:
             return self._store
 
     async def exists(self) -> bool:
-        """Return True if the store is open already, or if its database has the table of a store."""
+        """Return True if there is a store, open or in the database."""
         address = self.given
         if self._store is not None or not isinstance(address, DatabaseAddress):
             return True
@@ -92,11 +92,10 @@ class GraphConversations:
         return any(table == "store" for table, _ in rows)
 
     async def overwrite(self, own: DatabaseAddress, *, vacuum: bool) -> str | None:
-        """Overwrite deleted items in the file of the graph store; return a description of data that remain, or None.
+        """Overwrite deleted items in the file of the graph store; return a description of remaining data.
 
-        If `vacuum` is true, the file is rewritten. Deleted rows are not overwritten in PostgreSQL, or in a store that
-        the application opened; operators must do that. If the store is in the memory's own file, this does nothing,
-        because that file is overwritten elsewhere.
+        If `vacuum` is true, the file is rewritten. Operators must overwrite deleted rows in PostgreSQL and in stores
+        that the application opened. The memory's own file is overwritten elsewhere.
         """
         address = self.given
         if not isinstance(address, DatabaseAddress):
@@ -120,7 +119,7 @@ class GraphConversations:
         return store
 
     def name_of(self, store: BaseStore) -> object:
-        """Return a hashable identity of a store; all objects for the memory's own store have the same identity."""
+        """Return a hashable identity of a store; all objects for the memory's own store share it."""
         if store is self._store:
             return _OWN
         address = self.given if isinstance(self.given, DatabaseAddress) else None
@@ -132,11 +131,11 @@ class GraphConversations:
         return self.name_of(store) == _OWN
 
     def is_unregistered(self, store: BaseStore, layout: GraphLayout) -> bool:
-        """Return True if the store is the memory's own and this process has not registered the layout in it."""
+        """Return True if this process has not registered this layout of the memory's own store."""
         return layout not in self._registered and self.is_own(store)
 
     async def register(self, layout: GraphLayout) -> None:
-        """Register a layout of the memory's own store for other processes; after a failure, the next call retries."""
+        """Register a layout of the memory's own store for other processes; the next call retries a failure."""
         self._registered.add(layout)
         try:
             async with asyncio.timeout(_REGISTER_SECONDS):
@@ -156,18 +155,18 @@ class GraphConversations:
 
 
 def location_in(layout: GraphLayout, key: str) -> ConversationLocation:
-    """Return the location of a conversation, as it is written into the records of model calls."""
+    """Return the location of a conversation for the records of model calls."""
     return ConversationLocation(key, layout.namespace, layout.meta_key_suffix, layout.value_field)
 
 
 def order_name(layout: GraphLayout, key: str) -> str:
-    """Return the name of a conversation in the records that keep its turns in order; no session id is equal to it."""
+    """Return the name under which a conversation's turns are kept in order; no session id is equal to it."""
     parts = [layout.namespace, layout.meta_key_suffix, layout.value_field, key]
     return _NO_SESSION + json.dumps(parts, ensure_ascii=False, separators=(",", ":"))
 
 
 def of_order_name(name: str) -> tuple[GraphLayout, str] | None:
-    """Return the layout and the key in an `order_name`; None for a session id, or a name from an older version."""
+    """Return the layout and the key in an `order_name`, or None for another name."""
     if not name.startswith(_NO_SESSION):
         return None
     try:
@@ -178,6 +177,6 @@ def of_order_name(name: str) -> tuple[GraphLayout, str] | None:
 
 
 def folder_of(layout: GraphLayout) -> str:
-    """Return the name of the folder for pending turns of a layout; each layout has its own folder."""
+    """Return the name of the folder for pending turns of a layout."""
     name = "\0".join([*layout.namespace, layout.meta_key_suffix, layout.value_field])
     return f"store-{sha256(name.encode()).hexdigest()[:16]}"

@@ -62,7 +62,7 @@ class _Part:
 
 
 class Importer:
-    """An importer that stores lines in batches. For a rejected line, it calls `on_refusal` with position and reason.
+    """An importer that stores lines in batches and reports each rejected line to `on_refusal`.
 
     If `strict` is true, `take` returns False once a line or session was rejected; `store` can then still store the
     accepted lines.
@@ -116,7 +116,7 @@ class Importer:
             await self._store(home, [part for part in waiting if part.line.layout == layout])
 
     async def _store(self, home: Memory, parts: Sequence[_Part]) -> None:
-        """Store parts of sessions in a memory; skip parts of other users' sessions, and call `on_refusal` for them."""
+        """Store parts of sessions in a memory, except those of other users, which are reported."""
         now = self._memory.clock()
         archived = [
             ArchivedPart(part.line.info(part.messages, now), tuple(part.messages), tuple(part.summaries))
@@ -170,7 +170,7 @@ class Importer:
         return line
 
     def _identified(self, parsed: MessageLine) -> Message:
-        """Return the message with an id. If it has none, make one that is the same in each import of the file."""
+        """Return the message with an id, which is the same in each import of the file."""
         message = parsed.message
         if message.id is not None:
             return message

@@ -1,4 +1,4 @@
-"""Session ids, which may be nearly any text, and keys, which templates build from external values."""
+"""Session ids, which may be nearly any text, and keys, which are built from external values."""
 
 from __future__ import annotations
 
@@ -36,9 +36,7 @@ KEY_CANDIDATES = (
 )
 """Templates for the key of a run's conversation; the first one that gives a valid key is used.
 
-These are, in order: an explicit key, the key of the channel, the thread. A channel's key has the bot or tenant, the
-chat, and the topic if the chat has topics. The key of a WeCom bot chat has the chat type, and the chat id of a group or
-the user id of a private chat.
+These are, in order: an explicit key, the key of the channel, the thread.
 """
 
 _KEY = re.compile(r"[A-Za-z0-9:_-]+")
@@ -52,7 +50,7 @@ _PATH = re.compile(r"[\w-]+(?:\.[\w-]+|\[[0-9]+\])*")
 _STEP = re.compile(r"[\w-]+")
 _RUN_IDS = ("thread_id", "configurable.thread_id")
 
-# These texts are also shown in HTTP responses and by commands, so they name no Python function.
+# These texts are also shown in HTTP responses and by commands, so they name no function.
 _SESSION_ID_CURES: Mapping[Reason, str] = {
     "empty": "A session id needs at least one character that is not blank; give the id of the chat or the person.",
     "empty_part": "A session id that begins with a channel has no empty part; give each part a value: telegram:123.",
@@ -79,11 +77,10 @@ class Refusal:
 
 @dataclass(frozen=True)
 class KeyResolution:
-    """The resolved key, if there is one, and everything that was rejected, in the order in which it was tried.
+    """The resolved key, if there is one, and everything that was rejected, in order.
 
-    `conversation_key` is the value of the first valid candidate. `key` is the key template, rendered with it; if the
-    result is not valid, `key` is None. `refused` has the rejected candidates and, as its last entry, the template if it
-    was rejected.
+    `conversation_key` is the value of the first valid candidate. `key` is the key template, rendered with it. `refused`
+    has the rejected candidates and, last, the template if it was rejected.
     """
 
     key: str | None
@@ -92,7 +89,7 @@ class KeyResolution:
 
     @property
     def reason(self) -> Reason | None:
-        """None if there is a key, otherwise the reason of the last rejection (`empty` if there was no candidate)."""
+        """None if there is a key, otherwise the reason of the last rejection."""
         if self.key is not None:
             return None
         return self.refused[-1].reason if self.refused else "empty"
@@ -125,7 +122,7 @@ def _session_id_refusal(value: object) -> Reason | None:
 
 
 def refusal(value: object) -> Reason | None:
-    """Return the first reason why a value is not a valid key, in the order of `Reason`, or None if it is valid."""
+    """Return the first reason why a value is not a valid key, or None."""
     if not isinstance(value, str):
         return "invalid_chars"
     if not value.strip():
@@ -140,13 +137,13 @@ def refusal(value: object) -> Reason | None:
 
 
 def whole_refusal(value: str) -> Reason | None:
-    """Return the reason why a whole external key is rejected; None if it is a valid session id without empty parts."""
+    """Return the reason why a whole external key is rejected, or None."""
     reason = _session_id_refusal(value)
     return "empty_part" if reason is None and "" in value.split(":") else reason
 
 
 def check_key(key: str) -> None:
-    """Reject an invalid key. This checks keys made from templates; `check_session_id` accepts other session ids too.
+    """Reject an invalid key from a template; `check_session_id` accepts other session ids too.
 
     Raises:
         InvalidKey: the key is not valid; the message does not repeat it.
@@ -184,7 +181,7 @@ def unescape_key(part: str) -> str:
             text = _BYTE.sub(lambda found: bytes.fromhex(found[1].decode()), part.encode()).decode()
         except UnicodeDecodeError:
             text = ""
-        # `_41` would decode to A, but A is never escaped: only the exact result of `escape_key` is accepted.
+        # `_41` would decode to A, but A is never escaped: accept only results of `escape_key`.
         if escape_key(text) == part:
             return text
     sentence = "This is not an escaped part; pass what escape_key returned, which is one part and not a whole key."
@@ -257,7 +254,7 @@ class _Values:
         self._refusal = whole_refusal if whole else refusal
 
     def render(self, template: str) -> tuple[str, Reason | None]:
-        """Return the rendered template, and the reason why it is not a valid key; the reason is None if it is valid."""
+        """Return the rendered template, and the reason why it is not a valid key, or None."""
         if len(template) > MAX_TEMPLATE_CHARACTERS:
             return "", "too_long"
         if (path := whole_path(template)) is not None:
@@ -267,9 +264,9 @@ class _Values:
         except InvalidKey:
             return "", "invalid_chars"
         texts = iter(values)
-        # A placeholder without a value stays unchanged, so the result is rejected as an unresolved template.
+        # A placeholder without a value stays, so the result is rejected as an unresolved template.
         rendered = PLACEHOLDER.sub(lambda found: found[0] if (text := next(texts)) is None else text, template)
-        # Reject an empty value. Otherwise `room-{{user}}` would be the same key for all persons without a user id.
+        # Reject an empty value: `room-{{user}}` would be the same key for all persons without a user id.
         return rendered, self._refusal(rendered) or ("empty_part" if "" in values else None)
 
     def _whole(self, template: str, path: str) -> tuple[str, Reason | None]:
@@ -299,7 +296,7 @@ def is_path(text: str) -> bool:
 
 
 def look_up(scope: Mapping[str, object], path: str) -> object:
-    """Return the value at a dotted path through mappings and sequences; None if the path is invalid or has no value."""
+    """Return the value at a dotted path through mappings and sequences, or None."""
     if not is_path(path):
         return None
     here: object = scope
@@ -307,7 +304,7 @@ def look_up(scope: Mapping[str, object], path: str) -> object:
         if isinstance(here, Mapping):
             here = here.get(step)
         elif isinstance(here, Sequence) and not isinstance(here, str | bytes | bytearray):
-            # At most nine digits: a longer number is no list index, and int() fails for thousands of digits.
+            # A longer number is no list index, and int() fails for thousands of digits.
             index = int(step) if step.isascii() and step.isdigit() and len(step) < 10 else len(here)
             here = here[index] if index < len(here) else None
         else:
@@ -316,13 +313,13 @@ def look_up(scope: Mapping[str, object], path: str) -> object:
 
 
 def _text_of(value: object) -> str | None:
-    """Return a value as part of a key: "" if it is blank, None if it is neither text nor a finite number."""
+    """Return a text or number as part of a key: "" if it is blank, None for other types."""
     if isinstance(value, float) and math.isfinite(value):
         value = int(value) if value.is_integer() else repr(value)
     if isinstance(value, int) and not isinstance(value, bool):
-        # No key has room for a number beyond the range of floats, and str() refuses to print the largest ones.
+        # No key has room for a number beyond the range of floats, and str() refuses the largest ones.
         return f"{int(value):d}" if value.bit_length() <= 1024 else "9" * (MAX_KEY_CHARACTERS + 1)
     if isinstance(value, str):
-        # The beginning of a long text is enough to exceed the limit, because escaping never shortens a text.
+        # The beginning of a long text exceeds the limit already, because escaping never shortens it.
         return escape_key(value[: MAX_KEY_CHARACTERS + 1]) if value.strip() else ""
     return None

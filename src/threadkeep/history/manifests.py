@@ -1,7 +1,7 @@
-"""Records of model calls. They are written in the background, so that they never delay an answer or make it fail.
+"""Records of model calls, written in the background, so that they never delay an answer or make it fail.
 
-Records wait in memory and are written in groups. While the database is not available, they wait longer. If too many are
-waiting, the oldest are dropped and counted. No conversation depends on these records, which are called manifests.
+Records wait in memory and are written in groups. If too many are waiting, the oldest are dropped and counted. No
+conversation depends on these records, which are called manifests.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Manifests:
             session_id: None if there is no session; the record then belongs to its run.
             run_id: the run of the call.
             manifest: a function that returns the manifest. It is called only when the record is written.
-            texts: maps digests to texts that were sent in the call but are in no transcript. They are written before
-                the manifest can be read, and kept as long as a manifest of the session (or of the run) refers to them.
+            texts: maps digests to texts that were sent in the call but are in no transcript. They are kept as long as a
+                manifest refers to them.
         """
         if self._retention_days == 0:
             return None
@@ -87,14 +87,14 @@ class Manifests:
         return self._writing.locked() or entry.run_id in [earlier.run_id for earlier in self._waiting]
 
     def queue(self, entry: NotedManifest) -> None:
-        """Queue a record to be written in the background, and return at once, even if the database is down."""
+        """Queue a record to be written in the background, and return at once."""
         self._waiting.append(entry)
         self._characters += _weight(entry)
         self._drop_the_oldest()
         self._wake.set()
 
     async def of_run(self, run_id: str, *, user_id: str | None = None) -> list[StoredManifest]:
-        """Return the records of a run's calls in order. If given, `user_id` must own the run or the session."""
+        """Return the records of a run's calls in order; `user_id` must own the run or the session."""
         check_argument("run_id", run_id, str, required=True)
         check_argument("user_id", user_id, str)
         await self._flush_for_reader()
@@ -109,7 +109,7 @@ class Manifests:
     async def of_session(
         self, session_id: str, *, user_id: str | None = None, limit: int = 50, before: Cursor | None = None
     ) -> list[StoredManifest]:
-        """Return up to `limit` records of a session's calls, newest first; if `before` is given, after this cursor."""
+        """Return up to `limit` records of a session's calls, newest first, after the cursor `before`."""
         check_argument("session_id", session_id, str, required=True)
         check_argument("user_id", user_id, str)
         check_argument("limit", limit, int, required=True)
@@ -122,7 +122,7 @@ class Manifests:
     async def texts(
         self, session_id: str | None, digests: Collection[str], *, run_id: str | None = None
     ) -> dict[str, str]:
-        """Return texts by digest: texts that were sent in calls but are in no transcript. Omit unknown digests."""
+        """Return texts that were sent in calls but are in no transcript, by digest."""
         check_argument("session_id", session_id, str)
         check_argument("run_id", run_id, str)
         check_each("digests", digests, str)
@@ -130,7 +130,7 @@ class Manifests:
         return await self._rows.texts(session_id, digests, run_id=run_id)
 
     async def flush(self) -> bool:
-        """Write the waiting records now; return False if some still wait. A failure is reported to the observer."""
+        """Write the waiting records now; return False if some still wait."""
         async with self._writing:
             left = len(self._waiting)
             again: list[NotedManifest] = []
@@ -149,7 +149,7 @@ class Manifests:
         return not self._waiting
 
     def kept_since(self) -> datetime | None:
-        """Return the time before which `purge` deletes records, or None if records are kept forever."""
+        """Return the time before which `purge` deletes records, or None."""
         if self._retention_days is None or self._retention_days > _FOR_GOOD_DAYS:
             return None
         return self._clock() - timedelta(days=self._retention_days)
@@ -166,14 +166,14 @@ class Manifests:
         return deleted
 
     async def keep_writing(self) -> None:
-        """Until cancelled, write queued records as they come, and delete old records every hour."""
+        """Write queued records and delete old ones until cancelled."""
         loop = asyncio.get_running_loop()
         next_purge = loop.time() + _PURGE_SECONDS
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(next_purge):
                     await self._wake.wait()
-                    # Wait a moment: records must not delay the write of their turn, and are written together.
+                    # Records must not delay the write of their turn, and are written together.
                     await asyncio.sleep(_GATHERING_SECONDS)
             self._wake.clear()
             await self._write_until_done()
@@ -183,7 +183,7 @@ class Manifests:
                     await self.purge()
 
     async def close(self) -> None:
-        """Write the waiting records if the database accepts them within five seconds; drop and count the rest."""
+        """Write the waiting records within five seconds; drop and count the rest."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSING_SECONDS):
                 await self.flush()
@@ -197,12 +197,12 @@ class Manifests:
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
     async def _write(self, group: list[NotedManifest]) -> None:
-        """Write a group and empty the list; a record that must wait for a lock or a new call number stays in it.
+        """Write a group and empty the list, except for records that must wait.
 
         Raises:
             StoreError, TimeoutError: the database is not available; the records in the list must wait.
         """
-        # Catch every error: one rejected row must not block the others, and each database driver has its own errors.
+        # One rejected row must not block the others, and each database driver has its own errors.
         with ErrorBoundary() as attempt:
             async with asyncio.timeout(_WRITE_SECONDS):
                 stored = await self._rows.add(group)
@@ -221,7 +221,7 @@ class Manifests:
         group.clear()
 
     async def _write_one_by_one(self, group: list[NotedManifest]) -> None:
-        """Write the records of a failed group one by one, so that one of them cannot block the others."""
+        """Write the records of a failed group one by one, so that none can block the others."""
         locked: set[tuple[bool, str]] = set()
         for entry in tuple(group):
             if entry.lock_key in locked:
@@ -234,7 +234,7 @@ class Manifests:
                 group.remove(entry)
 
     async def _flush_for_reader(self) -> None:
-        """Write the queue before a read, so that the read finds all records; stop after two seconds at most."""
+        """Write the queue before a read, so that it finds all records; wait two seconds at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_READER_SECONDS):
                 await self.flush()
@@ -248,7 +248,7 @@ class Manifests:
         return group
 
     def _put_back(self, group: Sequence[NotedManifest]) -> None:
-        """Queue records again, before the others. Some may be stored already: a write can fail after its commit."""
+        """Queue records again, before the others; some may be stored already."""
         self._waiting.extendleft(replace(entry, again=True) for entry in reversed(group))
         self._characters += sum(map(_weight, group))
         self._drop_the_oldest()

@@ -50,7 +50,7 @@ _ALL_AT_ONCE = 1_000_000  # one page with all sessions, because a search reads t
 
 
 class Identity:
-    """An object that stands for a database in this process; all memories of the database share it."""
+    """An object that stands for a database in this process; all its memories share it."""
 
 
 _identities: WeakValueDictionary[tuple[int, str, str | None], Identity] = WeakValueDictionary()
@@ -58,23 +58,23 @@ _identifying = threading.Lock()
 
 
 def identity_of(address: DatabaseAddress) -> Identity:
-    """Return the identity of a database. A process that is forked later gets another identity for it."""
+    """Return the identity of a database; it differs in a forked process."""
     with _identifying:
         return _identities.setdefault((os.getpid(), address.fingerprint, address.memory_name), Identity())
 
 
 class LastWords(Protocol):
-    """An object that must store its data before the memory closes or an interrupted session continues."""
+    """An object that must store its data before the memory closes or a session continues."""
 
     async def settle_all(self) -> None:
         """Store all data that this object has not stored yet."""
 
     async def settle_run(self, run_id: str, *, elsewhere: bool) -> None:
-        """Store the partial answer of an ended run; if another process continues it (`elsewhere`), discard it."""
+        """Store the partial answer of an ended run, or discard it if the run continues `elsewhere`."""
 
 
 class Memory:
-    """The sessions of one database; `threadkeep.Memory` is a subclass that also has knowledge."""
+    """The sessions of one database; its subclass `threadkeep.Memory` also has knowledge."""
 
     def __init__(self, parts: MemoryParts) -> None:
         driver, tables, options, observers = parts.driver, parts.tables, parts.options, parts.observers
@@ -131,7 +131,7 @@ class Memory:
         await self.runs.run("readyz")  # a lookup by primary key; no run has this id
 
     async def graph_store(self) -> BaseStore:
-        """Return the LangGraph store that the options name; if they name a database, the store closes with this memory.
+        """Return the LangGraph store that the options name; a store that is opened here closes with this memory.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -143,19 +143,18 @@ class Memory:
         return await self._conversations.exists()
 
     async def overwrite_graph_store(self, *, vacuum: bool) -> str | None:
-        """Overwrite deleted items in the separate file of a graph store; if `vacuum` is true, rewrite the file.
+        """Overwrite deleted items in a graph store's own file, and rewrite the file if `vacuum` is true.
 
         Return a description of the data that remain, or None if none remain.
         """
         return await self._conversations.overwrite(self._address, vacuum=vacuum)
 
     async def namespace(self, layout: GraphLayout, store: BaseStore | None = None) -> Self:
-        """Return the memory of the conversations that agents store in a LangGraph store, by default in `graph_store()`.
+        """Return the memory of the conversations that agents store in a LangGraph store.
 
         The memory is opened on first use and closes with this memory. The tables have no rows for these conversations,
-        so they have no anchors and no summaries. The store has the tool calls of earlier turns. Turns that cannot be
-        written wait in a separate folder below this memory's folder. If `store` is this memory's own, the layout is
-        registered for other processes in the background.
+        so they have no anchors and no summaries. Turns that cannot be written wait in a separate folder below this
+        memory's folder.
         """
         check_argument("layout", layout, GraphLayout, required=True)
         given = store is not None
@@ -191,7 +190,7 @@ class Memory:
             return self._namespaces[key]
 
     async def namespaces(self) -> list[tuple[object, GraphLayout, Self]]:
-        """Return the known layouts of agents' conversations, each with its store's identity and its opened memory.
+        """Return the known layouts of agents' conversations, each with its store's identity and memory.
 
         Raises:
             StoreUnavailable: the database of the graph store or of this memory does not answer.
@@ -202,7 +201,7 @@ class Memory:
         return [(store, layout, memory) for (store, layout), memory in self._namespaces.items()]
 
     async def start(self) -> None:
-        """Take over and write the pending turns of dead processes, including turns of agents' conversations."""
+        """Take over and write the pending turns of dead processes."""
         await self.pending.start()
         folder = self.pending.options.folder
         if folder is None or not folder.is_dir():
@@ -222,7 +221,7 @@ class Memory:
         return self.in_graph_store and layout.finds_same_as(GraphLayout()) and self._conversations.is_own(store)
 
     async def empty_messages(self, session_id: str, seqs: Sequence[int]) -> None:
-        """Empty the texts of messages in a graph store, for an erasure; messages in tables are emptied elsewhere."""
+        """Empty messages in a graph store for an erasure; messages in tables are emptied elsewhere."""
         transcripts = self._backend.transcripts
         if isinstance(transcripts, GraphTranscripts):
             await transcripts.empty(session_id, seqs)
@@ -230,7 +229,7 @@ class Memory:
             self.session_cache.forget(session_id)
 
     async def memory_of(self, conversation: ConversationLocation) -> Self:
-        """Return the memory of a conversation: an open one that has the conversation, or else that of its layout.
+        """Return the open memory that has a conversation, or else that of its layout.
 
         Raises:
             StoreUnavailable: the database of the graph store does not answer.
@@ -243,15 +242,14 @@ class Memory:
         return await self.namespace(wanted)
 
     def damaged(self, user_id: str | None = None) -> list[SessionDamaged]:
-        """Return the damaged items that this process has found in sessions, of one user or of all users.
+        """Return the damaged items that this process has found, of one user or of all users.
 
-        Damage is found when metadata or messages are read, listed or searched. Only sessions in a graph store can be
-        damaged in this way.
+        Only sessions in a graph store can be damaged in this way.
         """
         return self._backend.damages.of(user_id)
 
     def _at(self, backend: Backend) -> Self:
-        """Return a copy that uses the stores of `backend`, with an identity, lifetime and session cache of its own."""
+        """Return a copy that uses the stores of `backend`."""
         other = copy.copy(self)
         other._use(backend)  # noqa: SLF001 - it is a copy of this object
         other.opened_with, other.identity, other.lifetime = None, Identity(), AsyncExitStack()
@@ -278,9 +276,9 @@ class Memory:
     async def finish[**P, T](
         self, work: Callable[P, Coroutine[Any, Any, T]], *arguments: P.args, **named: P.kwargs
     ) -> T:
-        """Run work that is safe to repeat. If the caller is cancelled, run the work again, in the background.
+        """Run work that is safe to repeat. If the caller is cancelled, run it again in the background.
 
-        Closing the memory waits for the work, even if nothing awaits the task of the caller.
+        Closing the memory waits for the work.
         """
         running: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._running.add(running)
@@ -301,7 +299,7 @@ class Memory:
         return task
 
     def leave_work_for_all(self) -> None:
-        """Stop search indexing and retention in this memory; another memory of the same database must run them.
+        """Stop search indexing and retention here; another memory of the same database must run them.
 
         Call this if code blocks the event loop. Such code could wait for a row that a task of this memory has locked,
         and the task could never end its transaction.
@@ -310,11 +308,11 @@ class Memory:
             task.cancel()
 
     def before_closing(self, speaker: LastWords) -> None:
-        """Register an object that must store its data before the memory closes; the reference to it is weak."""
+        """Register an object that must store its data before the memory closes; only a weak reference is kept."""
         self._speakers.add(speaker)
 
     async def settle(self) -> None:
-        """Store all remaining data and wait for unfinished work; then raise the first error, if there was any."""
+        """Store all remaining data, wait for unfinished work, and raise the first error."""
         results = await asyncio.gather(*(one.settle_all() for one in list(self._speakers)), return_exceptions=True)
         running = set(self._running)
         while working := self._unfinished | running:
@@ -333,7 +331,7 @@ class Memory:
     async def settle_run(self, run_id: str, *, elsewhere: bool = False) -> None:
         """Store the partial answer of an interrupted run before its session continues.
 
-        If `elsewhere` is true, another process continues the run and produces the answer again, so discard it here.
+        If another process continues the run (`elsewhere`), it produces the answer again, so discard it here.
         """
         for speaker in list(self._speakers):
             await speaker.settle_run(run_id, elsewhere=elsewhere)
@@ -373,7 +371,7 @@ class Memory:
             wanted = replace(wanted, cursor=cursor)
 
     async def sessions_page(self, query: SessionQuery) -> tuple[list[SessionInfo], tuple[datetime, str] | None]:
-        """Return one page of sessions, newest activity first, and the cursor of the next page (None at the end)."""
+        """Return one page of sessions, newest activity first, and the cursor of the next page."""
         check_argument("query", query, SessionQuery, required=True)
         return await sessions_page(self._backend.transcripts, query)
 
@@ -382,10 +380,9 @@ class Memory:
     ) -> list[SearchHit]:
         """Return up to `limit` messages that contain all words of a query, best first.
 
-        If `user_id` is given, only sessions of this user are searched. If `session_id` is given, only messages of this
-        session whose `seq` is above `after` are searched. All messages that were stored before the call can be found.
-        If indexing them takes longer than two seconds (after an import or an upgrade), it continues in the background;
-        `search_result` reports this.
+        Of a session, only messages with a `seq` above `after` are searched. All messages that were stored before the
+        call can be found. If indexing them takes longer than two seconds (after an import or an upgrade), it continues
+        in the background; `search_result` reports this.
         """
         result = await self.search_result(query, user_id=user_id, limit=limit, session_id=session_id, after=after)
         return result.hits
@@ -393,7 +390,7 @@ class Memory:
     async def search_result(
         self, query: str, *, user_id: str | None = None, limit: int = 10, session_id: str | None = None, after: int = 0
     ) -> SearchResult:
-        """Search as `search` does; also return the number of messages not indexed yet, and the damaged sessions."""
+        """Search as `search` does; also return the number of unindexed messages, and damaged sessions."""
         check_user_id(user_id)
         for name, value, kind in (("query", query, str), ("limit", limit, int), ("after", after, int)):
             check_argument(name, value, kind, required=True)
@@ -406,9 +403,8 @@ class Memory:
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
         """Store exported messages with their ids, times and tokens, in one transaction.
 
-        In a graph store, each part has its own transaction. Messages that exist already are not stored again. A part
-        whose session belongs to another user is skipped; its result is the `WrongUser` error. The results are in the
-        order of the parts.
+        In a graph store, each part has its own transaction. Messages that exist already are not stored again. The
+        result of a part whose session belongs to another user is a `WrongUser` error.
 
         Raises:
             InvalidKey, InvalidInput: a session id or a user id is not valid; nothing was stored.

@@ -56,7 +56,7 @@ class MemoryOptions:
     graphiti: GraphitiOptions | None = None
 
     def __post_init__(self) -> None:
-        """Reject options that would fail only later; the `InvalidInput` error names the option."""
+        """Reject options that would fail only later."""
         for name, function in (("counter", self.counter), ("clock", self.clock)):
             if not callable(function):
                 raise InvalidInput(f"The {name} of MemoryOptions must be a function.")

@@ -1,4 +1,4 @@
-"""The parts of a memory, which `open_sessions` opens and closes, with two objects that cache stored values."""
+"""The parts of a memory, which `open_sessions` opens and closes."""
 
 from __future__ import annotations
 
@@ -38,21 +38,20 @@ _DIGITS: Final = 32
 
 
 def factor_key(model: str) -> str:
-    """Return the key of a model's stored factor: the model and, except for OpenAI, the name of its token estimate."""
+    """Return the key of a model's stored factor, with the name of its token estimate."""
     counter = counter_for(model)
     return f"{model} {counter.name}" if isinstance(counter, FamilyEstimate) else model
 
 
 def is_in_use(key: str) -> bool:
-    """Return True if a stored factor was learned with the token estimate that its model still uses."""
+    """Return True if a stored factor was learned with the model's present token estimate."""
     return factor_key(key.partition(" estimate_")[0]) == key
 
 
 class LearnedFactors:
-    """The token factors of all models. They are read once, and saved periodically by the memory.
+    """The token factors of all models, read once and saved periodically by the memory.
 
-    Each process starts from the stored values. If several processes learn the factor of a model, the last one to save
-    it wins.
+    If several processes learn the factor of a model, the last one to save it wins.
     """
 
     def __init__(self, rows: TokenFactors) -> None:
@@ -62,13 +61,13 @@ class LearnedFactors:
         self._reading = asyncio.Lock()
 
     async def of(self, model: str) -> TokenFactor:
-        """Return the factor of a model; it is 1 if none was learned, or if the factors could not be read."""
+        """Return the factor of a model, or 1 if it is unknown."""
         if self._factors is None:
             await self._read()
         return self._known(model)
 
     def learn(self, model: str, estimated: int, reported: int, other: int = 0) -> None:
-        """Learn from one model call: the tokens estimated without a factor, and the tokens that the provider reported.
+        """Learn from the tokens that were estimated for a model call, and those that the provider reported.
 
         `other` is the part of the estimate for text in non-Latin scripts; see `TokenFactor`. Nothing is learned before
         `of` has read the stored factors.
@@ -105,12 +104,11 @@ class LearnedFactors:
                 await self.save()
 
     async def close(self) -> None:
-        """Save the factors learned since the last save; ignore a database that does not answer."""
+        """Save the newly learned factors, unless the database does not answer."""
         with contextlib.suppress(StoreError):
             await self.save()
 
     def _known(self, model: str) -> TokenFactor:
-        """Return the factor of a model. For an unknown family, other scripts start with the factor of Latin script."""
         found = (self._factors or {}).get(factor_key(model)) or TokenFactor(model)
         return replace(found, other=None if family_of(model) else found.other or found.value)
 
@@ -127,7 +125,7 @@ class LearnedFactors:
 
 
 class TextDigests:
-    """Digests of texts with a secret key that each database has; the key is created on first use.
+    """Digests of texts with a secret key for each database.
 
     Without the key, a digest does not reveal its text, even if the text is short.
     """
@@ -137,7 +135,7 @@ class TextDigests:
         self._key: bytes | None = None
 
     async def digest(self) -> Callable[[str], str] | None:
-        """Return the digest function of the database, or None if its key cannot be read within a second."""
+        """Return the digest function of the database, or None if its key cannot be read."""
         if self._key is None:
             try:
                 async with asyncio.timeout(_READ_SECONDS):
@@ -149,7 +147,7 @@ class TextDigests:
     async def _read_key(self) -> bytes | None:
         found = await self._state.value(_SCOPE, _NAME)
         if found is None:
-            # Read the key again after storing it, because another process may have stored its own key first.
+            # Read the key again, because another process may have stored its own key first.
             await self._state.keep_first(_SCOPE, _NAME, secrets.token_hex(32))
             found = await self._state.value(_SCOPE, _NAME)
         return None if found is None else bytes.fromhex(found)
@@ -172,13 +170,13 @@ class MessageSearch:
     async def search(
         self, query: str, *, limit: int, user_id: str | None = None, session_id: str | None = None, after: int = 0
     ) -> SearchResult:
-        """Return up to `limit` messages that contain all words of a query, and how many could not be indexed in time.
+        """Return up to `limit` messages that contain all words of a query, and the number of unindexed ones.
 
-        The search waits only for unindexed messages of the given session or user, so a backlog of other sessions does
-        not delay it.
+        The search waits only for messages of the given session or user, so a backlog of other sessions does not delay
+        it.
         """
         complete = False
-        # Search even if the database accepts no writes (full disk, locked file, missing rights).
+        # Search even if the database accepts no writes (full disk, missing rights).
         with contextlib.suppress(StoreUnavailable, RightsMissing):
             complete = await self._index.catch_up(seconds=_TIMEOUT_SECONDS, user_id=user_id, session_id=session_id)
         unindexed = 0 if complete else await self._index.unindexed(user_id=user_id, session_id=session_id)
@@ -186,7 +184,7 @@ class MessageSearch:
         return SearchResult(hits, unindexed)
 
     async def keep_up(self) -> None:
-        """Until cancelled, index new messages every five seconds, report a large backlog, and retry after failures."""
+        """Index new messages until cancelled, and report a large backlog."""
         behind, began = 0, 0.0
         while True:
             with contextlib.suppress(StoreError):
@@ -220,7 +218,7 @@ class Backend:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryParts:
-    """The parts from which a memory is created: its database, its stores and its observers."""
+    """The database, the stores and the observers from which a memory is created."""
 
     address: DatabaseAddress
     options: MemoryOptions

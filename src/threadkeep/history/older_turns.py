@@ -1,11 +1,9 @@
 """Recall of older turns that are relevant to a new input, from the session or from all sessions of its user.
 
-The first query of a conversation builds its index from the transcript, and later queries extend the index; appending
-messages does not update it. The index of a long session is stored, so that the next process can load it. The index of
-all sessions of a user is joined from the stored indexes of the sessions if it is long. If building takes longer than an
-answer should wait, it continues in the background, and the query uses the turns that are indexed so far. While a long
-index is built, the newest messages get a separate, searchable index; while a stored index is loaded, they get one only
-if the loading takes longer than 0.8 seconds.
+The first query of a conversation builds its index from the transcript, and later queries extend the index. The index of
+a long session is stored, so that the next process can load it. If building takes longer than an answer should wait, it
+continues in the background, and the query uses the turns that are indexed so far. While a long index is built, the
+newest messages get a separate, searchable index.
 """
 
 from __future__ import annotations
@@ -37,13 +35,13 @@ type RecallScope = Literal["session", "user"]
 _TIMEOUT_SECONDS = 0.3
 _MOST_INDEXES = 200
 _MOST_BYTES = 400_000_000
-"""The maximum bytes of all indexes, enough for about 200,000 chat messages. The last used index is always kept."""
+"""The limit for all indexes, in bytes, enough for about 200,000 chat messages."""
 _MOST_OF_USER = 50_000
 _NEWEST = (50, 500)
-"""The numbers of newest messages to index first: if there are over 1,000 messages, first 50, then 500."""
+"""How many of the newest messages of a long conversation to index first: 50, then 500."""
 _NEWEST_SECONDS = 1.0
 _LOADING_SECONDS = 0.8
-"""If loading a stored index takes longer than this, the newest messages are indexed and searched in the meantime."""
+"""If loading an index takes longer than this, the newest messages are indexed meanwhile."""
 _MOST_SESSIONS = 100
 _MOST_RANKED = 400
 _FRAME_TOKENS = 6
@@ -51,18 +49,18 @@ _FRAME_TOKENS = 6
 _DAY_TOKENS = 11
 """The tokens that the date adds to the first quoted turn of a day."""
 _MORE = 16
-"""The selection may exceed the budget by a sixteenth, because a block's tokens are only known when it is built."""
+"""The selection may exceed the budget by a sixteenth, because a block's exact size is known later."""
 _PASSAGE_TOKENS, _LONG_TOKENS = 160, 240
-"""The tokens quoted from a long turn, and the number of tokens from which a turn counts as long."""
+"""The tokens quoted from a long turn, and the least tokens of a long turn."""
 
 
 @dataclass(frozen=True)
 class Search:
     """A query for older turns, and the session or user to search.
 
-    `recent` are the last turns before the query, oldest first, to which "it" and "that" may refer. Two kinds of
-    messages of the session are not found: those whose `seq` is in `known`, because they are already in the prompt, and
-    those whose `seq` is not below `before`. `asker` is the name of the person who asks; None means any user.
+    `recent` are the last turns before the query, oldest first, to which "it" and "that" may refer. Messages whose `seq`
+    is in `known` are already in the prompt and are not found; nor are messages from `before` on. `asker` is the name of
+    the person who asks; None means any user.
     """
 
     session_id: str
@@ -78,7 +76,7 @@ class Search:
 
 @dataclass(frozen=True)
 class FoundTurn:
-    """A stored message that may be relevant, its session id, and the passage to quote if the message is long.
+    """A stored message that may be relevant, and the passage to quote if it is long.
 
     For a summary of archived messages, `message` has the summary's text, and `summary_id` is set.
     """
@@ -90,7 +88,7 @@ class FoundTurn:
 
 
 class OlderTurns:
-    """A search for older turns; it caches the indexes of the most recently used sessions and users."""
+    """A search for older turns, with a cache of the last used indexes."""
 
     def __init__(
         self,
@@ -108,7 +106,7 @@ class OlderTurns:
         self._tasks: dict[tuple[RecallScope, str], asyncio.Task[None]] = {}
 
     async def find(self, search: Search, budget: int, embedder: Embedder | None = None) -> list[FoundTurn]:
-        """Return the most relevant turns, best first, with about `budget` tokens in all, as counted when stored."""
+        """Return the most relevant turns, best first, with about `budget` tokens in all."""
         infos = await self._sessions(search)
         key = (search.scope, search.user_id or "" if search.scope == "user" else search.session_id)
         if not infos:
@@ -157,7 +155,7 @@ class OlderTurns:
         return self._indexes.get((scope, name))
 
     def forget(self, session_id: str) -> None:
-        """Drop this process's indexes that contain a session; call this when the session has been deleted."""
+        """Drop this process's indexes that contain a deleted session."""
         for key in [key for key, index in self._indexes.items() if key[1] == session_id or index.holds(session_id)]:
             self._drop(key)
 
@@ -229,7 +227,7 @@ class OlderTurns:
     async def _index_newest(
         self, index: ConversationIndex, infos: dict[str, SessionInfo], *, delay: float = 0.0
     ) -> None:
-        """After `delay` seconds, index the newest messages of a long conversation, unless this was done already."""
+        """Index the newest messages of a long conversation after `delay` seconds."""
         await asyncio.sleep(delay)
         if index.has_newest.is_set():
             return
@@ -242,7 +240,7 @@ class OlderTurns:
     def _store(
         self, stored: StoredIndexes, key: tuple[RecallScope, str], index: ConversationIndex, infos: list[SessionInfo]
     ) -> None:
-        """Store the indexes of sessions that have grown enough, in a background task, unless such a task still runs."""
+        """Store the indexes of sessions that have grown enough, in a background task."""
         grown = stored.grown(index, infos, of_user=key[0] == "user")
         if grown and (index.storing is None or index.storing.done()):
             index.stored |= {info.session_id: index.read[info.session_id] for info in grown}
@@ -253,7 +251,7 @@ class OlderTurns:
     async def _searchable(
         self, key: tuple[RecallScope, str], index: ConversationIndex, infos: dict[str, SessionInfo]
     ) -> ConversationIndex:
-        """Return the whole index; while it is still being built, return the index of the newest messages instead."""
+        """Return the whole index, or that of the newest messages while it is being built."""
         if key in self._tasks and index.newest is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(index.has_newest.wait(), _NEWEST_SECONDS)
@@ -261,12 +259,12 @@ class OlderTurns:
         if not most and index.newest is not None:
             index = index.newest
             most = _NEWEST[0] if index.read else 0
-        # Index the newest messages here: they may have been stored after the indexing task began.
+        # Index messages that were stored after the indexing task began.
         await self._index_new(index, infos, most)
         return index
 
     async def _index_new(self, index: ConversationIndex, infos: dict[str, SessionInfo], most: int) -> Collection[str]:
-        """Index new messages among the newest `most` of all sessions; return the ids of sessions that had new ones."""
+        """Index new messages among the newest `most`; return the sessions that had new ones."""
         behind = {
             session_id: allowed
             for session_id, allowed in _allowed(infos, most).items()
@@ -282,16 +280,16 @@ class OlderTurns:
     async def _new_summaries(
         self, index: ConversationIndex, infos: Mapping[str, SessionInfo], most: int
     ) -> dict[str, list[Summary]]:
-        """Return up to `most` summaries of archived messages to index, beginning with those of the newest session."""
+        """Return up to `most` summaries of archived messages to index."""
         if self._summaries is None:
             return {}
         return await index.new_summaries(reversed(list(infos.values())), self._summaries, most)
 
     async def _wait_for(self, key: tuple[RecallScope, str], work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Update an index in a task, unless a task is updating it already; wait for this task for up to 0.3 seconds."""
+        """Update an index in a task, and wait for it for up to 0.3 seconds."""
         task = self._tasks.get(key)
         if task is None or task.done():
-            # Use an empty context, because the first caller's context would keep the caller's run in memory.
+            # Use an empty context: the first caller's context would keep its run in memory.
             task = asyncio.create_task(work(), context=Context(), name="threadkeep-older-turns")
             task.add_done_callback(retrieve_exception)
             self._tasks[key] = task
@@ -303,7 +301,7 @@ class OlderTurns:
                 task.result()
 
     async def _read(self, turn_ids: Sequence[str], index: ConversationIndex) -> list[FoundTurn]:
-        """Return the messages and summaries with the ids `turn_ids` that still exist and are active, in this order."""
+        """Return the messages and summaries that still exist and are active, in the given order."""
         summaries = index.summaries
         found = {position_of(one): _summary_turn(summaries[one]) for one in turn_ids if one in summaries}
         every = [position_of(one) for one in turn_ids]
@@ -318,12 +316,12 @@ class OlderTurns:
 
 
 def _is_long(infos: Mapping[str, SessionInfo]) -> bool:
-    """Return True if the sessions have so many messages together that the newest ones are indexed first."""
+    """Return True if there are so many messages that the newest ones are indexed first."""
     return sum(_allowed(infos, _MOST_OF_USER).values()) > 2 * _NEWEST[-1]
 
 
 def _allowed(infos: Mapping[str, SessionInfo], most: int) -> dict[str, int]:
-    """Divide `most` among the sessions, newest first; map each (oldest first) to its number of messages to index."""
+    """Divide `most` messages to index among the sessions, newest session first."""
     allowed: dict[str, int] = {}
     for session_id, info in reversed(list(infos.items())):
         if (count := min(messages_of(info), MOST_TURNS, most)) > 0:
@@ -349,7 +347,7 @@ def _summary_turn(summary: Summary) -> FoundTurn:
 
 
 def _not_before(search: Search, index: ConversationIndex) -> set[str]:
-    """Return the ids of turns to leave out: the session's messages from `before`, and summaries of other sessions."""
+    """Return the turns to leave out: messages from `before` on, and summaries of other sessions."""
     home, end = search.session_id, index.read.get(search.session_id, 0) + 1
     later = range(end if search.before is None else search.before, end)
     others = {turn_id for turn_id in index.summaries if position_of(turn_id)[0] != home}

@@ -1,4 +1,4 @@
-"""The opening of a memory on one exit stack: its database, its transcripts and its background tasks."""
+"""The opening of a memory: its database, its transcripts and its background tasks."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ async def open_sessions[M: Memory](
     """
     if address.in_memory and address.memory_name is None:
         address = replace(address, memory_name=f"threadkeep-{uuid4().hex}")
-    # If there is background work, wait for a server that is still starting. A short-lived command must not wait.
+    # A server may still be starting. A short-lived command must not wait.
     waits = options.store.waits_for_server or options.background
     options = replace(options, store=replace(options.store, waits_for_server=waits))
     everyone, counts = Observers(*observers), RememberedCounts()
     async with AsyncExitStack() as stack:
         driver = await stack.enter_async_context(open_database(address, options.store))
-        # Use a separate stack for resources that must stay open until all remaining data are stored.
+        # Use a separate stack for resources that must outlive the storing of remaining data.
         late = await stack.enter_async_context(AsyncExitStack())
         await migrate(driver, options.clock(), partitions=options.store.partitions)
         conversations = GraphConversations(
@@ -148,7 +148,7 @@ async def _backend(
     conversations: GraphConversations,
     counts: RememberedCounts,
 ) -> AbstractAsyncContextManager[TranscriptBackend]:
-    """Return a context manager that opens the transcripts backend selected by the options.
+    """Return a context manager that opens the selected transcripts backend.
 
     Raises:
         InvalidInput: the options need a feature that this backend does not have.

@@ -1,9 +1,9 @@
 """Pending turns. A turn that the database does not accept is stored on disk, and retried until written or dropped.
 
-`record` is for callers that must continue without a database: the middleware and the service. One task delivers the
-pending turns, which means that it writes them to the database; after each failure it pauses longer, with jitter. If a
-turn of a session is pending, later turns of the session wait behind it, so the turns of this process stay in order. Ids
-are assigned before the first attempt, so that no turn is stored twice.
+`record` is for callers that must continue without a database. One task delivers the pending turns, which means that it
+writes them to the database; after each failure it pauses longer. If a turn of a session is pending, later turns of the
+session wait behind it, so they stay in order. Ids are assigned before the first attempt, so that no turn is stored
+twice.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from threadkeep.store.tables import TableTranscripts
 from threadkeep.store.transcripts import Transcripts
 
 type Join = Callable[[Sequence[Message]], Joined | None]
-"""A function that returns statements to execute with a turn's messages, or None if the statements are too large."""
+"""A function that returns statements to execute with a turn's messages, or None if they are too large."""
 
 
 def default_folder() -> Path:
@@ -53,16 +53,13 @@ def default_folder() -> Path:
 
 
 def folder_of(address: DatabaseAddress, folder: Path | None = None) -> Path:
-    """Return the folder of a database's pending turns, below the given folder or the default folder."""
+    """Return the folder of a database's pending turns, by default below the default folder."""
     return Path(folder or default_folder()) / address.fingerprint
 
 
 @dataclass(frozen=True)
 class PendingOptions:
-    """Options of pending turns. If `folder` is None in `MemoryOptions`, it is the default folder.
-
-    Pending turns of an in-memory database are kept in memory only.
-    """
+    """Options of pending turns. Those of an in-memory database are kept in memory only."""
 
     folder: Path | None = None
     write_timeout_seconds: float = 5.0
@@ -76,7 +73,7 @@ _IDS = UUID("3f5e0a52-8d0c-4b0e-9a57-6f2f6f1d9c11")
 
 
 class PendingTurns:
-    """The pending turns of this process, including turns that the process has taken over from dead processes."""
+    """The pending turns of this process, including those taken over from dead processes."""
 
     def __init__(
         self, transcripts: Transcripts, options: PendingOptions, *, observer: Observer, clock: Callable[[], datetime]
@@ -86,9 +83,9 @@ class PendingTurns:
         self._observer = observer
         self._clock = clock
         self.database_fails = False
-        """True if the newest call could not reach the database; the next calls then wait at most 0.5 seconds."""
+        """True if the newest call could not reach the database, so the next calls wait only briefly."""
         self.own: list[PendingTurn] = []
-        """The pending turns of this object, in order; turns of other namespaces are not included."""
+        """The pending turns of this object, in order, without those of other namespaces."""
         self._unfinished: set[asyncio.Task[Any]] = set()
         self._withheld: set[str] = set()
         self._delivering = asyncio.Lock()
@@ -100,14 +97,14 @@ class PendingTurns:
 
     @property
     def wait_seconds(self) -> float:
-        """The seconds that a reply may wait for the database; at most 0.5 while the database is known to fail."""
+        """The seconds that a reply may wait for the database; less while the database fails."""
         seconds = self.options.write_timeout_seconds
         return min(seconds, WAIT_SECONDS_IN_AN_OUTAGE) if self.database_fails else seconds
 
     def of_namespace(
         self, transcripts: Transcripts, options: PendingOptions, *, namespace: tuple[str, ...] = ()
     ) -> PendingTurns:
-        """Create the pending turns of a graph store namespace; this object includes them in `entries` and `count`."""
+        """Create the pending turns of a graph store namespace, and include them in `entries` and `count`."""
         other = PendingTurns(transcripts, options, observer=self._observer, clock=self._clock)
         other._namespace = namespace
         self._all.append(other)
@@ -116,21 +113,21 @@ class PendingTurns:
 
     @property
     def entries(self) -> tuple[PendingTurn, ...]:
-        """The pending turns, oldest first. The memory's main object includes those of its graph store namespaces."""
+        """The pending turns, oldest first; a memory's main object includes those of its namespaces."""
         return tuple(sorted((entry for each in self._listed for entry in each.own), key=lambda entry: entry.kept_at))
 
     @property
     def count(self) -> int:
-        """The number of pending turns of the memory, including the turns of its graph store namespaces."""
+        """The number of pending turns of the memory, including those of its namespaces."""
         return sum(len(each.own) for each in self._all)
 
     def turns_of(self, session_id: str) -> list[Turn]:
-        """Return the pending turns of a session in order, without rejected ones. Later turns must wait for them."""
+        """Return the pending turns of a session, for which later turns must wait, without rejected ones."""
         return [entry.turn for entry in self.own if entry.turn.session_id == session_id and not entry.refused]
 
     @property
     def _listed(self) -> list[PendingTurns]:
-        """The objects whose turns `entries` has: all if this is the memory's main object, otherwise only this one."""
+        """The objects whose turns `entries` has."""
         return self._all if self._all[0] is self else [self]
 
     async def start(self) -> None:
@@ -147,11 +144,10 @@ class PendingTurns:
             self._ensure_delivery()
 
     async def adopt(self, session_id: str) -> None:
-        """Write pending turns of a session that are in the files of other processes on this machine, dead or alive.
+        """Write pending turns of a session that are in the files of other processes, dead or alive.
 
         A process that takes over a run calls this first, because the run's answer may be among these turns. If the
-        process of a turn is alive, its own write later finds that the turn is stored already. Turns that cannot be
-        written now are skipped.
+        owner is alive, its own write later finds the turn stored. Turns that cannot be written now are skipped.
         """
         for turn in await self._files.of_others(session_id):
             with contextlib.suppress(StoreError, ThreadkeepError, TimeoutError):
@@ -161,8 +157,8 @@ class PendingTurns:
     async def record(self, turn: Turn) -> Receipt | None:
         """Store a turn; if this is not possible now, keep it pending and return None.
 
-        Cancelling the caller does not stop the write. If another answer to the same question is pending in this
-        process, the given answer is not stored, and the receipt names the pending one.
+        Cancelling the caller does not stop the write. If another answer to the same question is pending, the given
+        answer is not stored, and the receipt names the pending one.
 
         Raises:
             InvalidMessage: the turn can never be stored.
@@ -175,11 +171,10 @@ class PendingTurns:
         return await self._uninterrupted(self._record(turn), "threadkeep-record")
 
     async def record_joined(self, turn: Turn, join: Join) -> tuple[Receipt, Sequence[list[Row]]] | None:
-        """Store a turn and execute the statements of `join`, in one transaction.
+        """Store a turn and execute the statements of `join`, in one transaction; return None if this fails.
 
-        Return None if this fails. Also return None, without trying, if the messages are in a graph store, the database
-        fails, or earlier turns of the session are pending. Even if None is returned, the turn may have been stored;
-        storing it again is safe.
+        A graph store cannot do this, and earlier turns must not be pending. Even if None is returned, the turn may have
+        been stored; storing it again is safe.
         """
         transcripts = self._transcripts
         if not isinstance(transcripts, TableTranscripts) or self.database_fails or self.turns_of(turn.session_id):
@@ -194,7 +189,7 @@ class PendingTurns:
         return None
 
     async def _uninterrupted[T](self, work: Coroutine[Any, Any, T], name: str) -> T:
-        """Await work that continues even if the caller is cancelled; `close` waits for the work."""
+        """Await work that continues even if the caller is cancelled; `close` waits for it."""
         task = asyncio.create_task(work, name=name)
         self._unfinished.add(task)
         task.add_done_callback(self._unfinished.discard)
@@ -213,19 +208,19 @@ class PendingTurns:
                 self._note_failed_write(turn, error)
         if earlier := self._answer_at(turn):
             return Receipt(0, 0, adopted=earlier.id)
-        # Mark the answer as delivered, because a waiting caller gets it now, although it is not in the database yet.
+        # A waiting caller gets the answer now, although it is not in the database yet.
         await self._keep(replace(turn, told_at=self._clock()) if turn.told else turn)
         return None
 
     def _answer_at(self, turn: Turn) -> Message | None:
-        """Return another pending answer to the question that this turn answers, or None if there is none."""
+        """Return another pending answer to the same question, or None."""
         if len(turn.messages) != 1 or (key := turn.messages[0].answer_key) is None:
             return None
         pending = (message for each in self.turns_of(turn.session_id) for message in each.messages)
         return next((one for one in pending if one.answer_key == key and one.id != turn.messages[0].id), None)
 
     async def tell(self, message: Message) -> Message:
-        """Mark a pending answer as delivered to its caller; from then on, an undelivered answer cannot replace it."""
+        """Mark a pending answer as delivered, so that an undelivered answer cannot replace it."""
         for entry in self.own:
             if message in entry.turn.messages and entry.turn.told_at is None:
                 entry.turn = replace(entry.turn, told_at=self._clock())
@@ -233,7 +228,7 @@ class PendingTurns:
         return message
 
     async def ensure_kept(self, session_id: str, message_id: str) -> None:
-        """Ensure that a message is in the database or on disk, before its caller gets a confirmation.
+        """Ensure that a message is in the database or on disk, before it is confirmed.
 
         Raises:
             TurnInMemoryOnly: neither the database nor the disk accepts the message; a crash would lose it.
@@ -253,11 +248,11 @@ class PendingTurns:
         )
 
     async def damaged(self) -> list[DamagedTurn]:
-        """Return the unreadable lines of pending files; they are kept until a person repairs or drops them."""
+        """Return the unreadable lines of pending files, which are kept until repaired or dropped."""
         return [turn for each in list(self._listed) for turn in await each._files.damaged()]  # noqa: SLF001 - ours
 
     async def drop(self, entry_id: str) -> bool:
-        """Permanently drop a pending turn or an unreadable line; return False if there is no such entry."""
+        """Permanently drop a pending turn or an unreadable line; return False if there is none."""
         return any([await each._drop(entry_id) for each in list(self._listed)])  # noqa: SLF001 - ours
 
     async def _drop(self, entry_id: str) -> bool:
@@ -270,7 +265,7 @@ class PendingTurns:
         return True
 
     async def discard(self, matches: Callable[[Turn], bool]) -> None:
-        """Permanently drop all matching turns of this process, and remove their texts from the disk."""
+        """Permanently drop matching turns of this process, and remove their texts from the disk."""
         for each in list(self._listed):
             for entry in [entry for entry in each.own if matches(entry.turn)]:
                 await each._drop(entry.entry_id)  # noqa: SLF001 - ours
@@ -278,10 +273,9 @@ class PendingTurns:
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool:
         """Delete a session with its pending turns; return False if it did not exist or must stay.
 
-        If `run_id` is given and this run may not delete the session, the session stays. During the deletion, the
-        pending turns are not written. A turn that becomes pending during the deletion stays. Cancelling the caller, for
-        example by deleting its own run, does not interrupt the deletion, because pending turns that are left would
-        create the session again.
+        It stays if the run `run_id` may not delete it. During the deletion, pending turns are not written. Cancelling
+        the caller, for example by deleting its own run, does not interrupt the deletion, because pending turns that are
+        left would create the session again.
         """
         return await self._uninterrupted(self._delete(session_id, run_id), "threadkeep-delete")
 
@@ -298,7 +292,7 @@ class PendingTurns:
         return bool(was_there)
 
     async def deliver(self, session_id: str | None = None) -> bool:
-        """Try once to write all pending turns, or those of one session, in order; return True if none are left."""
+        """Try once to write all pending turns, or those of one session; return True if none are left."""
         listed = [self] if session_id is not None else list(self._listed)
         return all([await each._deliver_own(session_id) for each in listed])  # noqa: SLF001 - ours
 
@@ -308,18 +302,18 @@ class PendingTurns:
         blocked: set[str] = set()
         timeouts = 0
         tried: set[str] = set()
-        # Also try turns that become pending during this pass; otherwise turns of a busy session might never be written.
+        # Also try turns that become pending meanwhile; those of a busy session might never be written.
         while entry := self._next(session_id, blocked, tried):
             tried.add(entry.entry_id)
             entry.tries += 1
-            # Catch every error, so that an error in one turn blocks only the later turns of its session.
+            # An error in one turn must block only the later turns of its session.
             with ErrorBoundary() as attempt:
                 delivered = await self._deliver(entry)
             if attempt.error is None:
                 self.database_fails = self.database_fails and not delivered
                 continue
             await self._note_failure(entry, attempt.error)
-            # A first timeout may be due to a locked session; after a second one, the database is considered down.
+            # A first timeout may be due to a locked session; a second one means that the database is down.
             timeouts += isinstance(attempt.error, TimeoutError)
             if timeouts > 1 or is_outage(attempt.error):
                 return False
@@ -330,7 +324,7 @@ class PendingTurns:
         return not any(session_id in (None, entry.turn.session_id) for entry in self.own)
 
     def _next(self, session_id: str | None, blocked: set[str], tried: set[str]) -> PendingTurn | None:
-        """Return the oldest turn that was not tried in this pass and whose session is not blocked, or None."""
+        """Return the oldest turn that was not tried in this pass and is not blocked."""
         for entry in self.own:
             wanted = session_id in (None, entry.turn.session_id)
             if wanted and entry.turn.session_id not in blocked and entry.entry_id not in tried:
@@ -338,7 +332,7 @@ class PendingTurns:
         return None
 
     async def _deliver(self, entry: PendingTurn) -> bool:
-        """Write one pending turn; return False if it is no longer pending or its session is being deleted."""
+        """Write one pending turn; return False if this is no longer allowed."""
         async with self._delivering:
             if entry not in self.own or entry.turn.session_id in self._withheld:
                 return False
@@ -353,7 +347,7 @@ class PendingTurns:
         return True
 
     async def _append_told(self, turn: Turn) -> None:
-        """Write a turn again after its answer was delivered: it must now replace an undelivered answer."""
+        """Write a turn again, because its delivered answer must replace an undelivered one."""
         with contextlib.suppress(QuestionGone):
             receipt = await self._transcripts.append(turn)
             for message_id in receipt.duplicates:
@@ -369,11 +363,10 @@ class PendingTurns:
         return True
 
     async def _append_answer(self, turn: Turn, *, is_new: bool) -> Receipt:
-        """Append a turn; its answer gets a new id if another message of the session has the same id.
+        """Append a turn; give its answer a new id if the session has another message with this id.
 
-        A model may return the same id twice, for example from LangChain's cache. If an earlier attempt may have stored
-        the turn, pass `is_new=False`. A run that failed or was cut off may have stored the same answer incompletely;
-        the complete answer then supersedes that message.
+        A model may return the same id twice, for example from LangChain's cache. If the turn may have been stored
+        before, pass `is_new=False`. A complete answer supersedes the same answer of a run that failed or was cut off.
         """
         receipt = await self._transcripts.append(turn)
         while (renamed := await self._renamed(turn, receipt, is_new=is_new)) is not None:
@@ -381,7 +374,7 @@ class PendingTurns:
         return receipt
 
     async def _renamed(self, turn: Turn, receipt: Receipt, *, is_new: bool) -> Turn | None:
-        """Return the turn with a new, reproducible id for its answer, or None if the answer can keep its id."""
+        """Return the turn with a new, reproducible id for its answer, or None if none is needed."""
         answer = turn.messages[-1]
         if answer.answers is None or len(turn.messages) > 1 or answer.id not in receipt.duplicates:
             return None
@@ -395,7 +388,7 @@ class PendingTurns:
         return replace(turn, messages=(replace(answer, id=free),), completes=answer.id if completes else turn.completes)
 
     async def close(self) -> None:
-        """Finish recording and deleting, and try the pending turns once more; the remaining turns stay on disk."""
+        """Finish the unfinished work, and try the pending turns once more; the rest stays on disk."""
         while self._unfinished:
             await asyncio.wait(self._unfinished)
         await self._spool_pending()
@@ -424,7 +417,7 @@ class PendingTurns:
         await self._files.keep(self.own, self._report_failure)
 
     async def _note_failure(self, entry: PendingTurn, error: Exception) -> None:
-        """Report that a turn is still pending; record the error on disk if its kind has changed."""
+        """Report that a turn is still pending; record a new kind of error on disk."""
         self._report_failure(entry.turn, error)
         kind = type(error).__name__
         if kind != entry.error:
@@ -441,7 +434,7 @@ class PendingTurns:
     def _ensure_delivery(self) -> None:
         self._wake.set()
         if self._task is None:
-            # Use an empty context, because the first caller's context would keep the caller's run in memory.
+            # Use an empty context: the first caller's context would keep its run in memory.
             self._task = asyncio.create_task(
                 self._deliver_until_closed(), context=Context(), name="threadkeep-pending-writes"
             )
@@ -455,12 +448,12 @@ class PendingTurns:
                 await self._pause(pause * random.uniform(0.5, 1.5))
                 self._wake.clear()
                 pause = min(pause * 2, self.options.longest_pause_seconds)
-                # Catch every error, so that the loop continues if the disk fails; the turns then stay pending.
+                # Continue if the disk fails; the turns then stay pending.
                 with ErrorBoundary(self._report_failure_of_oldest):
                     await self._deliver_own()
 
     async def _pause(self, seconds: float) -> None:
-        """Wait for `seconds`; after the first second, stop waiting as soon as another turn becomes pending."""
+        """Wait for `seconds`; after the first second, also stop if another turn becomes pending."""
         soon = min(seconds, _SOON_SECONDS)
         await asyncio.sleep(soon)
         with contextlib.suppress(TimeoutError):
@@ -487,7 +480,7 @@ class PendingTurns:
 
 
 def is_outage(error: Exception) -> bool:
-    """Return True if writing other turns would fail too; return False for a locked row, which affects one session."""
+    """Return True if writing other turns would fail too, unlike after a locked row."""
     return isinstance(error, StoreUnavailable) and not isinstance(error, RowLocked)
 
 
@@ -504,13 +497,13 @@ def _check_turn(turn: Turn) -> None:
 
 
 def _completes(answer: Message, stored: Message) -> bool:
-    """Return True if an answer is complete and a stored message is the same answer, but incomplete."""
+    """Return True if an answer completes a stored answer that was cut off."""
     same = (answer.answers, answer.author, answer.content) == (stored.answers, stored.author, stored.content)
     return same and answer.status == "complete" != stored.status
 
 
 def _is_same(answer: Message, stored: Message) -> bool:
-    """Return True if question and status are the same, and also either the text or both author and `ordinal`."""
+    """Return True if two messages are the same answer to the same question."""
     if (answer.answers, answer.status) != (stored.answers, stored.status):
         return False
     return (answer.author, answer.ordinal) == (stored.author, stored.ordinal) or answer.content == stored.content

@@ -1,4 +1,4 @@
-"""Pending turns on disk: in the file of this process, and in the files of other processes, dead or alive.
+"""Pending turns on disk, in the files of this process and of others.
 
 The turns can be listed and dropped without the database, which may be down at that moment.
 """
@@ -35,7 +35,7 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 
 def check_folder(folder: Path) -> None:
-    """Create a folder, and check that files can be written there; a full disk counts as usable. This is blocking I/O.
+    """Create a folder, and check that files can be written there. This is blocking I/O.
 
     Raises:
         PendingFolderUnusable: the folder cannot be used; the error names the folder and the cure.
@@ -50,7 +50,7 @@ def check_folder(folder: Path) -> None:
 
 
 class PendingFiles:
-    """The files of pending turns of this process in a folder; without a folder, nothing is written.
+    """The files of pending turns of this process; without a folder, nothing is written.
 
     Only one write runs at a time, so that a turn can be dropped while it is being written to disk.
     """
@@ -67,7 +67,7 @@ class PendingFiles:
         return self._folder is not None
 
     async def take_over(self) -> list[PendingTurn]:
-        """Take over and return the pending turns of dead processes, and lines that have become readable meanwhile.
+        """Take over and return the pending turns of dead processes, and repaired lines.
 
         Raises:
             PendingFolderUnusable: the folder cannot store turns, or a file in it cannot be opened.
@@ -89,7 +89,7 @@ class PendingFiles:
                 self._adopted.append(file)
                 kept += file.entries()
         for path in damaged_files(folder):
-            # Take over a line that a person has repaired, or that this version can read but an older one could not.
+            # A person has repaired this line, or an older version could not read it.
             if (entry := read_turn(path.read_bytes())) is not None:
                 self._own = self._own or SpoolFile.create(folder)
                 self._own.keep(entry)
@@ -106,7 +106,7 @@ class PendingFiles:
         return self._folder is not None and await asyncio.to_thread(drop_damaged, self._folder, entry_id)
 
     async def of_others(self, session_id: str) -> list[Turn]:
-        """Return the turns of a session that are pending in the files of other processes, oldest first."""
+        """Return a session's pending turns in the files of other processes, oldest first."""
         if self._folder is None:
             return []
         own = {file.path for file in self._files()}
@@ -119,7 +119,7 @@ class PendingFiles:
     async def keep(self, waiting: Sequence[PendingTurn], failed: Callable[[Turn, OSError], None]) -> None:
         """Write the pending turns that are not on disk yet; if the disk fails, call `failed` and stop.
 
-        If a file was removed or replaced meanwhile, its turns are written to a new file.
+        Turns of a file that was removed or replaced are written to a new one.
         """
         if self._folder is None or not waiting:
             return
@@ -148,7 +148,7 @@ class PendingFiles:
         return [*self._adopted, *([self._own] if self._own else [])]
 
     async def note(self, entry: PendingTurn) -> None:
-        """Record the last error of a pending turn in its file, so that other processes can read it."""
+        """Record the last error of a pending turn in its file, for other processes."""
         with contextlib.suppress(OSError):  # the turn itself is safe
             await self._change(entry, SpoolFile.failed)
 
@@ -158,7 +158,7 @@ class PendingFiles:
             await self._change(entry, SpoolFile.renew)
 
     async def done(self, entry: PendingTurn) -> None:
-        """Remove a turn that is no longer pending; if a write to disk is in progress, wait for it first."""
+        """Remove a turn that is no longer pending, after any write that is in progress."""
         await self._change(entry, SpoolFile.done)
 
     async def _change(self, entry: PendingTurn, change: Callable[[SpoolFile, PendingTurn], None]) -> None:
@@ -174,7 +174,7 @@ class PendingFiles:
 
 @dataclass(frozen=True)
 class WaitingFile:
-    """The pending turns in one file. If its process is alive (`live`), it delivers them, otherwise the next process."""
+    """The pending turns in one file, which its process delivers or, if it is dead, the next one."""
 
     path: Path
     live: bool
@@ -182,20 +182,17 @@ class WaitingFile:
 
 
 class EntryInUse(ThreadkeepError):
-    """The process of the turn is alive and may still write the turn, so nothing was dropped."""
+    """The process of the turn is alive and may still write it, so nothing was dropped."""
 
 
 def waiting_files(folder: Path) -> list[WaitingFile]:
-    """Return all files with pending turns in a database's folder, oldest first. This is blocking I/O.
-
-    Files of agent conversations are in subfolders.
-    """
+    """Return all files with pending turns in a database's folder, oldest first. This is blocking I/O."""
     found = [(path, *_content(path)) for path in _paths(folder)]
     return [WaitingFile(path, live, tuple(content.turns)) for path, live, content in found if content.turns]
 
 
 def unreadable_turns(folder: Path) -> list[DamagedTurn]:
-    """Return the unreadable lines in a database's folder, whether in files of their own or still in pending files."""
+    """Return the unreadable lines of pending files in a database's folder."""
     found = {turn.entry_id: turn for each in _folders(folder) for turn in damaged_turns(each)}
     for path in _paths(folder):
         for turn in damaged_lines(path, _content(path)[1].unreadable):
@@ -213,13 +210,13 @@ def _paths(folder: Path) -> list[Path]:
 
 
 def _content(path: Path) -> tuple[bool, SpoolContent]:
-    """Return whether a file's process is alive, and the content; a live process may still be writing the last line."""
+    """Return whether a file's process is alive, so may still be writing, and the content."""
     live = in_use(path)
     return live, read_spool(path, cut_off=not live)
 
 
 def drop_waiting(folder: Path, entry_id: str) -> PendingTurn | None:
-    """Drop a pending turn and return it; return None if no file has it. This is blocking I/O.
+    """Drop a pending turn and return it, or None if no file has it. This is blocking I/O.
 
     Raises:
         EntryInUse: the process of the turn is alive and may still write it.
@@ -253,7 +250,7 @@ def drop_unreadable(folder: Path, entry_id: str) -> bool:
         if turn.entry_id != entry_id:
             continue
         if turn.path.stem != entry_id:
-            # The line is still in a pending file: `SpoolFile.entries` moves its unreadable lines to files of their own.
+            # The line is still in a pending file: `entries` moves unreadable lines to files of their own.
             if (file := SpoolFile.take_over(turn.path)) is None:
                 raise EntryInUse("The process of this file is running: stop it first, or wait until it is done.")
             file.entries()
@@ -265,7 +262,7 @@ def drop_unreadable(folder: Path, entry_id: str) -> bool:
 def discard_waiting(folder: Path, matches: Callable[[Turn], bool]) -> None:
     """Drop matching turns from the files of dead processes. This is blocking I/O.
 
-    Their texts are removed from the disk, and so are texts of turns that were stored or dropped before.
+    Texts of turns that were stored or dropped before are also removed from the disk.
     """
     for path in _paths(folder):
         content = read_spool(path)

@@ -23,9 +23,9 @@ _STATUS = attrgetter("status")
 
 @dataclass(frozen=True)
 class ReadPast:
-    """A session's stored state for a profile (see `Past`), and its newest messages, read in one round trip.
+    """A session's stored state for a profile, and its newest messages, read in one round trip.
 
-    `rows` is None if there are no messages, if the messages in the cache have changed, or if only the state was read.
+    `rows` is None if there are no messages, if the cached ones have changed, or if only the state was read.
     """
 
     profile: str
@@ -92,13 +92,13 @@ class Recollection:
 
     @property
     def end(self) -> int | None:
-        """The `seq` of the first current question, at which the history ends; None if the `seq` is not known yet."""
+        """The `seq` of the first current question, at which the history ends, if it is known."""
         return None if self.question_seq is None else self.question_seq - self.questions + 1
 
     def without_failures(self) -> Recollection:
         """Return a copy without failed messages.
 
-        A model would repeat the apologies in failed answers, and a question that was rejected has no text.
+        A model would repeat the apologies in failed answers.
         """
         if "failed" not in map(_STATUS, self.messages):
             return self
@@ -108,7 +108,7 @@ class Recollection:
         return replace(self, messages=kept, excluded=(*self.excluded, *gaps))
 
     def with_folds(self, counter: TokenCounter) -> Recollection:
-        """Return a copy that shows a repeated exchange once, with a count; `folded` has the `seq` of its question."""
+        """Return a copy that shows a repeated exchange once, with a count."""
         found = fold_repeats(self.messages, counter=counter)
         gaps = [Exclusion(fold.left_out[0], fold.left_out[-1], "folded") for fold in found.folds if fold.left_out]
         return replace(
@@ -121,7 +121,7 @@ class Recollection:
 
 @dataclass(eq=False)
 class WindowReader:
-    """A reader of one session's windows. It reads only the rows that a window needs, and each at most once."""
+    """A reader of one session's windows, which reads only the rows that a window needs."""
 
     session_id: str
     transcripts: Transcripts
@@ -139,7 +139,7 @@ class WindowReader:
     async def _read(
         self, pages: _Pages, limits: Limits, before: int, *, page_rows: int, before_question: bool = False
     ) -> tuple[Window, Recent, SessionRows | None]:
-        """Return the window, the newest page that was read, and the rows for the cache (None if no rows were known).
+        """Return the window, the newest page that was read, and the rows for the cache.
 
         If `before_question` is true, the window ends before a question, and no message is cut.
         """
@@ -154,7 +154,7 @@ class WindowReader:
         window = chooser.window(Extent(first_seq, reset_seq=recent.reset_seq, archived_seq=recent.archived_seq))
         known = pages.known
         if recent.revision:
-            # Read no ranges before the oldest row: they are not needed, and there may be very many.
+            # Older ranges are not needed, and there may be very many.
             oldest = rows[-1].seq or 0 if len(rows) == page_rows else 0
             after = max(oldest, first_seq - 1, recent.reset_seq, recent.archived_seq)
             if known is not None:
@@ -168,7 +168,7 @@ class WindowReader:
     async def _whole(
         self, known: SessionRows | None, begin: int, before: int, limits: Limits
     ) -> tuple[tuple[Message, ...], Sequence[tuple[int, int]], SessionRows] | None:
-        """Return all messages between two `seq` values, the superseded ranges among them, and the rows for the cache.
+        """Return all messages between two `seq` values, the superseded ranges, and the rows for the cache.
 
         Return None if not all messages are known, or if they exceed the limits.
         """
@@ -187,17 +187,14 @@ class WindowReader:
         return found[0], known.superseded_between(after, before), known
 
     async def _with_superseded(self, known: SessionRows, after: int) -> SessionRows:
-        """Return the rows with the ranges of superseded messages after a `seq`; read the ranges if they are missing."""
+        """Return the rows with the ranges of superseded messages after a `seq`."""
         if known.superseded is not None and known.superseded[0] <= after:
             return known
         ranges = await self.transcripts.superseded(self.session_id, after=after, before=END)
         return replace(known, superseded=(after, tuple(ranges)))
 
     async def recollect(self, past: Past) -> tuple[WindowManifest | None, Recollection]:
-        """Return the history for a model call, and the manifest of the window or None.
-
-        The manifest is None if the window has all messages. The rows that were read are cached.
-        """
+        """Return the history for a model call, and the manifest of a window without all messages."""
         question_seq = past.before_seq or await self._place_of(past.before_id)
         before = END if question_seq is None else question_seq - past.questions + 1
         page_rows = min(past.limits.max_messages or PAGE_ROWS, PAGE_ROWS)
@@ -221,7 +218,7 @@ class WindowReader:
         if covered + 1 < begin:
             gaps.append(Exclusion(covered + 1, begin - 1, "before_anchor"))
             dropped += begin - 1 - covered
-        # The state was read before the rows, so use the position of the reset that was read with the rows.
+        # The state was read before the rows, so use the reset that was read with the rows.
         reset_seq = state.reset_seq if known is None else known.marks.reset_seq
         if known is not None:
             if reset_seq and known.forgotten is None:
@@ -246,7 +243,7 @@ class WindowReader:
     def statements(
         self, tables: TableTranscripts, profile: str, limit: int, known: SessionRows | None
     ) -> list[Statement]:
-        """Return two statements: for the state, and for up to `limit` messages; the newest known one is read again."""
+        """Return the statements for the state, and for up to `limit` messages from the newest known one."""
         after = 0 if known is None else known.last_seq - 1
         return [
             self.contexts.state_statement(self.session_id, profile, user_id=self.user_id),
@@ -254,7 +251,7 @@ class WindowReader:
         ]
 
     async def _read_past(self, past: Past, page_rows: int) -> ReadPast:
-        """Return the state and the rows of the session; read only rows that are not in the cache."""
+        """Return the state and the rows of the session; read only uncached rows."""
         profile = past.profile or ""
         if past.read is not None and past.read.profile == profile and past.read.rows is not None:
             return past.read
@@ -302,7 +299,7 @@ class WindowReader:
 
 @dataclass(eq=False)
 class _Pages:
-    """The rows of a session from a `seq` on, in pages, newest first; the store is only read for unknown rows.
+    """The rows of a session in pages, newest first; known rows are not read again.
 
     Rows that are read are added to `known`. If the session was reset, archived or otherwise changed since, `known`
     becomes None.
@@ -331,7 +328,7 @@ class _Pages:
 
 
 def _before_window(state: ContextState) -> tuple[int, list[Exclusion]]:
-    """Return the last `seq` before all windows, and the ranges up to it, each with the reason of its exclusion.
+    """Return the last `seq` before all windows, and the excluded ranges up to it, each with a reason.
 
     Deleted messages are not listed. Archived messages are in no window, but a summary may cover them.
     """
@@ -352,10 +349,9 @@ def _before_window(state: ContextState) -> tuple[int, list[Exclusion]]:
 
 
 async def question_of(transcripts: Transcripts, session_id: str, run: str | None) -> Message | None:
-    """Return the user message with the id `run`, or else the question of the run with the id `run`.
+    """Return the question with the id `run`, or of the run with this id, or by default the newest one.
 
-    If `run` is None, return the newest question. Return None if `run` is the id of another message, or if the question
-    is not among about the newest 10,000 active messages.
+    Only about the newest 10,000 active messages are searched.
     """
     if run is not None and (message := await transcripts.find(session_id, run)) is not None:
         return message if message.role == "user" else None

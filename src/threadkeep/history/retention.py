@@ -1,4 +1,4 @@
-"""Retention of messages: limits for all sessions or for one session, and the removal of messages beyond them.
+"""Retention of messages: limits for sessions, and the removal of messages beyond them.
 
 Messages are removed from the beginning of a session, so that the rest has no gaps.
 """
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from threadkeep.history.pending import PendingTurns
 
 type Retaining = RetentionRows | ConversationRetention
-"""The sessions in tables or in a graph store, as retention uses them; see the guarantees of `RetentionRows`."""
+"""The sessions in tables or in a graph store; see the guarantees of `RetentionRows`."""
 
-# If the database is slow or busy, steps are made smaller, because appends wait while a step runs.
+# Steps of a slow or busy database are smaller, because appends wait while a step runs.
 _LONG_STEP_SECONDS = 0.03
 _LEAST_MESSAGES = 25
 
@@ -36,7 +36,7 @@ _PAGE_SESSIONS = 500
 
 @dataclass(frozen=True)
 class PlannedRemoval:
-    """A range of messages that retention would remove now; if `whole_session` is true, with the session."""
+    """A range of messages that retention would remove now, or the whole session."""
 
     session_id: str
     action: Action
@@ -49,7 +49,7 @@ class PlannedRemoval:
 
 @dataclass(frozen=True)
 class Amount(Counts):
-    """An amount of removed messages: their number, their tokens, and the number of sessions."""
+    """The numbers of removed messages, tokens and sessions."""
 
     sessions: int = 0
     messages: int = 0
@@ -60,9 +60,8 @@ class Amount(Counts):
 class Pruned(Counts):
     """The result of a retention round so far.
 
-    `whole_sessions` is the number of sessions that were deleted entirely. `busy` is the number of sessions that are
-    left for the next round, because a turn is pending, another transaction has locked the session, or an item is
-    damaged.
+    `whole_sessions` were deleted entirely. `busy` sessions are left for the next round, because a turn is pending,
+    another transaction has locked the session, or an item is damaged.
     """
 
     archived: Amount = Amount()
@@ -96,7 +95,7 @@ class MessageRound:
         self._work.done += Pruned(busy=1)
 
     async def remove(self, removals: Sequence[Removal]) -> None:
-        """Remove messages of a session. If the session is locked or damaged, stop and count it as busy."""
+        """Remove messages of a session, or count it as busy if it is locked or damaged."""
         try:
             for removal in removals:
                 if not await self._remove(removal):
@@ -105,7 +104,7 @@ class MessageRound:
             self.skip()
 
     async def _remove(self, removal: Removal) -> bool:
-        """Remove messages step by step; return False if the session has changed or the round must stop."""
+        """Remove messages step by step; return False if this must stop."""
         sessions, after = 1, removal.after_seq
         while after < removal.upto_seq:
             if not await self._work.begin_step():
@@ -123,7 +122,7 @@ class MessageRound:
         return True
 
     def _adapt(self, seconds: float) -> None:
-        """Halve the size of the next step if the last one took over 30 ms; double it if it took under 15 ms."""
+        """Make the next step smaller after a long one, and larger after a short one."""
         if seconds > _LONG_STEP_SECONDS:
             self._messages = max(self._messages // 2, _LEAST_MESSAGES)
         elif seconds < _LONG_STEP_SECONDS / 2:
@@ -134,7 +133,7 @@ class MessageRound:
 class RetentionOptions:
     """Options for archiving and deletion while a memory is open; by default nothing is removed.
 
-    `rules` apply to every session that has no limits of its own. A round runs every `interval_seconds`, in one of the
+    `rules` apply to sessions without limits of their own. A round runs every `interval_seconds`, in one of the
     processes that have the database open.
     """
 
@@ -152,7 +151,7 @@ class RetentionOptions:
 
 
 class Pruner:
-    """A service that applies retention limits; `rules` are the limits for sessions without limits of their own.
+    """A service that applies retention limits; `rules` are for sessions without their own limits.
 
     If `session_ids` are given, `plan` and `prune` raise `SessionNotFound` at the first that the user does not have.
     """
@@ -177,7 +176,7 @@ class Pruner:
         return Pruner(rows, self.rules, pending=pending, observer=self._observer, clock=self._clock)
 
     async def of(self, session_id: str, *, user_id: str | None = None) -> Retention | None:
-        """Return the limits of one session; None if it has no limits of its own, so that the default rules apply.
+        """Return the limits of one session, or None if the default rules apply.
 
         Raises:
             SessionNotFound: the session does not exist, or belongs to another user.
@@ -192,7 +191,7 @@ class Pruner:
     async def change(self, session_id: str, retention: Retention | None, *, user_id: str | None = None) -> None:
         """Set the limits of one session, which replace all default rules; None removes them.
 
-        `Retention()` has no limits, so such a session keeps everything.
+        With `Retention()`, a session keeps everything.
 
         Raises:
             SessionNotFound: the session does not exist, or belongs to another user.
@@ -206,7 +205,7 @@ class Pruner:
     async def plan(
         self, rules: Retention | None = None, *, session_ids: Sequence[str] = (), user_id: str | None = None
     ) -> AsyncIterator[PlannedRemoval]:
-        """Yield the removals that are due now, session by session; nothing is written.
+        """Yield the removals that are due now, session by session; write nothing.
 
         Args:
             rules: replaces the rules of the memory's options.
@@ -276,7 +275,7 @@ class Pruner:
         return work.done
 
     async def reclaim_space(self) -> bool:
-        """Shrink the SQLite file; other writes wait meanwhile. Return False on PostgreSQL, which needs no such call."""
+        """Shrink the SQLite file; other writes wait meanwhile. PostgreSQL needs no such call."""
         return await self._rows.reclaim_space()
 
     async def has_work(self) -> bool:
@@ -286,7 +285,7 @@ class Pruner:
     async def _sessions(
         self, rules: Retention, session_ids: Sequence[str], user_id: str | None
     ) -> AsyncIterator[Prunable]:
-        """Yield the given sessions; if none are given, yield all sessions that may have limits."""
+        """Yield the given sessions, or else all sessions that may have limits."""
         for session_id in dict.fromkeys(session_ids):
             check_session_id(session_id)
             if (session := await self._rows.session(session_id, user_id=user_id)) is None:
@@ -300,7 +299,7 @@ class Pruner:
             after = page[-1].session_id if len(page) == _PAGE_SESSIONS else None
 
     async def _removals(self, session: Prunable, rules: Retention, now: datetime) -> list[Removal]:
-        """Return the removals of a session: first the deletion, then the archiving of messages that are not deleted."""
+        """Return the deletion and the archiving that are due in a session."""
         own = rules if session.retention is None else session.retention
         deletion = await self._removal(session, "delete", own.delete, now)
         if not self._rows.archives or (deletion is not None and deletion.whole_session):
@@ -321,19 +320,19 @@ class Pruner:
                 return Removal(session.session_id, action, after, session.last_seq, idle_before)
         upto = await self._end_of_old(session, action, limits, now)
         if limits.max_messages is not None:
-            # Keep the newest user message and everything after it, because its turn may still be running.
+            # Keep the newest user message and its turn, which may still be running.
             newest_user = session.last_user_seq or session.last_seq + 1
             upto = max(upto, min(await self._end_of_surplus(session, limits.max_messages), newest_user - 1))
         return Removal(session.session_id, action, after, upto) if upto > after else None
 
     async def _end_of_surplus(self, session: Prunable, messages: int) -> int:
-        """Return the last `seq` to remove if `messages` messages stay; 0 or less if nothing is to be removed."""
+        """Return the last `seq` to remove so that `messages` messages stay."""
         if session.has_superseded and messages:
             return await self._rows.end_before_newest(session, messages)
         return session.last_seq - messages
 
     async def _end_of_old(self, session: Prunable, action: Action, limits: RetentionLimits, now: datetime) -> int:
-        """Return the last `seq` of the messages that are older than allowed, or 0 if there are no such messages."""
+        """Return the last `seq` of the messages that are older than allowed."""
         after = session.archived_seq if action == "archive" else session.deleted_seq
         first_at = session.first_live_at if action == "archive" else session.first_stored_at
         if limits.max_age_days is None or first_at is None or after >= session.last_seq:

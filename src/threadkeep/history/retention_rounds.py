@@ -1,7 +1,7 @@
 """Rounds of retention in short steps, their schedule, and the retention of finished runs.
 
-A step delays concurrent appends, so each step is followed by a pause of the same length, at most 0.25 seconds. An
-interrupted round leaves only complete steps, and the next round removes the rest.
+A step delays concurrent appends, so each step is followed by a pause of the same length. An interrupted round leaves
+only complete steps, and the next round removes the rest.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ _LOOK_SECONDS = 30.0
 class Round[R: Counts]:
     """A round of removals in short steps, and its result so far.
 
-    `report` is called with the result after each step. `may_continue` is called before each step; False stops the
-    round.
+    `report` is called after each step, and `may_continue` before each step; if it returns False, the round stops.
     """
 
     done: R
@@ -51,7 +50,7 @@ class Round[R: Counts]:
         return True
 
     async def end_step(self, removed: R) -> float:
-        """Add the removals of a step to the result, then pause; return the seconds that the step itself took."""
+        """Count the removals of a step, then pause; return the seconds of the step itself."""
         seconds = time.perf_counter() - self._begun
         self.count(removed)
         await asyncio.sleep(min(seconds, _LONGEST_PAUSE_SECONDS))
@@ -75,7 +74,7 @@ class Scheduled(Protocol):
 
 
 class RetentionSchedule:
-    """A schedule of pruning rounds. A failed round is reported, and repeated at the next check."""
+    """A schedule of pruning rounds. A failed round is reported and repeated."""
 
     def __init__(
         self,
@@ -95,14 +94,14 @@ class RetentionSchedule:
         self._claimed = 0.0
 
     async def keep_pruning(self) -> None:
-        """Check until cancelled whether a round is due: every 30 seconds, or more often if the interval is shorter."""
+        """Check regularly, until cancelled, whether a round is due."""
         while True:
             await asyncio.sleep(min(self._interval_seconds, _LOOK_SECONDS))
             with ErrorBoundary(lambda error: self._observer.notify(PruningFailed(error=type(error).__name__))):
                 await self.make_round()
 
     async def make_round(self) -> bool:
-        """Run a round; return False if none is due, if there is nothing to do, or if another process is running it.
+        """Run a round; return False if none is due, or if another process is running it.
 
         Raises:
             StoreError: the database is not available; completed steps stay done.
@@ -126,7 +125,7 @@ class RetentionSchedule:
         )
 
     async def _keeps_claim(self) -> bool:
-        """Return True if this process still has the claim; the claim is renewed after a third of its duration."""
+        """Return True if this process still has the claim, and renew the claim in time."""
         return time.monotonic() - self._claimed < _CLAIM_SECONDS / 3 or await self._claim()
 
 
@@ -138,8 +137,8 @@ _STEP_ROWS = 500
 class RunRetention:
     """The number of days for which finished runs are kept; None keeps them forever.
 
-    Runs that were set aside wait for a person's decision. They are deleted after `keep_set_aside_days`; if this or
-    `keep_days` is None, they are never deleted.
+    Runs that were set aside wait for a person's decision, for `keep_set_aside_days`. If one of the limits is None, they
+    are never deleted.
     """
 
     keep_days: float | None = 30.0
@@ -154,7 +153,7 @@ class RunRetention:
             raise InvalidInput("keep_set_aside_days must not be below keep_days: runs set aside are kept longer.")
 
     def cutoffs(self, now: datetime) -> Cutoffs | None:
-        """Return the times before which runs must have ended to be deleted now; None if all runs are kept forever."""
+        """Return the times before which runs must have ended to be deleted, or None."""
         if self.keep_days is None:
             return None
         aside = self.keep_set_aside_days
@@ -162,7 +161,7 @@ class RunRetention:
 
 
 class RunPruner:
-    """A service that deletes expired runs, the oldest first; `rules` are the limits from the memory's options."""
+    """A service that deletes expired runs, the oldest first."""
 
     def __init__(self, runs: Runs, rules: RunRetention, *, observer: Observer, clock: Callable[[], datetime]) -> None:
         self.rules = rules
@@ -223,7 +222,7 @@ class RunPruner:
         return await self._runs.finished.trees(cutoffs, after=after, limit=_PAGE_TREES)
 
     async def _remove(self, trees: Sequence[FinishedTree], cutoffs: Cutoffs, work: Round[PrunedRuns]) -> bool:
-        """Delete trees of runs; locked trees are skipped and count as busy. Return False if the round was stopped."""
+        """Delete trees of runs, except locked ones; return False if the round was stopped."""
         for group in _groups(trees):
             try:
                 if not await self._remove_group(group, cutoffs, work):
@@ -243,7 +242,7 @@ class RunPruner:
                 large = replace(large, events=max(0, large.events - removed.events))
                 await work.end_step(removed)
                 if removed.events < _STEP_ROWS:
-                    # All rows are deleted. `large.events` may be higher, because a row can have many events.
+                    # `large.events` may be higher, because a row can have many events.
                     break
             group = [large]
         if not await work.begin_step():
@@ -260,7 +259,7 @@ class RunPruner:
 
 
 def _groups(trees: Sequence[FinishedTree]) -> list[list[FinishedTree]]:
-    """Group trees so that one step can delete a group. A tree that is too large for a step is a group of its own."""
+    """Group trees for one step each; a tree that is too large is a group of its own."""
     groups: list[list[FinishedTree]] = []
     rows = _STEP_ROWS
     for tree in trees:

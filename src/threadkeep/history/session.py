@@ -60,7 +60,7 @@ class AgentInput(TypedDict):
 
 @dataclass(frozen=True)
 class BegunTurn:
-    """The result of storing a question: the stored messages, the rows of joined statements, and the history."""
+    """The stored messages of a question, the rows of joined statements, and the history."""
 
     question: tuple[Message, ...]
     receipt: Receipt
@@ -71,7 +71,7 @@ class BegunTurn:
 async def in_time[T](
     session: Session, work: Awaitable[T], report: Callable[[Exception], object] | None = None
 ) -> T | None:
-    """Return the result of database work, or call `report` and return None if it fails or takes over 5 seconds.
+    """Return the result of database work; report a failure or timeout, and return None.
 
     Raises:
         StoreClosed: the memory is closed.
@@ -91,8 +91,7 @@ class Session:
     """A session with an id; creating the object reads nothing.
 
     If `user_id` is given, only this user's session is visible. If another user or no one owns the session, reads find
-    nothing, and storing or superseding messages raises `WrongUser`. The user of the first turn becomes the owner of the
-    session.
+    nothing, and storing or superseding messages raises `WrongUser`. The user of the first turn becomes the owner.
     """
 
     def __init__(
@@ -154,11 +153,10 @@ class Session:
     async def record(
         self, messages: Sequence[Message], *, answers: str | None = None, told: bool = False
     ) -> Receipt | None:
-        """Store the messages; if the database is not available, keep them on disk instead and return None.
+        """Store the messages; if the database is not available, keep them on disk and return None.
 
-        Use this method if the caller must continue without a database; see `threadkeep.history.pending`. If `answers`
-        is given, the messages are stored only if the session still has the question with this id. Pass `told=True` if a
-        caller gets the answer as soon as this method returns.
+        Use this method if the caller must continue without a database. If `answers` is given, the session must still
+        have the question with this id. Pass `told=True` if a caller gets the answer as soon as this method returns.
 
         Raises:
             InvalidMessage, WrongUser: as for `append`; the write is not retried.
@@ -177,7 +175,7 @@ class Session:
     async def record_joined(
         self, messages: Sequence[Message], join: Join, *, answers: str | None = None, told: bool = False
     ) -> tuple[Receipt, Sequence[list[Row]]] | None:
-        """Store messages and execute `join` in one transaction; return None as `PendingTurns.record_joined` does."""
+        """Store messages and execute `join` in one transaction; see `PendingTurns.record_joined`."""
         started = time.perf_counter()
         stored = await self._pending.record_joined(self.turn(messages, answers=answers, told=told), join)
         if stored is not None:
@@ -187,10 +185,10 @@ class Session:
     async def begin_joined(
         self, messages: Sequence[Message], joined: Joined, *, profile: str, limit: int
     ) -> BegunTurn | None:
-        """Store messages, execute statements, and read the history for a model call, all in one transaction.
+        """Store messages, execute statements, and read the history for a model call, in one transaction.
 
-        Return None if this fails, or if the messages are in a graph store. For `profile`, see `Past`; at most `limit`
-        messages of the history are read.
+        Return None if this fails, or if the messages are in a graph store. At most `limit` messages of the history are
+        read.
         """
         tables = self._transcripts
         if not isinstance(tables, TableTranscripts):
@@ -206,7 +204,7 @@ class Session:
         return BegunTurn(tuple(messages), receipt, rows[:-2], past)
 
     def turn(self, messages: Sequence[Message], *, answers: str | None = None, told: bool = False) -> Turn:
-        """Return the messages as a turn of this session; nothing is stored. See `record` for `answers` and `told`.
+        """Return the messages as a turn of this session; nothing is stored.
 
         Raises:
             InvalidMessage: `messages` are not `Message` objects, or `answers` is not text.
@@ -225,7 +223,7 @@ class Session:
         return list((await self.page(limit=limit, view=view)).messages)
 
     async def page(self, before: int | None = None, limit: int = 50, *, view: View = "active") -> Page:
-        """Return the newest `limit` messages, oldest first; if `before` is given, their `seq` is below it.
+        """Return the newest `limit` messages before the `seq` `before`, oldest first.
 
         `limit` is at most 10,000. The `active` view leaves out superseded messages; the `history` view includes them.
         """
@@ -239,17 +237,17 @@ class Session:
             )
 
     def waiting(self) -> tuple[Message, ...]:
-        """Return the session's pending messages of this process in order; if `user_id` is set, only this user's."""
+        """Return the session's pending messages of this process in order, of one user or of all."""
         turns = self._pending.turns_of(self.session_id)
         return tuple([one for turn in turns if self.user_id in (None, turn.user_id) for one in turn.messages])
 
     async def deliver(self) -> bool:
-        """Try to write the session's pending turns of this process; return True if none are left."""
+        """Try to write the session's pending turns; return True if none are left."""
         return await self._pending.deliver(self.session_id)
 
     @asynccontextmanager
     async def timeout(self, seconds: float = _TIMEOUT_SECONDS) -> AsyncIterator[None]:
-        """Limit the block to `seconds`, 5 by default, and to less while the database is known to fail.
+        """Limit the block to `seconds`, or to less while the database is known to fail.
 
         Raises:
             TimeoutError: the database did not answer in time; later calls wait only briefly.
@@ -265,7 +263,7 @@ class Session:
             raise
 
     async def find(self, message_id: str) -> Message | None:
-        """Return the message with an id, even if it is superseded or pending, or None if there is no such message."""
+        """Return the message with an id, even if it is superseded or pending, or None."""
         check_argument("message_id", message_id, str, required=True)
         for message in self.waiting():
             if message.id == message_id:
@@ -273,7 +271,7 @@ class Session:
         return await self._if_visible(lambda: self._transcripts.find(self.session_id, message_id), None)
 
     async def at(self, seqs: Collection[int]) -> list[Message]:
-        """Return the existing messages with these `seq` values, including superseded ones, in order."""
+        """Return the messages with these `seq` values, even if superseded, in order."""
         check_each("seqs", seqs, int)
         return await self._if_visible(lambda: self._transcripts.at(self.session_id, seqs), [])
 
@@ -282,7 +280,7 @@ class Session:
         return await self._if_visible(lambda: self._transcripts.superseded(self.session_id), [])
 
     async def answers_to(self, question: Message) -> list[Message]:
-        """Return the complete answers to a message, pending ones last; if it is superseded, also superseded ones."""
+        """Return the complete answers to a message, pending ones last."""
         check_argument("question", question, Message, required=True)
         waiting = [one for one in self.waiting() if one.answers == question.id and one.status == "complete"]
         if question.seq is None:
@@ -294,7 +292,7 @@ class Session:
         return [*stored, *(one for one in waiting if known.isdisjoint(_keys(one)))]
 
     async def tell(self, message_id: str) -> Message | None:
-        """Mark the last version of an answer as delivered, and return it; return None if the answer does not exist."""
+        """Mark the last version of an answer as delivered, and return it."""
         check_argument("message_id", message_id, str, required=True)
         waiting = next((message for message in self.waiting() if message.id == message_id), None)
         if waiting is not None:
@@ -311,7 +309,7 @@ class Session:
         counter: TokenCounter | str | None = None,
         before: int | None = None,
     ) -> Window:
-        """Return the newest user and assistant messages since the last reset, as far as limits allow, oldest first.
+        """Return the newest user and assistant messages since the last reset that fit the limits, oldest first.
 
         Args:
             max_messages: the maximum number of messages; 0 means none, None means no limit.
@@ -329,17 +327,15 @@ class Session:
     async def recall(self, past: Past | None = None) -> Recollection:
         """Return the history before a question, for a model call that must not fail.
 
-        If the database does not answer in time, the result has only messages that are pending in this process, and the
-        failure is reported. The only errors that are raised are `StoreClosed`, for a memory that is closed, and
-        `InvalidInput`, for a `past` of another type.
+        If the database does not answer in time, this is reported, and the result has only messages that are pending in
+        this process. Only `StoreClosed` and `InvalidInput` are raised.
         """
         past = past or Past()
         if not isinstance(past, Past):
             raise InvalidInput(f"past is of the type Past or None, not {type(past).__name__}; see `window`.")
         if past.limits.nothing:
             return Recollection(())
-        # Copy the pending messages before the read: a message that is stored meanwhile is then in both lists. If they
-        # were copied after the read, it could be in neither.
+        # Copy the pending messages first: one that is stored during the read would otherwise be in neither list.
         waiting = list(takewhile(lambda message: message.id != past.before_id, self.waiting()))
         found = Recollection((), failed=True)
         try:
@@ -364,7 +360,7 @@ class Session:
         return replace(found, messages=(*found.messages, *late))
 
     def report_write_failed(self, error: Exception) -> None:
-        """Report that data of a turn other than its messages could not be written; the write is not retried."""
+        """Report that data of a turn other than its messages were lost; the write is not retried."""
         self._events.write_failed(error, "error")
 
     async def check_owner(self) -> None:
@@ -373,12 +369,12 @@ class Session:
             return
         async with ReportedRead(self._events):
             info = await self._transcripts.session(self.session_id)
-        # Compare the owner, because the user's own session may have been created since the first read.
+        # The user's own session may have been created since the first read.
         if info is not None and info.user_id != self.user_id:
             raise WrongUser(self.session_id)
 
     async def count(self, *, view: View = "active") -> int:
-        """Return the number of messages in a view of the session, or 0 if the session does not exist."""
+        """Return the number of messages in a view of the session."""
         _check_view(view)
         info = await self._info()
         if info is None:
