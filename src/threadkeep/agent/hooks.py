@@ -127,7 +127,7 @@ class TurnHooks:
         return ModelStep(part, call, changed, listening, turn=turn, others=self._others, partial=partial, sent=whole)
 
     async def begin_tool_call(self, call: AgentCall, request: ToolCallRequest) -> ToolStep | None:
-        """Begin a tool call, and return it as a step. Return None if the agent does not take part in the turn.
+        """Begin a tool call, and return it as a step, if the agent takes part in the turn.
 
         If the run is cut off during the call, the text of the message that made the call is stored.
         """
@@ -137,14 +137,14 @@ class TurnHooks:
         part.stop_waiting()
         part.root.open_calls += 1
         if request.tool is not None and request.tool.return_direct:
-            # Note the call now, because middleware may turn the tool's error into a result, which also ends the run.
+            # Note the call now, because middleware may turn the tool's error into a result that ends the run.
             part.direct_calls.add(str(request.tool_call["id"]))
         newest = next((message for message in reversed(call.messages) if isinstance(message, AIMessage)), None)
         part.text = AIMessage(text_of(newest), id=newest.id) if newest else ""
         return ToolStep(part, call, request, calling_tool(part.memory, part.session), text=part.text)
 
     async def after_agent(self, call: AgentCall, state: AgentState[Any]) -> dict[str, Any] | None:
-        """Store the final answer. Return an update of the state if a stored answer replaces it, otherwise None."""
+        """Store the final answer. Return a state update if a stored answer replaces it."""
         part = self._part(call)
         if part.silent:
             part.leave()
@@ -168,13 +168,13 @@ class TurnHooks:
         return {"messages": [RemoveMessage(id=str(answer.id)), named_as_agent(winner, call.config)]}
 
     def _run_ended(self, part: Participation, state: object, error: BaseException | None) -> Awaitable[None] | None:
-        """Release the session after a run. If the run failed or was cut off, return a coroutine that does this.
+        """Release the session after a run. If the run failed, return a coroutine that first ends the call.
 
-        The coroutine first ends the call. This method is called in the OS thread of the run.
+        This method is called in the OS thread of the run.
         """
-        # For a nested agent, `state` is the outer graph's, which may end with a text of its own: pass no question id.
+        # The outer graph of a nested agent may end with a text of its own, so pass no question id.
         self._others.check_end(state, part.root.answers, None if part.key[1] else part.root.question_id)
-        # Leave a cancelled turn to the worker that executes the run, because another process may continue the run.
+        # Leave a cancelled turn to the worker: another process may continue the run.
         by_owner = run_hold.get() is not None and not isinstance(error, Exception)
         if error is None or by_owner:
             part.root.release_session()
@@ -184,7 +184,7 @@ class TurnHooks:
         return self._settle_from_any_loop(part, error)
 
     async def _settle_from_any_loop(self, part: Participation, error: BaseException) -> None:
-        # Ignore a closed memory: before it closed, it stored the answers of open calls (`OpenCalls.settle_all`).
+        # A memory that is closed has stored the answers of open calls (`OpenCalls.settle_all`).
         with suppress(StoreClosed):
             await self.memory.loop.run_from_any_loop(part.fail(error))
 
@@ -230,7 +230,7 @@ class TurnHooks:
 
 @dataclass(frozen=True)
 class AgentCall:
-    """The call of an agent as a hook receives it: the runtime, the messages of the state, and the run's config."""
+    """The call of an agent as a hook receives it."""
 
     runtime: Runtime[Any]
     messages: Sequence[BaseMessage]
@@ -245,9 +245,9 @@ class AgentCall:
 
 @dataclass(eq=False)
 class Step[R, T](ABC):
-    """A model or tool call of an agent. If its result was stored before, `answered` is this result.
+    """A model or tool call of an agent. `answered` is the result if it was stored before.
 
-    Otherwise, `request` is sent inside `block`. Afterwards, `end` or `fail` is called on the event loop of the memory.
+    Otherwise, `request` is sent inside `block`. Then `end` or `fail` is called on the memory's event loop.
     """
 
     part: Participation
@@ -276,7 +276,7 @@ class ModelStep(Step[ModelRequest[Any], ModelResponse[Any]]):
     sent: Sequence[BaseMessage] = ()
 
     async def end(self, result: ModelResponse[Any]) -> None:
-        """Hold the model's reply, unless it calls tools. If the run is cut off, it is stored as the answer.
+        """Hold the model's reply, so that it is stored as the answer if the run is cut off.
 
         A reply with the id of an earlier message (for example, from a cache) gets a new id, so that both messages stay.
         """
@@ -301,7 +301,7 @@ class ModelStep(Step[ModelRequest[Any], ModelResponse[Any]]):
         self.others.check_calls(self.sent, self.partial)
 
     async def fail(self, error: BaseException) -> None:
-        """Store the text so far if the call was cancelled. Hold it if the call failed, because a retry may follow."""
+        """Store the text of a cancelled call. Hold that of a failed call, because a retry may follow."""
         part = self.part
         part.root.call_ends()
         part.partial = None
@@ -333,7 +333,7 @@ class ToolStep(Step[ToolCallRequest, ToolMessage | Command[Any]]):
     text: BaseMessage | str = ""
 
     async def end(self, result: ToolMessage | Command[Any]) -> None:
-        """Count the call as ended; add it to the steps of the turn, unless its result is the answer."""
+        """Count the call as ended, and add it to the steps of the turn."""
         part, tool = self.part, self.request.tool
         part.root.call_ends()
         if part.turn is not None and tool is not None and FORGETS in (tool.metadata or {}):
@@ -344,14 +344,14 @@ class ToolStep(Step[ToolCallRequest, ToolMessage | Command[Any]]):
             part.turn.steps.add(self.call.messages, result)
 
     async def fail(self, error: BaseException) -> None:
-        """End a call that handed over to an agent, was interrupted or failed. If it was cancelled, store `text`."""
+        """End a call that handed over to an agent, was interrupted, was cancelled or failed."""
         part = self.part
         part.root.call_ends()
         if isinstance(error, ParentCommand):
             part.hand_over()
         elif isinstance(error, Exception):
             part.discard()
-            # Release the session, because an interrupt or a failure may end the run. A retry does not acquire it again.
+            # An interrupt or a failure may end the run, so release the session. A retry does not acquire it again.
             if not isinstance(error, GraphBubbleUp):
                 part.root.release(part.author, part.key)
             part.root.release_session()

@@ -27,7 +27,7 @@ def session_for(
 ) -> Session:
     """Return the session that is named by the options' functions, the run's config or the run's context.
 
-    `runtime` is the runtime of the run; if it is None, the runtime of the current graph is used.
+    The default of `runtime` is the runtime of the current graph.
 
     Raises:
         InvalidKey: the run names no session, or the session's name is not a valid id.
@@ -60,10 +60,10 @@ def session_for(
 def workspace_in(
     config: RunnableConfig, given: str | IdOf | None = None, runtime: Runtime[Any] | None = None
 ) -> object:
-    """Return the workspace that a run names in `configurable["workspace"]` or in its context, else `given`.
+    """Return the workspace that a run names in its config or context, or else `given`.
 
-    If `given` is a function, always return its result instead. A value that is not a string, an integer or a UUID is
-    not a valid workspace, but is returned unchanged.
+    The result of a function `given` always takes precedence. An invalid workspace (not a string, an integer or a UUID)
+    is returned unchanged.
     """
     runtime = runtime or _runtime()
     if given is not None and not isinstance(given, str):
@@ -74,7 +74,7 @@ def workspace_in(
 
 
 def _is_unauthenticated(configurable: Mapping[str, object]) -> bool:
-    """Return True if LangGraph Server has no user for a run; it then sets `user_id` to an empty text."""
+    """Return True if LangGraph Server has no user for a run, and therefore sets empty ids."""
     return configurable["user_id"] == configurable.get("langgraph_auth_user_id") == ""
 
 
@@ -83,7 +83,7 @@ def _is_id(value: object) -> bool:
 
 
 def _in_context(runtime: Runtime[Any], *names: str) -> object:
-    """Return the first of the fields `names` that is set in the run's context; None if none is set."""
+    """Return the first of the fields `names` that is set in the run's context."""
     context = runtime.context
     for name in names if context is not None else ():
         value = context.get(name) if isinstance(context, Mapping) else getattr(context, name, None)
@@ -102,13 +102,13 @@ def _runtime() -> Runtime[Any]:
 
 
 def metadata_of(config: RunnableConfig) -> Mapping[str, Json] | None:
-    """Return the caller's metadata for the question (`configurable["message_metadata"]`); None if it is no mapping."""
+    """Return the caller's metadata for the question (`configurable["message_metadata"]`)."""
     metadata = config.get("configurable", {}).get("message_metadata")
     return metadata if isinstance(metadata, Mapping) else None
 
 
 def run_id_of(config: RunnableConfig, runtime: Runtime[Any] | None = None) -> str | None:
-    """Return the id of the run from its config or, in a node of a graph, from its runtime; None if it has no id.
+    """Return the id of the run, if it has one.
 
     Workflows pass the id in the run's context, because an agent in a node also has its own run id.
     """
@@ -121,26 +121,25 @@ def run_id_of(config: RunnableConfig, runtime: Runtime[Any] | None = None) -> st
 
 
 _READER = "__pregel_read"
-"""LangGraph's key for the function that reads the graph's channels, in a node's config."""
+"""LangGraph's key in a node's config for the function that reads the graph's channels."""
 
 _CHECKPOINTER = "__pregel_checkpointer"
-"""LangGraph's key for the checkpointer of a graph, in the config of the nodes of its subgraphs."""
+"""LangGraph's key in the config of a subgraph's nodes for the outer graph's checkpointer."""
 
 _REDACTING = re.compile(r"PIIMiddleware\[(.+)\]\.after_model$")
 
 
 def in_tool(config: RunnableConfig) -> bool:
-    """Return True if an agent runs in a tool of another agent, that is, in LangChain's node `tools`."""
+    """Return True if an agent runs in a tool of another agent."""
     *outer, _ = str(config.get("configurable", {}).get("checkpoint_ns", "")).split("|")
     return "tools" in [node.partition(":")[0] for node in outer]
 
 
 def task_of(config: RunnableConfig) -> str | None:
-    """Return a name for the call of a nested agent; None if the call cannot be resumed from a checkpoint.
+    """Return a name for the call of a nested agent, if it can be resumed from a checkpoint.
 
-    The name is a digest of the step and path of the agent's task, and of the tasks around it. It stays the same if a
-    resumed run repeats the task, and if another run is resumed from the same checkpoint. If a node calls several
-    graphs, the number of the graph is appended, from the second graph on: `digest|1`.
+    The name stays the same if a resumed run repeats the task, and if another run is resumed from the same checkpoint.
+    If a node calls several graphs, the number of the graph is appended, from the second graph on: `digest|1`.
     """
     configurable = config.get("configurable", {})
     parts = str(configurable.get("checkpoint_ns", "")).split("|")[:-1]
@@ -154,7 +153,7 @@ def task_of(config: RunnableConfig) -> str | None:
 
 
 def has_saver(graph: object, config: RunnableConfig) -> bool:
-    """Return True if a call of a graph continues from the state of the graph's last call in the same thread.
+    """Return True if a call of a graph continues from the state of its last call in the thread.
 
     A graph inside a node uses the outer graph's checkpointer, and keeps its state only with `checkpointer=True`.
     """
@@ -166,38 +165,37 @@ def has_saver(graph: object, config: RunnableConfig) -> bool:
 def redacted_kinds(config: RunnableConfig) -> frozenset[str]:
     """Return the kinds of data, such as `email`, that the agent's `PIIMiddleware` detects.
 
-    A middleware cannot see other middleware. But LangGraph gives each node a function that reads the graph's channels,
-    and each hook of a middleware has a channel that is named after the hook.
+    A middleware cannot see others, but each hook of a middleware has a channel named after it, which nodes can read.
     """
     reader = config.get("configurable", {}).get(_READER)
     return kinds_among([name for part in getattr(reader, "args", ()) if isinstance(part, Mapping) for name in part])
 
 
 def kinds_among(names: Iterable[object]) -> frozenset[str]:
-    """Return the kinds of data that `PIIMiddleware` detects, from the names of its nodes and channels."""
+    """Return the kinds of data that `PIIMiddleware` with nodes or channels of these names detects."""
     return frozenset({found[1] for name in names if (found := _REDACTING.search(str(name)))})
 
 
 def author_of(config: RunnableConfig, site: CallSite | None) -> str | None:
-    """Return the name of the workflow's node, else of the agent, else of the graph's node; None outside of graphs."""
+    """Return the name of the workflow's node, the agent or the graph's node that speaks."""
     if site is not None and site.node:
         return site.node
     if name := config.get("metadata", {}).get("lc_agent_name"):
         return str(name)
     *outer, _ = str(config.get("configurable", {}).get("checkpoint_ns", "")).split("|")
-    # If a node calls several graphs, LangGraph numbers them from the second on: `node:task|1|…`.
+    # LangGraph numbers the graphs that a node calls, from the second on: `node:task|1|…`.
     nodes = [part.partition(":")[0] for part in outer if ":" in part]
     return nodes[-1] if nodes else None
 
 
 def node_of(config: RunnableConfig, site: CallSite | None) -> str | None:
-    """Return the name of the workflow's or the graph's node in which a function runs; None outside of a graph."""
+    """Return the name of the workflow's or the graph's node in which a function runs."""
     if site is not None and site.node:
         return site.node
     return str(config.get("configurable", {}).get("checkpoint_ns", "")).rpartition("|")[2].partition(":")[0] or None
 
 
 def control_of() -> object:
-    """Return the object that all nodes of one root run share; outside of a graph, return a new object."""
+    """Return the object that all nodes of one root run share."""
     control = _runtime().control
     return object() if control is None else control

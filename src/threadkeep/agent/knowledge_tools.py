@@ -36,7 +36,7 @@ from threadkeep.records.knowledge import SCOPE_KINDS, Evidence, FactKind, Scope,
 def memory_tool[M: history.Memory, H](
     tools: OnLoop[M, H], verb: Callable[[H], Callable[..., Coroutine[Any, Any, str]]]
 ) -> BaseTool:
-    """Return a tool with a method's name, arguments and docstring; the tool calls the method on the memory's loop."""
+    """Return a tool with a method's name, arguments and docstring, called on the memory's loop."""
     described = verb(tools.made[0])
 
     @functools.wraps(described)
@@ -52,7 +52,7 @@ def memory_tool[M: history.Memory, H](
 
 @functools.cache
 def _described(method: Callable[..., Coroutine[Any, Any, str]]) -> BaseTool:
-    """Return a tool with a method's name, arguments and docstring; cached, because creating it takes 10 ms of CPU."""
+    """Return a tool that describes a method; cached, because creating it takes 10 ms of CPU."""
     return StructuredTool.from_function(coroutine=MethodType(method, object()), parse_docstring=True)
 
 
@@ -60,12 +60,12 @@ ALL_SCOPES: tuple[ScopeKind, ...] = ("session", "workspace", "user")
 
 
 def default_workspace[W: str | IdOf](memory: Memory, given: W | None) -> W | str | None:
-    """Return the workspace for runs that name none: `given`, else the Graphiti options' workspace, else None."""
+    """Return the workspace for runs that name none: `given` or that of the Graphiti options."""
     return given or memory.graphiti.workspace
 
 
 class OwnScopes(NamedTuple):
-    """The usable scopes of a run, the most specific first, and an error for each scope whose owner's id is invalid."""
+    """The usable scopes of a run, the most specific first, and an error for each unusable scope."""
 
     usable: dict[ScopeKind, Scope]
     refused: dict[ScopeKind, InvalidInput]
@@ -89,7 +89,7 @@ class RunScopes:
     """A finder of the scopes of a run: the run's session, workspace and user.
 
     A run without a user has no user scope. For a run that names no workspace, `workspace` is used, or the workspace of
-    the memory's Graphiti options. If both are None, the run has no workspace scope.
+    the memory's Graphiti options.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class RunScopes:
         self._options = TurnOptions(session_id=session_id, user_id=user_id)
 
     def session(self, config: RunnableConfig) -> Session:
-        """Return the session of a run; raise `InvalidKey` or `InvalidInput` as `session_for` does."""
+        """Return the session of a run; see `session_for` for the errors."""
         return session_for(self._memory, self._options, config)
 
     def of(self, session: Session, config: RunnableConfig) -> OwnScopes:
@@ -181,7 +181,7 @@ def knowledge_tools(
 
 
 class _KnowledgeTools:
-    """The functions that the tools call. Models read the functions' docstrings as the descriptions of the tools."""
+    """The functions that the tools call. Models read the docstrings as descriptions."""
 
     def __init__(self, memory: Memory, scopes: RunScopes, embedder: Embedder | None) -> None:
         self._memory = memory
@@ -311,10 +311,7 @@ class _KnowledgeTools:
         refused: str,
         failed: str = _NOT_WRITTEN,
     ) -> str:
-        """Await `work` with the run's scope of the kind `about`. Return its result, or why nothing was written.
-
-        Nothing is written if the run does not have this scope, or if `quote` looks like a secret.
-        """
+        """Write something in the run's scope `about`. Return the result, or why nothing was written."""
         session = self._scopes.session(runtime.config)
         usable, unusable = self._scopes.of(session, runtime.config)
         if (scope := usable.get(about)) is None:
@@ -330,7 +327,7 @@ class _KnowledgeTools:
         return failed if answer is None else answer
 
     def _readable(self, session: Session, runtime: ToolRuntime[Any, Any]) -> tuple[list[Scope], str]:
-        """Return the usable scopes, and sentences for the model about unusable scopes. Report the unusable scopes."""
+        """Return the usable scopes, and sentences for the model about the unusable ones."""
         usable, refused = self._scopes.of(session, runtime.config)
         for error in refused.values():
             self._memory.observers.notify(
@@ -348,7 +345,7 @@ class _KnowledgeTools:
         return lines
 
     async def _read[T](self, session: Session, work: Awaitable[T]) -> T | None:
-        """Return the result of `work`. If the database fails or is too slow, report that and return None."""
+        """Return the result of `work`, or report that the database fails or is too slow."""
         events = events_beside(self._memory, session)
         return await in_time(session, work, lambda error: events.read_failed(error, "fallback"))
 
@@ -367,7 +364,7 @@ def events_beside(memory: history.Memory, session: Session) -> SessionEvents:
 
 
 async def _evidence(session: Session, runtime: ToolRuntime[Any, Any]) -> Evidence:
-    """Return the evidence for a fact: the session, the run, and the `seq` of the run's question if it is stored."""
+    """Return the evidence for a fact: the session, the question and the run."""
     messages = runtime.state["messages"] if isinstance(runtime.state, dict) else []
     asked = next((message for message in reversed(messages) if isinstance(message, HumanMessage)), None)
     message_id = None if asked is None else id_of(asked)

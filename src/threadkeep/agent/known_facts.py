@@ -42,7 +42,7 @@ _TIMEOUT_SECONDS = 3.0
 _MOST_FACTS = 60
 _MOST_SELECTIONS = 1_000
 _MOST_NAMED = 20
-# The previous selection is reused only if it contains this many of the facts that best match the new input.
+# A previous selection is reused only if it has this many of the best facts for the new input.
 _DECISIVE = 3
 
 
@@ -58,7 +58,7 @@ REFUSED_LINE = (
 
 
 class _Selection(NamedTuple):
-    """The `facts` that fit into `room` tokens of `counter`, and their `ids`. `of` has all facts of the scopes by id."""
+    """A choice of facts, and the facts, `room` and `counter` from which it was made."""
 
     ids: frozenset[str]
     facts: list[Fact]
@@ -68,7 +68,7 @@ class _Selection(NamedTuple):
 
 
 class KnownFacts:
-    """A prompt section with facts of a run's scopes. If there are 60 or more, or not all fit, it has the most relevant.
+    """A prompt section with the facts of a run's scopes or, if there are too many, the most relevant.
 
     The block changes as little as possible between turns, so that the provider can reuse its prompt cache: facts keep
     their order, and a selection is reused if it contains the three best facts for the new input. Facts from Graphiti
@@ -90,8 +90,7 @@ class KnownFacts:
     ) -> None:
         """See `knowledge_tools` for the other arguments. If `own` is False, only facts from Graphiti are sent.
 
-        With `directives`, the block tells the model if a request to remember was refused, because the text looks like a
-        secret or because the run does not have the scope; the model then tells the person.
+        With `directives`, the block tells the model if a request to remember was refused, so that it tells the person.
 
         Raises:
             InvalidInput: a scope is unknown, or none is given.
@@ -105,7 +104,7 @@ class KnownFacts:
         self._selections: OrderedDict[tuple[Scope, ...], _Selection] = OrderedDict()
 
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
-        """Return a block with the facts that fit, or None if there is nothing to send. Report unusable scopes."""
+        """Return a block with the facts that fit. Report unusable scopes."""
         scopes, refused = self._scopes.of(request.session, ensure_config())
         for error in refused.values():
             self._memory.made[0].observers.notify(
@@ -133,7 +132,7 @@ class KnownFacts:
     async def _known(
         self, knowledge: Knowledge, scopes: tuple[Scope, ...], request: ExtraRequest, room: int
     ) -> list[Fact]:
-        """Return this database's facts that fit, in a stable order. List the others in `request.facts_left_out`."""
+        """Return this database's facts that fit, in a stable order. Note the others."""
         async with asyncio.timeout(_TIMEOUT_SECONDS):
             loaded = await knowledge.valid(scopes, limit=_MOST_FACTS, shadowed=True)
             kept = await self._fitting(knowledge, scopes, without_shadowed(loaded), request, room)
@@ -143,7 +142,7 @@ class KnownFacts:
     async def _fitting(
         self, knowledge: Knowledge, scopes: tuple[Scope, ...], known: list[Fact], request: ExtraRequest, room: int
     ) -> list[Fact]:
-        """Return all facts if there are fewer than 60 and they fit, otherwise the most relevant; in a stable order."""
+        """Return all facts, or the most relevant if there are too many, in a stable order."""
         if len(known) >= _MOST_FACTS:
             found = await knowledge.recall(
                 request.text, scopes, recent=request.recent, limit=_MOST_FACTS, embedder=self._embedder
@@ -165,7 +164,7 @@ class KnownFacts:
         request: ExtraRequest,
         room: int,
     ) -> list[Fact]:
-        """Return the facts that fit: the previous selection if it has the best facts for this input, else a new one."""
+        """Return the facts that fit, from the previous selection if it has the best facts for this input."""
         before = self._selections.get(scopes, _Selection(frozenset(), [], {}, 0, None))
         everything = {fact.id: fact for fact in [*found, *known]}
         ranked = list(everything.values())
@@ -200,7 +199,7 @@ def _left_out(loaded: Sequence[Fact], kept: Sequence[Fact]) -> list[FactsLeftOut
 
 
 def _notes(text: str, missing: Collection[ScopeKind]) -> tuple[str, ...]:
-    """Return lines that tell the model which directives in a message were not remembered, and why."""
+    """Return lines that tell the model which directives were not remembered."""
     accepted, refused = accepted_directives(text)
     unowned = sorted({one.scope for one in accepted if one.scope in missing})
     return (*([REFUSED_LINE] if refused else []), *(UNOWNED_LINE.format(scope=scope) for scope in unowned))
@@ -209,7 +208,7 @@ def _notes(text: str, missing: Collection[ScopeKind]) -> tuple[str, ...]:
 def _block(
     facts: Sequence[Fact], recalled: GraphRecall, request: ExtraRequest, room: int, notes: Sequence[str] = ()
 ) -> Extra | None:
-    """Return a block with the facts, the Graphiti facts that also fit, and the notes; None if there is nothing to show.
+    """Return a block with the facts, the Graphiti facts that also fit, and the notes.
 
     `request.graph` gets the number of shown Graphiti facts of each scope, and of those that did not fit.
     """
@@ -236,7 +235,7 @@ def _block(
 
 @lru_cache(maxsize=500)
 def _body_of(text: str) -> tuple[str, str]:
-    """Return the JSON of a message with this text, and the digest; cached, because many turns send the same text."""
+    """Return the JSON of a message with this text, and its digest. Many turns send the same text."""
     body = dump_message(section_message("facts", text))
     return body, digest_of(body)
 

@@ -56,7 +56,7 @@ def history_tools(
 
 
 class _Lookups:
-    """The functions that two of the tools call. Models read the docstrings of the public methods as descriptions."""
+    """The functions that two of the tools call. Models read their docstrings."""
 
     def __init__(self, memory: Memory, options: TurnOptions) -> None:
         self._memory = memory
@@ -93,7 +93,7 @@ class _Lookups:
 
     async def _summaries(self, session_id: str, first_seq: int, last_seq: int) -> Sequence[Summary]:
         """Return up to ten summaries of a range; none for a conversation in a graph store."""
-        # A conversation in a graph store has none in its state, but a session with the same id may have summaries.
+        # A conversation in a graph store has no summaries, but a session with the same id may have some.
         if not (await self._memory.contexts.state(session_id, "")).summaries:
             return ()
         return await self._memory.summaries.of_messages(session_id, first_seq, last_seq, _MOST_HITS)
@@ -161,7 +161,7 @@ def read_tool_result(
 
 
 def _shown(messages: Sequence[Message], to_seq: int, start: int) -> tuple[list[str], int | None]:
-    """Return the messages that fit as lines, with a hint how to read on, and the first `seq` not shown (or None)."""
+    """Return the messages that fit as lines, and the first `seq` not shown."""
     lines = [f"What was said. {_QUOTED}"]
     left = _MOST_CHARACTERS
     for message in messages:
@@ -184,7 +184,7 @@ def _shown(messages: Sequence[Message], to_seq: int, start: int) -> tuple[list[s
 
 
 def _in_short(summaries: Sequence[Summary]) -> list[str]:
-    """Return a heading and the first summaries as lines, up to half the limit of a result. If none fits, return []."""
+    """Return the first summaries as lines below a heading, up to half the limit of a result."""
     lines: list[str] = []
     left = _MOST_CHARACTERS // 2
     for summary in summaries:
@@ -196,7 +196,7 @@ def _in_short(summaries: Sequence[Summary]) -> list[str]:
 
 
 def _excerpt(text: str, query: str) -> str:
-    """Return 300 characters of a text around the longest word of the query that it contains; a short text as it is."""
+    """Return a part of a text around the longest word of the query that it contains."""
     if len(text) <= _EXCERPT_CHARACTERS:
         return text
     lowered = text.lower()

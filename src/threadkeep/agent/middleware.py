@@ -105,34 +105,34 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
 
     @property
     def open_runs(self) -> int:
-        """The number of agent calls that take part in a turn and have not ended; at most 1,000 per event loop."""
+        """The number of agent calls that take part in a turn and have not ended."""
         return sum(hooks.open_runs for hooks in self._hooks.made)
 
-    # Use a node hook, because it also runs if other middleware rejects the question, which is then stored as failed.
+    # A node hook also runs if other middleware rejects the question, which is then stored as failed.
     async def abefore_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
-        """Begin the agent's part in the turn; if turns are ordered, wait for the earlier turns of the session."""
+        """Begin the agent's part in the turn. If turns are ordered, wait for earlier ones."""
         await self._hooks.call(TurnHooks.before_agent, AgentCall(runtime, state["messages"]))
         return None
 
     def before_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
-        """Begin the agent's part in the turn; if turns are ordered, wait for the earlier turns of the session."""
+        """Begin the agent's part in the turn. If turns are ordered, wait for earlier ones."""
         call = AgentCall(runtime, state["messages"])
         self._wait_for(call, lambda hooks: hooks.before_agent(call))
         return None
 
-    # This and `awrap_tool_call` are not coroutine functions, because LangSmith would switch to an OS thread before and
-    # after each call of a coroutine function, even while tracing is off.
+    # This and `awrap_tool_call` are not coroutine functions, because LangSmith would switch to an OS thread around each
+    # call, even while tracing is off.
     def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> Coroutine[Any, Any, ModelResponse[Any]]:
-        """Call the model with the context of the session; a repeated question gets its stored answer."""
+        """Call the model with the context of the session. A repeated question gets its stored answer."""
         call = AgentCall(request.runtime, request.messages)
         return self._arun(TurnHooks.begin_model_call, call, request, handler)
 
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> ModelResponse[Any]:
-        """Call the model with the context of the session; a repeated question gets its stored answer."""
+        """Call the model with the context of the session. A repeated question gets its stored answer."""
         call = AgentCall(request.runtime, request.messages)
         return self._run(TurnHooks.begin_model_call, call, request, handler)
 
@@ -150,20 +150,20 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         call = AgentCall(get_runtime(), request.state["messages"])
         return self._run(TurnHooks.begin_tool_call, call, request, handler)
 
-    # Use a node hook, because other middleware may change the answer first, and because only nodes change the state.
+    # Other middleware may change the answer first, and only nodes change the state.
     async def aafter_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
-        """Store the final answer. If another process stored one first, put that answer into the state instead."""
+        """Store the final answer, or put an answer that was stored first into the state."""
         return await self._hooks.call(TurnHooks.after_agent, AgentCall(runtime, state["messages"]), state)
 
     def after_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
-        """Store the final answer. If another process stored one first, put that answer into the state instead."""
+        """Store the final answer, or put an answer that was stored first into the state."""
         call = AgentCall(runtime, state["messages"])
         return self._wait_for(call, lambda hooks: hooks.after_agent(call, state))
 
     async def _arun[R, T](
         self, begin: _Begin[R, T], call: AgentCall, request: R, handler: Callable[[R], Awaitable[T]]
     ) -> T:
-        """Call the model or a tool (`handler`) as a step of the turn, or directly if the hooks return no step."""
+        """Call the model or a tool (`handler`) as a step of the turn."""
         step = await self._hooks.call(begin, call, request)
         if step is None:
             return await handler(request)
@@ -173,7 +173,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
             with step.block:
                 result = await handler(step.request)
         except (asyncio.CancelledError, Exception) as error:
-            # Do not use the error in the lambda, because a cycle with its traceback would keep the stream writer alive.
+            # The lambda must not use the error: a cycle with its traceback would keep the stream writer alive.
             failing = step.fail(error)
             await self._hooks.call(lambda _: failing)
             raise
@@ -198,6 +198,6 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         return result
 
     def _wait_for[T](self, call: AgentCall, hook: Callable[[TurnHooks], Coroutine[Any, Any, T]]) -> T:
-        """Run a hook on the event loop of the agent's call or, for its first hook, on a loop that is not blocked."""
+        """Run a hook on the event loop of the agent's call or, at first, on a loop that is not blocked."""
         begun = next((hooks for hooks in self._hooks.made if hooks.knows(call.key)), None)
         return self._hooks.wait_for(hook, begun)

@@ -1,4 +1,4 @@
-"""The data of a model call: its inputs, the session's cached window, and the messages that are sent or excluded."""
+"""The data of a model call: inputs, the session's cached window, and messages sent or excluded."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Call:
 class Piece(NamedTuple):
     """A message that may be sent, its section, and the id with which it is stored.
 
-    A `mark` is a placeholder that exists only in this model call. It is sent or excluded with the message before it.
+    A `mark` is a placeholder for this model call only. It is sent or excluded with the message before it.
     """
 
     message: BaseMessage
@@ -62,10 +62,9 @@ class Piece(NamedTuple):
 
 
 class KeptWindow:
-    """The earlier messages of a session, converted for model calls and cached between the calls. It only grows.
+    """The earlier messages of a session, converted for model calls and cached. It only grows.
 
-    All values are derived from the rows and the counter. `plain` is False if a message is empty or has more than role,
-    text and id, or if a question has no answer. Only a plain window can be sent as a whole.
+    Only a `plain` window can be sent as a whole: each message has just role, text and id, and each question an answer.
     """
 
     def __init__(self, counter: TokenCounter) -> None:
@@ -80,7 +79,7 @@ class KeptWindow:
         self._digest: tuple[bytes, HASH, int] | None = None
 
     def extend(self, rows: Sequence[Message]) -> bool:
-        """Add the rows that are new; return False if `rows` is empty or does not begin with the cached rows."""
+        """Add the new rows. Return False if `rows` does not continue the cached rows."""
         count = len(self.rows)
         if len(rows) < count or (count and (rows[0] is not self.rows[0] or rows[count - 1] is not self.rows[-1])):
             return False
@@ -89,7 +88,7 @@ class KeptWindow:
         return bool(rows)
 
     def digest(self, front: HASH, count: int) -> HASH:
-        """Return the digest of the messages in `front`, followed by the first `count` messages of the window."""
+        """Return the digest of `front` and the first `count` messages of the window."""
         key = front.digest()
         state, done = front.copy(), 0
         if self._digest is not None and self._digest[0] == key and self._digest[2] <= count:
@@ -116,7 +115,7 @@ class KeptWindow:
         self.sums.append(self.sums[-1] + tokens)
 
     def has_answer(self, asked: Message, following: Message | None) -> bool:
-        """Return False if no answer of the run of `asked` is stored, and `following` is not of this run."""
+        """Return True unless the run of `asked` ended without an answer."""
         if asked.role != "user" or asked.run_id is None or asked.run_id in self.answered_runs:
             return True
         return following is not None and following.run_id == asked.run_id
@@ -144,7 +143,7 @@ class Draft:
 
     @property
     def reserved(self) -> int:
-        """The tokens of the extras that were found, plus the tokens for sections that are still to be searched."""
+        """The tokens of the extras, and those for sections that are still to be searched."""
         return sum(self.rooms.values()) + sum([extra.entry.tokens for extra in self.extras])
 
 
@@ -174,14 +173,14 @@ class Assembled:
 
     @property
     def chat(self) -> list[BaseMessage]:
-        """The messages of the window and the input, without the system message, summaries, steps, facts and quotes."""
+        """The messages of the window and the input, without the other sections."""
         entries = self.entries[len(self.entries) - len(self.messages) :]
         sent = zip(self.messages, entries, strict=True)
         return [message for message, entry in sent if entry.section in ("window", "input")]
 
 
 _SINGLE: Final[tuple[ExclusionReason, ...]] = ("folded", "superseded")
-"""The reasons for which a message is excluded although messages before and after it are sent."""
+"""The reasons for which single messages are excluded between messages that are sent."""
 
 type Rows = Mapping[str | None, Message]
 """Stored messages that were read for a call, by id."""
@@ -190,12 +189,12 @@ type Rows = Mapping[str | None, Message]
 def exclusions(
     draft: Draft, rows: Rows, recollection: Recollection
 ) -> tuple[tuple[Exclusion, ...], tuple[LeftOut, ...]]:
-    """Return the excluded `seq` ranges of the transcript in ascending order, and the excluded messages of the state."""
+    """Return the excluded `seq` ranges of the transcript, and the excluded messages of the state."""
     read, call = recollection.messages, draft.call
     out_of_state = draft.unsendable or draft.chosen.excluded or call.forgotten or call.superseded
     out_of_session = recollection.excluded or recollection.begin or recollection.end != len(read) + 1
     if not out_of_state and not out_of_session and (not read or read[0].seq == 1):
-        # Return early if no message of the session or of the run's state is excluded, as in most calls.
+        # In most calls, no message is excluded.
         return (), ()
     pieces = [(draft.pieces[index], reason) for index, reason in draft.chosen.excluded]
     out = [(id_of(message), reason) for message, reason in draft.unsendable]
@@ -212,7 +211,7 @@ def exclusions(
 
 
 def _not_read(recollection: Recollection, low: int) -> dict[int, ExclusionReason]:
-    """Map each `seq` that is missing in the window, from `low` up to the question, to the reason why it is missing."""
+    """Return the reason for each `seq` from `low` up to the question that the window does not have."""
     messages, end = recollection.messages, recollection.end
     single = any(gap.reason in _SINGLE for gap in recollection.excluded)
     if not single and end is not None and end - low == len(messages) and (not messages or messages[0].seq == low):
@@ -221,15 +220,15 @@ def _not_read(recollection: Recollection, low: int) -> dict[int, ExclusionReason
     superseded = _excluded_seqs(recollection, "superseded")
     read = folded.union(superseded, (row.seq for row in messages if row.seq is not None))
     high = end or max(read, default=0) + 1
-    # The other unread messages before the question are notes of the system, which no window contains.
+    # The other unread messages are notes of the system, which no window contains.
     reasons: dict[int, ExclusionReason] = dict.fromkeys(set(range(low, high)) - read, "role")
     reasons |= dict.fromkeys(folded, "folded")
     return reasons | dict.fromkeys(superseded, "superseded")
 
 
 def dropped(draft: Draft, rows: Rows, recollection: Recollection) -> int:
-    """Count the earlier messages since the last reset that are neither sent nor covered by a sent summary."""
-    # `recollection.dropped` includes messages that were not read but are in the state, so subtract them.
+    """Count the earlier messages since the last reset that no sent message or summary covers."""
+    # Subtract the messages that were not read, but are in the state.
     window = [piece for piece in draft.pieces if piece.section == "window" and piece.id not in rows]
     again = len([piece for piece in window if is_utterance(piece.message)])
     gaps = [gap for gap in recollection.excluded if _unsummarised(gap, draft)]
@@ -247,9 +246,9 @@ def _excluded_seqs(recollection: Recollection, reason: ExclusionReason) -> set[i
 
 
 def _left_out(call: Call, out: Sequence[tuple[str | None, ExclusionReason]], rows: Rows) -> Iterator[LeftOut]:
-    """Yield the excluded messages that are not in the transcript: first ranges of the state, then other messages.
+    """Yield the excluded messages that are not in the transcript, as ranges of the state if possible.
 
-    A range may also include messages that are in the transcript, so that the steps and texts of a turn form one range.
+    A range may include messages of the transcript, so that the steps and texts of a turn form one range.
     """
     placed = {key for key, row in rows.items() if row.seq is not None}
     reasons = dict(out)
@@ -268,14 +267,14 @@ def _left_out(call: Call, out: Sequence[tuple[str | None, ExclusionReason]], row
 
 
 def _before(end: int | None, gaps: Iterable[Exclusion]) -> Iterator[Exclusion]:
-    """Yield the excluded ranges up to the question, except the ranges of folded (repeated) and superseded messages."""
+    """Yield the excluded ranges up to the question, except those of single messages."""
     for gap in gaps:
         if gap.reason not in _SINGLE and (end is None or gap.first_seq < end):
             yield gap if end is None else Exclusion(gap.first_seq, min(gap.last_seq, end - 1), gap.reason)
 
 
 def _unsummarised(gap: Exclusion, draft: Draft) -> bool:
-    """Return True if a range is excluded as summarised, but no summary that covers the range is sent."""
+    """Return True if no sent summary covers a range that is excluded as summarised."""
     if gap.reason != "summarised":
         return False
     return not any(one.first_seq <= gap.first_seq and gap.last_seq <= one.last_seq for one in draft.summaries)

@@ -16,7 +16,7 @@ from threadkeep.errors import InvalidSettings
 
 
 def make_model(name: str, *, variable: str = "THREADKEEP_MODEL") -> BaseChatModel:
-    """Return the model with a name, which is `demo` or a name for LangChain's `init_chat_model` (`provider:model`).
+    """Return the model with a name: `demo` or a name for LangChain's `init_chat_model`.
 
     Args:
         name: the model's name.
@@ -33,8 +33,7 @@ def make_model(name: str, *, variable: str = "THREADKEEP_MODEL") -> BaseChatMode
         raise InvalidSettings(
             f"{variable}={name} needs a package that is not installed: {error}", variable=variable
         ) from error
-    # Each provider raises errors of its own types, for example if a key is missing. Show only the type of the error,
-    # because some error messages quote the key.
+    # Providers raise errors of their own types. Show only the type, because some messages quote the key.
     except Exception as error:
         raise InvalidSettings(
             f"{variable}={name} cannot be used ({type(error).__name__}): check the name (openai:gpt-5-mini, "
@@ -44,17 +43,17 @@ def make_model(name: str, *, variable: str = "THREADKEEP_MODEL") -> BaseChatMode
 
 
 def _reporting(model: BaseChatModel) -> BaseChatModel:
-    """Make a model request token counts in streams, because LangChain does this only for OpenAI's own address."""
+    """Make a model report token counts in streams, as LangChain does only for OpenAI's own address."""
     if getattr(model, "stream_usage", True) is None:
         cast("Any", model).stream_usage = True
     return model
 
 
 def trace_without_threads() -> None:
-    """Make LangSmith set up its runs on the current event loop, and not in OS threads, while tracing is off.
+    """Make LangSmith set up its runs on the current event loop while tracing is off.
 
-    LangChain wraps each `awrap_model_call` in a function of LangSmith, which uses OS threads twice per call even if
-    tracing is off. The setting applies to all agents of the process, so only Threadkeep's own processes use it.
+    Otherwise, it uses OS threads twice per model call. The setting applies to all agents of the process, so only
+    Threadkeep's own processes use it.
     """
     langsmith.set_runtime_overrides(aio_to_thread=_in_loop)
 

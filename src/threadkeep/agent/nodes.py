@@ -1,4 +1,4 @@
-"""Session memory for graphs without agents: `session_turn`, a block around any model call, and `memory_node`."""
+"""Session memory for graphs without agents: the block `session_turn`, and `memory_node`."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ _numbers = count()
 class NodeTurn:
     """The turn of a node, on the event loop of one memory.
 
-    `answered` is the stored answer if the question is a repeat. `reply` is the answer that the caller gave; after the
-    end, it is the answer of another process if that was stored first.
+    `answered` is the stored answer of a repeated question. `reply` is the answer that the caller gave; after the end,
+    it may be the answer of another process that was stored first.
     """
 
     def __init__(self, memory: Memory, options: TurnOptions, given: Sequence[MessageLikeRepresentation]) -> None:
@@ -50,7 +50,7 @@ class NodeTurn:
         self._given = given
 
     async def begin(self, config: RunnableConfig) -> Self:
-        """Wait for the earlier turns of the session if turns are ordered, then store the question."""
+        """Store the question. If turns are ordered, wait for earlier ones."""
         self.reply: BaseMessage | str | None = None
         self.partial = PartialAnswer()
         self._unreported = False
@@ -68,7 +68,7 @@ class NodeTurn:
         return self
 
     def _enter(self, messages: Sequence[BaseMessage], config: RunnableConfig) -> Participation:
-        """Take part in the turn of the run. A node that cannot take part gets a memory that stores nothing."""
+        """Take part in the turn of the run, or get a memory that stores nothing."""
         memory, options = self._memory, self._options
         session = session_for(memory, options, config)
         site = site_in(options, config)
@@ -94,7 +94,7 @@ class NodeTurn:
         return [*([sent.system] if sent.system else []), *sent.messages]
 
     def take(self, reply: BaseMessage | str) -> None:
-        """Set the answer of the turn. Give a message an id if it has none, and the metadata `TurnContext.mark`."""
+        """Set the answer of the turn."""
         if isinstance(reply, BaseMessage):
             identify([reply])
             reply.response_metadata |= self._turn.mark
@@ -107,14 +107,14 @@ class NodeTurn:
             self._turn.report(self.reply if isinstance(self.reply, AIMessage) else None)
 
     async def end(self, error: BaseException | None) -> None:
-        """Store the answer, or the text that the model streamed before an error. After an interrupt, store nothing."""
+        """Store the answer, or the text that the model streamed before an error."""
         part, turn, reply = self.part, self._turn, self.reply
         part.root.call_ends()
         try:
             self._report()
             calls_tools = self.answered is None and isinstance(reply, AIMessage) and bool(reply.tool_calls)
             if error is not None or calls_tools:
-                # Release the answer's number (see `RootRun`) for the next call, because this call gives no answer.
+                # Release the answer's number (see `RootRun`), because this call gives no answer.
                 part.root.release(part.author, part.key)
             if error is None:
                 await (turn.close("") if calls_tools else self._close())
@@ -139,28 +139,28 @@ class _TurnOfBlock:
 
     @property
     def answered(self) -> AIMessage | None:
-        """The stored answer if the question is a repeat, otherwise None. If it is set, no model call is needed."""
+        """The stored answer if the question is a repeat. Then no model call is needed."""
         return self._turn.answered
 
     @property
     def reply(self) -> BaseMessage | str | None:
-        """The answer that was given, if any; after the block, the answer of another process if it was stored first."""
+        """The answer that was given or, after the block, the answer of another process that was stored first."""
         return self._turn.reply
 
     def answer(self, reply: BaseMessage | str) -> None:
-        """Set the assistant's answer, which is stored when the block ends. A message without an id gets one."""
+        """Set the assistant's answer, which is stored when the block ends."""
         self._turn.take(reply)
 
 
 class SessionTurn(_TurnOfBlock):
-    """The open turn of an `async with` block. It returns the messages for the model and accepts the answer."""
+    """The open turn of an `async with` block."""
 
     async def messages(
         self, system: SystemMessage | None = None, *, model: BaseChatModel | None = None, tools: Sequence[object] = ()
     ) -> list[BaseMessage]:
         """Return the messages for the model call: the system message, earlier turns, the state's messages.
 
-        If a `model` (with its `tools`) is given, its context window is also a limit. Raises `BudgetTooSmall`.
+        The context window of `model` (with its `tools`) is also a limit. Raises `BudgetTooSmall`.
         """
         use = ModelUse(chosen_model(model), tools)
         return await self._on_loop.call(lambda _: self._turn.messages(system, use))

@@ -1,4 +1,4 @@
-"""The call of one agent in a turn, from the first hook to the stored answer, and a registry of calls that are open."""
+"""The call of one agent in a turn, and a registry of open calls."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from threadkeep.history.session import Session
 from threadkeep.records import Json, Status
 
 ABANDONED_SECONDS = 60.0
-"""Seconds between two checks of whether a run has ended while its answer is only in memory (`Participation.hold`)."""
+"""Seconds between two checks of whether a run has ended while its answer is held in memory."""
 
 _MOST_CHECKS = 10
 _MOST_CALLS = 1_000
@@ -54,8 +54,7 @@ class OpenCalls:
     """The agent calls of one middleware in this process that have begun but not ended, by key.
 
     Before the memory closes, it stores their held answers (see `Participation.hold`) and partial texts. Beyond a
-    thousand calls, the oldest is dropped. A dropped call (usually of an interrupted run) continues from the transcript
-    if it is resumed.
+    thousand calls, the oldest is dropped. It continues from the transcript if it is resumed.
     """
 
     def __init__(self) -> None:
@@ -69,10 +68,10 @@ class OpenCalls:
             del self.calls[next(iter(self.calls))]
 
     async def settle_before(self, new: Participation) -> None:
-        """Store the held answers of those runs of the session that have ended, before `new` begins.
+        """Store the held answers of ended runs of the session, before `new` begins.
 
-        The answers of runs that may be alive stay held. If the answer of an ended run, or a failed answer, is to the
-        question of `new`, discard it instead, because `new` is the next attempt.
+        Answers of runs that may be alive stay held. If `new` is the next attempt at a question, its answer is
+        discarded.
         """
         for call in list(self.calls.values()):
             if call is new or call.session.session_id != new.session.session_id or call.silent:
@@ -84,17 +83,17 @@ class OpenCalls:
                 await call.settle()
 
     async def settle_all(self) -> None:
-        """Store the held answers of all runs and the texts of unfinished model calls; then raise the first error."""
+        """Store all held answers and the texts of unfinished model calls. Then raise the first error."""
         errors: list[Exception] = []
         for call in list(self.calls.values()):
-            # Collect the errors, so that a failure does not stop the storing of the other answers.
+            # A failure must not stop the storing of the other answers.
             with ErrorBoundary(errors.append):
                 await call.settle()
         for first in errors:
             raise first
 
     async def settle_run(self, run_id: str, *, elsewhere: bool) -> None:
-        """Store the held answers of a run that ended here. If `elsewhere`, another process continues it: drop them."""
+        """Store the held answers of a run that ended here, or drop them if it continues elsewhere."""
         for call in list(self.calls.values()):
             if call.turn is not None and call.turn.run_id == run_id:
                 if elsewhere:
@@ -163,9 +162,8 @@ class Participation:
     def enter(self, messages: Sequence[BaseMessage]) -> None:
         """Take part in the root run's turn, or begin it.
 
-        If the graph's code, and not the caller, wrote the agent's input, the agent becomes `silent`. Exception: if the
-        turn was begun with a question from the graph's code, the first agent that gets the caller's question begins a
-        new turn.
+        An agent whose input the graph's code wrote becomes `silent`. But if the turn was begun with such a question,
+        the first agent that gets the caller's question begins a new turn.
         """
         root = self.root
         question: Sequence[BaseMessage] | None = root.question
@@ -187,7 +185,7 @@ class Participation:
         return self.turn.question_id if self.turn is not None else self.root.question_id
 
     async def begin(self, messages: Sequence[BaseMessage]) -> OpenTurn:
-        """Return the turn. The first call stores the question as `before_model` hooks left it, and reads its answers.
+        """Return the turn. The first call stores the question as `before_model` hooks left it.
 
         Raises:
             InvalidMessage, WrongUser, TurnInMemoryOnly: as for `OpenTurn.begin`; the session is released.
@@ -219,19 +217,18 @@ class Participation:
             if self.task and (call := root_callbacks.call) is not None and call.is_continued:
                 number = self._number_of_resumed(turn, self.task, messages)
             if number is None:
-                # A new run's saved state may have answers of an earlier attempt: count only those that the caller sent.
+                # A saved state may have answers of an earlier attempt: count only those that the caller sent.
                 seen = () if not root.answers else messages if self._is_continued else root.sent
                 number = root.claim_after_seen(self.author, self.key, seen)
             turn.speak_as(self.author, number)
         return turn
 
     def _number_of_resumed(self, turn: OpenTurn, name: str, messages: Sequence[BaseMessage]) -> int | None:
-        """Return the number of the answer in a resumed run; None if the author's stored answers do not determine it.
+        """Return the number of the answer in a resumed run, if the author's stored answers determine it.
 
-        `name` is the agent's task (`task_of`). If this task has already stored an answer, LangGraph repeats the task:
-        return the number of this answer. Otherwise, return the next number after the stored answers in `messages`, the
-        input; skip the numbers of earlier calls in the same node. A run that was resumed at the same time may have
-        stored an answer with this number. If the input has no stored answer, skip all stored numbers.
+        If the task `name` has already stored an answer, LangGraph repeats it, with the same number. Otherwise, return
+        the next number after the stored answers in `messages`. A run that was resumed at the same time may have stored
+        an answer with this number.
         """
         root = self.root
         earlier = [one for one in turn.earlier if one.author == self.author]
@@ -251,12 +248,12 @@ class Participation:
         turn = self._open(self._question_in(messages))
         turn.join(first)
         if self._tried_before:
-            # Read the answers that the node's agents may have stored in a failed attempt, which LangGraph now repeats.
+            # Read the answers of a failed attempt of the node, which LangGraph now repeats.
             await turn.read_answers()
         return turn
 
     def _answered_at_end(self, turn: OpenTurn) -> AIMessage | None:
-        """Return the agent's own stored answer if it is the last message that the caller sent, otherwise None."""
+        """Return the agent's own stored answer if it is the last message that the caller sent."""
         last = self.root.sent[-1] if self.root.sent and not self._is_continued else None
         own = [one.id for one in turn.earlier if one.author == self.author]
         return last if isinstance(last, AIMessage) and id_of(last) in own else None
@@ -268,13 +265,13 @@ class Participation:
         return self.resumed or (call is not None and call.is_continued)
 
     def go_on(self, turn: OpenTurn) -> None:
-        """Claim a number for the answer again, if its number was released because a model or a tool failed."""
+        """Claim a number for the answer again, if it was released after a failure."""
         ordinal = self.root.reclaim(self.author, self.key, turn.ordinal)
         if ordinal != turn.ordinal:
             turn.speak_as(self.author, ordinal)
 
     async def _ask(self, messages: Sequence[BaseMessage]) -> OpenTurn:
-        """Store the question. Clients may send the whole chat, so leave out its first messages if they are stored."""
+        """Store the question without its first messages if they are stored: clients may send the whole chat."""
         if len(self.root.question) > 1:
             self.root.question = await self._without_later_turns(self.root.question)
         history = SentHistory(self.root.question)
@@ -291,11 +288,10 @@ class Participation:
         return turn
 
     async def _without_later_turns(self, question: tuple[BaseMessage, ...]) -> tuple[BaseMessage, ...]:
-        """Return the question without messages at its end that belong to a later turn or come from the graph's code.
+        """Return the question without messages at its end that belong to a later turn.
 
-        In a checkpointed state, a repeated question that got no reply is directly followed by the next question, or by
-        a text that the graph's code wrote for another agent. The following message is kept if the session has both
-        messages from the same run, or neither of them. Otherwise, cut the question off before this message.
+        In a checkpointed state, a repeated question without a reply is directly followed by the next question, or by a
+        text that the graph's code wrote for another agent. The session has them in other runs, or only one of them.
         """
         sent = [id(message) for message in self.root.sent]
         end = max([at for at, message in enumerate(question, start=1) if id(message) in sent], default=len(question))
@@ -303,7 +299,7 @@ class Participation:
             if end < len(question):
                 async with self.session.timeout():
                     rows = [await self.session.find(id_of(one) or "") for one in question[end - 1 : end + 1]]
-                # Use tuples to distinguish a stored message without a run from a message that is not stored.
+                # Tuples distinguish a stored message without a run from a message that is not stored.
                 asked, following = [None if row is None else (row.run_id,) for row in rows]
                 if asked != following:
                     return question[:end]
@@ -312,8 +308,7 @@ class Participation:
     async def refuse(self) -> None:
         """Store a question that other middleware may have rejected, as `failed` and without its text.
 
-        The row has another id than the question, because the same question may be accepted at the next attempt. Do
-        nothing if the question is stored already, or if it belongs to the agent's own conversation.
+        The row has another id than the question, because the same question may be accepted at the next attempt.
         """
         question = self.root.question[-1] if self.root.question else None
         if question is None or self.root.turn is not None or self.parent is not None:
@@ -325,12 +320,12 @@ class Participation:
             await self.memory.finish(self.session.record, [refused])
 
     def _question_in(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages of the question, each in its newer form if `messages` contains one."""
+        """Return the messages of the question, in their newer form in `messages`."""
         now = {id_of(message): message for message in messages}
         return [now.get(id_of(message), message) for message in self.root.question]
 
     def with_question(self, messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
-        """Return the messages. If the state has lost the question, insert it as it was at the last model call.
+        """Return the messages, and insert the question if the state has lost it.
 
         Middleware that shortens the state, such as `SummarizationMiddleware`, removes the question of a long run.
         """
@@ -345,10 +340,9 @@ class Participation:
     async def _go_on(self, messages: Sequence[BaseMessage]) -> OpenTurn:
         """Continue the turn of a resumed agent; its question is the newest block of human messages.
 
-        A human message after an interrupt is a further question. A human message that a tool added, such as an image,
-        is not a question: it follows the tool's result, and the session does not have it. If the state has replies to
-        the question, the question is not stored again. If the state has only a summary of the question, the question is
-        read from the session. A reply to a repeated older question has that question's id in its metadata.
+        A human message that a tool added, such as an image, is not a question: it follows the tool's result, and the
+        session does not have it. If the state has replies to the question, the question is not stored again. If it has
+        only a summary of it, the question is read from the session.
         """
         question = question_before(messages)
         for block in questions_back(messages):
@@ -386,7 +380,7 @@ class Participation:
         return turn
 
     def hand_over(self) -> None:
-        """Discard the held answer and release its number (see `RootRun`), because a tool hands over to an agent."""
+        """Discard the held answer and its number, because a tool hands over to an agent."""
         self.discard()
         self.handed_over = True
         self.root.release(self.author, self.key)
@@ -397,7 +391,7 @@ class Participation:
         return bool(self._runs) and self._all_runs_known and all(run() is None for run in self._runs)
 
     def hold(self, answer: BaseMessage | str, status: Status, runtime: Runtime[Any]) -> None:
-        """Hold an answer in memory until the run ends or continues. A timer stores it if the run makes no further call.
+        """Hold an answer in memory until the run ends or continues. A timer stores it after a while.
 
         The run has ended when its stream writer is gone. This is only known if the call began with the same writer.
         """
@@ -430,14 +424,14 @@ class Participation:
                 self._settling = loop.create_task(self._settle_abandoned())
 
         loop = asyncio.get_running_loop()
-        # Use an empty context, because a copy of the current context would keep the run's stream writer alive.
+        # A copy of the current context would keep the run's stream writer alive.
         self._timer = loop.call_later(ABANDONED_SECONDS, check, context=Context())
 
     async def _settle_abandoned(self) -> None:
-        """Store the held answer of a run that makes no further call.
+        """Store the held answer of a run that makes no further call, so that its question has an answer.
 
-        Otherwise the question would look unanswered. Because the run may still end normally, the held answer gets a new
-        id: with the same id, the final answer would count as a duplicate. The transcript then has both answers.
+        The answer gets a new id, because the run may still end normally: with the same id, the final answer would count
+        as a duplicate.
         """
         said = self.text
         await self.end(text_of(said) if not self.is_over and isinstance(said, AIMessage) else said, self.status)
@@ -449,7 +443,7 @@ class Participation:
             del self.registry.calls[self.key]
 
     async def end(self, answer: BaseMessage | str, status: Status) -> AIMessage | None:
-        """Store the answer of a call that has ended. If another answer was stored instead, return it, otherwise None.
+        """Store the answer of a call that has ended. Return an answer that was stored instead.
 
         If the run was cut off and a call of it ends afterwards, the text is not stored again.
         """
@@ -471,15 +465,15 @@ class Participation:
             self.root.release_session()
 
     async def settle(self) -> None:
-        """Store the text so far of an unfinished model call; if there is none, store the held answer."""
+        """Store the text so far of an unfinished model call, or else the held answer."""
         begun = "" if self.partial is None else storable(self.partial.text, self.redacted, whole=False)
         await self.end(begun or self.text, self.status)
 
     async def fail(self, error: BaseException) -> None:
-        """Settle the call after its run failed, was cancelled, or lost its stream's reader. Then release the session.
+        """Settle the call after its run failed or was cancelled. Then release the session.
 
-        If the run failed, a question that reached no model is stored without its text, because other middleware may
-        have rejected it. If `PIIMiddleware` stopped the run, the held answer is not stored.
+        A question that reached no model is stored without its text, because other middleware may have rejected it. If
+        `PIIMiddleware` stopped the run, the held answer is not stored.
         """
         try:
             if self.registry.calls.get(self.key) is not self:

@@ -1,4 +1,4 @@
-"""Prompts as text: the prompt of an event, and templates for models that do not accept messages."""
+"""Prompts as text: the prompt of an event, and templates for models that accept no messages."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ type Event = Mapping[str, Json]
 class Prompt:
     """The prompt of an event: its text and a stable id.
 
-    `message_id` is the id of the event's message, else the id of the event. Without both, it is a hash of the text and
-    of the annotations' ids and times. If there are no such ids and times either, it is None, because two messages may
-    have the same text.
+    `message_id` is the id of the event's message, else the id of the event, else a hash of the text and of the
+    annotations' ids and times. It is None if there are none of these, because two messages may have the same text.
     """
 
     text: str
@@ -57,11 +56,9 @@ class _Fields(BaseModel):
 
 
 def prompt_of(event: Event) -> Prompt | None:
-    """Return the prompt of an event; None if it has no text.
+    """Return the prompt of an event, if it has a text.
 
-    The text of the event's message (or the message itself, if it is a text) comes first. The annotations of kind
-    `prompt` follow by time and id; those without a time are last. Annotations that repeat the message's text are left
-    out.
+    The text of the event's message comes first. The annotations of kind `prompt` follow, by time and id.
 
     Raises:
         InvalidInput: a field has a value of the wrong type; the error names the field.
@@ -111,10 +108,7 @@ _OPTIONAL = ("system", "summary", "context")
 
 
 def flatten_messages(messages: Sequence[BaseMessage]) -> str:
-    """Return the messages as one text: `(role) content`, joined by blank lines.
-
-    The role is `system`, `user`, `assistant`, `tool`, or a chat message's own role. Only text is included.
-    """
+    """Return the messages as one text: `(role) content`, joined by blank lines."""
     return "\n\n".join(f"({_label(message)}) {text_of(message)}" for message in messages)
 
 
@@ -145,8 +139,8 @@ class PromptTemplate:
     def render(self, messages: Sequence[BaseMessage], *, summary: str = "", context: str = "") -> str:
         """Return the text for these messages. Braces in messages are not treated as placeholders.
 
-        The input is the newest user message and all later messages. The system messages replace `{{system}}`; without
-        this placeholder, they are in the history. The history is the rest, in the form of `flatten_messages`.
+        The input is the newest user message and all later messages. The system messages replace `{{system}}`. The
+        history is the rest, in the form of `flatten_messages`.
 
         Raises:
             InvalidInput: a summary or context is given, but the template has no placeholder for it.
@@ -165,7 +159,7 @@ class PromptTemplate:
             "input": "\n\n".join([*map(text_of, shown[start : start + 1]), *_flat(shown[start + 1 :])]),
             **given,
         }
-        # Substitute all placeholders in one pass, so that inserted text is not rendered again.
+        # Substitute in one pass, so that inserted text is not rendered again.
         return _PLACEHOLDER.sub(lambda found: values[found[1]], self.text)
 
     def _named(self) -> set[str]:

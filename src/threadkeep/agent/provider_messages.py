@@ -1,4 +1,4 @@
-"""Prepares messages for a provider: merges them, adds missing tool results, and removes other providers' content."""
+"""Prepares messages for a provider: merges them, and repairs or removes content it would reject."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from threadkeep.agent.counting import call_id_of, is_text
 from threadkeep.context.window import ExclusionReason
 
 NO_RESULT = "This tool was not run to its end: the run stopped before it answered."
-"""The result that models see for a tool call that has no result because its run was cancelled or failed."""
+"""The result that models see for a tool call without a result, because its run stopped."""
 
 UNREAD_RESULT = "This tool ran, but the run stopped before the model read the result."
-"""The result that is stored for a tool call if the tool ended, but no model call followed it in the run."""
+"""The stored result of a tool that ended, but whose result no model has received."""
 
 NO_ANSWER = "[This message has no answer.]"
-"""The answer that models see for a question whose run failed, was cancelled or returned nothing."""
+"""The answer that models see for a question without an answer."""
 
 OPENING = "[The assistant speaks first.]"
-"""The user message with which a model call begins if its first message would otherwise be the assistant's."""
+"""The user message before an assistant message that would begin a model call."""
 
 CLOSING = "[The assistant speaks next.]"
-"""The user message with which a model call ends if its last message would otherwise be an assistant's."""
+"""The user message after an assistant message that would end a model call."""
 
 NOTHING_ADDED = "[The assistant added nothing to this result.]"
-"""The answer that models see between a tool's result and the next question, if the result ended the run."""
+"""The answer that models see after a tool's result that ended its run."""
 
 _REASONING = frozenset({"reasoning", "reasoning_content", "thinking", "redacted_thinking"})
 _CALL_BLOCKS = frozenset({"tool_use", "tool_call", "function_call", "invalid_tool_call", "input_json_delta"})
-# Maps the names that models and answers use for a provider to one name for each provider.
+# Maps the names that models and answers use for a provider to one name.
 _PROVIDERS = {
     "amazon_bedrock": "bedrock",
     "anthropic": "anthropic",
@@ -52,10 +52,10 @@ _USER_LAST = frozenset({"anthropic", "bedrock", "google", "mistral"})
 
 
 def merge(history: Sequence[BaseMessage], state: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Return one list of the messages in `history` and `state`. If both have a message, the one in `state` is used.
+    """Return the messages in `history` and `state`. If both have a message, use the one in `state`.
 
-    A message that only `history` has follows the nearest earlier message of `history` that `state` has too. If there is
-    none, the message comes before the first message of `state` that is not a system message.
+    A message that only `history` has follows its nearest earlier message that `state` has too. If there is none, it
+    comes before the first message of `state` that is not a system message.
     """
     in_state = {id_of(message) for message in state}
     after: dict[str | None, list[BaseMessage]] = {}
@@ -100,9 +100,8 @@ def repair(messages: Sequence[BaseMessage]) -> Repaired:
     """Return the messages in a form that providers accept: each tool call is followed by its result.
 
     A call without a result gets the result `NO_RESULT`. An invalid call with a result (LangChain reports the error to
-    the model) becomes a call without arguments. Removed are: other invalid calls and calls without an id; results
-    without a call or repeated; copies of answers (`REPEATS`); empty text blocks; empty user messages except the newest;
-    and assistant messages that are empty or contain only reasoning.
+    the model) becomes a call without arguments. Other invalid calls, results without calls, copies of answers and empty
+    messages are removed, but not the newest user message.
     """
     calls, reasons = _calls_of(messages)
     asked = [message for message in messages if isinstance(message, HumanMessage)]
@@ -125,7 +124,7 @@ def repair(messages: Sequence[BaseMessage]) -> Repaired:
 
 
 def _calls_of(messages: Sequence[BaseMessage]) -> tuple[dict[int, _Calls], dict[int, ExclusionReason]]:
-    """Return each assistant message with its calls' results, and the reason for each dropped result, both by index."""
+    """Return the assistant messages with their calls' results, and the reasons for dropped results."""
     calls: dict[int, _Calls] = {}
     open_calls: dict[str, _Calls] = {}
     reasons: dict[int, ExclusionReason] = {}
@@ -143,11 +142,10 @@ def _calls_of(messages: Sequence[BaseMessage]) -> tuple[dict[int, _Calls], dict[
 
 
 def plain(messages: Sequence[BaseMessage], provider: str | None = None) -> list[BaseMessage]:
-    """Return the messages; reduce messages with another provider's own content to their text and tool calls.
+    """Return the messages, with another provider's own content reduced to text and tool calls.
 
-    Reasoning with signatures, and searches that a provider ran itself, cannot be sent to another provider. `provider`
-    is the provider of the called model. If its name is not in `_PROVIDERS`, the provider of the newest assistant
-    message that names one (`response_metadata["model_provider"]`) is used instead.
+    Reasoning with signatures, and searches that a provider ran itself, cannot be sent to another provider. If
+    `provider`, that of the called model, is unknown, the newest message that names one counts.
     """
     if not [message for message in messages if isinstance(message, AIMessage)]:
         return list(messages)
@@ -163,12 +161,11 @@ def plain(messages: Sequence[BaseMessage], provider: str | None = None) -> list[
 
 
 def mark_between(before: BaseMessage, message: BaseMessage | None, provider: str | None) -> BaseMessage | None:
-    """Return the placeholder to insert between `before` and `message`, or at the end if `message` is None.
+    """Return the placeholder that the provider requires between two messages, or at the end.
 
-    Return None if the provider requires no placeholder. Claude, Gemini and Mistral refuse a call that ends with an
-    answer, such as that of another agent of the turn. Gemini also refuses tool calls after an answer, so later calls
-    contain the same placeholder if tool calls follow the answer. Mistral refuses a user message after a tool's result,
-    which occurs if a structured response ended the earlier turn.
+    Claude, Gemini and Mistral refuse a call that ends with an answer, such as that of another agent of the turn. Gemini
+    also refuses tool calls after an answer. Mistral refuses a user message after a tool's result, which occurs if a
+    structured response ended the earlier turn.
     """
     name = _PROVIDERS.get(provider or "")
     if isinstance(before, AIMessage) and not before.tool_calls:
@@ -179,22 +176,19 @@ def mark_between(before: BaseMessage, message: BaseMessage | None, provider: str
 
 
 def is_blank(message: BaseMessage) -> bool:
-    """Return True if the message has no content except text blocks that are empty or consist of white space."""
+    """Return True if the message has no content except blank text."""
     return all(is_text(block) and not _text(block).strip() for block in _blocks(message))
 
 
 def _is_only_reasoning(message: AIMessage) -> bool:
-    """Return True if an answer has nothing but reasoning, which providers refuse without a text or call after it."""
+    """Return True if an answer has nothing but reasoning, which providers refuse."""
     rest = [one for one in _blocks(message) if not (isinstance(one, Mapping) and one.get("type") in _REASONING)]
     blank = all(is_text(one) and not _text(one).strip() for one in rest)
     return blank and _REASONING.issuperset(message.additional_kwargs)
 
 
 def without_empty_text[M: BaseMessage](message: M) -> M:
-    """Return the message without its empty or blank text blocks, because providers reject them.
-
-    The content of an assistant message that is only white space becomes an empty string.
-    """
+    """Return the message without its empty or blank text blocks, because providers reject them."""
     if isinstance(message.content, str):
         empty = isinstance(message, AIMessage) and message.content and not message.content.strip()
         return message.model_copy(update={"content": ""}) if empty else message
@@ -213,7 +207,7 @@ def _text(block: object) -> str:
 
 
 def _with_valid_calls(message: AIMessage, answered: Collection[str]) -> AIMessage:
-    """Return the message with valid calls only. Invalid calls with an id in `answered` lose their arguments."""
+    """Return the message with valid calls only. Invalid calls in `answered` lose their arguments."""
     message = without_empty_text(message)
     valid = [call for call in message.tool_calls if call["id"]]
     if len(valid) == len(message.tool_calls) and not message.invalid_tool_calls:
@@ -268,10 +262,9 @@ def _is_foreign(message: AIMessage, target: str | None) -> bool:
 
 
 def merged_system(systems: Sequence[BaseMessage]) -> SystemMessage | None:
-    """Merge system messages into one, because providers accept only one. Return None if all of them are empty.
+    """Merge system messages into one, because providers accept only one.
 
-    The result has no id, so that equal system messages have equal digests: LangGraph adds a new id in each turn, but
-    providers do not receive the id.
+    The result has no id, so that equal system messages have equal digests: LangGraph adds a new id in each turn.
     """
     given = [without_empty_text(message) for message in systems if not is_blank(message)]
     if len(given) == 1 and isinstance(given[0], SystemMessage):
@@ -287,10 +280,7 @@ def merged_system(systems: Sequence[BaseMessage]) -> SystemMessage | None:
 
 
 def superseded_indexes(messages: Sequence[BaseMessage], superseded: Collection[str]) -> set[int]:
-    """Return the indexes of the superseded messages and of the steps that belong to them.
-
-    The steps of an answer are the tool calls and results before it; the steps of a question follow the question.
-    """
+    """Return the indexes of the superseded messages and of the steps that belong to them."""
     found: set[int] = set()
     for index, message in enumerate(messages):
         if id_of(message) not in superseded:
@@ -304,7 +294,7 @@ def superseded_indexes(messages: Sequence[BaseMessage], superseded: Collection[s
 
 
 def first_since(forgotten: Collection[str], before: Sequence[BaseMessage]) -> int:
-    """Return the index of the first question after the messages that a reset hides; 0 if it hides none of them."""
+    """Return the index of the first question after the messages that a reset hides."""
     index = max((index for index, message in enumerate(before, start=1) if id_of(message) in forgotten), default=0)
     while 0 < index < len(before) and not isinstance(before[index], HumanMessage):
         index += 1
@@ -312,7 +302,7 @@ def first_since(forgotten: Collection[str], before: Sequence[BaseMessage]) -> in
 
 
 def _steps(messages: Sequence[BaseMessage], indexes: range) -> list[int]:
-    """Return the indexes of the tool calls and results in the range `indexes`, up to the first question or answer."""
+    """Return the indexes of the tool calls and results up to the first question or answer."""
     found: list[int] = []
     for index in indexes:
         message = messages[index]

@@ -1,4 +1,4 @@
-"""Finds the question in the messages of a run, and the earlier messages that a client sends again in every turn."""
+"""Finds the question in the messages of a run, and earlier messages that a client sends again."""
 
 from __future__ import annotations
 
@@ -25,15 +25,14 @@ from threadkeep.records import Message, Role
 
 
 def is_question(message: BaseMessage) -> bool:
-    """Return True if a message is a human message and not a summary of `SummarizationMiddleware`."""
+    """Return True if a message is a human message and no summary."""
     return isinstance(message, HumanMessage) and message.additional_kwargs.get("lc_source") != "summarization"
 
 
 def question_before(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Return the question that a run is answering: the newest block of human messages, without summaries.
+    """Return the question that a run is answering: the newest block of human messages.
 
-    Return an empty list if there is no such block. Return one also if a system message follows an answer, and no
-    question follows this system message, because the agent then speaks without a question.
+    There is none if a system message follows an answer, because the agent then speaks without a question.
     """
     end = len(messages)
     instructed = False
@@ -49,7 +48,7 @@ def question_before(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
 
 
 def questions_back(messages: Sequence[BaseMessage]) -> Iterator[list[BaseMessage]]:
-    """Yield the blocks of human messages, newest first, as long as `question_before` finds one."""
+    """Yield the blocks of human messages, newest first."""
     end = len(messages)
     while block := question_before(messages[:end]):
         yield block
@@ -73,13 +72,13 @@ def steps_begin(messages: Sequence[BaseMessage], said_ids: Container[str | None]
 
 
 _MORE_ROWS: Final = 50
-"""The number of rows that are read beyond one row for each message, because some rows failed or are superseded."""
+"""The number of rows that are read beyond one for each message, because some are superseded."""
 
 
 async def unanswered_question(session: Session, run_id: str | None) -> list[BaseMessage]:
-    """Return the stored question of the run `run_id`; if there is none, return the newest unanswered question.
+    """Return the stored question of the run or, if it has none, the newest unanswered question.
 
-    Only the newest 10,000 rows are searched. Return an empty list if they have none, or if the database fails.
+    Only the newest 10,000 rows are searched.
     """
     page = await in_time(session, session.page(limit=LONGEST_PAGE))
     rows = () if page is None else page.messages
@@ -91,7 +90,7 @@ async def unanswered_question(session: Session, run_id: str | None) -> list[Base
 
 @dataclass(frozen=True)
 class SentHistory:
-    """The current question, earlier human messages that differ from the transcript, and the rows that were compared.
+    """The question, changed earlier human messages, and the rows that were compared.
 
     If the transcript already has the answer, `sent` are the messages that the caller sent, with their stored ids.
     """
@@ -103,10 +102,9 @@ class SentHistory:
 
 
 def sent_by_caller(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
-    """Return those of the agent's messages that the caller of the root run sent, not those from a checkpoint.
+    """Return the agent's messages that the caller of the root run sent, without those of a checkpoint.
 
-    If all sent messages have ids, find them by id, because a checkpointer keeps a repeated message at its old position.
-    Otherwise, return as many of the last messages as the caller sent.
+    Messages with ids are found by id, because a checkpointer keeps a repeated message at its old position.
     """
     call = root_callbacks.call
     if call is None or call.input is None:
@@ -130,7 +128,7 @@ def question_asked(messages: Sequence[BaseMessage]) -> list[BaseMessage] | None:
 
 
 def callers_question(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Return the agent's messages that have the id or the text of the question in the root run's input."""
+    """Return the agent's messages that are the question in the root run's input."""
     asked = _asked_by_caller()
     ids, texts = {one.id for one in asked if one.id}, {text_of(one) for one in asked}
     own = [one for one in messages if is_question(one) and (one.id in ids or text_of(one) in texts)]
@@ -151,7 +149,7 @@ async def compare_history(
 ) -> SentHistory:
     """Compare the messages that a caller sent before its question with the newest rows of a session.
 
-    If the database fails or does not answer in time, nothing is compared, and the question is returned as it is.
+    If the database fails or does not answer in time, nothing is compared.
     """
     asked = [id(message) for message in question]
     before = [message for message in sent if id(message) not in asked]
@@ -176,7 +174,7 @@ async def compare_history(
 def _stored_turn(
     sent: Sequence[BaseMessage], question: Sequence[BaseMessage], rows: Sequence[Message], digest: Digest | None
 ) -> SentHistory | None:
-    """Return the stored turn if the transcript has the question and a message that was sent after it, else None."""
+    """Return the stored turn if the transcript has the question and a later sent message."""
     found = known_messages(sent, rows, digest, by_position=False).rows
     known = {index: row for index, row in found.items() if row.superseded_at is None}
     asked = [index for index, message in enumerate(sent) if any(message is one for one in question)]
@@ -187,7 +185,7 @@ def _stored_turn(
 
 
 RECEIVED: Final = "threadkeep:received"
-"""The key in a stored question's metadata for the keyed digest of its original text, set if middleware changed it."""
+"""The key in a question's metadata for the keyed digest of its text before middleware changed it."""
 
 type Digest = Callable[[str], str]
 """A function that returns the keyed digest of a text, with the key of the database."""
@@ -198,26 +196,26 @@ type _Pair = tuple[int, int]
 
 @dataclass
 class KnownMessages:
-    """Known messages: `rows` maps their indexes to their rows. `changed` are the indexes of changed human messages."""
+    """The rows of known messages by index, and the indexes of changed human messages."""
 
     rows: dict[int, Message] = field(default_factory=dict)
     changed: list[int] = field(default_factory=list)
 
 
 async def digest_for(memory: Memory, rows: Sequence[Message]) -> Digest | None:
-    """Return the digest function of the database; None if no row has a digest to compare with."""
+    """Return the digest function of the database, if a row has a digest to compare with."""
     return await memory.text_digests.digest() if any(RECEIVED in row.metadata for row in rows) else None
 
 
 def known_messages(
     messages: Sequence[BaseMessage], rows: Sequence[Message], digest: Digest | None = None, *, by_position: bool = True
 ) -> KnownMessages:
-    """Find the row of each message among the newest `rows` of a transcript; both sequences are in order.
+    """Find the row of each message among the newest `rows` of a transcript; both are in order.
 
-    A message is known if a row has its id, or if a row at a matching position has its text (or, if middleware changed
-    the text, the digest of the received text). Other human messages count as changed, except those before the first
-    row, which are older or come from the graph's code. If `by_position` is True, an answer at the position of a stored
-    answer is known, because clients may change the text. If no message is known, none counts as changed.
+    A message is known if a row has its id, or if a row at a matching position has its text (or the digest of the text
+    as received). Other human messages count as changed, except those before the first row, which are older or come from
+    the graph's code. With `by_position`, an answer at the position of a stored answer is known, because clients may
+    change the text.
     """
     sent = _sent(messages, rows, digest)
     pairs = _aligned(sent, rows)
@@ -242,10 +240,10 @@ def known_messages(
 
 
 def _rows_between(gap: Sequence[_Sent], rows: Sequence[Message], beside: range) -> Sequence[Message]:
-    """Return rows for the messages in `gap`, which are between known messages. `beside` is the range of rows there.
+    """Return rows for the messages in `gap`, which are between known messages.
 
-    If there are as many rows as messages, each message gets the row at its position. Otherwise, only answers directly
-    after a known message get rows, because clients join, split and omit answers.
+    If the numbers differ, only answers directly after a known message get rows, because clients join, split and omit
+    answers.
     """
     if len(gap) == len(beside):
         return rows[beside.start : beside.stop]
@@ -258,11 +256,10 @@ def _rows_between(gap: Sequence[_Sent], rows: Sequence[Message], beside: range) 
 def known_beginning(
     question: Sequence[BaseMessage], rows: Sequence[Message], *, whole: bool, digest: Digest | None = None
 ) -> list[Message]:
-    """Return the rows of the first messages of a question that are already stored. The last message is always new.
+    """Return the rows of the first messages of a question that are already stored.
 
-    The question is compared with the human messages in `rows`, which are the rows after the last known message before
-    the question. If there is no such message (`whole` is True), `rows` are all rows that were read. Then, the question
-    is compared with all their human messages only if it equals these, otherwise with those after the last answer.
+    The last message is always new. `rows` follow the last known message before the question or, if `whole`, are all
+    rows that were read. The question then begins after the last answer, unless it equals all of them.
     """
     told = _sent(question[:-1], rows, digest)
     asked = [row for row in rows if row.role == "user"]
@@ -278,9 +275,9 @@ def known_beginning(
 
 
 def in_order(messages: Sequence[BaseMessage], known: Mapping[int, Message]) -> list[BaseMessage]:
-    """Return the messages; replace known messages with their stored form.
+    """Return the messages, with known messages in their stored form.
 
-    A known message is removed if, in the transcript, it comes after a message that follows it here.
+    A known message is removed if the transcript has it after a message that follows it here.
     """
     found: list[BaseMessage] = []
     before = None
@@ -297,7 +294,7 @@ def in_order(messages: Sequence[BaseMessage], known: Mapping[int, Message]) -> l
 
 @dataclass(frozen=True)
 class _Sent:
-    """A message that a client sent, with the values to compare. If a row has the message's id, `row_id` is this id."""
+    """A message that a client sent, with the values to compare."""
 
     index: int
     role: Role | None
@@ -331,7 +328,7 @@ def _is_answer(row: Message) -> bool:
 
 
 def _aligned(sent: Sequence[_Sent], rows: Sequence[Message]) -> list[_Pair]:
-    """Return the longest list of (message, row) pairs in which messages and rows are in order. Prefer newer pairs."""
+    """Return the longest list of (message, row) pairs that are in order, preferring newer pairs."""
     ids, texts = {row.id for row in rows}, {(row.role, row.content) for row in rows}
     received = {row.metadata.get(RECEIVED) for row in rows}
     some = [
@@ -349,7 +346,7 @@ def _aligned(sent: Sequence[_Sent], rows: Sequence[Message]) -> list[_Pair]:
 
 
 def _longest(same: Sequence[Sequence[bool]]) -> list[_Pair]:
-    """Return the longest common subsequence of two lists as pairs of indexes; `same` tells which elements are equal."""
+    """Return the longest common subsequence of two lists as pairs of indexes."""
     count, width = len(same), len(same[0]) if same else 0
     best = [[0] * (width + 1) for _ in range(count + 1)]
     for at in range(1, count + 1):
@@ -370,10 +367,7 @@ def _longest(same: Sequence[Sequence[bool]]) -> list[_Pair]:
 
 
 def _gaps(pairs: Sequence[_Pair], sent: int, rows: int) -> Iterator[tuple[range, range]]:
-    """Yield pairs of index ranges, of messages and of rows: before, between and after the matched `pairs`.
-
-    The first range of messages has only as many of its newest messages as there are rows before the first pair.
-    """
+    """Yield the ranges of messages and rows between the matched `pairs`."""
     before: _Pair = (-1, -1)
     for end in (*pairs, (sent, rows)):
         gap, beside = range(before[0] + 1, end[0]), range(before[1] + 1, end[1])

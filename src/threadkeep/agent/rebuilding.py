@@ -1,4 +1,4 @@
-"""`rebuild`: the messages of a recorded model call, from its manifest and the stored data that it refers to."""
+"""`rebuild`: the messages of a recorded model call, from its manifest and the stored data."""
 
 from __future__ import annotations
 

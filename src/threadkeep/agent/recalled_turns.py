@@ -1,4 +1,4 @@
-"""The section `selected`: quotes of older turns that are relevant to the new input, with days and speakers."""
+"""The section `selected`: quotes of older turns that are relevant to the new input."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _PATIENCE_SECONDS = 3.0
 _DAY_TOKENS = 11
 """The tokens of the line above the turns of a day."""
 _OTHER_COUNTS = 16
-"""If the model's counter is not that of the stored messages, the token limit of a search is 1/16 above `room`."""
+"""If stored messages have another counter, the token limit of a search is 1/16 above `room`."""
 _UNUSED, _MARGIN = 0.04, 0.01
-"""If a share of more than `_UNUSED` of a section's tokens stays unused, select again, and leave `_MARGIN` free."""
+"""If a share of more than `_UNUSED` of the tokens stays unused, select again, and leave `_MARGIN` free."""
 
 
 class RecalledTurns:
-    """A source of relevant older turns of the session (scope `session`) or of all sessions of its user (`user`).
+    """A source of relevant older turns of the session (scope `session`) or of all sessions of its user.
 
-    If the session has no user, the scope `user` means the session too. No chat model is needed. With the extra
-    `meaning`, or with LangChain `embeddings`, turns that say the same in other words are also found. Each message is
-    embedded once, in the background. `embeddings_name` is the name under which the vectors are stored.
+    No chat model is needed. With the extra `meaning`, or with LangChain `embeddings`, turns that say the same in other
+    words are also found. Each message is embedded once, in the background. `embeddings_name` is the name under which
+    the vectors are stored.
     """
 
     section: ExtraSection = "selected"
@@ -59,7 +59,7 @@ class RecalledTurns:
         self._embedder = embedder_of(embeddings, embeddings_name)
 
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
-        """Return a block with the relevant turns that fit into `room` tokens; None if there are none."""
+        """Return a block with the relevant turns that fit into `room` tokens."""
         session = request.session
         known = [m.seq for m in request.earlier if m.id in request.known_ids and m.seq is not None]
         search = Search(
@@ -96,21 +96,18 @@ class _LangChainEmbedder:
 
 
 def embedder_of(embeddings: Embeddings | None, name: str | None) -> Embedder | None:
-    """Return an embedder that uses LangChain embeddings. Its name is `name`, or else the name of the model.
-
-    Without embeddings, return the built-in embedder, or None if the extra `meaning` is not installed.
-    """
+    """Return an embedder that uses LangChain embeddings, or else the built-in embedder if it is installed."""
     return installed_word_vectors() if embeddings is None else _LangChainEmbedder(embeddings, name)
 
 
 def _room_of(memory: Memory, request: ExtraRequest, room: int) -> int:
-    """Return the token limit of the search, converted from the request's counter to the counter of stored messages."""
+    """Return the token limit of the search, converted to the counter of stored messages."""
     alike = request.counter in (memory.counter, memory.remembered_counts.remembering(memory.counter))
     return room if alike else room + room // _OTHER_COUNTS
 
 
 def _without_copies(found: Sequence[FoundTurn], request: ExtraRequest) -> list[FoundTurn]:
-    """Leave out turns whose message is in the prompt or was found before; a copy in another session has the same id."""
+    """Leave out turns that are in the prompt or were found before, as copies have the same id."""
     seen = set(request.known_ids)
     first: list[FoundTurn] = []
     for turn in found:
@@ -126,7 +123,7 @@ def _time_of(turn: FoundTurn) -> datetime:
 
 
 def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extra | None:
-    """Return the best turns that fit, as one message; None if none fits. Select again if the sizes were wrong."""
+    """Return the best turns that fit, as one message."""
     quoted = [QuotedTurn(turn.session_id, turn.message, turn.part) for turn in found]
     sizes = _sizes(quoted, request.counter)
     budget = room - request.counter(TURNS_HEADER)
@@ -134,7 +131,7 @@ def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extr
     block = _block_of(found, quoted, indexes, request)
     tokens = block.entry.tokens
     if tokens > room or (tokens < (1 - _UNUSED) * room and len(indexes) < len(found)):
-        # Select again: the sizes were wrong, because the stored messages were counted by another counter.
+        # Select again, because the stored messages were counted by another counter.
         indexes = _fitting(quoted, sizes, budget * (1 - _MARGIN) * room / max(tokens, 1))
         other = _block_of(found, quoted, indexes, request)
         block = other if other.entry.tokens <= room or tokens > room else block
@@ -145,7 +142,7 @@ def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extr
 
 
 def _fitting(quoted: Sequence[QuotedTurn], sizes: Sequence[int], budget: float) -> list[int]:
-    """Return the indexes of the turns that fit into the budget together, best first. Skip turns that are too long."""
+    """Return the indexes of the turns that fit into the budget together, best first."""
     left = budget
     days: set[object] = set()
     taken: list[int] = []
@@ -177,9 +174,9 @@ def _sizes(quoted: Sequence[QuotedTurn], counter: TokenCounter) -> list[int]:
 def _block_of(
     found: Sequence[FoundTurn], quoted: Sequence[QuotedTurn], indexes: Sequence[int], request: ExtraRequest
 ) -> Extra:
-    """Return the turns at `indexes` as one message, grouped by session. The current session comes last.
+    """Return the turns at `indexes` as one message, by session, the current session last.
 
-    Older sessions and turns come first. The entry refers to stored messages, or to a text if summaries are quoted.
+    The entry refers to stored messages, or to a text if summaries are quoted.
     """
     home = request.session.session_id
     begins: dict[str, datetime] = {}

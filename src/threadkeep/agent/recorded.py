@@ -1,4 +1,4 @@
-"""`recorded`: wraps a compiled graph to record its turns, for agents whose builder accepts no middleware."""
+"""`recorded`: wraps a compiled graph to record its turns, if its builder accepts no middleware."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class RecordedGraph(Runnable[Any, Any]):
         return self._graph.get_graph(*args, **kwargs)
 
     def _with_streams(self, turns: list[GraphTurn] | None = None) -> Any:
-        """Return a copy of the graph whose streams go through this wrapper; None if the graph is not from LangGraph.
+        """Return a copy of the graph whose streams go through this wrapper, if it is from LangGraph.
 
         If `turns` is given, the turns that the streams begin are added to it.
         """
@@ -170,7 +170,7 @@ class RecordedGraph(Runnable[Any, Any]):
         return graph
 
     def _final(self, turn: GraphTurn) -> object:
-        """Return the graph's output. Remember the classes of its Pydantic objects, to restore them for a repeat."""
+        """Return the graph's output. Remember the classes of its values, to restore them for a repeat."""
         state = turn.ending.output
         if isinstance(state, Mapping):
             self._classes |= {name: type(value) for name, value in state.items() if isinstance(value, BaseModel)}
@@ -199,7 +199,7 @@ class RecordedGraph(Runnable[Any, Any]):
         return turn
 
     def _end(self, turn: GraphTurn) -> tuple[object, AIMessage | None]:
-        """End a turn. Return the graph's output and, if another answer was stored in place of its own, that answer."""
+        """End a turn. Return the graph's output, and an answer that was stored in place of its own."""
         state = self._final(turn)
         winner = self._turns.wait_for(lambda _: turn.end(state), turn.turns)
         if winner is not None and self._needs_state(turn):
@@ -207,7 +207,7 @@ class RecordedGraph(Runnable[Any, Any]):
         return state, winner
 
     async def _aend(self, turn: GraphTurn) -> tuple[object, AIMessage | None]:
-        """End a turn. Return the graph's output and, if another answer was stored in place of its own, that answer."""
+        """End a turn. Return the graph's output, and an answer that was stored in place of its own."""
         state = self._final(turn)
         winner = await self._turns.call(lambda _: turn.end(state))
         if winner is not None and self._needs_state(turn):
@@ -215,14 +215,11 @@ class RecordedGraph(Runnable[Any, Any]):
         return state, winner
 
     def _needs_state(self, turn: GraphTurn) -> bool:
-        """Return True if the checkpointer's state is needed, to change its messages or to replay a finished turn."""
+        """Return True if the checkpointer's state is needed."""
         return has_saver(self._inner, turn.config) and (self._adds_messages or turn.ended is not None)
 
     def _prepare(self, turn: GraphTurn, saved: State | None, options: Mapping[str, Any]) -> None:
-        """Set the graph that runs, and the options of the call. `saved` is the checkpointer's state, if needed.
-
-        If the turn is already finished, set a graph that replays the end of the turn, and the input of that graph.
-        """
+        """Set the graph that runs, and the options of the call. For a finished turn, it replays the end."""
         if self._begun_turns is not None:
             self._begun_turns.append(turn)
         if turn.ended is None:
@@ -238,13 +235,13 @@ class RecordedGraph(Runnable[Any, Any]):
         turn.options = {name: value for name, value in options.items() if name in _OF_RESULTS}
 
     def _prepare_winner(self, turn: GraphTurn, state: object, winner: AIMessage) -> None:
-        """Set the turn's graph, input and options to stream `winner`, the answer that another process stored first."""
+        """Set the turn's graph, input and options to stream the answer that another process stored first."""
         turn.config = {**turn.config, "run_id": None}
         self._prepare_end(turn, turn.without_history(state, winner), [winner], turn.options)
 
 
 async def _events_without_history(events: AsyncIterator[Any], turns: Sequence[GraphTurn]) -> AsyncIterator[Any]:
-    """Yield the events of a run, without the inserted earlier turns in the output of the run."""
+    """Yield the events of a run, without the inserted earlier turns in its output."""
     async with aclosing(cast("AsyncGenerator[Any]", events)) as parts:
         async for event in parts:
             data = event["data"]
@@ -254,7 +251,7 @@ async def _events_without_history(events: AsyncIterator[Any], turns: Sequence[Gr
 
 
 def _redacted_kinds(graph: Runnable[Any, Any]) -> frozenset[str]:
-    """Return the kinds of data that `PIIMiddleware` in a graph detects. Warn about custom detectors, and omit them."""
+    """Return the kinds of data that `PIIMiddleware` in a graph detects, except custom detectors."""
     found = kinds_among([name for name, _ in _nodes(graph)])
     own = frozenset(kind for kind in found if not has_detector(kind))
     if own:
@@ -268,7 +265,7 @@ def _redacted_kinds(graph: Runnable[Any, Any]) -> frozenset[str]:
 
 
 def _direct_tools(graph: Runnable[Any, Any]) -> frozenset[str]:
-    """Return the names of the tools in a graph whose results are answers (`return_direct`)."""
+    """Return the names of a graph's tools with `return_direct`."""
     tools = [getattr(getattr(node, "bound", None), "tools_by_name", {}) for _, node in _nodes(graph)]
     return frozenset(name for named in tools for name, tool in named.items() if tool.return_direct)
 
@@ -293,7 +290,7 @@ def _without_bindings(graph: Runnable[Any, Any]) -> Any:
 
 
 def _update_to(winner: AIMessage, state: Any, config: RunnableConfig) -> tuple[RunnableConfig, list[list[StateUpdate]]]:
-    """Return the arguments of `bulk_update_state` that replace the last reply of a graph's saved state by `winner`.
+    """Return the arguments of `bulk_update_state` that replace the last reply by `winner`.
 
     A reply that calls tools stays, because the tools' results need it. Each update names a node as its writer: the
     first `START`, which every graph has; the second `END`, which removes the tasks that would run next.
@@ -306,14 +303,14 @@ def _update_to(winner: AIMessage, state: Any, config: RunnableConfig) -> tuple[R
 
 
 _OF_RESULTS: Final = frozenset({"stream_mode", "version", "subgraphs", "output_keys", "print_mode", "debug"})
-"""The options of a call that also apply if a finished turn is replayed; the others only affect the real graph."""
+"""The options of a call that also apply if a finished turn is replayed."""
 
 
 def graph_of_end(graph: Any, state: State, answers: Sequence[AIMessage]) -> tuple[Any, State]:
     """Return a graph that ends with the given state, and the graph's input.
 
-    Each author has a node that returns the author's answers. The graph replaces the real one if the turn has already
-    ended, so that callers still get a result, a stream or events.
+    The graph replaces the real one if the turn has already ended, so that callers still get a result, a stream or
+    events. Each author has a node that returns the author's answers.
     """
     messages, ids = state["messages"], [answer.id for answer in answers]
     ends = [index for index, message in enumerate(messages) if id_of(message) in ids]

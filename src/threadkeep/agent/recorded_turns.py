@@ -70,7 +70,7 @@ class GraphTurns:
     async def begin(
         self, given: GraphInput, config: RunnableConfig, context: object = None, *, has_saver: bool
     ) -> GraphTurn:
-        """Wait for the earlier turns of the session if turns are ordered, then store the question.
+        """Store the question. If turns are ordered, wait for earlier ones.
 
         A graph inside the turn of another graph takes part in that turn. A graph in a tool of an agent with the same
         session neither reads nor writes the session.
@@ -105,7 +105,7 @@ class GraphTurns:
         return turn
 
     def _without_redacted(self, message: BaseMessage) -> BaseMessage:
-        """Return a person's message as the graph's agents will redact it. Return any other message unchanged."""
+        """Return a message as the graph's agents will redact it."""
         if not isinstance(message, HumanMessage):
             return message
         content: Any = message.content
@@ -119,7 +119,7 @@ class GraphTurns:
 
 
 class GraphTurn:
-    """A call of a recorded graph: it has its own turn (role `owner`), joins another's turn (`guest`), or neither."""
+    """A call of a recorded graph, which owns its turn, joins another's turn, or has none (`role`)."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class GraphTurn:
         self._history: set[str | None] = set()
 
     def close(self) -> None:
-        """End the call. If it owns the turn, release the session for the next turn. Any OS thread may call this."""
+        """End the call, and release the session of its own turn. Any OS thread may call this."""
         root = self.part.root
         if self.role == "silent":
             return
@@ -155,7 +155,7 @@ class GraphTurn:
             root.release_session()
 
     async def add_history(self) -> None:
-        """Insert the summaries and the earlier turns of the session before the messages of the input."""
+        """Insert the summaries and the earlier turns of the session before the input's messages."""
         options, turn = self.part.options, self.part.turn
         if turn is None or options.no_history:
             return
@@ -177,7 +177,7 @@ class GraphTurn:
         self.given = _with_messages(self.given, [*earlier, *given])
 
     async def without_outdated(self, state: State) -> None:
-        """Make the graph's input remove those messages of the saved state that are superseded or precede a reset."""
+        """Make the graph's input remove the saved messages that are superseded or precede a reset."""
         turn, saved = self.part.turn, state.get("messages", ())
         if turn is None or self.ended is not None or not saved or not self._messages:
             return
@@ -190,7 +190,7 @@ class GraphTurn:
         self.given = _with_messages(self.given, [*outdated, *self._messages])
 
     async def find_end(self) -> None:
-        """Set `ended` if the caller repeats the message of a finished turn and the turn's end is stored.
+        """Set `ended` if the caller repeats the message of a finished turn.
 
         If the caller sends the answer and another message after it, the turn continues instead.
         """
@@ -219,7 +219,7 @@ class GraphTurn:
         return {**values, "messages": whole, **restored_values(end.values, classes)}
 
     async def end(self, state: object) -> AIMessage | None:
-        """Store the turn's end and, unless an agent has stored it, the answer. Return an answer stored instead."""
+        """Store the turn's end and the answer, unless an agent has stored it. Return an answer stored instead."""
         if self.ended is not None or self.part.silent:
             return None
         if not isinstance(state, Mapping) or not state.get("messages"):
@@ -242,7 +242,7 @@ class GraphTurn:
             await self._keep_end(self.part.turn, str(id_of(stored)), state)
             return None
         self.part.author = spoken.name
-        # Find the question in the messages before the reply, because a resumed run may not have stored it yet.
+        # Search before the reply, because a resumed run may not have stored the question yet.
         end = next((index for index, one in enumerate(messages) if one is spoken), len(messages))
         turn = await self.part.begin(messages[:end])
         turn.speak_as(self.part.author, root.claim_after_seen(self.part.author, self.part.key, root.sent))
@@ -252,7 +252,7 @@ class GraphTurn:
         return None if winner is None else winner.model_copy(update={"name": spoken.name})
 
     async def _keep_end(self, turn: OpenTurn, answer_id: str, state: State) -> None:
-        """Store the final answer's id and the values of the final state. A database error is reported, not raised."""
+        """Store the final answer's id and the final state. A database error is reported, not raised."""
         memory, session, seq = self.part.memory, self.part.session, turn.question_seq
         if turn.question_id is None or seq is None:
             return
@@ -267,9 +267,9 @@ class GraphTurn:
         await in_time(session, keeping, session.report_write_failed)
 
     async def _stored_end(self, turn: OpenTurn) -> GraphEnd | None:
-        """Return the stored end of a repeated turn; None if none is stored or the database fails."""
+        """Return the stored end of a repeated turn."""
         memory, session, seq = self.part.memory, self.part.session, turn.question_seq
-        # Look for an answer marked with `ENDS`: after a crash or a database failure, the turn's end may not be stored.
+        # The turn's end may not be stored after a crash, so look for an answer marked with `ENDS`.
         for number, one in enumerate(turn.earlier, start=1):
             if one.metadata.get(ENDS) == self._author:
                 return GraphEnd(turn.earlier[:number])
@@ -285,7 +285,7 @@ class GraphTurn:
         return GraphEnd(tuple(answers), values if isinstance(values, dict) else {})
 
     def part_without_history(self, part: Any) -> Any:
-        """Return a part of the graph's stream. If it is a state or an update, remove the inserted earlier turns."""
+        """Return a part of the graph's stream without the inserted earlier turns."""
         if not self._history:
             return part
         if type(part) is tuple:
@@ -297,7 +297,7 @@ class GraphTurn:
         return self.without_history(part)
 
     def without_history(self, result: Any, winner: AIMessage | None = None) -> Any:
-        """Return a result without the inserted earlier turns. If `winner` is given, it replaces the last reply."""
+        """Return a result without the inserted earlier turns, and with `winner` as its last reply."""
         if isinstance(result, GraphOutput):
             return replace(result, value=self.without_history(result.value, winner))
         sent = RootCall(result).sent if isinstance(result, Mapping | BaseModel) or is_dataclass(result) else []
@@ -314,11 +314,11 @@ class GraphTurn:
 
 
 def _as_conversation(rows: Sequence[Message]) -> list[BaseMessage]:
-    """Return rows as messages for a provider. They begin with a user message; unanswered questions get `NO_ANSWER`."""
+    """Return rows as messages that a provider accepts."""
     spoken = {row.run_id for row in rows if row.role == "assistant"}
     found: list[BaseMessage] = [HumanMessage(OPENING)] if rows and rows[0].role == "assistant" else []
     for row, following in zip_longest(rows, rows[1:]):
-        # Earlier answers get new ids, because an answer of the graph with the same id would replace them in the state.
+        # An answer of the graph with the same id would replace an earlier answer, so give it a new id.
         found.append(to_langchain(row if row.role == "user" else row.with_fields(id=None)))
         next_run = None if following is None else following.run_id
         asked = row.role == "user" and row.run_id is not None and row.run_id not in spoken
@@ -334,7 +334,7 @@ def _messages_in(state: object) -> list[BaseMessage]:
 
 
 def _with_messages(state: GraphInput, messages: Sequence[BaseMessage]) -> GraphInput:
-    """Return a graph's input, which is a mapping, a Pydantic model or a dataclass, with other messages."""
+    """Return a graph's input with other messages."""
     if isinstance(state, Mapping):
         return {**state, "messages": messages}
     if isinstance(state, BaseModel):
@@ -367,7 +367,7 @@ class GraphEnd:
 
 
 def kept_values(state: State) -> dict[str, Json]:
-    """Return the values of a final state, without messages and values that JSON cannot store in 16,000 characters."""
+    """Return the values of a final state that can be stored, without its messages."""
     found: dict[str, Json] = {}
     for name, value in state.items():
         if name == "messages" or name.startswith("__"):
@@ -382,7 +382,7 @@ def kept_values(state: State) -> dict[str, Json]:
 
 
 def restored_values(values: Mapping[str, Json], classes: Mapping[str, type]) -> dict[str, Any]:
-    """Convert each stored value to an object of its class in `classes`. A value that does not fit stays JSON."""
+    """Convert stored values to objects of their classes, if they fit."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         try:

@@ -21,7 +21,7 @@ from threadkeep.context.trim import Item, Size, plan
 
 @dataclass(frozen=True)
 class TrimReport:
-    """The result of one reduction: the number of messages before and after, and how much each limit removed.
+    """The result of one reduction: the number of messages before and after, and how much was removed.
 
     `trimmed_by_chars` is in characters, including characters cut from messages; `trimmed_by_count` is in messages.
     """
@@ -34,7 +34,7 @@ class TrimReport:
 
 @dataclass(frozen=True)
 class Bounded:
-    """The indexes of the messages to keep, in order. `cuts` maps the indexes of cut messages to their new lengths."""
+    """The indexes of the messages to keep, and the new lengths of cut messages by index."""
 
     kept: tuple[int, ...]
     report: TrimReport
@@ -52,7 +52,7 @@ def bound(items: Sequence[Item], lengths: Sequence[int], *, max_messages: int, m
             lost.
         max_chars: the maximum number of characters of all messages together; 0 means no limit.
     """
-    # Treat a result without its call as an ordinary message, because removing it is not the reducer's task.
+    # Removing a result without its call is not the reducer's task.
     known = [Item("assistant") if item == Item("tool") else item for item in items]
     kept, cuts = _by_chars(known, lengths, max_chars) if max_chars > 0 else (range(len(known)), {})
     chosen = _by_count(known, kept, max(max_messages, 1))
@@ -74,7 +74,7 @@ def _by_chars(items: Sequence[Item], lengths: Sequence[int], max_chars: int) -> 
     user = next(
         (size.minimum for item, size in reversed(list(zip(items, sizes, strict=True))) if item.kind == "user"), 0
     )
-    # Leave room for the shortest form of the user message even if the system messages take the whole budget.
+    # Leave room for the user message even if the system messages take the whole budget.
     planned = plan(items, sizes.__getitem__, max(max_chars, pinned + user), whole_steps=True)
     return sorted(planned.kept), planned.cuts
 
@@ -129,7 +129,7 @@ class BoundedMessages:
         ]
 
     def trim_report(self, left: Messages | None = None, right: Messages | None = None) -> TrimReport:
-        """Return the report of merging `right` into `left`. Without arguments, return the report of the last merge."""
+        """Return the report of merging `right` into `left`, or else of the last merge."""
         if left is None and right is None:
             return self._last
         return self._bound(_added(left or [], right or [])).report

@@ -1,4 +1,4 @@
-"""Root runs (calls of a graph from outside), the turn in which a run's agents take part, and the order of the runs."""
+"""Root runs (calls of a graph from outside), their turns, and the order of the runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ type RootRuns = OrderedDict[tuple[int, str], "RootRun"]
 
 _LOOK_SECONDS: Final = 0.5
 _IDLE_SECONDS: Final = 10.0
-"""Seconds after which a run counts as cut off if it has no open model or tool call, or if its event loop is blocked."""
+"""Seconds after which an idle run, or a run with a blocked event loop, counts as cut off."""
 
 _REPORT_SECONDS: Final = 30.0
 _MOST_ROOT_RUNS: Final = 1_000
@@ -48,7 +48,7 @@ tool_of_sessions: ContextVar[tuple[tuple[Identity, str], ...]] = ContextVar("thr
 
 @contextmanager
 def calling_tool(memory: Memory, session: Session) -> Iterator[None]:
-    """Mark the block as a tool call of an agent, because agents inside it do not take part in the agent's turn."""
+    """Mark the block as a tool call: agents inside it do not take part in the agent's turn."""
     token = tool_of_sessions.set((*tool_of_sessions.get(), (memory.identity, session.session_id)))
     try:
         yield
@@ -97,7 +97,7 @@ class RootRun:
 
     @property
     def question_id(self) -> str | None:
-        """The id with which the newest message of the question is stored; None if the question is empty."""
+        """The id with which the newest message of the question is stored."""
         return id_of(self.question[-1]) if self.question else None
 
     @property
@@ -107,12 +107,12 @@ class RootRun:
 
     @property
     def is_cut_off(self) -> bool:
-        """True if later runs should not wait for this run: it ended, was idle for 10 s, or its loop is blocked."""
+        """True if later runs should not wait for this run."""
         idle = self.open_calls == 0 and time.monotonic() - self.last_seen > _IDLE_SECONDS
         return idle or self.is_over or any(map(self._is_blocked, self.loops))
 
     def _is_blocked(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Return True if an event loop is closed, or ran no callback in the ten seconds after the first check."""
+        """Return True if an event loop is closed, or has run no callback for ten seconds."""
         asked = self._pings.setdefault(loop, now := time.monotonic())
         if asked == now:
             try:
@@ -132,13 +132,13 @@ class RootRun:
         self.last_seen = time.monotonic()
 
     def begin(self, question: Sequence[BaseMessage], sent: Sequence[BaseMessage] = ()) -> None:
-        """Begin a turn with a question, which may be empty. Discard the answers of an earlier turn of this run."""
+        """Begin a turn with a question, without the answers of an earlier turn of this run."""
         self.begun = True
         self.question, self.sent = tuple(question), tuple(sent)
         self.turn, self.answers, self._claims = None, [], {}
 
     def has_part(self, messages: Sequence[BaseMessage]) -> bool:
-        """Return True if an agent takes part in the turn, because its input has the question or a copy of it."""
+        """Return True if an agent takes part in the turn: its input has the question."""
         if not self.question:
             return not question_before(messages)
         ids = {id_of(message) for message in self.question}
@@ -152,7 +152,7 @@ class RootRun:
         return len(sent) > 1 and [text_of(message) for message in messages[: len(sent)]] == sent
 
     def with_question(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages without copies of the question. A copy that replaces the question gets the stored id.
+        """Return the messages without copies of the question. A replacing copy gets the stored id.
 
         A message with the same text before an answer of an earlier turn is an earlier question, not a copy.
         """
@@ -184,7 +184,7 @@ class RootRun:
         return max((index for index, is_other in enumerate(answers, start=1) if is_other), default=0)
 
     def with_answers(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages with the turn's earlier answers inserted after the question, if the question is there."""
+        """Return the messages, with the turn's earlier answers after the question."""
         if not self.answers:
             return list(messages)
         ids = {id_of(message) for message in messages}
@@ -197,7 +197,7 @@ class RootRun:
         return [*messages[:end], *missing, *messages[end:]]
 
     def begin_attempt(self) -> bool:
-        """Return True if LangGraph repeats a node around this code. Free the numbers of its earlier attempts."""
+        """Return True if LangGraph repeats a node around this code, and free its answers' numbers."""
         attempts = {namespace: attempt.run_id for namespace, attempt in root_callbacks.attempts.get().items()}
         if not attempts:
             return False
@@ -212,7 +212,7 @@ class RootRun:
         return not self._repeated_nodes.isdisjoint(attempts)
 
     def claim(self, author: str | None, call: Hashable) -> int:
-        """Return the number, from 1, of a call's answer among its author's answers. Claim a number if it has none.
+        """Return the number, from 1, of a call's answer among its author's answers.
 
         In a branch, the numbers begin with the branch's number, so that a resumed branch gets the same number again.
         """
@@ -223,18 +223,18 @@ class RootRun:
         return claims[call]
 
     def release(self, author: str | None, call: Hashable) -> None:
-        """Free the number of a call that handed over to another agent, or that failed and may be repeated."""
+        """Free the number of a call that handed over to another agent or may be repeated."""
         self._claims.get(author, {}).pop(call, None)
 
     def reclaim(self, author: str | None, call: Hashable, number: int) -> int:
-        """Claim a number for a call that continues after `release`: `number` or, if another call has it, a new one."""
+        """Claim `number` again for a call that continues, or a new number if it is taken."""
         claims = self._claims.setdefault(author, {})
         if call not in claims and number not in claims.values():
             claims[call] = number
         return self.claim(author, call)
 
     def claim_after_seen(self, author: str | None, call: Hashable, messages: Sequence[BaseMessage]) -> int:
-        """Return a number for an author's answer that is higher than the numbers of the author's answers in `messages`.
+        """Return a number that is higher than those of the author's answers in `messages`.
 
         If a root run is resumed in another process, the state has the answers that the author gave before.
         """
@@ -245,9 +245,9 @@ class RootRun:
         return claims[call]
 
     def claim_resumed(self, author: str | None, call: Hashable, after: int, taken: Collection[int]) -> int:
-        """Claim and return the first number above `after` that is not in `taken` or claimed by another resumed call."""
+        """Claim the first number above `after` that is neither in `taken` nor claimed by a resumed call."""
         claims = self._claims.setdefault(author, {})
-        # Ignore the numbers of calls that are not resumed yet, because these numbers can still change.
+        # The numbers of calls that are not resumed yet can still change.
         known = {*taken, *(claims[one] for one in self._resumed & claims.keys() - {call})}
         first = 1 + after + (root_callbacks.branch.get() or 0)
         return self.reserve(author, call, min({*range(first, first + len(known) + 1)} - known))
