@@ -1,4 +1,4 @@
-"""A LangGraph store and a checkpointer in the configured databases, for graphs that an application compiles itself."""
+"""A LangGraph store and a checkpointer in the configured databases, for an application's own graphs."""
 
 from __future__ import annotations
 
@@ -39,11 +39,10 @@ def create_graph_store(
 def create_checkpointer(
     settings: Settings, *, types: Sequence[type] = ()
 ) -> AbstractAsyncContextManager[BaseCheckpointSaver[str]]:
-    """Return a LangGraph checkpointer in the configured database, for `graph.compile(checkpointer=…)`; open it once.
+    """Return a LangGraph checkpointer in the configured database, for `graph.compile(checkpointer=…)`.
 
-    For safety, reading a checkpoint creates only objects of LangGraph's safe types, such as messages, and of `types`.
-    If a state contains your own classes, list them in `types`; with `LANGGRAPH_STRICT_MSGPACK=true`, LangGraph finds
-    them itself.
+    Open it once. For safety, reading a checkpoint creates only objects of LangGraph's safe types, and of `types`. List
+    the classes of your state in `types`; with `LANGGRAPH_STRICT_MSGPACK=true`, LangGraph finds them itself.
 
     Raises:
         StoreUnavailable: on entering, if the database does not respond.

@@ -1,9 +1,8 @@
-"""Full-text search in the tables. It uses an index of messages, which is updated separately from appends.
+"""Full-text search in the tables.
 
-Indexing a message takes longer than storing it, so `append` does not index. `catch_up` updates the index in small
-transactions; `MessageSearch` calls it before each search, so that all messages stored before are found. Any process may
-index any session: the last indexed `seq` of each session is stored, and a step is applied only if this `seq` has not
-changed meanwhile.
+Indexing a message takes longer than storing it, so `append` does not index. `catch_up` indexes in small transactions;
+`MessageSearch` calls it before each search, so that all messages stored before are found. Any process may index any
+session: a step is applied only if the last indexed `seq` has not changed meanwhile.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ from threadkeep.store.search_terms import (
 from threadkeep.store.statements import Tables
 
 MUCH_UNINDEXED = 10_000
-"""A number of unindexed messages, such as after an import, above which indexing takes noticeable time."""
+"""A number of unindexed messages, above which indexing takes noticeable time."""
 
 _SEARCH_SECONDS = 5.0
-# This is less than the number of connections of a pool, so that chats can read the database during searches.
+# Fewer than the connections of a pool, so that chats can read the database during searches.
 _SEARCHES = 2
 _STEP_MESSAGES = 200
 _STEP_CHARACTERS = 200_000
 _SESSIONS = 100
-# The index is queried for at most this many words; other words are only checked when a text is read.
+# The index is queried for this many words; others are checked when a text is read.
 _PATTERNS = 16
 _WEIGHED_WORDS = 16
 _MORE = 4
@@ -68,15 +67,14 @@ class Search(Protocol):
     ) -> list[SearchHit]:
         """Return up to `limit` messages that contain all words of a query, best first.
 
-        With a `user_id`, search only the sessions of this user. With a `session_id`, search only messages of this
-        session whose `seq` is above `after`.
+        `user_id` selects the sessions of a user. `session_id` selects the messages of a session after a `seq`.
         """
 
 
 class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
     """The search index of a database: FTS5 trigrams on SQLite, words and character pairs on PostgreSQL.
 
-    In both, the index only returns messages that may match; their texts are read to find the messages that match.
+    The index only returns messages that may match; their texts are read to find the ones that do.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -87,7 +85,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
     async def catch_up(
         self, *, seconds: float | None = None, user_id: str | None = None, session_id: str | None = None
     ) -> bool:
-        """Index new messages (of one user, or of one session) for at most `seconds`; return True if none are left.
+        """Index new messages for at most `seconds`; return True if none are left.
 
         A session whose row is locked is left for the next call.
         """
@@ -104,18 +102,17 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
                 return False
 
     async def unindexed(self, *, user_id: str | None = None, session_id: str | None = None) -> int:
-        """Return the number of messages (of one user, or of one session) that are not indexed yet."""
+        """Return the number of messages that are not indexed yet."""
         parameters = {"user_id": user_id, "session_id": session_id}
         [(messages,)] = await self._driver.fetch(self._sql["unindexed"], parameters)
         return int(messages)
 
     async def _index(self, behind: Sequence[_Behind], locked: set[str], *, deadline: float) -> bool:
-        """Index the messages of sessions step by step; return False if the deadline passes before all are indexed."""
+        """Index sessions step by step; return False if the deadline passes first."""
         waiting = list(behind)
         while waiting:
             count = _step_sessions(waiting)
-            # Hold the lock for one step only, so that no search has to wait until another task has indexed a whole
-            # import.
+            # Hold the lock for one step only, so that no search waits until a whole import is indexed.
             async with self._turn:
                 left = await self._try_step(waiting[:count], locked)
             waiting[:count] = left
@@ -124,7 +121,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         return True
 
     async def _try_step(self, sessions: Sequence[_Behind], locked: set[str]) -> list[_Behind]:
-        """Index the next messages of sessions. Add locked sessions to `locked`; return sessions with more to index."""
+        """Index the next messages of sessions; return the sessions with more to index."""
         try:
             return await self._step(sessions)
         except RowLocked:
@@ -138,8 +135,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
     ) -> list[SearchHit]:
         """Return up to `limit` messages that contain all words of a query, best first.
 
-        Only the newest 2,000 matches are ranked. On SQLite, matches are not ranked if all words have only one
-        or two characters.
+        Only the newest 2,000 matches are ranked; on SQLite, none if all words are shorter than three characters.
 
         Raises:
             StoreUnavailable: the search takes longer than 5 seconds, including the wait for other searches.
@@ -163,7 +159,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
     async def _search_terms(
         self, connection: Connection, terms: Sequence[str], scope: Parameters, limit: int
     ) -> list[Row]:
-        """Search by fingerprints of the terms; drop texts whose fingerprints match but whose terms do not."""
+        """Search by fingerprints of the terms; drop false matches."""
         if not terms:
             return []
         whose = "found" if scope["user_id"] is None else "found_of_user"
@@ -184,7 +180,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
     async def _search_trigrams(
         self, connection: Connection, words: Sequence[str], scope: Parameters, limit: int
     ) -> list[Row]:
-        """Search by trigrams; if all words are too short for a trigram, search in the texts themselves."""
+        """Search by trigrams, or in the texts if all words are too short."""
         if expression := trigram_expression(words):
             weighed = relevance_words(words, await self._rarities(connection, words))
             bounds = {"limit": limit, "candidates": max(_CANDIDATES, limit)}
@@ -196,7 +192,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         return await connection.fetch(self._sql[short], {**scope, "patterns": patterns, "limit": limit})
 
     async def _rarities(self, connection: Connection, words: Sequence[str]) -> Sequence[float]:
-        """Return the weight of each word; a word without a trigram gets the weight of a very common word."""
+        """Return the weight of each word."""
         expressions = [trigram_expression([word]) for word in words[:_WEIGHED_WORDS] if len(word) >= TRIGRAM]
         if len(words) == 1:
             return [1.0]
@@ -205,14 +201,11 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         return [next(weights, _COMMON) if len(word) >= TRIGRAM else _COMMON for word in words]
 
     async def _step(self, sessions: Sequence[_Behind]) -> list[_Behind]:
-        """Index the next messages of sessions in one transaction; return the sessions with messages that are left.
-
-        A session that another process has changed meanwhile is skipped.
-        """
+        """Index the next messages of sessions in one transaction; return the sessions with more to index."""
         async with self._driver.reading() as connection:
             found = await connection.fetch_each([(self._sql["texts"], session.step) for session in sessions])
         steps = _in_budget(sessions, found)
-        # This runs in a thread, because finding the words of a step takes tens of milliseconds.
+        # This runs in a thread, because it takes tens of milliseconds.
         is_postgres = self._driver.backend == "postgres"
         rows = await asyncio.to_thread(_indexed_rows, steps) if is_postgres else [""] * len(steps)
         left, sql = list(sessions[len(steps) :]), None
@@ -220,8 +213,8 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
             for step, documents in zip(steps, rows, strict=True):
                 if not await connection.execute(self._sql["advance"], step.parameters):
                     continue
-                # Choose the statements once: after `advance` has locked a row, no process can partition the tables
-                # until the commit.
+                # Choose once, because after `advance` has locked a row, no process can partition the tables until the
+                # commit.
                 sql = sql or await index_statements(connection, self._sql)
                 await connection.execute(sql["add_text"], {**step.parameters, "rows": documents})
                 if step.upto < step.session.last_seq:
@@ -258,21 +251,20 @@ class _Step(NamedTuple):
     def parameters(self) -> Parameters:
         """The parameters of `advance` and `add_text`.
 
-        They include the id of the last message, which must still exist: the session may have been deleted and created
-        again.
+        The id of the last message is checked, because the session may have been deleted and created again.
         """
         seq, id_ = self.texts[-1][:2] if self.texts else (None, None)
         return {**self.session.step, "upto": self.upto, "seq": seq, "id": id_}
 
 
 def _step_sessions(waiting: Sequence[_Behind]) -> int:
-    """Return the number of sessions to index in one step; short sessions share a step, and thus a transaction."""
+    """Return the number of sessions to index in one step; short sessions share a transaction."""
     messages = list(accumulate(session.messages for session in waiting))
     return max(1, bisect_right(messages, _STEP_MESSAGES))
 
 
 def _in_budget(sessions: Sequence[_Behind], found: Sequence[Sequence[Row]]) -> list[_Step]:
-    """Return steps, one per session, for the first texts that fit into one transaction; include at least one text."""
+    """Return steps for the first texts that fit into one transaction; include at least one text."""
     steps: list[_Step] = []
     room = _STEP_CHARACTERS
     for session, texts in zip(sessions, found, strict=True):
@@ -290,7 +282,7 @@ def _in_budget(sessions: Sequence[_Behind], found: Sequence[Sequence[Row]]) -> l
 
 
 def _indexed_rows(steps: Sequence[_Step]) -> list[str]:
-    """Return a JSON array for each step: the `seq` of each message, its `document`, and fingerprints of its terms."""
+    """Return a JSON array for each step, with the documents and terms of its messages."""
     return [
         json.dumps(
             [{"seq": row[0], "document": row[3], "terms": fingerprints(search_terms(row[2]))} for row in step.texts],

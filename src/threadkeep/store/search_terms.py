@@ -1,4 +1,4 @@
-"""Functions for text search: the terms of a text, fingerprints and patterns of terms, and queries by trigrams."""
+"""Functions for text search: terms, their fingerprints and patterns, and queries by trigrams."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ _CASED = 0x20000
 _WORDS = re.compile(r"\w+")
 # σ at the end of a word, to be replaced by ς: some texts have σ there, and `lower` keeps it so in "Α.Σ.Δ".
 _FINAL_SIGMA = re.compile(r"σ(?!\w)")
-# Scripts without spaces between words: Thai, Lao, Khmer, Myanmar, kana and Han; also hangul, because of its suffixes.
+# Scripts without spaces between words; also hangul, because of its suffixes.
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff]+"
 )
 
 
 def search_terms(text: str) -> Sequence[str]:
-    """Return the distinct terms of a text, in order: its words and, in scripts without spaces, pairs of characters."""
+    """Return the distinct terms of a text: words, or pairs of characters in scripts without spaces."""
     return list(dict.fromkeys(_terms(_FINAL_SIGMA.sub("ς", clean_text(text).lower()))))
 
 
 def fold(text: str) -> str:
-    """Fold a text for case-insensitive comparisons. Its length stays the same, and both databases fold it equally."""
+    """Fold a text for case-insensitive comparisons, equally on both databases. Its length stays the same."""
     return text.replace("İ", "i").lower().replace("ς", "σ")
 
 
 def folds_into(text: str) -> tuple[str, str]:
-    """Return two strings: characters that `fold` changes into ones of `text`, and the results in the same order."""
+    """Return the characters that `fold` changes into ones of `text`, and the results in the same order."""
     pairs = [(char, folded) for folded in sorted(set(text)) for char in _unfolded().get(folded, "")]
     return "".join(char for char, _ in pairs), "".join(folded for _, folded in pairs)
 
@@ -56,7 +56,7 @@ def fingerprints(terms: Iterable[str]) -> list[int]:
 
 
 def term_pattern(term: str) -> str:
-    """Return a regular expression that matches a term in upper and lower case, independent of the server's locale."""
+    """Return a regular expression that matches a term in any case, independent of the server's locale."""
     return "".join(f"[{char}{capitals}]" if (capitals := _unfolded().get(char)) else char for char in fold(term))
 
 
@@ -66,7 +66,7 @@ def short_pattern(word: str) -> str:
 
 
 def trigram_expression(words: Iterable[str]) -> str:
-    """Return the FTS5 query for texts that have the trigrams of all words; only the first 64 trigrams are used."""
+    """Return the FTS5 query for texts that have the trigrams of all words."""
     trigrams = (word[at : at + TRIGRAM] for word in words for at in range(len(word) - TRIGRAM + 1))
     quoted = ('"' + trigram.replace('"', '""') + '"' for trigram in list(dict.fromkeys(trigrams))[:_MOST_TRIGRAMS])
     return " ".join(quoted)
@@ -84,13 +84,13 @@ def _terms(text: str) -> Iterator[str]:
 
 
 def _short(term: str) -> list[str]:
-    # Drop a term of more than `_LONGEST_TERM` characters: it is not a word, and PostgreSQL rejects its pattern.
+    # Drop a very long term: it is not a word, and PostgreSQL rejects its pattern.
     return [term] if 0 < len(term) <= _LONGEST_TERM else []
 
 
 @cache
 def _unfolded() -> Mapping[str, str]:
-    """Return a map from a character to others that `fold` changes into it: capitals, and signs such as Kelvin's K."""
+    """Return a map from a character to others that `fold` changes into it."""
     found: defaultdict[str, str] = defaultdict(str)
     for char in map(chr, range(_CASED)):
         if (folded := fold(char)) != char:
@@ -99,7 +99,7 @@ def _unfolded() -> Mapping[str, str]:
 
 
 RELEVANCE: Final = "threadkeep_relevance"
-"""The name of the SQL function for `relevance`; its arguments are a text and the result of `relevance_words`."""
+"""The name of the SQL function for `relevance`."""
 
 _SATURATION = 1.2
 _LENGTH_SHARE = 0.75
@@ -107,7 +107,7 @@ _AVERAGE_CHARACTERS = 500
 
 
 def relevance(text: str, words: str) -> float | None:
-    """Return a text's score for the words of `relevance_words`, ignoring case. If one is missing, return None."""
+    """Return a text's score for the words of `relevance_words`, or None if a word is missing."""
     folded = text.casefold()
     damping = _SATURATION * (1 - _LENGTH_SHARE + _LENGTH_SHARE * len(folded) / _AVERAGE_CHARACTERS)
     score = 0.0
@@ -125,11 +125,11 @@ def relevance_words(words: Sequence[str], rarities: Sequence[float]) -> str:
 
 
 def rarity(texts_with_word: int, texts: int) -> float:
-    """Return the weight of a word: always positive, and higher if only a few of all texts contain the word."""
+    """Return the weight of a word, which is higher if only a few of all texts contain it."""
     return math.log1p((texts - texts_with_word + 0.5) / (texts_with_word + 0.5))
 
 
 @lru_cache(maxsize=16)
 def _read(words: str) -> Sequence[tuple[str, float]]:
-    """Return the parsed words and weights. Cache them, because all texts of a search use the same ones."""
+    """Parse words and weights. They are cached, because all texts of a search use the same ones."""
     return [(word, float(weight)) for word, weight in json.loads(words)]

@@ -1,8 +1,8 @@
-"""The spool: files for turns that the database did not accept. They are written before the caller gets a reply.
+"""Files for turns that the database did not accept, written before the caller gets a reply.
 
-Each process has its own file, which it locks as long as it lives. The files of dead processes are unlocked; the next
-process that starts takes them over and writes their turns to the database. Each unreadable line is moved to a separate
-file, where it stays until a person repairs or drops it.
+Each process has its own file, which it locks as long as it lives. The next process that starts takes over the files of
+dead processes and writes their turns to the database. Each unreadable line is moved to a separate file, where it stays
+until a person repairs or drops it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LINE_SUFFIX = ".line"
 
 @dataclass(frozen=True)
 class DamagedTurn:
-    """An unreadable line of `size` bytes. `path` is its separate file, or the spool file if the line is still there.
+    """An unreadable line of `size` bytes. `path` is the file that has it.
 
     `entry_id` is a digest of the bytes, so the same line has the same id in any file.
     """
@@ -77,13 +77,13 @@ def damaged_turns(folder: Path) -> list[DamagedTurn]:
 
 
 def damaged_lines(path: Path, lines: Iterable[bytes]) -> list[DamagedTurn]:
-    """Return a `DamagedTurn` for each of these unreadable lines, which are still in the spool file `path`."""
+    """Return a `DamagedTurn` for each of these unreadable lines of a spool file."""
     changed_at = _time(path.stat().st_mtime)
     return [DamagedTurn(damaged_id(line), path, len(line), changed_at) for line in lines]
 
 
 def drop_damaged(folder: Path, entry_id: str) -> bool:
-    """Permanently drop an unreadable line; return False if the folder has no file for it. This is blocking I/O."""
+    """Permanently drop an unreadable line; return False if there is no file for it. This is blocking I/O."""
     for path in damaged_files(folder):
         if path.stem == entry_id:
             path.unlink(missing_ok=True)
@@ -118,8 +118,7 @@ _LOOK_SECONDS = 0.005
 class PendingTurn:
     """A turn that waits to be stored. `tries` counts the attempts of this process.
 
-    `error` is the class name of the last error. If an agent stores the conversation in a graph store, `namespace` is
-    the conversation's namespace there.
+    `error` is the class name of the last error. `namespace` is set if the conversation belongs in a graph store.
     """
 
     entry_id: str
@@ -132,7 +131,7 @@ class PendingTurn:
 
     @property
     def refused(self) -> bool:
-        """True if retries cannot help, because the session belongs to another user. Such a turn blocks no others."""
+        """True if retries cannot help, because the session belongs to another user."""
         return self.error == WrongUser.__name__
 
 
@@ -151,7 +150,7 @@ class SpoolFile:
         """Create a file for this process."""
         make_private_folder(folder)
         path = folder / f"{uuid7()}{_SUFFIX}"
-        # Lock the file before it gets its final name; otherwise a process that starts could take it over.
+        # Lock the file before it gets its final name; otherwise a starting process could take it over.
         unnamed = path.with_suffix(".new")
         descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -186,9 +185,9 @@ class SpoolFile:
         return os.path.samestat(named, os.fstat(self._descriptor))
 
     def entries(self) -> list[PendingTurn]:
-        """Return the turns in the file, oldest first; unreadable lines are moved to separate files.
+        """Return the turns in the file, oldest first.
 
-        The texts of turns that are not pending any more are overwritten.
+        Unreadable lines are moved to separate files. Turns that are not pending any more are overwritten.
         """
         content = read_spool(self.path)
         for entry in content.turns:
@@ -223,7 +222,7 @@ class SpoolFile:
         entry.file = self
 
     def renew(self, entry: PendingTurn) -> None:
-        """Write a changed pending turn to the file again; do nothing if it has been stored or dropped meanwhile."""
+        """Write a changed turn to the file again, unless it has been stored or dropped meanwhile."""
         if entry.entry_id in self._ranges:
             self.keep(entry)
 
@@ -232,7 +231,7 @@ class SpoolFile:
         self._append({"failed": entry.entry_id, "error": entry.error})
 
     def done(self, entry: PendingTurn) -> None:
-        """Overwrite a turn that is stored or dropped; empty the file if no turns or unreadable lines are left."""
+        """Overwrite a turn that is stored or dropped; empty the file if nothing is left."""
         lines = self._ranges.pop(entry.entry_id, [])
         if self._ranges or self._has_unreadable:
             self._overwrite(lines)
@@ -240,7 +239,7 @@ class SpoolFile:
             self.clear()
 
     def clear(self) -> None:
-        """Empty the file after its turns were stored elsewhere, unless it still has unreadable lines."""
+        """Empty the file after its turns were stored elsewhere; keep unreadable lines."""
         self._ranges.clear()
         if not self._has_unreadable:
             os.ftruncate(self._descriptor, 0)
@@ -253,11 +252,11 @@ class SpoolFile:
         os.close(self._descriptor)
 
     def abandon(self) -> None:
-        """Close a file that was removed or replaced; if another file is at its path now, that file stays."""
+        """Close a file that was removed or replaced, without removing the file at its path."""
         os.close(self._descriptor)
 
     def _overwrite(self, lines: Sequence[Range]) -> None:
-        """Overwrite lines with spaces, so that a text is not in the file for longer than its turn is pending.
+        """Overwrite lines with spaces, so that no text stays longer than its turn is pending.
 
         The first bytes are durable before the rest is written, so a line counts as removed even after a crash.
         """
@@ -270,7 +269,7 @@ class SpoolFile:
 
     def _append(self, line: dict[str, Any]) -> Range:
         dump_json(line)  # rejects NaN and keys that are not text, which `json.dumps` accepts
-        # Escape to ASCII, so that no character of a message ends the line or fails to encode.
+        # Escape to ASCII, so that no character ends the line or fails to encode.
         data = (json.dumps(line, separators=(",", ":")) + "\n").encode()
         size = os.lseek(self._descriptor, 0, os.SEEK_END)
         try:
@@ -290,20 +289,20 @@ def spool_files(folder: Path) -> list[Path]:
 
 
 def _own(descriptor: int) -> bool:
-    """Lock a file exclusively. If another process owns it, return False; if others only check it (`in_use`), wait."""
+    """Lock a file exclusively; return False if another process owns it."""
     for _ in range(_LOOKS):
         if lock_at_once(descriptor, fcntl.LOCK_EX):
             return True
         if not lock_at_once(descriptor, fcntl.LOCK_SH):
             return False
-        # Another process has a shared lock for a short check, so try again. An owner's lock would be exclusive.
+        # Another process has a shared lock for a short check, so try again.
         time.sleep(_LOOK_SECONDS)
     return False
 
 
 @dataclass(frozen=True)
 class SpoolContent:
-    """The turns in a file, oldest first, and its unreadable lines (damaged, or written by a newer version).
+    """The turns in a file, oldest first, and its unreadable lines.
 
     `ranges` maps the id of each turn and of each unreadable line to its places in the file. `stale` has the places of
     turns and lines that were already stored or dropped.
@@ -328,8 +327,7 @@ def read_entries(path: Path) -> list[PendingTurn]:
 def read_spool(path: Path, *, cut_off: bool = False) -> SpoolContent:
     """Return the content of a file, without locking it.
 
-    An incomplete last line is skipped, because the process that owns the file may still be writing it. If `cut_off` is
-    true, this line is read like the others.
+    An incomplete last line is only read if `cut_off` is true, because its writer may not be done yet.
     """
     try:
         *lines, rest = path.read_bytes().split(b"\n")

@@ -33,18 +33,16 @@ from threadkeep.store.statements import load_statements
 
 _READERS = 4
 _STOP_SECONDS = 0.01
-# The low byte of an SQLite error code is the primary code; the higher bits are details.
+# The low byte of an SQLite error code is the primary code.
 _KIND_OF_ERROR = 0xFF
-# A commit writes whole pages to the WAL, and a turn changes about nine pages, so small pages save bytes. In the
-# benchmark, pages of 8 KB did not make the file smaller.
+# A commit writes whole pages to the WAL, and a turn changes about nine, so small pages save bytes.
 _PAGE_BYTES = 4096
 
 
 class SqliteDriver(Driver):
     """A SQLite database in a file, or in memory if there is no path.
 
-    A database in memory has a single connection, which serves one caller at a time. In one process, drivers with the
-    same `memory_name` share a database.
+    A database in memory has one connection for all callers. Drivers with the same `memory_name` share a database.
     """
 
     backend: Final[Backend] = "sqlite"
@@ -70,7 +68,7 @@ class SqliteDriver(Driver):
             await asyncio.to_thread(self._file.check)
 
     def reading(self) -> AbstractAsyncContextManager[SqliteConnection]:
-        """Lend a connection for reading. If the caller is cancelled, the connection's statement is interrupted."""
+        """Lend a connection for reading. If the caller is cancelled, its statement is interrupted."""
         if self._path is None:
             return self._reading_memory()
         return _Lent(self.take_reader, self.give_reader)
@@ -94,7 +92,7 @@ class SqliteDriver(Driver):
         return connection
 
     async def give_reader(self, connection: SqliteConnection, failure: type[BaseException] | None) -> None:
-        """Give a reading connection back; if the caller was cancelled, interrupt its statement first."""
+        """Give a reading connection back; interrupt the statement of a cancelled caller."""
         try:
             if failure is not None and issubclass(failure, asyncio.CancelledError):
                 await _to_its_end(_stop(connection.raw))
@@ -107,7 +105,7 @@ class SqliteDriver(Driver):
 
     @asynccontextmanager
     async def writing(self, *, lock_timeout_seconds: float | None = None) -> AsyncIterator[SqliteConnection]:
-        """Lend a connection in a write transaction. A `lock_timeout_seconds` of 0 waits forever; others are ignored."""
+        """Lend a connection in a write transaction. With a `lock_timeout_seconds` of 0, wait forever."""
         async with _Lent(self.take_writer, self.give_writer) as connection:
             await _begin(connection, for_ever=lock_timeout_seconds == 0)
             yield connection
@@ -148,7 +146,7 @@ class SqliteDriver(Driver):
             return await self._writing_connection()
 
     async def give_writer(self, connection: SqliteConnection, failure: type[BaseException] | None) -> None:
-        """Give the writing connection back; if the caller failed, roll its transaction back first."""
+        """Give the writing connection back; roll back if the caller failed."""
         try:
             if failure is not None:
                 await self._roll_back(connection)
@@ -176,10 +174,9 @@ class SqliteDriver(Driver):
         return self._writer
 
     async def _roll_back(self, connection: SqliteConnection) -> None:
-        """Roll back the transaction; if that fails, close the connection, so that the next writer opens a new one.
+        """Roll back the transaction; close the connection if that fails.
 
-        Roll back even if no transaction seems open: the BEGIN of a cancelled caller may still be queued in the
-        connection's thread, where the rollback then follows it.
+        Roll back even if no transaction seems open: the BEGIN of a cancelled caller may still be queued.
         """
         try:
             await asyncio.shield(connection.raw.rollback())
@@ -216,7 +213,7 @@ class _Lent:
 async def open_sqlite(
     path: Path | None, options: StoreOptions, *, autocommit: bool = True, read_only: bool = False
 ) -> AsyncIterator[aiosqlite.Connection]:
-    """Open a separate connection to a file (or a database in memory), for other libraries such as LangGraph."""
+    """Open a separate connection to a database, for other libraries such as LangGraph."""
     with translated():
         raw = await _open(_Connector(path, options, autocommit=autocommit, read_only=read_only))
     try:
@@ -226,9 +223,9 @@ async def open_sqlite(
 
 
 class RollbackLock(asyncio.Lock):
-    """A lock for LangGraph's classes that use a connection. It rolls back if the locked block fails or is cancelled.
+    """A lock for LangGraph's use of a connection. It rolls back if the locked block fails.
 
-    LangGraph leaves the transaction of such a block open, and an open transaction can lock the file for all others.
+    Otherwise an open transaction of LangGraph could lock the file for all others.
     """
 
     def __init__(self, raw: aiosqlite.Connection) -> None:
@@ -247,7 +244,7 @@ class RollbackLock(asyncio.Lock):
 
 @dataclass
 class _Connector:
-    """A function for aiosqlite's thread that opens and sets up a connection in one call, to save thread switches."""
+    """A function that opens and sets up a connection in one call to a thread, to save thread switches."""
 
     path: Path | None
     options: StoreOptions
@@ -281,7 +278,7 @@ class _Connector:
                 connection.execute(f"PRAGMA {pragma}").close()
             [[mode]] = connection.execute("PRAGMA journal_mode").fetchall()
             self.needs_wal = path is not None and mode != "wal"
-            # Only a new file takes this page size. Do not set it with SQLCipher, which can read only its own page size.
+            # Do not set this with SQLCipher, which can read only its own page size.
             if self.needs_wal and key is None:
                 connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}").close()
         return connection
@@ -296,7 +293,7 @@ async def _open(connector: _Connector) -> aiosqlite.Connection:
 
 
 def _translate(text: object, characters: str, replacements: str) -> str | None:
-    """Replace characters as PostgreSQL's `translate` does. No replacement may be one of the `characters`."""
+    """Replace characters as PostgreSQL's `translate` does."""
     if text is None:
         return None
     result = str(text)
@@ -320,8 +317,8 @@ async def _open_file(connection: aiosqlite.Connection) -> aiosqlite.Connection:
     try:
         return await asyncio.shield(opening)
     except sqlite_errors(asyncio.CancelledError, StoreUnavailable):
-        # If `opening` fails too, raise the first error nevertheless: if it is a cancellation and got lost, a loop that
-        # retries would never end.
+        # Raise the first error even if `opening` fails too: if a cancellation got lost, a loop that retries would never
+        # end.
         await _to_its_end(_close_opened(connection, opening))
         raise
 
@@ -332,12 +329,12 @@ async def _close_opened(connection: aiosqlite.Connection, opening: asyncio.Futur
     if opening.exception() is None:
         await connection.close()
     else:
-        # Wait for the connection's thread to end; otherwise it may use this event loop after the loop was closed.
+        # Wait for the connection's thread to end, because it may use this event loop.
         await asyncio.to_thread(connection._thread.join)  # noqa: SLF001 - there is no other way to wait for it
 
 
 async def _begin(connection: SqliteConnection, *, for_ever: bool) -> None:
-    """Begin a write transaction, which locks the file; with `for_ever`, try again after each lock timeout."""
+    """Begin a write transaction, which locks the file."""
     while True:
         try:
             with translated():
@@ -350,7 +347,7 @@ async def _begin(connection: SqliteConnection, *, for_ever: bool) -> None:
 
 
 async def _to_its_end(work: Coroutine[object, object, None]) -> None:
-    """Wait for `work` to end, which leaves the connection idle. If the caller is cancelled, raise that afterwards."""
+    """Wait for `work` to end, even if the caller is cancelled."""
     task, cancelled = asyncio.ensure_future(work), None
     while not task.done():
         try:
@@ -363,8 +360,8 @@ async def _to_its_end(work: Coroutine[object, object, None]) -> None:
 
 async def _stop(raw: aiosqlite.Connection) -> None:
     """Interrupt a statement whose result no caller awaits, so that it does not delay the next statement."""
-    # Repeat the interrupt, because the statement may still be queued and not begun. The query `behind` is queued after
-    # the statement, so when `behind` is done, the statement has ended.
+    # Repeat the interrupt, because the statement may still be queued. `behind` is queued after the statement, so when
+    # it is done, the statement has ended.
     behind = asyncio.ensure_future(raw.execute_fetchall("SELECT 1"))
     while not behind.done():
         with suppress(*sqlite_errors(ValueError)):
@@ -374,7 +371,7 @@ async def _stop(raw: aiosqlite.Connection) -> None:
 
 
 async def _switch_to_wal(raw: aiosqlite.Connection, seconds: float) -> None:
-    """Turn WAL mode on; retry for up to `seconds`, because SQLite does not wait for a lock in this case."""
+    """Turn WAL mode on. Retry for up to `seconds`, because SQLite does not wait for this lock."""
     deadline = asyncio.get_running_loop().time() + seconds
     while True:
         try:

@@ -22,7 +22,7 @@ logging.getLogger("aiosqlite").addFilter(lambda record: record.levelno > logging
 
 
 class SqliteConnection:
-    """An aiosqlite connection with the methods of the protocol `threadkeep.store.driver.Connection`."""
+    """An aiosqlite connection with the methods of the protocol `Connection`."""
 
     def __init__(self, raw: aiosqlite.Connection) -> None:
         self.raw = raw
@@ -43,7 +43,7 @@ class SqliteConnection:
             return int(changed)
 
     async def fetch_each(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """Execute statements in one call to the connection's thread; return the rows of each statement."""
+        """Execute statements in one call to the thread; return the rows of each statement."""
         return await self.run(Batch(statements, []))
 
     async def run(self, batch: Batch) -> list[list[Row]]:
@@ -61,8 +61,8 @@ class SqliteConnection:
 def read_only_uri(path: Path) -> str:
     """Return the SQLite URI that opens a file for reading only.
 
-    If this process cannot write the file, and the file has no WAL, it is opened as immutable, because SQLite could not
-    create a WAL. This is safe: a file without a WAL has no writer.
+    A file that this process cannot write is opened as immutable if it has no WAL, because SQLite could not create one.
+    This is safe: a file without a WAL has no writer.
     """
     wal = path.with_name(path.name + "-wal")
     immutable = is_read_only(path) and not (wal.exists() and wal.stat().st_size)
@@ -70,10 +70,10 @@ def read_only_uri(path: Path) -> str:
 
 
 class Batch(NamedTuple):
-    """Statements to execute in one call, passed to aiosqlite in place of parameters. `store` adds their rows to `rows`.
+    """Statements to execute in one call, passed to aiosqlite in place of parameters.
 
-    If `begins` is true, a transaction is begun first: it waits for the file's lock up to the connection's timeout or
-    `wait_seconds`, whichever is shorter. If `commits` is true, a COMMIT is executed last.
+    If `begins` is true, a transaction is begun first, and waits up to `wait_seconds` for the file's lock. If `commits`
+    is true, a COMMIT is executed last.
     """
 
     statements: Sequence[Statement]
@@ -88,8 +88,7 @@ class Batch(NamedTuple):
             begin(connection, self.wait_seconds)
         for sql, parameters in self.statements:
             self.rows.append(connection.execute(sql, parameters).fetchall())
-        # Return a cursor without rows: an unread row would keep the statement active, and an interrupt would then make
-        # later statements fail too.
+        # Return no rows: an unread row would keep the statement active, so that an interrupt makes later ones fail.
         return connection.execute("COMMIT") if self.commits else connection.cursor()
 
 
@@ -114,7 +113,7 @@ class SqliteTransaction:
 
 
 def begin(connection: sqlite3.Connection, wait_seconds: float | None) -> None:
-    """Begin a write transaction; wait for the lock up to `wait_seconds`, but not longer than the connection's timeout.
+    """Begin a write transaction. Wait for the lock up to `wait_seconds` or the connection's timeout.
 
     Raises:
         DatabaseFileReplaced: the file was removed or replaced.
@@ -136,8 +135,8 @@ def begin(connection: sqlite3.Connection, wait_seconds: float | None) -> None:
 class Group(NamedTuple):
     """A group of new turns, passed to aiosqlite in place of a statement's parameters.
 
-    After `store`, `counted` maps each session id to its new `last_seq`. `rows` has the results of the statements in
-    `turns.before` and `turns.after`.
+    `store` fills `counted` with the new `last_seq` of each session, and `rows` with the results of `turns.before` and
+    `turns.after`.
     """
 
     sql: Mapping[str, str]
@@ -147,7 +146,7 @@ class Group(NamedTuple):
     wait_seconds: float | None
 
     def store(self, connection: sqlite3.Connection) -> sqlite3.Cursor:
-        """Store the group in a transaction; the caller must roll it back if this method raises an error."""
+        """Store the group in a transaction; if this fails, the caller must roll back."""
         turns = self.turns
         begin(connection, self.wait_seconds)
         self.rows.extend([connection.execute(sql, parameters).fetchall() for sql, parameters in turns.before])
@@ -220,7 +219,7 @@ _CALLS = (Group, Batch)
 
 
 class BatchingConnection:
-    """A connection in aiosqlite's thread that executes several statements in one call, to save thread switches."""
+    """A connection that executes several statements in one call to its thread, to save thread switches."""
 
     file: OpenFile | None = None
 
@@ -260,13 +259,13 @@ _CURES = (
 
 
 def sqlite_errors(*others: type[BaseException]) -> tuple[type[BaseException], ...]:
-    """Return `others` and `sqlite3.Error`; if SQLCipher was imported, also the base class of SQLCipher's errors."""
+    """Return `others` and the base classes of SQLite's and SQLCipher's errors."""
     cipher = sys.modules.get("sqlcipher3.dbapi2")
     return (*others, sqlite3.Error) if cipher is None else (*others, sqlite3.Error, cipher.Error)
 
 
 class translated:  # noqa: N801 - used like a function, as the classes in contextlib
-    """A context manager that translates SQLite's errors into Threadkeep's errors, most of them with advice."""
+    """A context manager that translates SQLite's errors into Threadkeep's errors."""
 
     def __enter__(self) -> None:
         """Begin the block."""
@@ -282,7 +281,7 @@ class translated:  # noqa: N801 - used like a function, as the classes in contex
             raise unstorable_text() from None
         if isinstance(error, OverflowError):
             raise InvalidInput("A number is too large for the database; use one below 2**63.") from error
-        # aiosqlite raises ValueError with these messages if its thread has ended. Leave any other ValueError as it is.
+        # aiosqlite raises ValueError with these messages if its thread has ended.
         if isinstance(error, ValueError) and str(error) in ("Connection closed", "no active connection"):
             raise StoreClosed("The database was closed; use a memory inside its `async with` block.") from error
 
@@ -308,7 +307,7 @@ def connect(database: str | Path, key: str | None, **options: Any) -> sqlite3.Co
     if key is None:
         return sqlite3.connect(database, factory=ThreadConnection, **options)
     connection = _sqlcipher().connect(database, factory=_cipher_connection(), **options)
-    # Turn the log off, because a wrong key must raise an error, and not write to stderr.
+    # Turn the log off, because a wrong key must not write to stderr.
     connection.execute("PRAGMA cipher_log_level = NONE").close()
     connection.execute(f"PRAGMA key = \"x'{key}'\"").close()
     return cast("sqlite3.Connection", connection)
@@ -335,14 +334,14 @@ def _cipher_connection() -> type:
     dbapi2 = _sqlcipher()
 
     class CipherConnection(BatchingConnection, dbapi2.Connection):  # type: ignore[misc, name-defined]
-        """A connection of SQLCipher in aiosqlite's thread. Its statements raise the errors of Python's `sqlite3`."""
+        """A connection of SQLCipher whose statements raise the errors of Python's `sqlite3`."""
 
         def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
             """Execute a statement, or a group of them."""
             try:
                 return super().execute(sql, parameters)
             except dbapi2.Error as error:
-                # Raise the standard library's error, which LangGraph's checkpointer expects when it sets up its tables.
+                # Raise the error that LangGraph's checkpointer expects when it sets up its tables.
                 known = getattr(sqlite3, type(error).__name__)(*error.args)
                 known.sqlite_errorcode, known.sqlite_errorname = error.sqlite_errorcode, error.sqlite_errorname
                 raise known from error

@@ -1,4 +1,4 @@
-"""The SQL of this package: named statements in `.sql` files, most of which are the same for SQLite and PostgreSQL."""
+"""Named SQL statements from `.sql` files, most of them the same for SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _INCLUDE = re.compile(r"^-- include: (\w+)$", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*--.*\n?", re.MULTILINE)
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z][a-z0-9_]*)")
-# The longest text to filter by. Values of facts are not longer, and SQLite allows LIKE patterns of 50,000 bytes.
+# Values of facts are not longer, and SQLite allows LIKE patterns of 50,000 bytes.
 _MOST_CHARACTERS = 10_000
 _ROW = re.compile(r"^VALUES \((?P<row>[^()]*)\)$", re.MULTILINE)
 
@@ -44,7 +44,7 @@ def load_script(path: str) -> Sequence[str]:
 
 @lru_cache(maxsize=512)
 def for_rows(sql: str, count: int) -> str:
-    """Return a statement with its VALUES row repeated `count` times; in row i, the parameter `x` is named `x_i`."""
+    """Return a statement with `count` VALUES rows; in row i, the parameter `x` is named `x_i`."""
     if not (match := _ROW.search(sql)):
         raise ValueError("the statement has no VALUES row on a separate line")
     rows = ", ".join(f"({_PARAMETER.sub(rf':\1_{i}', match['row'])})" for i in range(count))
@@ -52,12 +52,12 @@ def for_rows(sql: str, count: int) -> str:
 
 
 def row_parameters(rows: Sequence[Mapping[str, object]]) -> dict[str, object]:
-    """Return the parameters of a statement that `for_rows` returned; `rows` has one mapping per row."""
+    """Return the parameters of a statement from `for_rows`, one mapping per row."""
     return {f"{name}_{i}": value for i, row in enumerate(rows) for name, value in row.items()}
 
 
 def for_values(sql: str, name: str, values: Collection[object], others: Parameters | None = None) -> Statement:
-    """Return the statement with one row per value of the parameter `name`, and all parameters (values and `others`)."""
+    """Return the statement with one row per value of the parameter `name`, and all parameters."""
     return for_rows(sql, len(values)), {**{f"{name}_{i}": value for i, value in enumerate(values)}, **(others or {})}
 
 
@@ -79,10 +79,10 @@ def like_pattern(text: str) -> str:
 
 
 def text_filter(text: str | None) -> dict[str, object]:
-    """Return the parameters of a filter that selects values with this text in any case; None selects all values.
+    """Return the parameters of a filter that selects values with this text in any case.
 
-    The statement compares `translate(value, :capitals, :letters)` with :pattern. The characters are parameters, because
-    `lower` of PostgreSQL depends on the locale of the database, and that of SQLite converts ASCII letters only.
+    The characters are parameters, because `lower` of PostgreSQL depends on the locale of the database, and that of
+    SQLite converts ASCII letters only.
 
     Raises:
         InvalidInput: the text is too long, or is not a `str`.
@@ -98,7 +98,7 @@ def text_filter(text: str | None) -> dict[str, object]:
 class Tables:
     """A base class for access to some tables of a database.
 
-    A subclass passes the files of its statements as `sql`; `{backend}` in a name stands for the database system.
+    A subclass passes the files of its statements as `sql`; `{backend}` stands for the database system.
     """
 
     _files: ClassVar[tuple[str, ...]] = ()

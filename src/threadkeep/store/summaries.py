@@ -17,10 +17,10 @@ from threadkeep.store.statements import ClockedTables
 
 @dataclass(frozen=True)
 class Uncovered:
-    """The messages of a session that no summary covers: their `seq` is above `after_seq`, and at most `last_seq`.
+    """The messages of a session that no summary covers: those after `after_seq`, up to `last_seq`.
 
-    `after_seq` is the end of the last summary, the last reset or the archive, whichever is latest. `messages` and
-    `tokens` count only active user and assistant messages.
+    `after_seq` is the end of the last summary, reset or archive. `messages` and `tokens` count only active user and
+    assistant messages.
     """
 
     after_seq: int = 0
@@ -33,8 +33,8 @@ class Uncovered:
 class ArchivedSummary:
     """An exported summary, with data to verify that its messages are the same in another database.
 
-    `messages` is the number of exported messages in the summary's range, which may have lost others by deletion.
-    `first_id` and `last_id` are the ids of the first and the last of these messages.
+    `messages` is the number of exported messages in its range. `first_id` and `last_id` are the ids of the first and
+    the last of them.
     """
 
     summary: Summary
@@ -49,12 +49,12 @@ _MOST_CLAIM_SECONDS = 86_400 * 365
 class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
     """The table `chat_summaries`, and the claims of processes on the work of summarising sessions.
 
-    Guarantee: from the last reset to the end of the last summary, exactly one active summary covers each message that
-    is not archived. A summary that would break this guarantee is not stored.
+    Guarantee: exactly one active summary covers each message between the last reset and the end of the last summary,
+    except archived ones. A summary that would break this guarantee is not stored.
     """
 
     async def active(self, session_id: str, *, user_id: str | None = None) -> list[Summary]:
-        """Return the active summaries (not merged into another, and after the last reset), oldest first."""
+        """Return the active summaries, oldest first: after the last reset, and not merged into another."""
         return await self._fetch("active", session_id, user_id=user_id)
 
     async def all_of(self, session_id: str, *, user_id: str | None = None) -> list[Summary]:
@@ -64,7 +64,7 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
     async def of_messages(self, session_id: str, first_seq: int, last_seq: int, limit: int) -> list[Summary]:
         """Return the first `limit` summaries that were made directly from messages in a range, in order.
 
-        Summaries that were merged later are included, but summaries of superseded messages are not.
+        They may have been merged later, but their messages are not superseded.
         """
         between = {"first_seq": first_seq, "last_seq": last_seq, "limit": limit}
         return await self._fetch("of_messages", session_id, **between)
@@ -84,7 +84,7 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         return found
 
     async def for_export(self, session_id: str, *, view: View = "active") -> list[ArchivedSummary]:
-        """Return the active summaries, each with the number, first id and last id of its messages in the `view`."""
+        """Return the active summaries, each with the number and the first and last id of its messages."""
         check_argument("session_id", session_id, str, required=True)
         parameters = {"session_id": session_id, "history": view == "history"}
         rows = await self._driver.fetch(self._sql["for_export"], parameters)
@@ -103,12 +103,10 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         Args:
             summary: the summary; its `created_at` is stored unchanged.
             replaces: ids of the summaries that it merges; together, they must cover exactly its range.
-            last_id: the id of its last message. If the message now has another id, the session was deleted and created
-                again.
+            last_id: the id of its last message, which shows whether the session was deleted and created again.
             revision: the session's revision when the messages were read; if it has changed, messages may be superseded.
 
-        Return False, and store nothing, if the summary would break the guarantee: another process was faster, or the
-        session was reset, changed or deleted.
+        Return False, and store nothing, if the summary would break the guarantee.
         """
         check_argument("summary", summary, Summary, required=True)
         async with self._driver.writing() as connection:
@@ -127,9 +125,9 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         return Uncovered(*(int(value) for value in rows[0])) if rows else Uncovered()
 
     async def claim(self, session_id: str, purpose: str, owner: str, seconds: float) -> bool:
-        """Claim work on a session for some seconds. If another process has it, or the session is missing, return False.
+        """Claim work on a session for some seconds. Return False if another process has it.
 
-        If another claim ends over 30 minutes later than the new one would, its process had a wrong clock: replace it.
+        A claim that ends over 30 minutes later than the new one comes from a wrong clock, and is replaced.
         """
         if not isinstance(seconds, int | float) or not 0 < seconds <= _MOST_CLAIM_SECONDS:
             raise InvalidInput(f"seconds is a number above 0 and at most {_MOST_CLAIM_SECONDS}.")
@@ -163,7 +161,7 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
 async def add_summary(
     connection: Connection, sql: Mapping[str, str], summary: Summary, replaces: frozenset[str], *, now: datetime
 ) -> bool:
-    """Store a summary in a transaction if it keeps the guarantee of `Summaries`; `sql` has that class's statements."""
+    """Store a summary in a transaction, if it keeps the guarantee of `Summaries`."""
     parameters = {"session_id": summary.session_id}
     held = await connection.fetch(sql["hold_session"], parameters)
     if not held:
@@ -173,7 +171,7 @@ async def add_summary(
     if replaces:
         fits = _is_union(summary, [row for row in ranges if row[0] in replaces], len(replaces))
     else:
-        # The summary need not follow the last one directly: archived messages between them may be in no summary.
+        # Archived messages between the last summary and this one may be in no summary.
         lowest = ranges[-1][2] if ranges else reset_seq
         highest = max(lowest, archived_seq)
         fits = lowest < summary.first_seq <= highest + 1 and summary.last_seq <= last_seq
@@ -186,21 +184,21 @@ async def add_summary(
 
 
 def _is_union(summary: Summary, parts: Sequence[Row], expected: int) -> bool:
-    """Return True if `parts` are `expected` adjacent rows (id, first, last) that form exactly the summary's range."""
+    """Return True if `parts` are `expected` adjacent rows that form exactly the summary's range."""
     if len(parts) != expected or any(former[2] + 1 != latter[1] for former, latter in pairwise(parts)):
         return False
     return (summary.first_seq, summary.last_seq) == (parts[0][1], parts[-1][2])
 
 
 def summary_of(row: Row) -> Summary:
-    """Convert a row to a `Summary`; all statements for summaries select the columns in the order of its fields."""
+    """Convert a row to a `Summary`; its columns have the order of the fields."""
     *columns, created_at = row
     values = [*columns, time_of(created_at)]
     return Summary(*values)
 
 
 def summary_row(summary: Summary, *, now: datetime) -> dict[str, object]:
-    """Return the parameters of the statement `insert_summary`. If the summary has no `created_at`, use `now`."""
+    """Return the parameters of the statement `insert_summary`."""
     return {
         **vars(summary),
         "text": clean_text(summary.text),

@@ -1,4 +1,4 @@
-"""The superseding of messages and the branching of sessions in the tables, in a transaction of the caller."""
+"""Superseding of messages and branching of sessions in the tables, in a transaction of the caller."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from threadkeep.store.transcripts import END, Branching, Superseded, Superseding
 
 @dataclass(frozen=True)
 class Span:
-    """A range of `seq`, both ends included. `id` is the message of the range that gets a new version, if there is one.
+    """A range of `seq`, both ends included. `id` is the message that gets a new version.
 
-    If `run_id` is set, only the messages of that run are superseded.
+    With a `run_id`, only the messages of that run are superseded.
     """
 
     first_seq: int
@@ -83,9 +83,9 @@ class SupersedingWriter:
     async def supersede_after(
         self, connection: Connection, session_id: str, seq: int, *, now: str
     ) -> tuple[int, int] | None:
-        """Supersede all active messages after a `seq`; other writers of the session wait until the transaction ends.
+        """Supersede all active messages after a `seq`, and lock the session until the transaction ends.
 
-        Return the session's previous `last_seq` and `revision`; None if the session does not exist.
+        Return the session's previous `last_seq` and `revision`, or None if it does not exist.
         """
         held = await connection.fetch(self._sql["hold"], {"session_id": session_id})
         if seqs := await self.mark(connection, session_id, Span(seq + 1, END), now=now):
@@ -100,7 +100,7 @@ class SupersedingWriter:
         return [int(seq) for (seq,) in await connection.fetch(self._sql["supersede_between"], mark)]
 
     async def refresh(self, connection: Connection, session_id: str, seqs: Sequence[int]) -> None:
-        """Update a session and its derived data, after the messages with these `seq` values were superseded."""
+        """Update a session and its derived data after messages were superseded."""
         between: dict[str, object] = {"session_id": session_id, "first_seq": min(seqs), "last_seq": max(seqs)}
         await self.forget_derived(connection, session_id, min(seqs), max(seqs))
         newest_user = await connection.fetch(self._sql["newest_active_user"], between)
@@ -116,7 +116,7 @@ class SupersedingWriter:
         await connection.execute(self._sql["refresh_session"], known)
 
     async def _title(self, connection: Connection, between: dict[str, object], seqs: frozenset[int]) -> str | None:
-        """Return the title, derived anew if it came from a superseded message; None if no user message is left."""
+        """Return the title; derive it again if it came from a superseded message."""
         title: str | None = (await connection.fetch(self._sql["hold"], between))[0][1]
         users = await connection.fetch(self._sql["superseded_users"], between)
         # Ignore messages in the range that had been superseded before.
@@ -130,11 +130,11 @@ class SupersedingWriter:
         return await self._shortened(connection, "first_user", str(parameters["session_id"]), TITLE_CHARACTERS)
 
     async def forget_derived(self, connection: Connection, session_id: str, first_seq: int, last_seq: int) -> None:
-        """Deactivate summaries and delete anchors, tool calls and vectors of a `seq` range, both ends included."""
+        """Deactivate summaries and delete anchors, tool calls and vectors of a `seq` range."""
         between = {"session_id": session_id, "first_seq": first_seq, "last_seq": last_seq}
         withdrawn = [row[0] for row in await connection.fetch(self._sql["withdraw_summaries"], between)]
         while withdrawn:
-            # The parts of a merged summary become active again if they end before the first superseded message.
+            # Parts of a merged summary become active again if they end before the first superseded message.
             part = {"session_id": session_id, "id": withdrawn.pop()}
             for part_id, part_end in await connection.fetch(self._sql["parts_of_summary"], part):
                 by = None if part_end < first_seq else part_id
@@ -170,7 +170,7 @@ class SupersedingWriter:
         await connection.execute(self._sql["name_branch"], known)
 
     async def _superseded_at(self, connection: Connection, parameters: dict[str, object]) -> str | None:
-        """Return when the message at a `seq` was superseded, or None. Raises `InvalidInput` if there is no message."""
+        """Return when the message at a `seq` was superseded, or None."""
         rows = await connection.fetch(self._sql["place_at"], parameters)
         if not rows:
             raise no_message_at(parameters["session_id"], parameters["at"])
@@ -183,7 +183,7 @@ class SupersedingWriter:
         return None if first_seq is None else Span(int(first_seq), int(last_seq))
 
     async def _named(self, connection: Connection, superseding: Superseding, last_seq: int) -> Span | Superseded:
-        """Return the range that `message_id` and `scope` select. If the call is a repetition, return its result."""
+        """Return the range that `message_id` and `scope` select, or the result of an equal earlier call."""
         session_id, message_id = superseding.session_id, str(superseding.message_id)
         message = await self._message(connection, session_id, message_id)
         if message is None:
@@ -222,9 +222,9 @@ class SupersedingWriter:
 
 
 def done_before(superseding: Superseding, message: Message, version: Message | None) -> Superseded | None:
-    """Return None if the message is not superseded. If an equal earlier call superseded it, return the call's result.
+    """Return the result of an equal earlier call, or None if the message is not superseded.
 
-    `message` is the message that the call names; `version` is the stored message that has the id of the new version.
+    `version` is the stored message that has the id of the new version.
 
     Raises:
         MessageSuperseded: the message was superseded before, and not by the given version.
@@ -240,7 +240,7 @@ def done_before(superseding: Superseding, message: Message, version: Message | N
 
 
 def check_branch(branching: Branching, parent: Sequence[object]) -> None:
-    """Check that an existing session is the requested branch; `parent` has the id of its parent and the `seq` there.
+    """Check that an existing session is the requested branch; `parent` has its parent's id and `seq`.
 
     Raises:
         InvalidInput: the session is not this branch.

@@ -48,7 +48,7 @@ from threadkeep.store.transcripts import (
 
 _ANSWER_REACH = 10_000
 _KEYS_AT_ONCE = 500
-# Statements in the order of execution. SQLite and PostgreSQL each omit the statements that they do not need.
+# In the order of execution. SQLite and PostgreSQL each omit the statements that they do not need.
 _DELETION = (
     "hold_runs",
     "delete_runs",
@@ -63,8 +63,7 @@ _DELETION = (
 class TableTranscripts:
     """Transcripts in SQL tables; for the guarantees, see `threadkeep.store.transcripts.Transcripts`.
 
-    `count` counts the tokens of a text once, when the text is stored. `clock` supplies `created_at` and `updated_at`.
-    With `graph_turns`, stored turns are also queued for Graphiti.
+    `count` counts the tokens of a text once, when it is stored. With `graph_turns`, turns are also queued for Graphiti.
     """
 
     def __init__(
@@ -96,9 +95,10 @@ class TableTranscripts:
     async def append_joined(
         self, turn: Turn, join: Callable[[Sequence[Message]], Joined | None]
     ) -> tuple[Receipt, Sequence[list[Row]]]:
-        """Store a new turn and execute the statements of `join` in one transaction; return the receipt and the rows.
+        """Store a new turn and execute the statements of `join`, in one transaction.
 
-        `join` gets the messages as they will be stored. It returns None if its statements are too large.
+        Return the receipt and the rows. `join` gets the messages as they will be stored; it returns None if its
+        statements are too large.
 
         Raises:
             TurnRefused: nothing was stored, because a message is stored already, `join` returned None, or a statement
@@ -120,7 +120,6 @@ class TableTranscripts:
     async def _append_instead(
         self, prepared: PreparedTurn, seq: int, seen: tuple[int, int] | None = None
     ) -> tuple[Receipt, Sequence[list[Row]]]:
-        """Supersede the messages after a `seq` and store the turn instead of them, in one transaction."""
         async with self._driver.writing() as connection:
             found = await self._superseding.supersede_after(connection, prepared.turn.session_id, seq, now=prepared.now)
             if seen not in (None, found):
@@ -143,7 +142,7 @@ class TableTranscripts:
         """Return the newest `limit` messages whose `seq` is below `before`, oldest first."""
         if limit <= 0:
             return Page((), None)
-        # Read one extra row, which shows whether there is an older page; the first message need not have `seq` 1.
+        # Read one extra row, which shows whether there is an older page.
         parameters = {"session_id": session_id, "before": min(before, END), "limit": limit + 1, "user_id": user_id}
         statement, read = ("newest", message_of) if view == "active" else ("newest_of_history", marked_message_of)
         sql = self._sql[statement if user_id is None else f"{statement}_of_user"]
@@ -157,12 +156,12 @@ class TableTranscripts:
     async def recent(
         self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
     ) -> Recent:
-        """Return a window's messages, and the `Marks` that show later changes of their session; see `Recent`."""
+        """Return a window's messages, and the `Marks` that show later changes of their session."""
         sql, parameters = self.recent_statement(session_id, limit=limit, before=before, after=after, user_id=user_id)
         async with self._driver.reading() as connection:
             rows = await connection.fetch(sql, parameters)
             if not rows:
-                # There are no messages since the reset, so the marks are read from the session's row.
+                # There are no messages since the reset, so read the marks from the session's row.
                 found = await connection.fetch(self._sql["session"], {"session_id": session_id, "user_id": user_id})
                 info = session_of(found[0]) if found else None
                 borders = (info.archived_seq, info.deleted_seq, info.revision) if info else ()
@@ -191,7 +190,7 @@ class TableTranscripts:
             return await connection.fetch_each(statements)
 
     async def find(self, session_id: str, message_id: str) -> Message | None:
-        """Return the message with an id, even if it is superseded, or None if there is no such message."""
+        """Return the message with an id, even if it is superseded, or None."""
         if clean_text(message_id) != message_id:
             return None
         rows = await self._driver.fetch(self._sql["message_with_id"], {"session_id": session_id, "id": message_id})
@@ -208,7 +207,7 @@ class TableTranscripts:
         return await self._messages("at_places", session_id, "seq", sorted(set(seqs)))
 
     async def answers_to(self, session_id: str, question: Message) -> list[Message]:
-        """Return the complete answers to a question, in order. Superseded ones are included if the question is, too."""
+        """Return the complete answers to a question, in order; superseded ones only if the question is, too."""
         key = {"session_id": session_id, "question": question.id, "run_id": question.run_id}
         followers = {**key, "after": question.seq or 0, "reach": _ANSWER_REACH}
         async with self._driver.reading() as connection:
@@ -217,12 +216,12 @@ class TableTranscripts:
             else:
                 rows = await connection.fetch(self._sql["answers_to"], key)
             if not rows and question.run_id is not None:
-                # Also find answers stored before version 0.2, which do not name their question but have its run id.
+                # Also find answers stored before version 0.2, which do not name their question.
                 rows = await connection.fetch(self._sql["answer_of_run"], followers)
         return [message_of(row) for row in rows]
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark an answer, or its replacement, as delivered, and return that message. If it is missing, return None."""
+        """Mark an answer, or its replacement, as delivered; return that message, or None if it is missing."""
         key: dict[str, object] = {"session_id": session_id, "id": message_id, "now": time_text(self._clock())}
         async with self._driver.writing() as connection:
             while not await connection.execute(self._sql["mark_told"], key):
@@ -234,7 +233,7 @@ class TableTranscripts:
         return message_of(rows[0]) if rows else None
 
     async def supersede(self, superseding: Superseding) -> Superseded:
-        """Supersede messages in one transaction. If `newest` is set and the session is missing, do nothing."""
+        """Supersede messages in one transaction."""
         now = time_text(self._clock())
         given = () if superseding.by is None else (superseding.by,)
         new = prepare(given, count=self._count, stored_at=now) if given else None
@@ -242,7 +241,7 @@ class TableTranscripts:
             return await self._superseding.supersede(connection, superseding, new, now=now)
 
     async def superseded(self, session_id: str, *, after: int = 0, before: int = END) -> list[tuple[int, int]]:
-        """Return the `seq` ranges of superseded messages between `after` and `before`, both excluded, in order."""
+        """Return the `seq` ranges of superseded messages between `after` and `before`, both excluded."""
         between = {"session_id": session_id, "after": after, "before": min(before, END)}
         return [
             (int(first), int(last)) for first, last in await self._driver.fetch(self._sql["superseded_ranges"], between)
@@ -267,7 +266,7 @@ class TableTranscripts:
         await self._driver.write(changes.statements(session_id))
 
     async def reset(self, session_id: str, *, user_id: str | None = None, run_id: str | None = None) -> int | None:
-        """Let later windows begin after the stored messages. Return the last `seq`; if nothing was reset, None."""
+        """Let later windows begin after the stored messages; return the last `seq`, or None."""
         async with self._driver.writing() as connection:
             if run_id is not None and not await may_change(connection, self._sql, session_id, run_id):
                 return None
@@ -275,7 +274,7 @@ class TableTranscripts:
         return rows[0][0] if rows else None
 
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:
-        """Delete a session with its data. Return False if it did not exist, and None if `run_id` may not delete it."""
+        """Delete a session with its data. Return False if it did not exist, None if the run may not delete it."""
         async with self._driver.writing() as connection:
             return await delete_session(connection, self._deletion, session_id, run_id=run_id)
 
@@ -289,7 +288,7 @@ class TableTranscripts:
         return PreparedTurn(turn, ready.messages, ready.columns, now, ready.cleaned)
 
     async def _messages(self, statement: str, session_id: str, name: str, values: Iterable[object]) -> list[Message]:
-        """Return the messages that a statement finds by values of a column, up to 500 values in one query."""
+        """Return the messages that a statement finds by values of a column."""
         found: list[Message] = []
         async with self._driver.reading() as connection:
             for some in batched(values, _KEYS_AT_ONCE):
@@ -309,12 +308,12 @@ def deletion_statements(backend: Backend) -> Mapping[str, str]:
 
 
 def changing(session_id: str, run_id: str) -> Parameters:
-    """Return the parameters of the statement `changing`, which checks whether a run may reset or delete a session."""
+    """Return the parameters of the statement `changing`."""
     return {"run_id": run_id, "deletion": deletion_key(session_id)}
 
 
 async def may_change(connection: Connection, sql: Mapping[str, str], session_id: str, run_id: str) -> bool:
-    """Lock a session; return True if the run is being executed, and no run of its message has deleted the session."""
+    """Lock a session; return True if the run is being executed and may still delete the session."""
     await connection.execute(sql["lock_session"], {"session_id": session_id})
     return bool(await connection.fetch(sql["changing"], changing(session_id, run_id)))
 
@@ -322,9 +321,9 @@ async def may_change(connection: Connection, sql: Mapping[str, str], session_id:
 async def delete_session(
     connection: Connection, sql: Mapping[str, str], session_id: str, *, run_id: str | None = None
 ) -> bool | None:
-    """Delete a session, all derived data and its agents' conversations; return False if it did not exist.
+    """Delete a session, all derived data and its agents' conversations.
 
-    Return None, and delete nothing, if the run `run_id` may not delete it.
+    Return False if it did not exist, and None, without deleting, if the run `run_id` may not delete it.
     """
     key = {"session_id": session_id}
     exists = await connection.execute(sql["lock_session"], key) > 0
@@ -334,7 +333,7 @@ async def delete_session(
             return None
         if found[0][0] is not None and not await connection.execute(sql["note_deletion"], noted):
             return None
-    # If the session did not exist, keep the index: another transaction may have created and indexed the session since.
+    # If the session did not exist, keep the index: another transaction may have created the session since.
     if exists:
         for (child_id,) in await connection.fetch(sql["own_sessions"], key):
             await delete_session(connection, sql, child_id)

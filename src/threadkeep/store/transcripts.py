@@ -1,4 +1,4 @@
-"""The protocol of transcripts, and lists of sessions. This module imports little, so that a listing starts fast."""
+"""The protocol of transcripts, and lists of sessions. It imports little, so that a listing starts fast."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ type Cursor = tuple[datetime, str]
 
 @dataclass(frozen=True)
 class SessionQuery:
-    """A filter for a list of sessions. The list has at most `limit` sessions after the cursor, newest activity first.
+    """A filter for a list of sessions, newest activity first.
 
-    `query` must be a part of the title, the last message or the id, in upper or lower case. A session belongs to the
-    channel `telegram` if its id begins with `telegram:`.
+    `query` must be a part of the title, the last message or the id, in any case. A session belongs to the channel
+    `telegram` if its id begins with `telegram:`.
     """
 
     user_id: str | None = None
@@ -46,7 +46,7 @@ class SessionQuery:
 
     @property
     def prefix(self) -> str | None:
-        """The text with which the ids of the channel's sessions begin; None if no channel is given."""
+        """The text with which the ids of the channel's sessions begin."""
         return None if self.channel is None else clean_text(f"{self.channel}:")
 
 
@@ -80,7 +80,7 @@ class TableSessions:
         return [session_of(row, damaged=True) for row in rows]
 
     async def are_all(self) -> bool:
-        """Return True if the table has all conversations, because no agent stores any in a graph store."""
+        """Return True if the table has all conversations, none of them in a graph store."""
         return not await self._driver.fetch(load_statements("conversation_layouts.sql")["layouts"], {})
 
 
@@ -106,9 +106,8 @@ END = 2**62
 class Marks(NamedTuple):
     """Fields of a session that show whether stored messages have changed.
 
-    Every such change alters at least one of them, but appending alters none. A session that is deleted and created
-    again has another `created_at`. A restored session has its old `created_at`, but `restored` changes whenever any
-    session is restored.
+    Every such change alters at least one of them, but appending alters none. `created_at` shows that a session was
+    deleted and created again; `restored` changes when any session is restored.
     """
 
     reset_seq: int
@@ -121,11 +120,11 @@ class Marks(NamedTuple):
 
 @dataclass(frozen=True)
 class Recent:
-    """The newest user and assistant messages, newest first, that are active, not archived, and after the last reset.
+    """The newest active user and assistant messages, newest first, after the last reset and archiving.
 
-    `newest_user` is the newest user message, if it is older than all of `messages`; every window includes it. Messages
-    up to `archived_seq` are archived, and messages up to `deleted_seq` are deleted. `revision` grows when stored
-    messages change. `marks` is None if the store has no marks or there are no messages.
+    `newest_user` is set if the newest user message is older than all of `messages`; every window includes it. Messages
+    up to `archived_seq` are archived, and those up to `deleted_seq` are deleted. `revision` grows when stored messages
+    change.
     """
 
     messages: tuple[Message, ...]
@@ -144,10 +143,9 @@ type Scope = Literal["message", "from", "after", "run"]
 
 @dataclass(frozen=True)
 class Superseding:
-    """A request to supersede active messages: the `newest` ones, or the ones that `message_id` and `scope` select.
+    """A request to supersede active messages: the `newest` ones, or those of `message_id` and `scope`.
 
-    If `by` is given, it is stored as the new version of the message `message_id`. Messages whose `seq` is above `upto`
-    stay unchanged.
+    `by` is stored as the new version of the message `message_id`. Messages after the `seq` in `upto` stay unchanged.
     """
 
     session_id: str
@@ -161,10 +159,9 @@ class Superseding:
 
 @dataclass(frozen=True)
 class Superseded:
-    """The number of messages that were superseded, and their first and last `seq`; all are 0 if there are none.
+    """The number of superseded messages, and their first and last `seq` (0 if there are none).
 
-    If the request was for the `newest` messages, `messages` has them, oldest first; otherwise it is empty. `by` is the
-    new version as stored.
+    `messages` has them, oldest first, if the request was for the `newest` ones. `by` is the new version as stored.
     """
 
     count: int = 0
@@ -176,7 +173,7 @@ class Superseded:
 
 @dataclass(frozen=True)
 class Branching:
-    """A request to copy another session's messages, or only those up to the `seq` in `at`, to a new session."""
+    """A request to copy a session's messages, by default all and otherwise up to `at`, to a new session."""
 
     session_id: str
     branch_id: str
@@ -194,7 +191,7 @@ class SessionChanges:
     active: bool | None = None
 
     def __post_init__(self) -> None:
-        """Reject values of a wrong type; SQLite would store them, and an export of them could not be imported."""
+        """Reject values of a wrong type; SQLite would store them, and an export could not be imported."""
         check_argument("title", self.title, str)
         check_argument("metadata", self.metadata, Mapping)
         check_argument("active", self.active, bool)
@@ -259,15 +256,15 @@ class Transcripts(Protocol):
         user_id: str | None = None,
         view: View = "active",
     ) -> Page:
-        """Return the newest `limit` messages whose `seq` is below `before`, oldest first; without a session, none."""
+        """Return the newest `limit` messages whose `seq` is below `before`, oldest first."""
 
     async def recent(
         self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
     ) -> Recent:
-        """Return the messages between `after` and `before`, both excluded, for a window; see `Recent`."""
+        """Return the messages between `after` and `before`, both excluded, for a window."""
 
     async def find(self, session_id: str, message_id: str) -> Message | None:
-        """Return the message with an id, even if it is superseded, or None if there is no such message."""
+        """Return the message with an id, even if it is superseded, or None."""
 
     async def with_ids(self, session_id: str, message_ids: Collection[str]) -> list[Message]:
         """Return the existing messages with these ids, including superseded ones, in order."""
@@ -276,10 +273,10 @@ class Transcripts(Protocol):
         """Return the existing messages with these `seq` values, including superseded ones, in order."""
 
     async def answers_to(self, session_id: str, question: Message) -> list[Message]:
-        """Return the complete answers to a question, in order. Superseded ones are included if the question is, too."""
+        """Return the complete answers to a question, in order; superseded ones only if the question is, too."""
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark an answer, or the answer that superseded it, as delivered, and return the marked message.
+        """Mark an answer, or the answer that superseded it, as delivered, and return it.
 
         Return None if no message has this id.
         """
@@ -295,14 +292,13 @@ class Transcripts(Protocol):
         """
 
     async def superseded(self, session_id: str, *, after: int = 0, before: int = END) -> list[tuple[int, int]]:
-        """Return the `seq` ranges of superseded messages between `after` and `before`, both excluded, in order."""
+        """Return the `seq` ranges of superseded messages between `after` and `before`, both excluded."""
 
     async def branch(self, branching: Branching) -> None:
         """Create a session with copies of another session's messages, numbered from 1, in one transaction.
 
-        The copies keep their ids, times and tokens. Active messages up to `at` are copied. If the message at `at` is
-        superseded, the messages that were active just before it was superseded are copied. A branch that exists already
-        stays unchanged.
+        Active messages up to `at` are copied with their ids, times and tokens. If the message at `at` is superseded,
+        the messages that were active just before are copied. A branch that exists already stays unchanged.
 
         Raises:
             SessionNotFound: there is no such session.
@@ -320,7 +316,7 @@ class Transcripts(Protocol):
         """Change fields of a session; do nothing if it does not exist."""
 
     async def reset(self, session_id: str, *, user_id: str | None = None, run_id: str | None = None) -> int | None:
-        """Let later windows begin after the stored messages. Return the last `seq`; if nothing was reset, None.
+        """Let later windows begin after the stored messages; return the last `seq`, or None.
 
         If `run_id` is given, but that run is not being executed, nothing is reset.
         """
@@ -328,6 +324,7 @@ class Transcripts(Protocol):
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:
         """Delete a session, its messages and all derived data; return False if it did not exist.
 
-        A process that wakes up late might delete a session that was created in the meantime. So if `run_id` is given,
-        but that run is not being executed, or its message has already deleted the session, return None and do nothing.
+        With a `run_id`, return None and do nothing if that run is not being executed, or its message has already
+        deleted the session. Otherwise a process that wakes up late might delete a session that was created in the
+        meantime.
         """

@@ -1,4 +1,4 @@
-"""LangGraph checkpointers that raise Threadkeep's errors, so that runs can tell an outage from a bug."""
+"""LangGraph checkpointers that raise Threadkeep's errors, to tell an outage from a bug."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple, Delt
 
 
 class TranslatingSaver(BaseCheckpointSaver[str]):
-    """A base class for LangGraph checkpointers that translates the errors of database drivers into Threadkeep's.
+    """A base class for LangGraph checkpointers that translates the errors of database drivers.
 
     Errors are translated in the methods that a graph calls while it runs, and in the deletion of threads.
     """
@@ -19,12 +19,12 @@ class TranslatingSaver(BaseCheckpointSaver[str]):
     translated: ClassVar[Callable[[], AbstractContextManager[None]]]
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Return the checkpoint that `config` names, or the newest one of its thread, or None if there is none."""
+        """Return the checkpoint that `config` names, or the newest one of its thread."""
         with type(self).translated():
             return await super().aget_tuple(config)
 
     async def aget_delta_channel_history(self, **asked: Any) -> Mapping[str, DeltaChannelHistory]:
-        """Return the writes that rebuild the graph channels that a checkpoint does not store in full."""
+        """Return the writes that rebuild the channels that a checkpoint does not store in full."""
         with type(self).translated():
             return await super().aget_delta_channel_history(**asked)
 

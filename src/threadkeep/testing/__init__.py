@@ -1,4 +1,4 @@
-"""Test doubles (a scripted model, a settable clock, a Graphiti server), and contract tests for transcripts."""
+"""Test doubles (a model, a clock, a Graphiti server), and contract tests for transcripts."""
 
 from __future__ import annotations
 

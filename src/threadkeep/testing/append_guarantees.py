@@ -18,7 +18,7 @@ class AppendGuarantees(TranscriptSource):
     """Contract tests of storing a turn."""
 
     async def test_a_turn_is_stored_in_order_from_1_on(self) -> None:
-        """The first turn begins at `seq` 1, the next one follows without a gap, and the receipts have these numbers."""
+        """The first turn begins at `seq` 1, and the next one follows without a gap."""
         async with self.open_transcripts() as transcripts:
             first = await transcripts.append(turn(user("one"), assistant("two")))
             second = await transcripts.append(turn(user("three")))
@@ -36,7 +36,7 @@ class AppendGuarantees(TranscriptSource):
             assert receipt.first_seq == 1
 
     async def test_a_turn_that_is_refused_leaves_nothing(self) -> None:
-        """If one message of a turn cannot be stored, none is stored, and the next turn begins at the same `seq`."""
+        """If one message of a turn cannot be stored, none is, and the next turn begins at the same `seq`."""
         async with self.open_transcripts() as transcripts:
             bad = Message(role="assistant", content="two", metadata={"score": 1.0})
             object.__setattr__(bad, "metadata", {"score": float("nan")})  # as if other code had set it after validation
@@ -57,7 +57,7 @@ class AppendGuarantees(TranscriptSource):
             assert [type(outcome).__name__ for outcome in outcomes] == ["Receipt"] * 2 + ["WrongUser"] + ["Receipt"] * 2
 
     async def test_the_same_turn_again_is_not_stored_again(self) -> None:
-        """The receipt of the repeated turn has the ids and `seq` of the stored messages. The stored texts stay."""
+        """The receipt of a repeated turn has the ids and `seq` of the stored messages."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("before")))
             await transcripts.append(turn(user("hi", "p:1"), assistant("hello", "p:2")))
@@ -68,7 +68,7 @@ class AppendGuarantees(TranscriptSource):
             assert contents(page.messages) == ["before", "hi", "hello"]
 
     async def test_the_new_part_of_a_repeated_turn_is_stored(self) -> None:
-        """If a turn has a stored message and a new message, only the new message is stored, without a gap."""
+        """Only the new messages of a repeated turn are stored, without a gap."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "p:1")))
             receipt = await transcripts.append(turn(user("hi", "p:1"), assistant("hello", "p:2")))
@@ -121,7 +121,7 @@ class AppendGuarantees(TranscriptSource):
             assert contents(page.messages) == [text for n in range(40) for text in (f"q{n}", f"a{n}")]
 
     async def test_twenty_writers_of_two_messages_give_forty_places_and_no_torn_turn(self) -> None:
-        """Each message has its own position, 1 to 40, and the two messages of a turn are adjacent."""
+        """Each message has its own position, and the two messages of a turn are adjacent."""
         async with self.open_transcripts() as transcripts:
 
             async def write(n: int) -> None:
@@ -135,7 +135,7 @@ class AppendGuarantees(TranscriptSource):
             assert all(contents(page.messages[n : n + 2])[0] == page.messages[n + 1].content for n in range(0, 40, 2))
 
     async def test_the_turn_of_a_cancelled_caller_is_whole_or_absent(self) -> None:
-        """If a caller is cancelled, its turn is stored whole or not at all, and later turns can still be stored."""
+        """If a caller is cancelled, its turn is stored whole or not at all."""
         async with self.open_transcripts() as transcripts:
             for steps in range(8):
                 messages = [user(f"{steps} {part}") for part in range(3)]
@@ -154,7 +154,7 @@ class AppendGuarantees(TranscriptSource):
             assert found[-1] == "last"
 
     async def test_another_users_session_is_not_written(self) -> None:
-        """The user of the first turn owns the session; another user's turn raises an error and is not stored."""
+        """The user of the first turn owns the session; another user's turn raises an error."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("mine"), user_id="u1"))
             with pytest.raises(WrongUser):
@@ -164,7 +164,7 @@ class AppendGuarantees(TranscriptSource):
             assert contents(page.messages) == ["mine", "from the system itself"]
 
     async def test_of_two_users_at_once_one_owns_the_session(self) -> None:
-        """If two users begin a session at once, one user's turn creates it; the other user's turn is rejected."""
+        """If two users begin a session at once, only one user's turn is stored."""
         async with self.open_transcripts() as transcripts:
             outcomes = await asyncio.gather(
                 transcripts.append(turn(user("of one"), user_id="u1")),
@@ -176,7 +176,7 @@ class AppendGuarantees(TranscriptSource):
             assert len(page.messages) == 1
 
     async def test_a_turn_that_answers_a_message_is_stored_while_that_is_there(self) -> None:
-        """If the answered message is gone, the turn is rejected, even in a batch with others. No session is created."""
+        """If the answered message is gone, the turn is rejected, and no session is created."""
         async with self.open_transcripts() as transcripts:
             late = Turn("room:1", (assistant("late"),), answers="q")
             with pytest.raises(QuestionGone):
@@ -194,7 +194,7 @@ class AppendGuarantees(TranscriptSource):
             assert contents((await transcripts.newest("room:2", limit=10)).messages) == ["anew"]
 
     async def test_an_author_has_one_complete_answer_to_a_question(self) -> None:
-        """A second complete answer of an author with the same `ordinal` is not stored; the receipt names the first."""
+        """A second complete answer of an author is not stored; the receipt names the first."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "q")))
             first = Message("assistant", "one", id="a1", author="writer", answers="q")
@@ -224,10 +224,7 @@ class AppendGuarantees(TranscriptSource):
             ]
 
     async def test_an_answer_that_was_told_in_an_outage_is_never_lost(self) -> None:
-        """An answer that was delivered and stored stays active.
-
-        A second answer that was delivered in an outage is stored later, as superseded.
-        """
+        """An answer that was delivered stays active; a second one is stored as superseded."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "q")))
             first = Message("assistant", "one", id="a1", author="writer", answers="q")
@@ -242,7 +239,7 @@ class AppendGuarantees(TranscriptSource):
             assert contents((await transcripts.newest("room:1", limit=10)).messages) == ["hi", "one"]
 
     async def test_a_deleted_session_leaves_no_answered_question_behind(self) -> None:
-        """After a session is deleted and begun again, a question with the same id can be answered again."""
+        """After a session is deleted, a question with the same id can be answered again."""
         async with self.open_transcripts() as transcripts:
             answer = Message("assistant", "one", id="a1", author="writer", answers="q")
             await transcripts.append(turn(user("hi", "q"), answer))
@@ -251,7 +248,7 @@ class AppendGuarantees(TranscriptSource):
             assert (await transcripts.append(turn(replace(answer, id="a2")))).adopted is None
 
     async def test_characters_that_no_database_keeps_are_replaced_and_told(self) -> None:
-        """In text, metadata and original, NUL and lone surrogates become U+FFFD; the receipt names such messages."""
+        """NUL and lone surrogates become U+FFFD; the receipt names such messages."""
         async with self.open_transcripts() as transcripts:
             dirty = Message(
                 role="user",
@@ -303,7 +300,7 @@ class AppendGuarantees(TranscriptSource):
             assert found.metadata == given.metadata
 
     async def test_the_store_gives_what_the_caller_left_open(self) -> None:
-        """The store sets a missing id, the `seq` and the time of storing. It ignores a `seq` that the caller gives."""
+        """The store sets a missing id, the `seq` and the time of storing."""
         async with self.open_transcripts() as transcripts:
             receipt = await transcripts.append(turn(Message(role="user", content="hi", seq=99)))
             [found] = (await transcripts.newest("room:1", limit=1)).messages

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 
 class SettableClock:
-    """A clock that returns the time that was set last, in UTC. By default, it starts at noon on 1 January 2026."""
+    """A clock that returns the time that was set last, in UTC; at first, noon on 1 January 2026."""
 
     def __init__(self, start: datetime = datetime(2026, 1, 1, 12, tzinfo=UTC)) -> None:
         self._now = _in_utc(start)

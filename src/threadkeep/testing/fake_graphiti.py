@@ -1,4 +1,4 @@
-"""A Graphiti server for tests. It runs in this process on a loopback port and can show the faults of real servers."""
+"""A Graphiti server for tests. It runs on a loopback port and can show the faults of real servers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REASONS = {200: "OK", 202: "Accepted", 404: "Not Found", 422: "Unprocessable Co
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of the server, for the next `times` requests (None: all requests) whose path begins with `path`.
+    """A fault of the server, for the next `times` requests whose path begins with `path`.
 
     `status` responds with that status, `hang` never responds, and `slow_body` takes `seconds` to send the body. `reset`
     closes the connection before the request is processed, `reset_after` after it is processed. `blackhole` accepts
@@ -52,11 +52,11 @@ class ReceivedRequest:
 
 
 class FakeGraphiti:
-    """A fake of Graphiti's REST server. It behaves like a server that uses FalkorDB or Neo4j (`backend`).
+    """A fake of Graphiti's REST server with FalkorDB or Neo4j (`backend`).
 
-    Messages wait in a queue, which `stop()` clears. By default each message is stored at once; if `auto` is False, only
-    `ingest()` stores messages. A message that would stop the worker of the real server stops the worker here, too, but
-    the server still responds with 202. A stored message of a user becomes a fact, which a search finds by its words.
+    Messages wait in a queue, which `stop()` clears. If `auto` is False, only `ingest()` stores messages. A message that
+    would stop the worker of the real server stops the worker here, too. A stored message of a user becomes a fact,
+    which a search finds by its words.
 
     ::
 
@@ -114,7 +114,7 @@ class FakeGraphiti:
         await self.start()
 
     def fail(self, kind: FaultKind, path: str = "/", **more: Any) -> None:
-        """Add a fault for requests whose path begins with `path`; see `Fault` for the other fields."""
+        """Add a fault for requests whose path begins with `path`; `more` are fields of `Fault`."""
         self._faults.append(Fault(kind, path, **more))
 
     def mend(self) -> None:
@@ -130,7 +130,7 @@ class FakeGraphiti:
         return uuid
 
     def ingest(self, count: int | None = None) -> int:
-        """Store all waiting messages, or at most `count`, until one stops the worker. Return how many were stored."""
+        """Store all waiting messages, or at most `count`, until one stops the worker; return their number."""
         done = 0
         while self.queue and not self.worker_dead and (count is None or done < count):
             group_id, message = self.queue.pop(0)
@@ -186,7 +186,7 @@ class FakeGraphiti:
             await asyncio.Event().wait()
         if fault is not None and fault.kind == "status":
             await _write(writer, fault.status, b"Internal Server Error", headers=fault.headers)
-            # Close the connection without announcing it, as the real server does after a failure.
+            # Close the connection silently, as the real server does after a failure.
             return fault.status < 500
         status, value = self._handle(request, store=fault is None or fault.kind != "blackhole")
         if fault is not None and fault.kind == "reset_after":
@@ -252,7 +252,7 @@ class FakeGraphiti:
         return status, answer
 
     def _delete_episode(self, uuid: str) -> tuple[int, Any]:
-        """Delete an episode, but not its facts. With FalkorDB, no episode is found, as in the real server."""
+        """Delete an episode, but not its facts. FalkorDB finds no episode, as in the real server."""
         for episodes in self.stored.values() if self.backend == "neo4j" else ():
             for episode in episodes:
                 if episode["uuid"] == uuid:

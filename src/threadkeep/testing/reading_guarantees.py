@@ -22,7 +22,7 @@ class ReadingGuarantees(TranscriptSource):
             assert page.next_before == 8
 
     async def test_pages_walk_back_to_the_beginning(self) -> None:
-        """Pages linked by `next_before` have each message once. The page with the first message links to no other."""
+        """Pages linked by `next_before` have each message once."""
         async with self.open_transcripts() as transcripts:
             await _say_numbers(transcripts, 10)
             before, found = 2**62, list[int | None]()
@@ -36,7 +36,7 @@ class ReadingGuarantees(TranscriptSource):
             assert seqs((await transcripts.newest("room:1", limit=5, before=6)).messages) == [1, 2, 3, 4, 5]
 
     async def test_a_place_beyond_every_message_is_the_end(self) -> None:
-        """With a `before` above the last `seq`, all messages are returned; with a `before` of 1 or less, none."""
+        """A `before` above the last `seq` returns all messages, and one of 1 or less none."""
         async with self.open_transcripts() as transcripts:
             await _say_numbers(transcripts, 3)
             assert seqs((await transcripts.newest("room:1", limit=5, before=10**30)).messages) == [1, 2, 3]
@@ -52,7 +52,7 @@ class ReadingGuarantees(TranscriptSource):
             assert (page.messages, page.next_before) == ((), None)
 
     async def test_a_session_that_is_not_there_is_empty(self) -> None:
-        """Reading, resetting or deleting a session that does not exist creates no session and raises no error."""
+        """Reading, resetting or deleting a missing session creates no session and raises no error."""
         async with self.open_transcripts() as transcripts:
             assert (await transcripts.newest("room:1", limit=5)).messages == ()
             assert (await transcripts.recent("room:1", limit=5)).messages == ()
@@ -83,7 +83,7 @@ class ReadingGuarantees(TranscriptSource):
             assert await transcripts.find("room:2", "p:2") is None
 
     async def test_the_answers_to_a_question_are_the_complete_ones(self) -> None:
-        """Each author's complete answer is returned, in order; partial answers and other questions' answers are not."""
+        """Each author's complete answer is returned; partial answers and answers to others are not."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("question", "q"), assistant("earlier")))
             question = await transcripts.find("room:1", "q")
@@ -99,7 +99,7 @@ class ReadingGuarantees(TranscriptSource):
             assert told.content == "one"
 
     async def test_answers_without_a_question_of_their_own_are_known_by_their_run(self) -> None:
-        """If no answer names the question, the newest complete answer that follows it in its run is returned."""
+        """If no answer names the question, the newest complete answer of its run is returned."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(
                 turn(assistant("earlier", run_id="r1"), Message("user", "question", id="q", run_id="r1"))
@@ -112,7 +112,7 @@ class ReadingGuarantees(TranscriptSource):
             assert contents(await transcripts.answers_to("room:1", question)) == ["second"]
 
     async def test_recent_has_no_system_rows_and_counts_none(self) -> None:
-        """Only user and assistant messages are returned and counted, newest first. System messages are left out."""
+        """Only user and assistant messages are returned and counted, newest first."""
         async with self.open_transcripts() as transcripts:
             for number in range(1, 6):
                 await transcripts.append(turn(note("note"), user(f"q{number}"), note("note"), assistant(f"a{number}")))
@@ -123,7 +123,7 @@ class ReadingGuarantees(TranscriptSource):
             assert contents(older.messages) == ["a3", "q3"]
 
     async def test_recent_starts_after_the_last_reset(self) -> None:
-        """`recent` returns only messages after the last reset. The transcript keeps the earlier messages."""
+        """`recent` returns only messages after the last reset; the transcript keeps the earlier ones."""
         async with self.open_transcripts() as transcripts:
             await _say_numbers(transcripts, 4)
             assert await transcripts.reset("room:1") == 4
@@ -151,7 +151,7 @@ class ReadingGuarantees(TranscriptSource):
             assert (contents(recent.messages), recent.reset_seq) == (["a2", "q2"], 3)
 
     async def test_recent_names_the_newest_user_message_when_it_is_older(self) -> None:
-        """`newest_user` is found even if thirty assistant messages follow it, but not if it is before a reset."""
+        """`newest_user` is found behind thirty assistant messages, but not before a reset."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("old"), user("the question")))
             await transcripts.append(turn(*[assistant(f"step {n}") for n in range(30)]))
@@ -164,7 +164,7 @@ class ReadingGuarantees(TranscriptSource):
             assert (await transcripts.recent("room:1", limit=1)).newest_user is None
 
     async def test_recent_before_a_place_is_as_if_nothing_had_followed(self) -> None:
-        """With `before`, `newest_user` is the newest user message before that `seq`, not a later one."""
+        """`newest_user` is the newest user message before that `seq`, not a later one."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("first"), *[assistant(f"step {n}") for n in range(5)]))
             await transcripts.append(turn(user("second"), *[assistant(f"step {n}") for n in range(5, 10)]))
@@ -174,7 +174,7 @@ class ReadingGuarantees(TranscriptSource):
             assert recent.newest_user.content == "first"
 
     async def test_recent_after_a_place_knows_nothing_of_what_came_before(self) -> None:
-        """With `after`, no message up to that `seq` is returned, not even a user message as `newest_user`."""
+        """No message up to `after` is returned, not even as `newest_user`."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("first"), *[assistant(f"step {n}") for n in range(5)]))
             recent = await transcripts.recent("room:1", limit=2, after=1)
@@ -183,7 +183,7 @@ class ReadingGuarantees(TranscriptSource):
             assert (await transcripts.recent("room:1", limit=9, after=6)).messages == ()
 
     async def test_messages_are_found_by_their_places(self) -> None:
-        """Messages are returned once and in `seq` order, whatever the requested order. Missing ones are left out."""
+        """Messages are returned once and in `seq` order; missing ones are left out."""
         async with self.open_transcripts() as transcripts:
             await _say_numbers(transcripts, 9)
             found = await transcripts.at("room:1", [7, 2, 2, 40, 3])
@@ -192,7 +192,7 @@ class ReadingGuarantees(TranscriptSource):
             assert await transcripts.at("room:2", [1]) == []
 
     async def test_another_user_finds_nothing(self) -> None:
-        """A read with a user finds only that user's sessions; a read without a user finds all sessions."""
+        """A read with a user finds only that user's sessions."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("mine"), user_id="u1"))
             await transcripts.append(turn(user("nobody's"), session="room:2"))

@@ -50,13 +50,12 @@ class ScriptEnded(AssertionError):
 class ScriptedModel(OfflineModel):
     """A LangChain chat model that returns the given replies in order; in a stream, word by word.
 
-    A reply is a text, an `AIMessage` (with tool calls, for example), an error to raise, a `Gate` to wait at, or a
-    sequence of these (`["a few ", gate, "words"]`). A reply can also be a function, async or not, that takes the
-    messages of the call and returns any of these. The sequence of replies may be endless (`itertools.repeat("ok")`).
+    A reply is a text, an `AIMessage`, an error to raise, a `Gate` to wait at (in async calls only), or a sequence of
+    these (`["a few ", gate, "words"]`). It can also be a function, async or not, that takes the messages of the call
+    and returns any of these. The sequence of replies may be endless (`itertools.repeat("ok")`).
 
-    `calls` contains copies of the messages of each call; `tools` contains the names of the tools that each call
-    offered. If a reply has no usage of its own, the words of the messages and of the reply are reported as its tokens.
-    A gate needs an async call.
+    `calls` has copies of the messages of each call, and `tools` the names of the tools that it offered. If a reply has
+    no usage of its own, the words of the messages and of the reply are reported as its tokens.
     """
 
     _replies: Iterator[Reply] = PrivateAttr()
@@ -104,7 +103,7 @@ class ScriptedModel(OfflineModel):
         yield _last_chunk(messages, said)
 
     def _next(self, messages: Sequence[BaseMessage], options: Mapping[str, Any]) -> Said | Awaitable[Said]:
-        """Record the call and take the next reply, without an `await` in between, so that no other call takes it."""
+        """Record the call and take the next reply. Nothing is awaited in between, so no other call takes it."""
         copies = [message.model_copy(deep=True) for message in messages]
         self._calls.append(copies)
         self._tools.append(tuple([tool["function"]["name"] for tool in options.get("tools") or ()]))
@@ -162,7 +161,7 @@ def _result(messages: Sequence[BaseMessage], said: Sequence[str | AIMessage]) ->
 
 
 def _chunks(piece: str | AIMessage) -> Iterator[ChatGenerationChunk]:
-    """Yield a piece as a provider would stream it: first the text word by word, then the rest of an `AIMessage`."""
+    """Yield a piece as a provider would stream it: the text word by word, then the rest."""
     content = piece if isinstance(piece, str) else piece.content
     given_id = None if isinstance(piece, str) else piece.id
     if isinstance(content, str):

@@ -17,7 +17,7 @@ class SessionGuarantees(TranscriptSource):
     """Contract tests of whole sessions."""
 
     async def test_a_session_tells_what_it_has(self) -> None:
-        """The session's info has its counts, owner and times, and the defaults of fields that are not set."""
+        """The session's info has its counts, owner and times, and defaults for the other fields."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi"), assistant("hello"), note("note"), user_id="u1"))
             info = await _info(transcripts)
@@ -30,7 +30,7 @@ class SessionGuarantees(TranscriptSource):
             assert later.updated_at > info.updated_at
 
     async def test_any_text_is_a_session_id(self) -> None:
-        """Any text can be a session id. Ids are the same only if their texts are equal, character by character."""
+        """Any text can be a session id. Ids are the same only if their texts are equal."""
         ids = ["a.b", "a%2Eb", "a%2eb", "a=2Eb", "a/b", "a b", "A.B", "me@example.com", "+351912345678", "a_2eb"]
         ids += ["🙂", "é", "e\u0301", "%", "_", "\\", "'", '"', "langgraph", "a:chunk:000000", "a__meta__", "🙂" * 256]
         async with self.open_transcripts() as transcripts:
@@ -48,7 +48,7 @@ class SessionGuarantees(TranscriptSource):
             assert await _ids(transcripts, SessionQuery()) == []
 
     async def test_the_title_is_the_first_user_message_up_to_50_characters(self) -> None:
-        """A message of over 50 characters is cut to 50 and an ellipsis. An agent's greeting is no title."""
+        """A longer message is cut and ends with an ellipsis. An agent's greeting is no title."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(assistant("welcome")))
             assert (await _info(transcripts)).title is None
@@ -59,7 +59,7 @@ class SessionGuarantees(TranscriptSource):
             assert (await _info(transcripts, "room:2")).title == "é" * 50 + "…"
 
     async def test_the_last_message_is_shown_up_to_100_characters(self) -> None:
-        """A message of 100 characters is shown whole; a longer one is cut to 100 characters and an ellipsis."""
+        """A message of 100 characters is shown whole; a longer one is cut."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi"), assistant("中" * 100)))
             assert (await _info(transcripts)).last_message == "中" * 100
@@ -67,7 +67,7 @@ class SessionGuarantees(TranscriptSource):
             assert (await _info(transcripts)).last_message == "b" * 100 + "…"
 
     async def test_a_turn_that_was_there_changes_nothing_of_its_session(self) -> None:
-        """Storing a turn again does not change the counts, the last message or the time of the last activity."""
+        """Storing a turn again changes neither the counts nor the time of the last activity."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "p:1")))
             await transcripts.append(turn(assistant("hello")))
@@ -92,7 +92,7 @@ class SessionGuarantees(TranscriptSource):
             assert found == ["e", "d", "c", "b", "a"]
 
     async def test_a_conversation_of_an_agent_is_deleted_with_its_session(self) -> None:
-        """An agent's own conversation is deleted even if only its first turn names the session. Other sessions stay."""
+        """An agent's own conversation is deleted even if only its first turn names the session."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi"), session="a"))
             own = replace(turn(user("find it"), session="own:1"), parent=("a", "searcher"))
@@ -154,7 +154,7 @@ class SessionGuarantees(TranscriptSource):
                 assert await _ids(transcripts, SessionQuery(tag=tag)) == []
 
     async def test_sessions_of_a_channel_can_be_listed(self) -> None:
-        """The channel is the part of the id before a colon; it is case-sensitive and has no wildcards."""
+        """The channel is the part of the id before a colon, compared literally."""
         async with self.open_transcripts() as transcripts:
             await _open_sessions(transcripts, "telegram:1:2", "telegram:1:3", "Telegram:1", "telegram", "web:telegram")
             found = await _ids(transcripts, SessionQuery(channel="telegram"))
@@ -164,7 +164,7 @@ class SessionGuarantees(TranscriptSource):
                 assert await _ids(transcripts, SessionQuery(channel=channel)) == []
 
     async def test_closed_sessions_can_be_listed_apart(self) -> None:
-        """With `active` True or False, only active or only closed sessions are listed; with None, both are."""
+        """With `active` True or False, only active or only closed sessions are listed."""
         async with self.open_transcripts() as transcripts:
             await _open_sessions(transcripts, "a", "b")
             await transcripts.change("a", SessionChanges(active=False))
@@ -173,7 +173,7 @@ class SessionGuarantees(TranscriptSource):
             assert await _ids(transcripts, SessionQuery()) == ["b", "a"]
 
     async def test_a_change_leaves_what_it_does_not_name(self) -> None:
-        """Title, tags, metadata and `active` change independently. Their texts are cleaned like message texts."""
+        """Title, tags, metadata and `active` change independently; their texts are cleaned."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi")))
             await transcripts.change("room:1", SessionChanges(tags=["vip", "中文"], metadata={"a": {"b": [1, 2.5]}}))
@@ -196,7 +196,7 @@ class SessionGuarantees(TranscriptSource):
             assert (await _info(transcripts)).title == "hi"
 
     async def test_a_deleted_session_is_gone_and_begins_again_at_1(self) -> None:
-        """The messages, title, ids, reset and owner of a session are all deleted; its next message has `seq` 1."""
+        """All data of a session is deleted; its next message has `seq` 1."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("old", "p:1"), assistant("reply"), user_id="u1"))
             await transcripts.append(turn(user("other"), session="room:2"))

@@ -1,4 +1,4 @@
-"""Guarantees of superseding: messages that are taken back or replaced stay stored but are no longer active."""
+"""Guarantees of superseding: messages taken back or replaced stay stored, but are not active."""
 # ruff: noqa: S101 - a contract asserts
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SupersedingGuarantees(TranscriptSource):
     """Contract tests of superseding messages and of branching a session."""
 
     async def test_the_newest_messages_are_taken_back_and_returned(self) -> None:
-        """Messages that are taken back are returned, oldest first. Their `seq` numbers are not used again."""
+        """Messages that are taken back are returned, oldest first; their `seq` is not used again."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             taken = await transcripts.supersede(Superseding("room:1", newest=3))
@@ -46,7 +46,7 @@ class SupersedingGuarantees(TranscriptSource):
             )
 
     async def test_the_history_shows_what_was_superseded_and_by_what(self) -> None:
-        """In the history, a superseded message has `superseded_at`; a replaced one also has `superseded_by`."""
+        """In the history, a superseded message has `superseded_at` and a replaced one `superseded_by`."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1")
             edited = await transcripts.supersede(
@@ -81,7 +81,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert info.revision > seen.revision
 
     async def test_a_turn_is_not_stored_instead_of_messages_that_were_not_seen(self) -> None:
-        """A turn is rejected if the session has changed, contains its message, is missing, or is another user's."""
+        """A turn is rejected if the session has changed, is missing, or is another user's."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("q1", "q1"), assistant("a1", "a1"), user_id="u1"))
             seen = await _info(transcripts)
@@ -99,7 +99,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert await transcripts.session("no:room") is None
 
     async def test_pages_of_the_active_view_pass_superseded_messages_over(self) -> None:
-        """A page has the requested number of active messages, and the next page continues with older messages."""
+        """A page has the requested number of active messages; the next one continues with older ones."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, *(f"{number}" for number in range(1, 9)))
             await transcripts.supersede(Superseding("room:1", message_id="3"))
@@ -112,7 +112,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (seqs(page.messages), page.next_before) == ([8, 9, 10], 8)
 
     async def test_one_message_alone_or_all_after_one_can_be_superseded(self) -> None:
-        """The scope `message` supersedes one message; the scope `after` supersedes all messages after one."""
+        """The scope `message` supersedes one message; `after` supersedes all messages after one."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2", "q3")
             one = await transcripts.supersede(Superseding("room:1", message_id="a1", scope="message"))
@@ -124,7 +124,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await transcripts.supersede(Superseding("room:1", message_id="q2", scope="after"))).count == 0
 
     async def test_a_told_answer_takes_the_place_of_one_that_nobody_was_told(self) -> None:
-        """A delivered answer supersedes an undelivered one; `tell` with the old id returns the delivered answer."""
+        """A delivered answer supersedes an undelivered one."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "q")))
             await transcripts.append(Turn("room:1", (replace(_TOLD, id="takeover", content="of it"),), answers="q"))
@@ -142,7 +142,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (info.message_count, info.last_seq, info.last_message) == (2, 3, "told")
 
     async def test_an_answer_that_a_repeat_was_told_stays(self) -> None:
-        """If the stored answer was delivered when a request was repeated, a later answer is stored as superseded."""
+        """If the stored answer was delivered, a later answer is stored as superseded."""
         async with self.open_transcripts() as transcripts:
             takeover = replace(_TOLD, id="takeover", content="of it")
             await transcripts.append(Turn("room:1", (Message("user", "hi", "q"), takeover)))
@@ -161,7 +161,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (info.message_count, info.last_seq) == (2, 3)
 
     async def test_the_turn_of_a_run_can_be_superseded_between_other_turns(self) -> None:
-        """The scope `run` supersedes only messages of the same run, or one message if that belongs to no run."""
+        """The scope `run` supersedes only messages of the same run."""
         async with self.open_transcripts() as transcripts:
             of_run = [Message("user", "q1", "q1", run_id="r1"), Message("assistant", "a1", "a1", run_id="r1")]
             await transcripts.append(turn(user("q0", "q0"), of_run[0], assistant("other", run_id="r2"), of_run[1]))
@@ -173,7 +173,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert await _active(transcripts) == ["other"]
 
     async def test_what_came_after_a_place_can_be_left_as_it_is(self) -> None:
-        """With `upto`, a caller supersedes only messages that it has seen; later messages stay active."""
+        """With `upto`, later messages that the caller has not seen stay active."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             superseding = Superseding("room:1", message_id="q1", scope="after", upto=3)
@@ -183,7 +183,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await transcripts.supersede(replace(superseding, upto=1))).count == 0
 
     async def test_those_who_take_back_at_once_get_different_messages(self) -> None:
-        """Each message is returned to exactly one caller; a caller for whom no message is left gets none."""
+        """Each message is returned to exactly one caller."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, *(f"{number}" for number in range(1, 7)))
             takings = (transcripts.supersede(Superseding("room:1", newest=1)) for _ in range(8))
@@ -193,7 +193,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert await _active(transcripts) == []
 
     async def test_a_session_tells_of_its_active_messages(self) -> None:
-        """Count, title and last message refer to active messages; each superseding increases the revision."""
+        """Count, title and last message refer to active messages; superseding increases the revision."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             assert (await _info(transcripts)).revision == 0
@@ -211,7 +211,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await _info(transcripts)).revision == 3
 
     async def test_a_title_that_somebody_gave_stays(self) -> None:
-        """A title that was set stays; only a title derived from a superseded message is derived again."""
+        """Only a title derived from a superseded message is derived again."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1")
             await transcripts.change("room:1", SessionChanges(title="Mine"))
@@ -219,7 +219,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await _info(transcripts)).title == "Mine"
 
     async def test_windows_are_made_of_active_messages(self) -> None:
-        """All messages of `recent` are active, including `newest_user`, which may be older than the window."""
+        """All messages of `recent` are active, including `newest_user`."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             await transcripts.supersede(Superseding("room:1", message_id="q2"))
@@ -232,7 +232,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert await transcripts.superseded("room:1") == [(3, 4)]
 
     async def test_the_places_of_superseded_messages_are_told_as_ranges(self) -> None:
-        """The `seq` ranges of superseded messages are returned for the whole session, or between two positions."""
+        """The `seq` ranges are returned for the whole session, or between two positions."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, *(f"{number}" for number in range(1, 10)))
             assert await transcripts.superseded("room:1") == []
@@ -244,7 +244,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert await transcripts.superseded("no:room") == []
 
     async def test_an_id_stays_known_when_its_message_is_superseded(self) -> None:
-        """If a superseded message is appended again, it counts as a duplicate and stays superseded."""
+        """A superseded message that is appended again is a duplicate and stays superseded."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1")
             await transcripts.supersede(Superseding("room:1", newest=2))
@@ -253,7 +253,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert await _active(transcripts) == []
 
     async def test_the_answers_to_a_question_are_active_ones(self) -> None:
-        """For an active question, only active answers are returned; for a superseded question, all answers."""
+        """An active question has only active answers; a superseded question has all answers."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("q", "q"), Message("assistant", "a", "a", answers="q")))
             await transcripts.supersede(Superseding("room:1", message_id="q", scope="after"))
@@ -268,7 +268,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert [found.id for found in await transcripts.answers_to("room:1", question)] == ["a", "b"]
 
     async def test_a_superseded_answer_leaves_its_place_to_another(self) -> None:
-        """After an answer is superseded, its author can answer the question once more, but only once."""
+        """After an answer is superseded, its author can answer the question once more."""
         async with self.open_transcripts() as transcripts:
             answer = Message("assistant", "one", "a1", author="writer", answers="q")
             await transcripts.append(turn(user("q", "q"), answer))

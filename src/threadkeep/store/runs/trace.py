@@ -16,7 +16,7 @@ from threadkeep.store.runs.rows import lookups, missing_in, restored, shortened,
 from threadkeep.store.statements import load_statements
 
 MOST_EVENTS = 250
-"""The maximum number of events in a packed trace; it is limited, because reading any page unpacks all events."""
+"""The most events in a packed trace, because reading any page unpacks all of them."""
 
 _MOST_CHARACTERS = 60_000
 
@@ -39,7 +39,7 @@ def event_of(row: Sequence[Any]) -> StoredEvent:
 
 
 def packed_events(events: Iterable[StoredEvent]) -> bytes | None:
-    """Return events in packed form, in order; None if there are no events, too many events or too many characters."""
+    """Return events in packed form, or None if there are none or too many."""
     parts: list[str] = []
     number = moment = 0
     for event in events:
@@ -69,7 +69,7 @@ def run_event(run_id: str, event: StoredEvent) -> RunEvent:
 
 
 def usage_of(row: Sequence[Any]) -> TokenUsage:
-    """Return the usage of a model from a row of the table of usage, whose columns have the order of the fields."""
+    """Return the usage of a model from a row of the table of usage."""
     model, *counts, cost = row
     values: list[Any] = [model, *map(int, counts), None if cost is None else float(cost)]
     return TokenUsage(*values)
@@ -88,7 +88,7 @@ def stored_usage(packed: str | None) -> list[TokenUsage]:
 
 
 def added(usage: Iterable[TokenUsage]) -> list[TokenUsage]:
-    """Return the sum of the usage of each model; a sum has a cost if any of its parts has one."""
+    """Return the sum of the usage of each model."""
     sums: dict[str, TokenUsage] = {}
     for used in usage:
         before = sums.get(used.model)
@@ -106,10 +106,10 @@ class TraceLimits:
 
 @dataclass
 class TraceGroup:
-    """Events and usage that are stored together; `after` is the number of the newest event that the caller knows.
+    """Events and usage that are stored together.
 
-    If the stored trace has newer events, an earlier attempt has stored the group and only its reply was lost, so the
-    group is not stored again. If `after` is None, this is not checked.
+    `after` is the number of the newest event that the caller knows. If the trace has newer events, an earlier attempt
+    has stored the group, and it is not stored again. None skips this check.
     """
 
     events: list[TraceEvent] = field(default_factory=list)
@@ -119,7 +119,7 @@ class TraceGroup:
 
 @dataclass(frozen=True)
 class _Extent:
-    """The size of a stored trace: the newest number, the characters, and whether it has reached its limits (`cut`)."""
+    """The size of a stored trace, and whether it has reached its limits (`cut`)."""
 
     last_number: int
     characters: int
@@ -148,7 +148,7 @@ class RunTrace:
         owner: str | None = None,
         after: int | None = None,
     ) -> int | None:
-        """Store events and usage atomically; return the newest event's number, or None if the run was deleted or lost.
+        """Store events and usage atomically. Return the newest number, or None if the run was deleted or lost.
 
         Args:
             run_id: the run.
@@ -166,7 +166,7 @@ class RunTrace:
             return await self.store(connection, run_id, held, group)
 
     def hold(self, run_id: str, group: TraceGroup | None, *, ends: bool = False) -> list[Statement]:
-        """Return the statements that read a run's trace and lock it until the commit, or none if there is no group."""
+        """Return the statements that read a run's trace and lock it until the commit."""
         if group is None:
             return []
         texts = texts_in(event.data for event in group.events)
@@ -187,8 +187,7 @@ class RunTrace:
     ) -> int:
         """Store a group in a transaction that has locked the trace; return the number of the newest event.
 
-        `held` has the rows that the statements from `hold` returned. If the run `ends` with the group, the whole trace
-        is packed, unless it is too long.
+        `held` has the rows of the statements from `hold`. If the run `ends`, the whole trace is packed.
         """
         [(last_number, characters, cut, *packed)], *found = held
         before = _Extent(int(last_number), int(characters), bool(cut))
@@ -200,14 +199,14 @@ class RunTrace:
             before, [replace(event, data=shortened(event.data, texts)) for event in group.events]
         )
         if group.usage and not events:
-            # Increase the number even if no event is stored, so that the group is recognised when it is repeated.
+            # Increase the number even if no event is stored, so that a repeated group is recognised.
             extent = replace(extent, last_number=extent.last_number + 1)
         statements = self._packing(run_id, packed, loose, (events, group.usage), extent) if ends else []
         await connection.fetch_each(statements or self._adding(run_id, events, group.usage, extent))
         return extent.last_number
 
     async def note_cancelled(self, connection: Connection, rows: Sequence[Row]) -> None:
-        """Store the end of the runs that the statement `cancel` has cancelled; `rows` are its rows.
+        """Store the end of runs that were cancelled; `rows` are the rows of the statement `cancel`.
 
         A run that never began gets no trace: if it is retried, the process that begins it expects an empty one.
         """
@@ -265,7 +264,7 @@ class RunTrace:
         return [replace(event, data=restored(event.data, texts)) for event in events]
 
     def whole(self, run_id: str, group: TraceGroup, texts: Mapping[str, str]) -> list[Statement]:
-        """Return the statements that store a run's whole trace in one row, or an empty list if the trace is too long.
+        """Return the statements that store a whole trace in one row, or an empty list if it is too long.
 
         `texts` has the texts that the same transaction stores in the transcript, by message id. Only the owner of the
         run may execute the statements, because they replace the stored trace.
@@ -306,7 +305,7 @@ class RunTrace:
         return ToolCall("finished", json_of(result)) if status == "finished" else ToolCall("begun_before")
 
     async def finish_tool(self, run_id: str, call_id: str, result: Json) -> bool:
-        """Store the result of a tool call, so that the tool is not run again; return False if the call is not open."""
+        """Store the result of a tool call, so that it is not run again. Return False if the call is not open."""
         parameters = {
             "run_id": run_id,
             "call_id": call_id,
@@ -317,7 +316,7 @@ class RunTrace:
         return bool(finished)
 
     def _fitting(self, extent: _Extent, events: Sequence[TraceEvent]) -> tuple[list[StoredEvent], _Extent]:
-        """Return the events that the limits allow, with one `TRACE_CUT` for the others, and the trace's new size."""
+        """Return the events within the limits, and the new size of the trace."""
         number, characters, cut = extent.last_number, extent.characters, extent.cut
         now = self.clock()
         kept_events: list[StoredEvent] = []
