@@ -296,7 +296,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await transcripts.append(turn(user("q3")))).first_seq == 5
 
     async def test_what_is_not_there_or_was_superseded_is_refused(self) -> None:
-        """If the message is missing or superseded, or the new id is taken, an error is raised and nothing changes."""
+        """A request for a missing or superseded message, or with a taken id, changes nothing."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2")
             for session_id, message_id in (("room:1", "q9"), ("no:room", "q1")):
@@ -313,7 +313,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await _info(transcripts)).revision == 1
 
     async def test_the_same_new_version_again_changes_nothing(self) -> None:
-        """If a request is repeated, it returns the same new version; a request with a different version is rejected."""
+        """A repeated request returns the same new version; a different version is rejected."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1")
             edit = Superseding("room:1", message_id="q1", by=user("new", "q1b"))
@@ -339,7 +339,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await transcripts.supersede(Superseding("room:1", newest=1, user_id="u1"))).count == 1
 
     async def test_new_messages_and_take_backs_at_once_leave_no_gaps(self) -> None:
-        """Each message is either active or was returned once, and the count equals the number of active messages."""
+        """Each message is either active or was returned once."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "0")
             saying = (transcripts.append(turn(user(f"{number}", f"{number}"))) for number in range(1, 13))
@@ -353,7 +353,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await _info(transcripts)).message_count == len(active)
 
     async def test_a_branch_begins_with_the_messages_up_to_a_place(self) -> None:
-        """The branch names its origin and keeps the messages' ids and times. Then it continues independently."""
+        """The branch keeps the messages' ids and times, and continues independently."""
         async with self.open_transcripts() as transcripts:
             messages = (user("q1", "q1"), assistant("a1", "a1", run_id="r"), note("n"), user("q2", "q2"))
             await transcripts.append(turn(*messages, user_id="u1"))
@@ -373,7 +373,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert await _active(transcripts, "room:2") == ["q1", "a1", "n", "other"]
 
     async def test_a_branch_has_active_messages_numbered_from_1(self) -> None:
-        """The branch has the active messages up to a `seq`. A reset of the session applies to the branch, too."""
+        """A reset of the session applies to the branch, too."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             await transcripts.supersede(Superseding("room:1", message_id="a1"))
@@ -387,7 +387,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert contents((await transcripts.recent("room:2", limit=9)).messages) == ["q4"]
 
     async def test_a_branch_at_a_superseded_message_is_the_session_as_it_was(self) -> None:
-        """Such a branch has neither the message's replacement nor messages that were superseded before that message."""
+        """Such a branch has neither the message's replacement nor messages superseded before it."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             await transcripts.supersede(Superseding("room:1", message_id="a1", by=assistant("a1b", "a1b")))
@@ -399,7 +399,7 @@ class SupersedingGuarantees(TranscriptSource):
                 assert (await _info(transcripts, f"room:1{seq}")).revision == 0
 
     async def test_a_branch_of_all_has_nothing_that_was_taken_back(self) -> None:
-        """A branch has only the active messages of the session, even if no active message is left."""
+        """A branch has only the active messages of the session, which may be none."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             await transcripts.supersede(Superseding("room:1", newest=2))
@@ -414,7 +414,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await _info(transcripts, "room:3")).message_count == 0
 
     async def test_a_branch_is_made_once(self) -> None:
-        """Repeating the request changes nothing. Another request with the id of an existing session is rejected."""
+        """Repeating the request changes nothing; another request with this id is rejected."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1")
             await transcripts.branch(Branching("room:1", "room:2", 2))
@@ -433,7 +433,7 @@ class SupersedingGuarantees(TranscriptSource):
 
 
 async def _say(transcripts: Transcripts, *words: str) -> None:
-    """Append a message for each word, which is its text and its id. Words that begin with `a` are the assistant's."""
+    """Append a message for each word. Words that begin with `a` are the assistant's."""
     messages = [assistant(word, word) if word.startswith("a") else user(word, word) for word in words]
     await transcripts.append(turn(*messages))
 

@@ -33,7 +33,7 @@ def note(content: str) -> Message:
 
 
 def turn(*messages: Message, session: str = "room:1", user_id: str | None = None) -> Turn:
-    """Return a turn with these messages; the default session is the one that most tests use."""
+    """Return a turn with these messages."""
     return Turn(session, messages, user_id)
 
 

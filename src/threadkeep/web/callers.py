@@ -1,9 +1,9 @@
-"""Callers of the service and their credentials: API keys from the settings and the database, and tokens of users.
+"""Callers of the service and their credentials: API keys and tokens of users.
 
 A key has a scope, and may be limited to one user. `Access` checks each request before it reaches its route. GET and
-HEAD need the scope `read`, other methods `write`; a route that needs another scope has `openapi_extra=READS` or
+HEAD need the scope `read`, other methods `write`; for another scope, a route has `openapi_extra=READS` or
 `openapi_extra=ADMINISTERS`. Callers who are limited to one user reach only routes with a parameter `UserId` or
-`CallerInUse`, and routes with `openapi_extra=PUBLIC`, which show no user's data.
+`CallerInUse`, and `openapi_extra=PUBLIC` routes, which show no user's data.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MOST_OPEN = 100
 
 
 class Buckets:
-    """Token buckets by name. Each bucket is refilled evenly with `per_minute` tokens a minute; 0 means no limit."""
+    """Token buckets by name. Each gets `per_minute` tokens a minute; 0 means no limit."""
 
     def __init__(self, per_minute: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_minute = per_minute
@@ -49,7 +49,7 @@ class Buckets:
         self._buckets: dict[str, tuple[float, float]] = {}
 
     def take(self, name: str) -> float:
-        """Take a token and return 0. If the bucket is empty, return the seconds until the next token."""
+        """Take a token and return 0, or return the seconds until the next token."""
         if not self._per_minute:
             return 0.0
         now, rate = self._clock(), self._per_minute / 60
@@ -64,7 +64,7 @@ class Buckets:
 
 @dataclass(frozen=True)
 class RateLimits:
-    """The rate limits for keys and for users, and the open requests of users. Each process counts separately."""
+    """The rate limits for keys and for users. Each process counts separately."""
 
     keys: Buckets = field(default_factory=lambda: Buckets(0))
     users: Buckets = field(default_factory=lambda: Buckets(0))
@@ -81,7 +81,7 @@ class RateLimits:
 
     @contextlib.contextmanager
     def opened(self, user_id: str) -> Iterator[None]:
-        """Count a request of a user as open until the block ends, so that no user can occupy all connections.
+        """Count a request of a user as open, so that no user can occupy all connections.
 
         Raises:
             ProblemRaised: the user already has 100 open requests (429).
@@ -114,7 +114,7 @@ _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 @dataclass(frozen=True)
 class Caller:
-    """The sender of a request, who may act only for `user_id`. If `user_id` is None, a request may name any user."""
+    """The sender of a request, who may act only for `user_id`, or for all users if it is None."""
 
     name: str
     scope: KeyScope
@@ -122,7 +122,7 @@ class Caller:
     limits: RateLimits = RateLimits()
 
     def user(self, named: str | None) -> str | None:
-        """Return the caller's user. If the caller may act for all users, return the `named` user, which may be None.
+        """Return the caller's user, or the `named` one if the caller may act for all users.
 
         Raises:
             ProblemRaised: the caller may not act for that user (404), or the user sent too many requests (429).
@@ -139,13 +139,13 @@ class Caller:
         return self.user_id
 
     def repeat_id(self, user_id: str | None, key: str | None) -> str | None:
-        """Return the same id for each repetition of a request, or None if the request has no idempotency key."""
+        """Return the same id for each repetition of a request with an idempotency key."""
         if key is None:
             return None
         return hashlib.sha256(f"{self.name}\n{user_id or ''}\n{key}".encode()).hexdigest()[:32]
 
     def count(self) -> None:
-        """Count a request for the key, and for the user to whom the key is limited.
+        """Count a request for the key, and for its user.
 
         Raises:
             ProblemRaised: the key or the user sent too many requests (429).
@@ -192,7 +192,7 @@ type CallerInUse = Annotated[Caller, Depends(caller_of)]
 
 
 def _access_of(route: BaseRoute, method: str) -> tuple[KeyScope, bool]:
-    """Return the scope that a route requires, and whether callers who are limited to one user may call it."""
+    """Return the scope that a route requires, and whether callers limited to one user may call it."""
     if isinstance(route, Mount):
         return "read", isinstance(route.app, StaticFiles)
     usual: KeyScope = "read" if method in _READING else "write"
@@ -217,14 +217,14 @@ _logger = logging.getLogger("threadkeep.web")
 class KeyRing:
     """The keys of the settings and of the database.
 
-    A request reads the database's keys again if the last read is over five seconds old. While they cannot be read,
-    the keys of the last successful read stay valid.
+    The database's keys are read again after five seconds. While this fails, the keys of the last successful read stay
+    valid.
     """
 
     def __init__(self, keys: ApiKeys, configured: Mapping[str, str], *, clock: Callable[[], datetime]) -> None:
         self._keys = keys
         self._clock = clock
-        # Keys are looked up by their digests, so that the duration of a lookup reveals nothing about the keys.
+        # Keys are looked up by their digests, so that the duration reveals nothing about them.
         self._configured = {digest_of(key.encode()): name for name, key in configured.items()}
         self._known: dict[str, ApiKey] = {}
         self._was_read = False
@@ -240,7 +240,7 @@ class KeyRing:
         return bool(self._configured or self._known)
 
     async def refresh(self) -> bool:
-        """Read the database's keys if the last read is over five seconds old; return False if none has succeeded."""
+        """Read the database's keys every five seconds; return False if no read has succeeded."""
         if time.monotonic() >= self._next_read:
             if self._work is None or self._work.done():
                 self._work = asyncio.create_task(self._read(), name="threadkeep-keys")
@@ -248,7 +248,7 @@ class KeyRing:
         return self._was_read
 
     def caller(self, given: bytes, limits: RateLimits) -> Caller | None:
-        """Return the caller to whom a key belongs, or None if it is not valid. Record the use of a database key."""
+        """Return the caller to whom a valid key belongs, and record the use of the key."""
         digest = digest_of(given)
         key = self._known.get(digest)
         if key is None:
@@ -306,13 +306,13 @@ class UserTokens:
         self._jwks: jwt.PyJWKClient | None = None
         if key.startswith(("https://", "http://")):
             self._jwks = jwt.PyJWKClient(key, timeout=_KEYS_TIMEOUT_SECONDS)
-        # A public key must never be used as a shared secret, because everybody could sign tokens with it.
+        # Never use a public key as a shared secret, because everybody could sign tokens with it.
         shared = self._jwks is None and not key.lstrip().startswith("-----BEGIN")
         self._algorithms = _SHARED_KEY_ALGORITHMS if shared else _PUBLIC_KEY_ALGORITHMS
 
     @staticmethod
     def is_token(given: bytes) -> bool:
-        """Return whether a credential has the form of a token: three parts, the first of them a JSON object."""
+        """Return whether a credential has the form of a token."""
         return given.startswith(b"eyJ") and given.count(b".") == 2
 
     async def caller(self, given: bytes, limits: RateLimits) -> Caller:
@@ -350,7 +350,7 @@ class UserTokens:
 
 
 class Credentials:
-    """The keys of the settings and of the database, the tokens of users, and the rate limits of their callers."""
+    """The keys, the tokens of users, and the rate limits of their callers."""
 
     def __init__(self, settings: Settings, memory: Memory) -> None:
         configured = {name: key.get_secret_value() for name, key in settings.api_keys.items()}
@@ -360,7 +360,7 @@ class Credentials:
         self.tokens = None if settings.jwt_key is None else UserTokens(settings, settings.jwt_key.get_secret_value())
 
     async def caller(self, given: bytes) -> Caller | None:
-        """Return the caller to whom a key or token belongs; None if there is no credential, or if a key is not valid.
+        """Return the caller to whom a key or token belongs, or None if the key is missing or not valid.
 
         Raises:
             ProblemRaised: 401 if a token is not valid; 503 if the service's keys have never been read, or if the keys

@@ -1,4 +1,4 @@
-"""A ChatKit server whose answers are runs of the chat. This module imports ChatKit and the OpenAI Agents SDK."""
+"""A ChatKit server whose answers are runs of the chat. It imports the OpenAI Agents SDK."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _REQUEST: TypeAdapter[ChatKitReq] = TypeAdapter(ChatKitReq)
 
 @dataclass(frozen=True)
 class ChatKitRequest:
-    """A request. `repeat_id` is derived from the idempotency key. `asks_again` is true if a new answer is requested."""
+    """A request. `repeat_id` comes from the idempotency key; `asks_again` requests a new answer."""
 
     user_id: str | None = None
     repeat_id: str | None = None
@@ -67,11 +67,11 @@ class RunStore(ThreadkeepStore[ChatKitRequest]):
         super().__init__(app.memory, user_id=lambda request: request.user_id)
 
     def generate_thread_id(self, context: ChatKitRequest) -> str:
-        """Return the id that is derived from the idempotency key; without a key, return a new id."""
+        """Return an id from the idempotency key, or a new one."""
         return f"thr_{context.repeat_id}" if context.repeat_id else super().generate_thread_id(context)
 
     def generate_item_id(self, item_type: StoreItemType, thread: ThreadMetadata, context: ChatKitRequest) -> str:
-        """Return a new id. The id of a user message is derived from the idempotency key, if there is one."""
+        """Return an id; that of a user message comes from the idempotency key."""
         if context.repeat_id and item_type == "message":
             return f"msg_{context.repeat_id}"
         return super().generate_item_id(item_type, thread, context)
@@ -83,14 +83,14 @@ class RunStore(ThreadkeepStore[ChatKitRequest]):
 
 
 class StoredElsewhere(AttachmentStore[ChatKitRequest]):
-    """An attachment store for files that are stored elsewhere. It deletes nothing and cannot create attachments."""
+    """An attachment store for files that are stored elsewhere."""
 
     async def delete_attachment(self, attachment_id: str, context: ChatKitRequest) -> None:
-        """Do nothing, because this store has no files. The ChatKit store deletes the description of the attachment."""
+        """Do nothing, because this store has no files."""
 
 
 class ChatServer(ChatKitServer[ChatKitRequest]):
-    """A ChatKit server over an App. The workflow in a thread's metadata answers; by default, the chat."""
+    """A ChatKit server over an App. A thread's metadata may name the workflow that answers."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -100,7 +100,7 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
     async def process(
         self, request: str | bytes | bytearray, context: ChatKitRequest
     ) -> StreamingResult | NonStreamingResult:
-        """Process a request after checking that its attachments and the item to retry exist for this user.
+        """Process a request after checking that its attachments and items exist for this user.
 
         Raises:
             NotFoundError: an attachment or the item does not exist; nothing was stored.
@@ -120,7 +120,7 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
         return await super().process(request, context)
 
     def get_stream_options(self, thread: ThreadMetadata, context: ChatKitRequest) -> StreamOptions:
-        """Return options that forbid cancelling, because a run continues even if no client reads its stream."""
+        """Return options that forbid cancelling, because a run continues without a reader."""
         return StreamOptions(allow_cancel=False)
 
     async def handle_stream_cancelled(
@@ -173,7 +173,7 @@ def _check_length(kind: str, text: str, most: int) -> None:
 
 
 async def _events(turn: ChatTurn, thread_id: str, session: Session) -> AsyncIterator[ThreadStreamEvent]:
-    """Yield ChatKit's events for a turn. Each message is an item, which is removed at the end if it was not stored."""
+    """Yield ChatKit's events for a turn. An item is removed at the end if it was not stored."""
     items: set[str] = set()
     async for event in turn.follow():
         if isinstance(event, ChatToken) and event.text:
@@ -204,7 +204,7 @@ def _begun(item: AssistantMessageItem) -> Iterator[ThreadStreamEvent]:
 
 
 async def _closing_other(item: AssistantMessageItem, session: Session) -> AsyncIterator[ThreadStreamEvent]:
-    """Yield the events that complete an item. If its message is missing or superseded, remove the item instead."""
+    """Yield the events that complete an item, or that remove it if its message is gone."""
     message = await session.find(item.id)
     if message is None or message.superseded_at is not None:
         yield ThreadItemRemovedEvent(item_id=item.id)

@@ -61,7 +61,7 @@ async def chat(body: ChatRequestBody, app: AppInUse, caller: CallerInUse) -> Cha
 
 
 async def answer_of(turn: ChatTurn) -> ChatResponseBody:
-    """Wait for the answer of a turn and return it. An error contains the ids for sending the message again."""
+    """Wait for the answer of a turn. An error contains the ids for sending the message again."""
     try:
         answer = await turn.answer()
     except (ModelCallFailed, RunFailed, RunWaits, Interrupted, StoreUnavailable) as error:
@@ -150,7 +150,7 @@ async def serve_chatkit(
     """
     if find_spec("chatkit") is None:
         raise ProblemRaised(make_problem(404, "chatkit-missing", _MISSING))
-    # Import in a thread, because the first import takes seconds of CPU and would block the event loop.
+    # Import in a thread, because this takes seconds of CPU and would block the event loop.
     chatkit_server = await asyncio.to_thread(import_module, "threadkeep.web.chatkit_server")
     context = chatkit_server.ChatKitRequest(user_id, caller.repeat_id(user_id, idempotency_key))
     response: Response = await chatkit_server.serve(app, await request.body(), context)

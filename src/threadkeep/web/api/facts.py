@@ -169,7 +169,7 @@ async def get_proposal(proposal_id: FactId, app: AppInUse, user_id: UserId = Non
 async def decide_proposal(
     proposal_id: FactId, decision: DecisionInput, app: AppInUse, user_id: UserId = None
 ) -> ProposalView:
-    """Accept an open or rejected proposal, reject an open one, or undo an acceptance and restore the old value."""
+    """Accept, reject or undo a proposal. Undoing an acceptance restores the old value."""
     proposals = app.memory.proposals
     verbs = {"accept": proposals.accept, "reject": proposals.reject, "undo": proposals.undo}
     return ProposalView.of(await verbs[decision.decision](proposal_id, by=decision.by, user_id=user_id))
@@ -177,7 +177,7 @@ async def decide_proposal(
 
 @router.get("/{fact_id}", summary="See a fact")
 async def get_fact(fact_id: FactId, app: AppInUse, user_id: UserId = None) -> FactView:
-    """Return a fact, even if it is no longer valid, with references to the messages and runs that it comes from."""
+    """Return a fact, even if it is no longer valid, with the messages and runs that it comes from."""
     return FactView.of(await app.memory.knowledge.fact(fact_id, user_id=user_id))
 
 
@@ -258,7 +258,7 @@ _ASKING = documented(400, 404, 409, 413, 422, 502, 503)
 
 @graphiti_router.get("/status", summary="Get the status of Graphiti", responses=documented(503))
 async def graphiti_status(app: AppInUse) -> GraphitiStatus:
-    """Return which kinds of data may be sent to Graphiti, how many messages wait to be sent, and any problems."""
+    """Return which data may be sent to Graphiti, how many messages wait, and any problems."""
     return await app.memory.graphiti.status()
 
 
@@ -302,7 +302,7 @@ async def promote_fact(promotion: PromotionInput, app: AppInUse) -> PromotedView
 
 @graphiti_router.post("/promote/undo", summary="Undo a promotion", responses=_ASKING, openapi_extra=ADMINISTERS)
 async def undo_promotion(what: UndoInput, app: AppInUse) -> Retracted:
-    """Retract a promoted fact in the database and in Graphiti, and check that Graphiti has deleted its episode."""
+    """Retract a promoted fact in the database and in Graphiti, and check that its episode is deleted."""
     return await app.memory.graphiti.undo_promotion(what.fact_id)
 
 
@@ -321,7 +321,7 @@ async def list_deliveries(
     after: Annotated[int, Query(ge=0, lt=2**53, description="Only deliveries with a higher number.")] = 0,
     limit: Limit = DEFAULT_LIMIT,
 ) -> DeliveryList:
-    """List messages that wait for Graphiti, that were delivered, or that are dead. A dead message has a reason."""
+    """List messages that wait for Graphiti, that were delivered, or that are dead, with the reason."""
     found = await app.memory.graphiti.deliveries(status=status, after=after, limit=limit)
     following = found[-1].number if len(found) == limit else None
     return DeliveryList(deliveries=found, next_after=following)
@@ -345,5 +345,5 @@ async def drop_deliveries(choice: DeliveryChoice, app: AppInUse) -> Changed:
 
 @graphiti_router.post("/purge", summary="Delete a group", responses=_ASKING, openapi_extra=ADMINISTERS)
 async def purge_group(what: PurgeInput, app: AppInUse) -> Purged:
-    """Delete the group of a scope, with all its data, on the Graphiti server, and check that it is gone."""
+    """Delete the group of a scope on the Graphiti server, and check that it is gone."""
     return await app.memory.graphiti.purge(Scope(what.scope, what.owner))

@@ -24,7 +24,7 @@ from threadkeep.web.schemas import GivenId
 class EncodedPathRoute(APIRoute):
     """A route matched against the encoded path: `/sessions/a%2Fb` names the session `a/b`.
 
-    Servers decode the path before matching, which would turn a slash inside a parameter into a path separator.
+    Servers decode the path before matching, which would make a separator of the slash in a parameter.
     """
 
     def matches(self, scope: RequestScope) -> tuple[Match, RequestScope]:
@@ -40,7 +40,7 @@ class EncodedPathRoute(APIRoute):
 
 
 def _encoded_path(path: str, raw: bytes | None) -> str:
-    """Return the decoded path, but keep the encoding of slashes and percent signs within segments."""
+    """Return the decoded path; keep slashes and percent signs within segments encoded."""
     if raw is None:
         return path.replace("%", "%25")
     segments = [_decoded(segment) for segment in raw.decode("latin-1").split("/")]
@@ -48,7 +48,7 @@ def _encoded_path(path: str, raw: bytes | None) -> str:
 
 
 def _decoded(text: str) -> str:
-    # Decode invalid UTF-8 to lone surrogates, which are rejected later. Replaced bytes would make different ids equal.
+    # Decode invalid UTF-8 to lone surrogates: replaced bytes would make different ids equal.
     return unquote(text, errors="surrogateescape")
 
 
@@ -107,7 +107,7 @@ def scope_in_query(scope: ScopeKind | None, owner: str | None) -> Scope | None:
 
 
 def write_cursor(position: tuple[datetime, str] | tuple[datetime, str, int] | None) -> str | None:
-    """Return the cursor for a position in a list that is sorted by time and then id, or None if `position` is None."""
+    """Return the cursor for a position in a list that is sorted by time and then id."""
     if position is None:
         return None
     moment, *rest = position
@@ -116,7 +116,7 @@ def write_cursor(position: tuple[datetime, str] | tuple[datetime, str, int] | No
 
 
 def read_cursor(cursor: str | None) -> tuple[datetime, str] | None:
-    """Return the time and the id that a cursor contains, or None if no cursor is given.
+    """Return the time and the id in a cursor.
 
     Raises:
         InvalidInput: the text is not a cursor.
@@ -128,7 +128,7 @@ def read_cursor(cursor: str | None) -> tuple[datetime, str] | None:
 
 
 def read_call_cursor(cursor: str | None) -> tuple[datetime, str, int] | None:
-    """Return the time, the run's id and the call's number that a cursor contains, or None if no cursor is given.
+    """Return the time, the run's id and the call's number in a cursor.
 
     Raises:
         InvalidInput: the text is not a cursor.
@@ -142,7 +142,7 @@ def read_call_cursor(cursor: str | None) -> tuple[datetime, str, int] | None:
 
 
 def _parts(cursor: str, count: int) -> list[Any]:
-    """Return the time, the id and the other values of a cursor; reject ids that databases do not accept."""
+    """Return the values of a cursor; reject ids that databases do not accept."""
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         moment, name, *rest = json.loads(text)

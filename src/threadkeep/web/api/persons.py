@@ -99,7 +99,7 @@ async def unmerge_person(person_id: PersonId, app: AppInUse) -> Person:
 
 
 async def _seen(memory: Memory, person_id: str, user_id: str | None) -> Person:
-    """Return a person. If `user_id` is given, it must be an id of this person.
+    """Return a person, checking that `user_id` is an id of this person.
 
     Raises:
         KnowledgeNotFound: the person does not exist, or this user may not see them.
@@ -160,10 +160,10 @@ async def export_user(
         str | None, Query(max_length=2000, description="For `jsonl`: the `after` of the last position line.")
     ] = None,
 ) -> StreamingResponse:
-    """Stream all data that is stored under any id of a person: the data that erasing the person would delete.
+    """Stream all data stored under any id of a person, which erasing the person would delete.
 
-    Each line is a JSON object with a `type`. After a broken connection, resume from the last line of type `position`.
-    The last line has the type `end`. An archive (`zip`) has these lines in `person.jsonl`, and a page, `person.html`.
+    Each line is a JSON object with a `type`. The last line has the type `end`; after a broken connection, resume from
+    the last line of type `position`. An archive (`zip`) has these lines in `person.jsonl`, and a page, `person.html`.
     """
     lines = (line async for line in app.memory.export(user_id=caller.user(user_id) or user_id, after=after))
     first = await anext(lines)  # an error before the first line becomes an HTTP error response

@@ -78,8 +78,8 @@ class RunRequestBody(
         return RunRequest(
             workflow=workflow,
             text=self.message,
-            # A request with `results` but no session id comes from a channel, whose sender does not know this id. So
-            # the keys of the run must not contain the id; the trigger `webhook` ensures that.
+            # The sender of a channel does not know the session id, so the keys of the run must not contain it; the
+            # trigger `webhook` ensures that.
             trigger="webhook" if self.results and self.session_id is None else "http",
             budget=self.budget.limits(),
             stream=self.mode == "stream",
@@ -250,13 +250,13 @@ async def list_runs(
 
 @router.get("/runs/{run_id}", summary="See a run", responses=_FAILURES)
 async def get_run(run_id: RunId, app: AppInUse, user_id: UserId = None) -> RunBody:
-    """Return a run with its status, its result, and its usage, which includes the usage of all its children."""
+    """Return a run with its status, its result, and the usage of the run and all its children."""
     return await _whole(await app.runs.service(), run_id, user_id)
 
 
 @router.get("/runs/{run_id}/tree", summary="See a run with its parents and children", responses=_FAILURES)
 async def get_tree(run_id: RunId, app: AppInUse, user_id: UserId = None) -> RunTree:
-    """Return the runs of the tree to which this run belongs (500 at most), parents before their children."""
+    """Return the runs of this run's tree (500 at most), parents before their children."""
     found = await (await app.runs.service()).tree(run_id, user_id=user_id)
     return RunTree(root_run_id=found[0].root_run_id, runs=[RunSummary.model_validate(run) for run in found])
 
@@ -269,7 +269,7 @@ async def get_trace(
     after: Annotated[int, Query(ge=0, lt=2**53, description="Only events after this number.")] = 0,
     limit: Limit = DEFAULT_LIMIT,
 ) -> RunTraceBody:
-    """Return the events of a run, in order: nodes, model calls, tools, children, and messages with their text."""
+    """Return the events of a run, in order."""
     found = await (await app.runs.service()).trace(run_id, after=after, limit=limit, user_id=user_id)
     events = [RunEventBody.model_validate(event) for event in found]
     return RunTraceBody(run_id=run_id, events=events, next_after=events[-1].number if len(events) == limit else None)
@@ -341,7 +341,7 @@ async def retry_run(
 
 async def _told(runs: RunService, run_id: str, user_id: str | None, response: Response, *, mode: WaitMode) -> RunBody:
     if mode == "wait":
-        # Wait for the root run, because a child shows its old question until its parent has passed on the answer.
+        # Wait for the root run, because until then a child shows its old question.
         await runs.result((await runs.run(run_id, user_id=user_id)).root_run_id)
     else:
         response.status_code = 202

@@ -118,7 +118,7 @@ async def delete_session(session_id: SessionId, app: AppInUse, user_id: UserId =
 
 @router.post("/{session_id}/reset", summary="Reset a session", responses=_FAILURES)
 async def reset_session(session_id: SessionId, app: AppInUse, user_id: UserId = None) -> SessionBody:
-    """Wait for earlier turns to finish, then hide all messages so far from the model. The transcript keeps them."""
+    """Hide all messages so far from the model, after earlier turns have finished. The transcript keeps them."""
     session, found = await AllSessions(app.memory).find(session_id, user_id=user_id)
     if found.namespace:
         await session.reset()
@@ -149,7 +149,7 @@ _CHANGES = documented(400, 404, 413, 422, 503)
 async def take_back(
     session_id: SessionId, app: AppInUse, body: TakeBackBody | None = None, user_id: UserId = None
 ) -> TakenBack:
-    """Supersede the newest messages and return them. They stay in the history, but the model no longer receives them.
+    """Supersede the newest messages and return them. They stay in the history, hidden from the model.
 
     Concurrent requests supersede different messages.
     """
@@ -244,14 +244,14 @@ class RetentionBody(
     from_attributes=True,
     json_schema_extra=example(archive={"max_age_days": 30}, delete={"max_age_days": 365}),
 ):
-    """The limits for archiving and for deletion. Archived messages stay stored, but windows and searches omit them."""
+    """The limits for archiving and for deletion. Windows and searches omit archived messages."""
 
     archive: RetentionLimitsBody = RetentionLimitsBody()
     delete: RetentionLimitsBody = RetentionLimitsBody()
 
 
 class SessionRetention(BaseModel):
-    """The retention limits of a session, and the `seq` numbers up to which messages are archived and deleted."""
+    """The limits of a session, and the `seq` up to which messages are archived and deleted."""
 
     session_id: str
     own: RetentionBody | None = Field(description="The session's own limits; null if the rules apply.")
@@ -262,7 +262,7 @@ class SessionRetention(BaseModel):
 
 @router.get("/{session_id}/retention", summary="Get the retention of a session", responses=_FAILURES)
 async def get_retention(session_id: SessionId, app: AppInUse, user_id: UserId = None) -> SessionRetention:
-    """Return the session's own limits, the service's rules, and the `seq` of the last archived and deleted message."""
+    """Return the session's own limits, the service's rules, and the last archived and deleted `seq`."""
     return await _told(app, session_id, user_id)
 
 
@@ -274,7 +274,7 @@ async def get_retention(session_id: SessionId, app: AppInUse, user_id: UserId = 
 async def put_retention(
     session_id: SessionId, limits: RetentionBody, app: AppInUse, user_id: UserId = None
 ) -> SessionRetention:
-    """Set a session's own limits, to which none of the service's rules are added; `{}` keeps all messages permanently.
+    """Set a session's own limits instead of the service's rules; `{}` keeps all messages permanently.
 
     Messages beyond the limits are removed in the next retention pass.
     """
@@ -356,7 +356,7 @@ _CONTEXT_FAILURES = documented(404, 422, 503)
     response_model_exclude_defaults=True,
 )
 async def manifests_of_run(run_id: RunId, app: AppInUse, user_id: UserId = None) -> RunManifests:
-    """Return the manifest of each model call of a run, in order: the sent and the excluded messages, and the tokens."""
+    """Return the manifests of a run's model calls: the sent and the excluded messages, and the tokens."""
     found = await app.memory.manifests.of_run(run_id, user_id=user_id)
     if not found:
         raise ProblemRaised(

@@ -33,7 +33,7 @@ class WorkflowList(BaseModel):
 
 
 class WorkflowNodeBody(BaseModel):
-    """A node of a workflow. The kind `python` marks a node of a LangGraph graph that is written in Python."""
+    """A node of a workflow. The kind `python` marks a node of a graph that is written in Python."""
 
     name: str
     kind: str
@@ -89,7 +89,7 @@ async def list_workflows(app: AppInUse) -> WorkflowList:
 
 @router.get("/{name}", summary="See a workflow", responses=documented(404, 422))
 async def get_workflow(name: WorkflowName, app: AppInUse) -> WorkflowBody:
-    """Return a workflow with its nodes and their edges, its options, its definition, and a Mermaid diagram."""
+    """Return a workflow with its nodes, edges, options, definition, and a Mermaid diagram."""
     workflow = app.workflows.get(name)
     return WorkflowBody.model_validate({**describe_whole(workflow), "mermaid": draw_mermaid(workflow)})
 
@@ -101,7 +101,7 @@ async def get_workflow(name: WorkflowName, app: AppInUse) -> WorkflowBody:
     openapi_extra=READS,
 )
 async def explain_keys(name: WorkflowName, body: KeyRequestBody, app: AppInUse) -> ExplainedKeys:
-    """Return the session key that each agent of the workflow derives from a payload, and why other keys were rejected.
+    """Return the session keys that the workflow's agents derive from a payload, and the rejected keys.
 
     Nothing is read or written.
     """

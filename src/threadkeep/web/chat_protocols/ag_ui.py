@@ -1,4 +1,4 @@
-"""AG-UI, the protocol of CopilotKit and others: a request with all messages, and events of the run."""
+"""AG-UI, the protocol of CopilotKit and others: a request with all messages, and events."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ class RunAgentBody(
 
 
 class _Events(StreamParts):
-    """The events of a run. A snapshot of the newest 200 messages follows the first event.
+    """The events of a run.
 
-    If the turn succeeds, another snapshot precedes the last event.
+    A snapshot of the newest 200 messages follows the first event, and precedes the last one if the turn succeeds.
     """
 
     def __init__(self, app: App, body: RunAgentBody, user_id: str | None, before: list[dict[str, Any]]) -> None:
@@ -106,14 +106,14 @@ class _Events(StreamParts):
     responses={200: streamed(_EXAMPLE, "The events of the run."), **TURN_FAILURES},
 )
 async def run_agent(body: RunAgentBody, app: AppInUse, caller: CallerInUse, request: Request) -> EventStream:
-    """Answer the new messages of a thread. A message is not stored again if its id is stored already."""
+    """Answer the new messages of a thread. Messages with a stored id are not stored again."""
     user_id = caller.user(body.prop("user_id"))
     turn = await Sent(_in_langchain(body.messages), body.thread_id, user_id, body.prop("workflow") or CHAT).begin(
         app, stream=True
     )
     before = await _snapshot(app.memory.session(body.thread_id, user_id=user_id))
     if turn.message_id not in [one["id"] for one in before]:
-        # Add the question if it is not stored yet, because a client drops messages that the snapshot lacks.
+        # Add the question, because a client drops messages that the snapshot lacks.
         before.append({"id": turn.message_id, "role": "user", "content": turn.request.message})
     events = _Events(app, body, user_id, before)
     return await open_stream(turn, events, request)
@@ -131,7 +131,7 @@ def _in_langchain(messages: Sequence[JsonValue]) -> list[BaseMessage]:
 
 
 def _content(message: Mapping[str, JsonValue]) -> JsonValue:
-    """Return the content of a message. The MIME type of a `binary` part determines its type, such as `image`."""
+    """Return the content of a message, with the types of its `binary` parts."""
     content = message.get("content") or ""
     if not isinstance(content, list):
         return content

@@ -90,7 +90,7 @@ class ChatBody(
 
 
 class _Parts(StreamParts):
-    """The parts of a UI message stream. The stream has one message, which begins when the id of the answer is known."""
+    """The parts of a UI message stream. Its only message begins when the id of the answer is known."""
 
     def started(self, event: ChatStarted) -> Iterator[bytes]:
         self._names = asdict(event)
@@ -111,7 +111,7 @@ class _Parts(StreamParts):
         for part in self._message(answer.answer_id or answer.run_id):
             yield part
         if answer.replaced:
-            # Send the stored text, because another process answered first and the streamed text differs.
+            # Another process answered first, so send its text instead of the streamed one.
             yield json_event({"type": "data-replaced", "data": {"text": answer.response}})
         metadata = {"answer_id": answer.answer_id, "usage": answer.usage.to_dict()}
         yield json_event({"type": "finish-step"})
@@ -137,10 +137,10 @@ class _Parts(StreamParts):
     responses={200: _STREAM, **TURN_FAILURES},
 )
 async def chat(body: ChatBody, app: AppInUse, caller: CallerInUse, request: Request) -> EventStream:
-    """Stream an answer: to new messages, to an edited message or, with `regenerate-message`, to the last question.
+    """Stream an answer: to new messages, to an edited message or, again, to the last question.
 
-    A user message is edited if it is the last message of the request, `messageId` is its id, and its stored text
-    differs. The new version has its own id, and all later messages are superseded.
+    A user message is edited if it is the last one, `messageId` is its id, and its stored text differs. The new version
+    has its own id, and all later messages are superseded.
     """
     user_id = caller.user(body.user_id)
     messages = _in_langchain([*body.messages, *([body.message] if body.message is not None else [])])
@@ -173,7 +173,7 @@ async def read_chat(chat_id: ChatId, app: AppInUse, user_id: UserId = None) -> U
     responses={200: _STREAM, 204: {"description": "No turn of the chat is running."}, **documented(404, 422, 503)},
 )
 async def resume_chat(chat_id: ChatId, app: AppInUse, request: Request, user_id: UserId = None) -> Response:
-    """Stream a chat's running turn from its beginning, for a reloaded page. Return 204 if no turn is running."""
+    """Stream a chat's running turn from its beginning, for a reloaded page, or return 204."""
     runs = await app.runs.service()
     found, _ = await runs.list(RunQuery(session_id=chat_id, user_id=user_id, status="running"))
     run = next((one for one in found if one.parent_run_id is None and one.inputs), None)
@@ -198,10 +198,7 @@ async def _streamed(turn: ChatTurn, request: Request) -> EventStream:
 
 
 async def _edited(session: Session, message: BaseMessage) -> BaseMessage:
-    """Store a message's text as a new version if it is new. Return the message with the id of its newest version.
-
-    A message that is not stored as a user message is returned unchanged.
-    """
+    """Store an edited message as a new version; return it with the id of its newest version."""
     newest, previous = await _versions(session, id_of(message))
     if newest is None or newest.role != "user":
         return message
@@ -213,7 +210,7 @@ async def _edited(session: Session, message: BaseMessage) -> BaseMessage:
 
 
 async def _versions(session: Session, message_id: str | None) -> tuple[Message | None, Message | None]:
-    """Return the newest version of a stored message and the version before it. A missing version is None."""
+    """Return the newest version of a stored message and the version before it."""
     newest, previous = None, None
     while message_id is not None and (version := await session.find(message_id)) is not None:
         newest, previous, message_id = version, newest, version.superseded_by

@@ -37,7 +37,7 @@ _EXAMPLE = (
 class CompletionBody(
     BaseModel, json_schema_extra=example(model="chat", user="user-456", messages=[{"role": "user", "content": "Hello"}])
 ):
-    """A request for a completion. Other fields, such as `temperature`, are accepted and have no effect."""
+    """A request for a completion. Other fields, such as `temperature`, have no effect."""
 
     model: str = Field(min_length=1, max_length=200, description="A workflow; `chat` is the built-in one.")
     messages: Annotated[list[JsonValue], Field(min_length=1, max_length=2000)] = Field(
@@ -139,7 +139,7 @@ class _Chunks(StreamParts):
         return self._chunk({"content": text})
 
     async def ended(self, answer: ChatAnswer) -> AsyncIterator[bytes]:
-        # If another process answered first, the stored text differs from the streamed one; send it in the last chunk.
+        # If another process answered first, its text differs from the streamed one; send it last.
         replaced = {"threadkeep": {"replaced": True, "response": answer.response}} if answer.replaced else {}
         yield self._chunk({}, finish_reason="stop", **replaced)
         if self._include_usage:
@@ -194,8 +194,8 @@ async def complete(
     """Answer the new messages of a conversation with the memory of its session.
 
     The header `X-Session-Id` names the session. Without it, the last session of `user` continues. Without a `user`, a
-    new session begins, in which the earlier messages are stored. The response has the same header. A request with a
-    repeated `Idempotency-Key` gets the stored answer. System messages are ignored.
+    new session begins, with the earlier messages. The response has the same header. A request with a repeated
+    `Idempotency-Key` gets the stored answer. System messages are ignored.
     """
     body.check()
     user_id = caller.user(body.user)
@@ -226,8 +226,7 @@ async def complete(
 def _without_calls(message: JsonValue) -> JsonValue:
     """Return an assistant's message without tool calls; return any other message unchanged.
 
-    Transcripts have no tool calls, and the arguments of a call may not be JSON. If the message has no content, for
-    example a refusal, its content becomes None.
+    Transcripts have no tool calls, and the arguments of a call may not be JSON.
     """
     if not isinstance(message, dict) or message.get("role") != "assistant":
         return message
@@ -235,7 +234,7 @@ def _without_calls(message: JsonValue) -> JsonValue:
 
 
 def _from_header(value: str) -> str:
-    """Return a session id from a header, which clients send as UTF-8 and servers decode as Latin-1."""
+    """Return a session id from a header, which is UTF-8 that servers decode as Latin-1."""
     try:
         return value.encode("latin-1").decode()
     except UnicodeDecodeError:

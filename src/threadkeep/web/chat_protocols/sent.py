@@ -1,7 +1,7 @@
 """Messages that a chat front end sends, and the turn that answers them.
 
-These front ends send the whole conversation with each request, but the history comes from the stored transcript. Only
-the user's messages at the end of a request are new. Earlier messages are stored only if the session is empty.
+These front ends send the whole conversation with each request, but the history comes from the transcript. Only the
+user's messages at the end of a request are new. Earlier messages are stored only if the session is empty.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from threadkeep.web.langgraph.states import asked_text, new_messages
 class Sent:
     """A request of a front end: its messages in LangChain's form, its session and its user.
 
-    Without a `session_id`, the user's last session continues, or a new one starts. `message_id` is used if the
-    question itself has no id.
+    Without a `session_id`, the user's last session continues, or a new one starts. `message_id` is the default id of
+    the question.
     """
 
     messages: Sequence[BaseMessage]
@@ -57,9 +57,9 @@ class Sent:
         return app.chat.begin(request, stream=stream)
 
     async def _unknown(self, app: App, asked: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
-        """Return the messages after the last stored one; all, if none of them is stored or no session is named.
+        """Return the messages after the last stored one.
 
-        The last message is always returned, so that a repeated request joins the turn of this message.
+        The last message is always returned, so that a repeated request joins its turn.
         """
         if self.session_id is not None:
             session = app.memory.session(self.session_id, user_id=self.user_id)
@@ -70,7 +70,7 @@ class Sent:
         return asked
 
     async def _store_earlier(self, app: App, session_id: str, count: int) -> None:
-        """Store earlier messages in an empty session. Omit system messages, because the workflow has its own."""
+        """Store earlier messages in an empty session, without system messages."""
         session = app.memory.session(session_id, user_id=self.user_id)
         rows = [from_langchain(one) for one in self.messages[:count] if one.type in ("human", "ai")]
         earlier: list[Message] = [one for one in rows if one is not None and one.content.strip()]

@@ -1,4 +1,4 @@
-"""Pages of model calls: a list with a chart, one call with its budget and its messages, and a search for a message.
+"""Pages of model calls: a list with a chart, one call, and a search for a message.
 
 The search "Should it have known?" shows for each message whether the model received it.
 """
@@ -33,7 +33,7 @@ _SHOWN_OF_RANGE = 20
 
 @dataclass(frozen=True)
 class Quote:
-    """A reference to a message that is quoted or is evidence of a fact. `message` is None if it no longer exists."""
+    """A reference to a message that is quoted or is evidence of a fact."""
 
     reference: TurnReference
     message: Message | None
@@ -49,7 +49,7 @@ class Unfolded:
 
 @dataclass(frozen=True)
 class QuotedFact:
-    """A fact that the model received, with its evidence. `fact` is None if it was forgotten or comes from Graphiti."""
+    """A fact that the model received, with its evidence. `fact` is None if Threadkeep does not have it."""
 
     reference: FactReference
     fact: Fact | None
@@ -58,7 +58,7 @@ class QuotedFact:
 
 @dataclass(frozen=True)
 class CallMessage:
-    """A message that the model received, with the summaries, quotations and facts that it contains."""
+    """A message that the model received, with its summaries, quotations and facts."""
 
     seen: SeenMessage
     summaries: Sequence[Unfolded]
@@ -68,7 +68,7 @@ class CallMessage:
 
 @dataclass(frozen=True)
 class Gap:
-    """A range of messages that the model did not receive, the reason in words, and up to 20 of the newest messages."""
+    """A range of messages that the model did not receive, the reason, and up to 20 of the messages."""
 
     exclusion: Exclusion
     why: str
@@ -77,7 +77,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class CallView:
-    """A model call with everything that its page shows. `difference` compares it with the previous recorded call."""
+    """A model call as its page shows it. `difference` compares it with the previous recorded call."""
 
     view: ContextView
     messages: Sequence[CallMessage]
@@ -86,7 +86,7 @@ class CallView:
 
     @property
     def parts(self) -> list[tuple[str, int]]:
-        """The names and tokens of the context's sections, in the order of the messages; the last one is `free`."""
+        """The names and tokens of the context's sections, in order; the last one is `free`."""
         order = [message.seen.entry.section for message in self.messages]
         sections = sorted(self.view.sections, key=lambda one: order.index(one[0]) if one[0] in order else -1)
         return [*((str(name), tokens) for name, tokens, _ in sections), ("free", self.view.free)]
@@ -98,7 +98,7 @@ class CallView:
 
 
 class CallReader:
-    """A reader of model calls and of the data that they refer to. With a user, it reads only data of this user."""
+    """A reader of model calls and their data, limited to the data of a user if there is one."""
 
     def __init__(self, memory: Memory, user_id: str | None) -> None:
         self._memory = memory
@@ -115,7 +115,7 @@ class CallReader:
         return CallView(view, messages, gaps, difference)
 
     async def _transcript(self, manifest: ContextManifest) -> Session | None:
-        """Return the session to which the `seq` numbers of a manifest belong; None if it names no session."""
+        """Return the session to which the `seq` numbers of a manifest belong."""
         if (conversation := manifest.conversation) is not None:
             return (await self._memory.memory_of(conversation)).session(conversation.key, user_id=self._user_id)
         return self._session(manifest.session_id) if manifest.session_id else None
@@ -196,7 +196,7 @@ async def list_calls(
 
 @router.get("/runs/{run_id}/calls/{call}")
 async def show_call(request: Request, run_id: RunId, call: str, app: AppInUse, user: SeenAs = None) -> Response:
-    """Show one model call with the messages that were sent, and the excluded messages with the reasons."""
+    """Show a model call with the messages that were sent, and why others were excluded."""
     stored, count = await _find(app, run_id, call, user)
     shown = await CallReader(app.memory, user).read(stored)
     factor = await app.memory.learned_factors.of(stored_model) if (stored_model := shown.view.manifest.model) else None
@@ -206,7 +206,7 @@ async def show_call(request: Request, run_id: RunId, call: str, app: AppInUse, u
 
 
 async def _find(app: App, run_id: str, call: str, user: str | None) -> tuple[StoredManifest, int]:
-    """Return a model call, and how many calls its run has. `call` is the call's number, or `last` for the newest."""
+    """Return a model call, by number or `last`, and how many calls its run has."""
     found = {one.call: one for one in await app.memory.manifests.of_run(run_id, user_id=user)}
     number = max(found, default=0) if call == _NEWEST else int(call) if call.isdecimal() and len(call) < 9 else 0
     if number not in found:
@@ -227,7 +227,7 @@ _PAGE = 500
 
 @dataclass(frozen=True)
 class Found:
-    """A message that a search found. `outcome` says whether `call` contained it; None if no call is recorded."""
+    """A message that a search found. `outcome` says whether `call` contained it."""
 
     session: SessionInfo
     message: Message
@@ -248,8 +248,7 @@ async def should_it_have_known(
 ) -> Response:
     """Search messages, and show for each message whether a model call received it.
 
-    Without a `run`, the model call is the newest call of the requested session. If no session is requested either, it
-    is the newest call of each message's own session.
+    Without a `run`, the model call is the newest one of the requested session, or else of the message's own session.
     """
     words = clean_text(q.strip()) if q else ""
     search = _Search(app.memory, user, run=run or None, number=call)
@@ -285,7 +284,7 @@ class _Search:
         return (await self._all.find(session_id, user_id=self._user_id))[1]
 
     async def find(self, words: str, chosen: SessionInfo | None) -> AsyncIterator[Found]:
-        """Yield the best 40 messages with all words. If a session is chosen, also yield its messages from `_hidden`."""
+        """Yield the best 40 messages with all words, and messages of the chosen session from `_hidden`."""
         seen: set[tuple[str, int | None]] = set()
         for hit in (await self._all.search(words, user_id=self._user_id, limit=_HITS)).hits:
             home = await self._known(hit.session_id)
@@ -299,7 +298,7 @@ class _Search:
                     yield await self._found(chosen, message, chosen)
 
     async def call_of(self, info: SessionInfo) -> CallRecord | None:
-        """Return the requested call or, if none is requested, the newest of a session; None if it is not recorded."""
+        """Return the requested call, or else the newest call of a session."""
         if info.session_id not in self._calls:
             stored = await self._stored(info)
             self._calls[info.session_id] = None if stored is None else await self._record(stored, info)
@@ -330,7 +329,7 @@ class _Search:
 
 
 async def _hidden(session: Session, words: str) -> AsyncIterator[Message]:
-    """Yield superseded and archived messages that contain all words, newest first. The search omits such messages.
+    """Yield superseded and archived messages with all words, which the search omits.
 
     Only the newest 2,000 messages of the session are read.
     """

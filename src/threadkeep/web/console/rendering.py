@@ -1,4 +1,4 @@
-"""Pages of the console: templates, filters, headers, errors as pages, and the fields and tokens of forms (CSRF)."""
+"""Pages of the console: templates, filters, headers, error pages, and forms (with CSRF tokens)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _BELOW = "/console/"
 
 
 def is_page(path: str) -> bool:
-    """Return whether a path belongs to the console. Only these paths accept the key in the cookie."""
+    """Return whether a path belongs to the console. Only there, the key in the cookie is valid."""
     return path == _HOME or path.startswith(_BELOW)
 
 
@@ -59,8 +59,8 @@ FIELD = "csrf"
 _MOST_FIELDS = 1_000
 _STALE_FORM = "The form is older than the service or your sign-in; reload the page and send the form again."
 
-# Without keys, the service is one process on loopback, so a random secret is enough for CSRF tokens. With keys, a token
-# is derived from the sign-in cookie, so that every process accepts the token, also after a restart.
+# Without keys, the service is one process on loopback, so a random secret is enough. With keys, a token is derived from
+# the sign-in cookie, so that every process accepts it, also after a restart.
 _SECRET = secrets.token_bytes(32)
 
 
@@ -128,7 +128,7 @@ class Column:
 
 
 def bar(parts: Sequence[tuple[str, int]], total: int, title: str) -> Markup:
-    """Return a horizontal bar. Each part has a CSS class and an amount, which is drawn in proportion to the total."""
+    """Return a horizontal bar. Each part has a CSS class and an amount."""
     drawn, left = [], 0.0
     for name, amount in parts:
         width = 100 * amount / max(total, 1)
@@ -147,14 +147,14 @@ def bar(parts: Sequence[tuple[str, int]], total: int, title: str) -> Markup:
 
 
 def stacked_columns(drawn: Sequence[Column], title: str, unit: str, *, limit: int | None = None) -> Markup:
-    """Return a chart of stacked columns. If a column reaches a quarter of the `limit`, draw a line at the limit.
+    """Return a chart of stacked columns, with a line at the limit if the columns come near it.
 
     Labels are HTML, because text in the stretched SVG would be distorted.
     """
     if not drawn:
         return Markup("")
     tallest = max(1e-9, *(column.total for column in drawn))
-    # If all columns are far below the limit, omit the line, so that the columns are drawn larger.
+    # Without the line, small columns are drawn larger.
     line = limit if limit is not None and limit <= tallest * _FAR_BELOW else None
     highest = max(tallest, line or 0)
     top = _amount(highest, unit) if line == limit else f"{_amount(tallest, unit)} of {limit:,}"
@@ -164,7 +164,7 @@ def stacked_columns(drawn: Sequence[Column], title: str, unit: str, *, limit: in
         y = _y(line, highest)
         shapes.append(f'<line class="limit" x1="0" x2="100" y1="{y:.2f}" y2="{y:.2f}"/>')
     ends = " – ".join(dict.fromkeys([drawn[0].label, drawn[-1].label]))
-    # Do not use the role `img` for a chart with links, because it hides the links from screen readers.
+    # The role `img` would hide the links of the chart from screen readers.
     role = "group" if any(column.address for column in drawn) else "img"
     return Markup(  # noqa: S704 - every text in it is escaped
         f'<div class="chart"><p>{escape(top)}</p>'
@@ -202,7 +202,7 @@ CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-# Do not use `no-referrer`: browsers would send forms with `Origin: null`, which `Access` rejects as another site.
+# With `no-referrer`, browsers would send forms with `Origin: null`, which `Access` rejects.
 _HEADERS = {"Content-Security-Policy": CONTENT_SECURITY_POLICY, "Referrer-Policy": "same-origin"}
 
 
@@ -298,7 +298,7 @@ def _seconds(value: float | None) -> str:
 
 
 def _speaker(message: Message, owner: str | None = None) -> str:
-    """Return the name of a user message's author. For other messages return the role, with `note` for `system`."""
+    """Return the name of a user message's author, or the role of another message."""
     if message.role != "user":
         return {"system": "note"}.get(message.role, message.role)
     metadata = message.metadata

@@ -1,4 +1,4 @@
-"""Pages of runs: the list, and one run with its tree, its trace, its forms and its live events."""
+"""Pages of runs: the list, and one run with its tree, trace, forms and live events."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ async def show_session(
 
 
 async def _run_to_show(app: App, session_id: str) -> Run | None:
-    """Return the newest unfinished one of a session's last 10 runs. If all are finished, return a failed newest run."""
+    """Return the newest unfinished run of a session, or else the newest one if it failed."""
     found, _ = await (await app.runs.service()).list(RunQuery(session_id=session_id, limit=_RUNS_LOOKED_AT))
     runs = [run for run in found if run.parent_run_id is None]
     return next((run for run in runs if not run.over), runs[0] if runs and runs[0].status == "failed" else None)
@@ -124,7 +124,7 @@ _session = APIRouter(prefix="/console/sessions/{session_id}", route_class=Consol
 @router.post("/console/say")
 async def start_session(form: Form, app: AppInUse, caller: CallerInUse) -> Response:
     """Send a message to a session, or to a new one if the form names none."""
-    # Use the message's id as the id of a new session, so that a form that is sent twice opens only one session.
+    # Name a new session after the message, so that a form that is sent twice opens only one.
     session_id = form.get("session_id", "").strip() or _message_id(form)
     app.memory.session(session_id)  # validates the id
     user = caller.user(form.get("user_id", "").strip() or None)
@@ -144,7 +144,7 @@ async def say(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = N
 
 @_session.post("/edit")
 async def edit(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = None) -> Response:
-    """Replace a message. If it is a user message, answer it, unless an agent stores the conversation."""
+    """Replace a message. Answer a user message again, unless an agent stores the conversation."""
     session, info = await AllSessions(app.memory).find(session_id, user_id=user)
     message = await session.edit(form.get("message_id", ""), _text(form))
     if message.role == "user" and not info.namespace:
@@ -162,7 +162,7 @@ async def regenerate(session_id: SessionId, form: Form, app: AppInUse, user: See
 
 @_session.post("/take-back")
 async def take_back(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = None) -> Response:
-    """Take the newest messages back, unless messages were superseded since the page was rendered (a double click)."""
+    """Take the newest messages back, unless this was done already (a double click)."""
     session, info = await AllSessions(app.memory).find(session_id, user_id=user)
     count = form.get("n", "1")
     if form.get("revision", str(info.revision)) == str(info.revision):
@@ -186,7 +186,7 @@ async def delete(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs 
 
 @_session.get("/export")
 async def export_session(session_id: SessionId, app: AppInUse, user: SeenAs = None) -> Response:
-    """Return a session with its whole history as JSONL, in the format of `threadkeep sessions export`."""
+    """Return a session's history as JSONL, in the format of `threadkeep sessions export`."""
     stream = io.BytesIO()
     chosen = named_sessions(app.memory, [session_id], user)
     await export(chosen, stream, lambda _: None, view="history")
@@ -215,7 +215,7 @@ async def _again(app: App, session: Session, asked: RegenerationRequest) -> None
 
 
 async def _begun(turn: ChatTurn) -> None:
-    """Wait at most 3 seconds until a turn has started, so that the next page shows the turn or its failure."""
+    """Wait briefly until a turn has started, so that the next page shows it or its failure."""
     events = turn.follow()
     with contextlib.suppress(TimeoutError, ModelCallFailed, RunFailed, RunWaits):
         async with asyncio.timeout(_START_SECONDS):
@@ -223,7 +223,7 @@ async def _begun(turn: ChatTurn) -> None:
 
 
 async def _stored(app: App, session_id: str) -> None:
-    """Wait at most 3 seconds until a session is stored. Its run may start earlier, but the next page must find it."""
+    """Wait briefly until a session is stored, because the next page must find it."""
     for _ in range(_START_POLLS):
         if await app.memory.session(session_id).tail(1, view="history"):
             return
@@ -238,7 +238,7 @@ def _request(form: Mapping[str, str], session_id: str, user_id: str | None) -> C
 
 
 def _message_id(form: Mapping[str, str]) -> str:
-    """Return an id for a form's message. A form that is sent twice with the same text gets the same id."""
+    """Return an id for a form's message, the same if the form is sent twice."""
     rendered = form.get("form_id") or str(uuid7())
     return str(uuid5(NAMESPACE_URL, "\n".join([rendered, form.get("workflow", ""), _text(form)])))
 

@@ -37,7 +37,7 @@ async def ask_for_key(request: Request, to: Annotated[str, Query(alias="next", m
 
 @router.post(ADDRESS)
 async def sign_in(request: Request) -> Response:
-    """Store a valid key in a cookie until the browser is closed. Scripts cannot read the cookie."""
+    """Store a valid key in a cookie that scripts cannot read, until the browser is closed."""
     if request.headers.get("sec-fetch-site") == "cross-site":
         raise ProblemRaised(make_problem(403, "stale-form", _OTHER_SITE))
     fields = await read_fields(request)
@@ -47,7 +47,7 @@ async def sign_in(request: Request) -> Response:
     if keys.caller(given.encode(), RateLimits()) is None:
         return page(request, "sign_in.html", status_code=401, next=to, wrong=_WRONG_KEY)
     response = redirect(to)
-    # Also read the header of a proxy, because only the proxy knows whether the browser uses TLS.
+    # Only a proxy knows whether the browser uses TLS, so read its header, too.
     secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto", ""))
     response.set_cookie(COOKIE, as_cookie(given), httponly=True, samesite="lax", secure=secure)
     return response
@@ -62,7 +62,7 @@ async def sign_out(form: Form) -> Response:
 
 
 async def respond_to_browsers(request: Request, error: Exception) -> Response:
-    """Respond to an HTTP error. At a console address, a browser is sent to the sign-in (401) or gets an error page."""
+    """Respond to an HTTP error; send a browser at the console to the sign-in or an error page."""
     if not is_page(request.url.path) or "text/html" not in request.headers.get("accept", ""):
         return await respond(request, error)
     if problem_of(error).status == 401:
@@ -73,7 +73,7 @@ async def respond_to_browsers(request: Request, error: Exception) -> Response:
 
 
 def _within(address: str) -> str:
-    """Return an address if it is in the console, else the home page, because sign-in must not lead to other sites."""
+    """Return an address in the console, because sign-in must not lead to other sites."""
     try:
         parts = urlsplit(address)
     except ValueError:

@@ -54,13 +54,13 @@ async def show_health(request: Request, app: AppInUse) -> Response:
 
 
 async def _newest_turns(app: App) -> list[Run]:
-    """Return the turns among the newest 500 runs, oldest first: finished runs with an input that are no child runs."""
+    """Return the turns among the newest 500 runs, oldest first."""
     runs, _ = await (await app.runs.service()).list(RunQuery(limit=_RUNS))
     return [run for run in reversed(runs) if run.over and run.parent_run_id is None and run.inputs]
 
 
 def _over_time(runs: Sequence[Run]) -> tuple[list[Column], list[Column]]:
-    """Return the columns of two charts: the number of turns in each interval, and their median durations."""
+    """Return the columns of two charts: the number of turns over time, and their durations."""
     if not runs:
         return [], []
     first = runs[0].created_at
@@ -86,7 +86,7 @@ def _seconds(run: Run) -> float:
 
 
 def _file_bytes(app: App) -> int | None:
-    """Return the size of the SQLite file and its log in bytes, or None if the database has no file."""
+    """Return the size of the SQLite file and its log in bytes."""
     path = app.settings.database.path
     if path is None or not path.exists():
         return None
@@ -100,7 +100,7 @@ _SHOWN = 50
 
 @dataclass(frozen=True)
 class ChannelStatus:
-    """A bot. `counts` maps each status of undelivered answers (`waiting`, `ready`, `failed`) to their number."""
+    """A bot. `counts` maps each status of undelivered answers to their number."""
 
     name: str
     counts: dict[OutboxStatus, int]
@@ -145,14 +145,14 @@ async def show_knowledge(
     cursor: Annotated[str | None, Query(max_length=1000)] = None,
     proposals_cursor: Annotated[str | None, Query(alias="proposals", max_length=1000)] = None,
 ) -> Response:
-    """Show open proposals and facts, most recently changed first. If no user is chosen, show Graphiti's state, too."""
+    """Show open proposals and facts, most recently changed first, and Graphiti's state."""
     words = clean_text(q.strip()) if q and q.strip() else None
     query = FactQuery(text=words, past=past, user_id=user, limit=_PAGE, cursor=read_cursor(cursor))
     facts, following = await app.memory.knowledge.facts_page(query)
     open_ones = ProposalQuery("open", user_id=user, limit=_PAGE, cursor=read_cursor(proposals_cursor))
     proposals, other_proposals = await app.memory.proposals.page(open_ones)
     graphiti = app.memory.graphiti
-    # Show deliveries and consent only if no user is chosen, because they concern all users.
+    # Deliveries and consent concern all users, so show them only if no user is chosen.
     status = await graphiti.status() if user is None else None
     return page(
         request,

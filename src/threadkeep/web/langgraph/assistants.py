@@ -123,7 +123,7 @@ async def get_assistant(assistant_id: AssistantId, app: AppInUse) -> AssistantBo
     openapi_extra=PUBLIC,
 )
 async def get_schemas(assistant_id: AssistantId, app: AppInUse) -> SchemasBody:
-    """Return the schemas of input, output and state. They are the same for all workflows: a list of messages."""
+    """Return the schemas of input, output and state, which are the same for all workflows."""
     return SchemasBody(graph_id=app.workflows.get(assistant_id).name)
 
 
