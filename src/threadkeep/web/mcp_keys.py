@@ -1,4 +1,4 @@
-"""The MCP server over HTTP, which accepts the keys of the service and users' tokens as bearer tokens."""
+"""The MCP server over HTTP. Its bearer tokens are the keys of the service and users' tokens."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _request: ContextVar[ExitStack | None] = ContextVar("request", default=None)
 
 
 class KeyVerifier:
-    """A verifier of bearer tokens that accepts the keys of the service, and the signed tokens of its users."""
+    """A verifier of bearer tokens: the keys of the service, and the signed tokens of its users."""
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
 
     async def verify_token(self, token: str) -> AccessToken | None:
-        """Return the owner of a key or token and count the request. Return None if the key or token is not valid.
+        """Return the owner of a key or token and count the request, or return None if it is not valid.
 
         Raises:
             ProblemRaised: 429 if the owner sent too many requests or has too many open; 503 if keys cannot be read.
@@ -57,7 +57,7 @@ class KeyVerifier:
 
 
 async def keyed_server(memory: Memory, settings: Settings, address: str, *, writes: bool) -> MCPServer[object]:
-    """Return an MCP server that accepts keys of the service and tokens of users as bearer tokens.
+    """Return an MCP server that accepts keys of the service and tokens of users.
 
     Raises:
         InvalidSettings: there are no keys, and no issuer of tokens.
@@ -79,7 +79,7 @@ async def serve_keyed(
         stateless_http=True,
         json_response=True,
         max_request_body_size=settings.body_limit,
-        # Accept any host name, such as a proxy's. Pages of other sites cannot misuse this, because they have no key.
+        # Accept any host name, such as a proxy's: pages of other sites have no key.
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
     )
     app.add_middleware(Requests)
@@ -91,7 +91,7 @@ async def serve_keyed(
 
 
 class Requests:
-    """Middleware that counts the open requests of users, and turns errors of the verifier into problem documents."""
+    """Middleware that counts the open requests of users, and returns problem documents."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -48,9 +48,8 @@ _LOCAL = "local"
 class Access:
     """Middleware that passes a request on with its caller, or rejects it before its body is read.
 
-    It rejects a request with 401 if no valid key or token is given, with 403 if the request is not from this machine
-    or the key lacks the scope, and with 429 if there are too many requests. It rejects a request with 503 if the
-    service's keys have never been read, or if the keys of the token's issuer cannot be read.
+    The status is 401 without a valid key or token, 403 if the request is not from this machine or the key lacks the
+    scope, 429 after too many requests, and 503 if the service's keys or those of a token's issuer cannot be read.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class Access:
         """Pass the request on, or reject it."""
         with contextlib.ExitStack() as stack:
             try:
-                # Platforms send callbacks from any address and without a key, so each bot verifies its own callbacks.
+                # Platforms send callbacks without a key, so each bot verifies its own.
                 path = scope.get("path", "")
                 if scope["type"] == "http" and path not in OPEN_PATHS and not path.startswith(CALLBACKS):
                     caller = await self._caller(scope)
@@ -88,7 +87,7 @@ class Access:
             await self._app(scope, receive, send)
 
     async def _caller(self, scope: Scope) -> Caller:
-        """Return the caller of a request: the owner of a valid key or token, or a client on this machine."""
+        """Return the owner of a request's key or token, or a client on this machine."""
         headers = Headers(scope=scope)
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = (token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")).encode("latin-1")
@@ -115,16 +114,16 @@ def _is_loopback_address(address: str) -> bool:
 
 
 class SafeResponses:
-    """Middleware against caching, content sniffing and framing. It keeps headers that the response already has.
+    """Middleware against caching, content sniffing and framing. Headers of a response are kept.
 
-    For a HEAD request, it sends the status and the headers of the GET response, but no body.
+    For a HEAD request, it sends the headers of the GET response, but no body.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, add the headers to its response, and send no body if its method is HEAD."""
+        """Pass the request on, and add the headers to its response."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -145,7 +144,7 @@ class SafeResponses:
 
 
 class BodyLimit:
-    """Middleware that rejects bodies over a limit, by their Content-Length or by counting the received bytes."""
+    """Middleware that rejects bodies over a limit, declared or received."""
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self._app = app

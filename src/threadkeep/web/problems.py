@@ -64,7 +64,7 @@ _NOT_AS_IT_IS = "The request is not valid; `errors` lists the faults."
 _LISTED = "/docs lists the known ones"
 _FLAT = "a JSON object whose lists and objects are at most 100 levels deep"
 _WANTED = "a JSON object with Content-Type: application/json"
-# Maps a status to the end of the problem's `type` and to a sentence. Without a sentence, use the error's own text.
+# By status: the end of the problem's `type`, and a sentence (None: the error's own text).
 _STATUSES: Mapping[int, tuple[str, str | None]] = {
     400: ("unreadable-body", f"The body is not JSON in UTF-8; send {_WANTED}."),
     404: ("not-found", "There is nothing at this address; /docs lists all addresses."),
@@ -85,7 +85,7 @@ _DOCUMENTED: Mapping[int, str] = {
     502: "The model did not answer, or the workflow failed; the message is stored.",
     503: "The database is unavailable, locked, full or read-only, or the service is stopping; try again.",
 }
-# Maps a class of errors to the status and the end of the problem's `type`. Subclasses precede their base classes.
+# By class of errors: the status and the end of the `type`. Subclasses precede their base classes.
 _KINDS: Mapping[type[ThreadkeepError], tuple[int, str]] = {
     InvalidKey: (422, "invalid-session-id"),
     InvalidInput: (422, "invalid-request"),
@@ -110,7 +110,7 @@ _KINDS: Mapping[type[ThreadkeepError], tuple[int, str]] = {
     RecordUnreadable: (500, "record-unreadable"),
     StoreError: (503, "database-unavailable"),
 }
-# Maps the end of a `type` to the sentence of the problem. Problems of other types show the message of the error.
+# By the end of a `type`: the sentence of the problem, instead of the error's message.
 _SENTENCES: Mapping[str, str] = {
     "session-not-found": "This session does not exist, or it belongs to another user; GET /api/v1/sessions lists "
     "sessions.",
@@ -188,7 +188,7 @@ def make_problem(status: int, kind: str, detail: str) -> Problem:
 def problem_of(error: Exception, request: Request | None = None) -> Problem:
     """Return the problem document of any error; an unexpected error reveals no details.
 
-    If the `request` is given, and its body has an unknown field, the problem names the known fields.
+    With a `request`, a problem of an unknown field names the known ones.
     """
     if isinstance(error, ProblemRaised):
         return error.problem
@@ -200,16 +200,15 @@ def problem_of(error: Exception, request: Request | None = None) -> Problem:
         return _http_problem(error)
     if isinstance(error, ThreadkeepError):
         return _threadkeep_problem(error)
-    # If the client disconnected before its body arrived, use 400, because a 500 would be logged as an error.
+    # If the client disconnected early, use 400, because a 500 would be logged as an error.
     return _http_problem(HTTPException(400 if isinstance(error, ClientDisconnect) else 500))
 
 
 def problem_response(problem: Problem, headers: Mapping[str, str] | None = None, *, path: str = "") -> JSONResponse:
     """Return the response for a problem.
 
-    Under `/v1/`, its body also has the `error` object that OpenAI's clients show. These clients repeat a failed request
-    without the id of its message, so the message would be stored twice. If the message is stored already, a header
-    tells them not to repeat the request.
+    Under `/v1/`, it also has the `error` object of OpenAI's clients. They repeat a failed request without the id of its
+    message; if that is already stored, a header tells them not to, because it would be stored twice.
     """
     more = {**SAFE_HEADERS, **(headers or {})}
     if problem.status == 503:
@@ -256,10 +255,10 @@ async def respond(request: Request, error: Exception) -> JSONResponse:
 
 
 def headers_of(request: Request, error: Exception) -> Mapping[str, str]:
-    """Return the headers of the response to an error. With 405, `Allow` names every method of the address."""
+    """Return the headers of the response to an error, such as `Allow` with 405."""
     if isinstance(error, HTTPException) and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         matching = [route for route in request.app.routes if route.matches(request.scope)[0] is Match.PARTIAL]
-        # `matching` lacks mounted folders of files, because they match every method; they accept only GET and HEAD.
+        # Mounted folders match every method, but accept only GET and HEAD.
         methods = {method for route in matching for method in route.methods} or {"GET"}
         return {"Allow": ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))}
     return (error.headers or {}) if isinstance(error, HTTPException | ProblemRaised) else {}
@@ -297,7 +296,7 @@ def _http_problem(error: HTTPException) -> Problem:
 
 
 def _known_fields(request: Request) -> str:
-    """Return the fields of the body that the route of a request accepts, as the end of a sentence."""
+    """Return the fields that the body of a request may have, as the end of a sentence."""
     body = getattr(request.scope.get("route"), "body_field", None)
     accepted = body.field_info.annotation if body is not None else None
     for model in (accepted, *get_args(accepted)):
@@ -307,7 +306,7 @@ def _known_fields(request: Request) -> str:
 
 
 def _field_problem(error: Mapping[str, Any], known: str) -> FieldProblem:
-    """Return the location and the sentence of a pydantic error, without input values and names of unknown fields."""
+    """Return a pydantic error without input values and names of unknown fields."""
     where, *path = error["loc"]
     kind = str(error["type"])
     if kind == "extra_forbidden":

@@ -48,7 +48,7 @@ CLEANED = BeforeValidator(_cleaned)
 CleanText = Annotated[str, CLEANED]
 GivenId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS), AfterValidator(_printable)]
 Metadata = Annotated[dict[str, JsonValue], AfterValidator(_storable)]
-# Put limits before `CLEANED`, because after it their errors would count "items" instead of characters.
+# Limits come before `CLEANED`; after it, their errors would count "items" instead of characters.
 Tag = Annotated[str, Field(min_length=1, max_length=100), CLEANED]
 
 
@@ -249,7 +249,7 @@ class Edited(BaseModel):
 
 
 class RegenerateBody(BaseModel, extra="forbid", json_schema_extra=example(message_id="web-0001")):
-    """The question to answer again, by its `message_id` or by the `run_id` that answered it, else the newest one."""
+    """The question to answer again, by `message_id` or by the `run_id` of its answer, or else the newest."""
 
     run_id: GivenId | None = Field(None, description="A run that answered the question.")
     message_id: GivenId | None = Field(None, description="The id of the question; not together with `run_id`.")

@@ -30,15 +30,15 @@ _BAD_REQUEST = (
 _NOT_HTTP = "The request is not valid HTTP, or its method is unknown; see /docs for the methods of each address."
 _LATE_SECONDS = 0.2
 _IDLE_SECONDS = 75
-"""Seconds until an idle connection is closed. If this is below the 60 of nginx and AWS, they may respond with 502."""
+"""Seconds until an idle connection is closed. Below the 60 of nginx and AWS, they may respond with 502."""
 
 
 @dataclass(frozen=True)
 class ConnectionLimits:
     """The maximum number of open connections, and the seconds for the headers and the body of a request.
 
-    A request is rejected if its address and headers have more than `header_bytes`. The count leaves out bytes of the
-    first read, and bytes that are read together with the beginning of the body (256 KiB at most).
+    A request with more than `header_bytes` in its address and headers is rejected, but bytes of the first and the last
+    read are not counted.
     """
 
     connections: int = 1000
@@ -59,10 +59,10 @@ class LimitedProtocol(HttpToolsProtocol):
     _head = 0
     """The number of requests that have begun on this connection."""
     _head_bytes: int | None = None
-    """The counted bytes of the request line and headers; None if no headers are being received."""
+    """The counted bytes of the request line and headers, while headers are being received."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accept a connection. If too many are open, close an idle one; if none is idle, reject this one with 503."""
+        """Accept a connection. If too many are open, close an idle one, or reject this one with 503."""
         super().connection_made(transport)
         if len(self.connections) > self.limits.connections and not self._close_idle():
             transport.write(_TOO_MANY)
@@ -88,7 +88,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Receive bytes of a request. On a kept-alive connection, the first bytes start the header timeout."""
+        """Receive bytes of a request. On a kept-alive connection, the first ones start the timeout."""
         if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
             self._expect(self.limits.header_seconds)
         head = self._head
@@ -121,7 +121,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._expect(None)
 
     def send_400_response(self, msg: str) -> None:
-        """Reject a request that is not valid HTTP, or that has an unknown method, with a problem document."""
+        """Reject a request that is not valid HTTP with a problem document."""
         body = problem_response(make_problem(400, "bad-request", _NOT_HTTP)).body
         self._close(_BAD_REQUEST % (len(body), bytes(body)))
 
@@ -131,7 +131,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._deadline = None if seconds is None else self.loop.call_later(seconds, self._wait_a_moment)
 
     def _wait_a_moment(self) -> None:
-        """Wait 0.2 seconds, so that arrived data is read: after a suspension of the process, the timer fires first."""
+        """Wait 0.2 seconds to read arrived data: after a suspension of the process, the timer fires first."""
         self._deadline = self.loop.call_later(_LATE_SECONDS, self._close_late)
 
     def _close_late(self) -> None:
@@ -153,9 +153,9 @@ _GRACE_SECONDS = 5
 class Server(uvicorn.Server):
     """uvicorn with a shutdown that ends turns first, then connections.
 
-    After the first SIGTERM, SIGINT or SIGHUP the server accepts no connections. Running turns may finish within
-    `shutdown_seconds`; a second SIGINT skips this wait. The clients of the remaining turns receive an error. Runs that
-    are recorded in the database are left to other processes; others are stopped, and their partial answers are stored.
+    After the first SIGTERM, SIGINT or SIGHUP, running turns may finish within `shutdown_seconds`; a second SIGINT skips
+    this wait. The clients of the remaining turns receive an error. Runs that are recorded in the database are left to
+    other processes; others are stopped, and their partial answers are stored.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class Server(uvicorn.Server):
         on_start: Callable[[], None],
         limits: ConnectionLimits | None = None,
     ) -> None:
-        """Create the server. `end_turns` gets the seconds to wait for turns; `on_start` is called on startup."""
+        """Create the server. `end_turns` gets the seconds to wait; `on_start` is called on startup."""
         super().__init__(
             uvicorn.Config(
                 service,
@@ -192,7 +192,7 @@ class Server(uvicorn.Server):
         self._on_start()
 
     async def main_loop(self) -> None:
-        """Update the date header once a second until `handle_exit` is called. uvicorn does it ten times a second."""
+        """Update the date header once a second; uvicorn does it ten times."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._signalled.wait(), 1)
@@ -214,7 +214,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Handle signals as requests to stop. uvicorn would raise them again before the database is closed."""
+        """Handle signals as requests to stop; uvicorn would raise them before the database is closed."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -229,7 +229,7 @@ class Server(uvicorn.Server):
 
 
 def address_of(host: str, port: int) -> str:
-    """Return the URL of a server on this host and port. An IPv6 address is in brackets in the URL."""
+    """Return the URL of a server on this host and port."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
@@ -249,7 +249,7 @@ def bind(
     """
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # Name IPPROTO_TCP, because asyncio otherwise leaves Nagle's algorithm on, which delays each request by 40 ms.
+        # Without IPPROTO_TCP, asyncio leaves Nagle's algorithm on, which delays each request by 40 ms.
         bound = socket.socket(family, kind, socket.IPPROTO_TCP)
     except OSError as error:
         raise InvalidSettings(

@@ -1,4 +1,4 @@
-"""The application over an open `App` with its liveness, readiness and metrics, and the process that runs it."""
+"""The application over an open `App`, with readiness and metrics, and the process that runs it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ it continue in the background; if its process dies, another one continues it. Er
 """
 
 
-# The security schemes of API keys for the OpenAPI document. `Access` checks the keys.
+# For the OpenAPI document; `Access` checks the keys.
 _KEYS: dict[str, dict[str, str]] = {
     "HTTPBearer": {"type": "http", "scheme": "bearer"},
     "APIKeyHeader": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
@@ -74,7 +74,7 @@ _REFUSALS = (401, 403, 429)
 
 
 class Service(FastAPI):
-    """A FastAPI application whose OpenAPI document describes problem documents and, if required, API keys."""
+    """A FastAPI application whose OpenAPI document describes problem documents and API keys."""
 
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI document."""
@@ -132,7 +132,7 @@ async def metrics(app: AppInUse) -> Response:
 
 
 async def _runs_now(memory: Memory) -> Mapping[str, int] | None:
-    """Return the numbers of runs by status, or None if the database fails or does not answer in time."""
+    """Return the numbers of runs by status, or None if the database does not answer in time."""
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             return asdict(await memory.runs.records.counts())
@@ -141,7 +141,7 @@ async def _runs_now(memory: Memory) -> Mapping[str, int] | None:
 
 
 async def _trouble(memory: Memory) -> str | None:
-    """Return the reason why the database is unavailable, with the cure, or None if it answers."""
+    """Return the reason why the database is unavailable, or None if it answers."""
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             await memory.check_database()
@@ -169,7 +169,7 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
     )
     service.state.app = app
     service.state.heartbeat_seconds = heartbeat_seconds
-    # Add the routes directly, because `include_router` would build each of them again at the first request.
+    # `include_router` would build each of these routes again at the first request.
     api = (chat.router, sessions.router, sessions.contexts_router, workflows.router, runs.router, facts.router)
     around = (persons.router, facts.graphiti_router, chat.channels_router, _health)
     others = (chat.chatkit_router, sessions.search_router, facts.procedures_router, persons.users_router)
@@ -179,7 +179,7 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
         service.router.routes.extend(part.router.routes)
     for route in service.router.routes:
         if isinstance(route, APIRoute):
-            # Use short ids, because generated clients use them as function names. FastAPI's ids contain the whole path.
+            # Generated clients use the ids as function names, and FastAPI's ids contain the whole path.
             route.operation_id = route.operation_id or route.name
     _describe(service)
     answer_errors_with_problems(service)
@@ -194,13 +194,13 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
         origins=settings.cors_origins,
     )
     if settings.cors_origins:
-        # Add this after `Access`, so that it runs first: `Access` would reject a browser's preflight without a key.
+        # Run this before `Access`, which would reject a browser's preflight without a key.
         service.add_middleware(
             CORSMiddleware,
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
             allow_headers=["*"],
-            # Chrome asks for this permission if a public page calls a service on this machine or in its network.
+            # Chrome asks for this if a public page calls a service in this machine's network.
             allow_private_network=True,
             expose_headers=["Content-Location", "Location", "Retry-After", "X-Session-Id"],
             max_age=_PREFLIGHT_SECONDS,
@@ -210,14 +210,14 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
 
 
 def _describe(service: FastAPI) -> None:
-    """Serve Swagger UI from local files. Routes of fastapi-swagger are not used, because they add other pages."""
+    """Serve Swagger UI from local files. The routes of fastapi-swagger would add other pages."""
     service.mount(DOCS_FILES, StaticFiles(packages=[("fastapi_swagger", "resources")]))
     service.get(DOCS, include_in_schema=False)(_docs_page)
 
 
 async def _docs_page(request: Request) -> HTMLResponse:
-    # Take the service from the request. FastAPI caches every endpoint for the life of the process, so an endpoint that
-    # refers to its service would keep the service in memory.
+    # FastAPI caches every endpoint for the life of the process, so an endpoint that refers to its service would keep
+    # the service in memory.
     service: FastAPI = request.app
     script, style, icon = DOCS_PAGE
     return get_swagger_ui_html(
@@ -230,7 +230,7 @@ async def _docs_page(request: Request) -> HTMLResponse:
 
 
 def _mount_console(service: FastAPI) -> None:
-    """Serve the pages and files of the console, and an error page for its unknown addresses."""
+    """Serve the pages and files of the console."""
     service.mount(CONSOLE_FILES, StaticFiles(packages=[("threadkeep.web.console", "static")]))
     for pages in (console_sessions, calls, console_runs, status, sign_in):
         service.router.routes.extend(pages.router.routes)
@@ -238,7 +238,7 @@ def _mount_console(service: FastAPI) -> None:
 
 
 async def serve(settings: Settings, announce: Callable[[str], object] = _print) -> None:
-    """Run the service until SIGTERM, SIGINT or SIGHUP, then wait for running turns within the configured time.
+    """Run the service until a signal to stop, then wait for running turns within the configured time.
 
     On startup, `announce` gets the startup message; by default, it is printed.
 
@@ -272,7 +272,7 @@ async def serve(settings: Settings, announce: Callable[[str], object] = _print) 
 
 
 async def _work(app: App) -> None:
-    """Start executing queued runs and runs of dead processes; while the database does not respond, try again.
+    """Start executing queued runs and runs of dead processes; wait until the database responds.
 
     Any other error of Threadkeep is logged, and the process continues without executing such runs.
     """
@@ -283,7 +283,7 @@ async def _work(app: App) -> None:
 
 
 def announcement(settings: Settings, host: str, port: int, bots: Sequence[str] = ()) -> str:
-    """Return the startup message: the addresses, the database, the model and the bots, and how to set a real model."""
+    """Return the startup message, which names the addresses, the database, the model and the bots."""
     address = address_of(host, port)
     model = f"  model     {settings.model}"
     if settings.model == "demo":

@@ -1,8 +1,7 @@
 """Turns as server-sent events: `start`, `token` for each piece, then `end` or `error`.
 
-A client cannot distinguish a broken stream from a finished one, so the last event names the outcome. While the turn
-waits or the model computes, comments keep proxies from closing the connection. The turn continues if the client
-disconnects.
+A client cannot distinguish a broken stream from a finished one, so the last event names the outcome. During a wait,
+comments keep proxies from closing the connection. The turn continues if the client disconnects.
 """
 
 from __future__ import annotations
@@ -68,8 +67,7 @@ class EventStream(StreamingResponse):
 class StreamParts(ABC):
     """An encoder that converts the events of a turn to server-sent events of one protocol.
 
-    A message has the id under which its text is stored. Several messages can be open at once. Each message ends after
-    its last piece, or at the end of the turn.
+    A message has the id under which its text is stored. Several messages can be open at once.
     """
 
     def __init__(self) -> None:
@@ -78,7 +76,7 @@ class StreamParts(ABC):
         self._has_spoken = False
 
     async def of(self, event: ChatEvent | None, turn: ChatTurn) -> AsyncIterator[bytes]:
-        """Yield the parts for an event, or a comment for None. An answer that already existed is sent as one piece."""
+        """Yield the parts for an event, or a comment for None."""
         if event is None:
             yield HEARTBEAT
             return
@@ -145,7 +143,7 @@ class StreamParts(ABC):
 
     @abstractmethod
     def failed(self, problem: Problem) -> Iterator[bytes]:
-        """Yield the parts that report a failed turn and end the stream. All messages have already ended."""
+        """Yield the parts that report a failed turn and end the stream."""
 
 
 class TurnParts(StreamParts):
@@ -169,9 +167,9 @@ class TurnParts(StreamParts):
 
 
 async def open_stream(turn: ChatTurn, parts: StreamParts, request: Request) -> EventStream:
-    """Return the stream of a turn as soon as the turn has started, or else after one heartbeat period.
+    """Return the stream of a turn when the turn has started, or after one heartbeat period.
 
-    Errors that occur before this call returns are raised, so that the response has an HTTP error status.
+    Earlier errors are raised, so that the response has an HTTP error status.
     """
     events = with_keepalives(turn.follow(), request.app.state.heartbeat_seconds)
     first = await anext(events)
@@ -190,7 +188,7 @@ async def encoded[T](
     encode: Callable[[T], AsyncIterator[bytes]],
     failed: Callable[[Exception], Iterable[bytes]],
 ) -> AsyncGenerator[bytes]:
-    """Yield events as bytes. If an error occurs, yield the bytes that `failed` returns for it, and end."""
+    """Yield events as bytes; after an error, yield the bytes of `failed` and end."""
     async with aclosing(events):
         with ErrorBoundary() as attempt:
             async for event in events:
@@ -225,13 +223,13 @@ async def with_keepalives[T](events: AsyncIterator[T], seconds: float) -> AsyncG
 
 
 def problem_of_turn(turn: ChatTurn, error: Exception) -> Problem:
-    """Return the problem of a failed turn, with the ids that are needed to send its message again."""
+    """Return the problem of a failed turn, with the ids for sending its message again."""
     names = {"session_id": turn.session_id, "run_id": turn.run_id, "message_id": turn.message_id}
     return problem_of(error).model_copy(update=names)
 
 
 async def begin_with[T](first: T, rest: AsyncGenerator[T]) -> AsyncGenerator[T]:
-    """Yield an item, then the items of another generator. Closing this generator also closes the other one."""
+    """Yield an item, then those of another generator, which is closed with this one."""
     async with aclosing(rest):
         yield first
         async for item in rest:

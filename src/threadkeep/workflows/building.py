@@ -27,7 +27,7 @@ from threadkeep.workflows.yaml_source import Path
 
 
 def targets_of(entry: Entry) -> Iterator[tuple[Path, str]]:
-    """Yield the possible next nodes of a node, each after the path (keys and indexes) of the option that names it."""
+    """Yield the possible next nodes of a node, each after the path of the option that names it."""
     if isinstance(entry, Continuing):
         if isinstance(entry.next, str):
             yield ("next",), entry.next
@@ -49,10 +49,10 @@ def targets_of(entry: Entry) -> Iterator[tuple[Path, str]]:
 
 @dataclass(frozen=True)
 class Paths:
-    """The paths through a workflow. `following` maps each node to its possible next nodes, which may include `end`.
+    """The paths through a workflow. `following` maps each node to its possible next nodes.
 
-    `branches` has one item for each node that starts parallel branches: the first nodes of these branches. `choosing`
-    has the nodes that continue with only one of their next nodes.
+    `branches` has the first nodes of each set of parallel branches. `choosing` has the nodes that continue with only
+    one of their next nodes.
     """
 
     following: Mapping[str, tuple[str, ...]]
@@ -62,7 +62,7 @@ class Paths:
 
     @classmethod
     def of(cls, document: WorkflowDocument) -> Paths:
-        """Return the paths through a document's workflow. Next nodes that do not exist are left out."""
+        """Return the paths through a document's workflow, without next nodes that do not exist."""
         known = {*document.nodes, END_NAME}
         following = {
             name: tuple(dict.fromkeys(target for _, target in targets_of(entry) if target in known))
@@ -90,7 +90,7 @@ class Paths:
         return _reached([name], self.following)
 
     def reaches_end(self, name: str, *, avoiding: Iterable[str]) -> bool:
-        """Return True if a path from a node to the end contains none of the nodes in `avoiding`."""
+        """Return True if a path from a node to the end avoids the nodes in `avoiding`."""
         avoided = frozenset(avoiding)
         kept = {one: [target for target in targets if target not in avoided] for one, targets in self.following.items()}
         return END_NAME in _reached(kept[name], kept)
@@ -101,7 +101,7 @@ class Paths:
         return any(name in self.after(name) for name in self.following)
 
     def beside(self) -> dict[str, frozenset[str]]:
-        """Map each node to the nodes that may run in parallel with it: on other branches, but not on its own."""
+        """Map each node to the nodes on other branches that may run in parallel with it."""
         found: dict[str, frozenset[str]] = {}
         for ways in self._ways():
             for way in ways:
@@ -114,7 +114,7 @@ class Paths:
         """Map each node that waits for parallel branches to the nodes that lead to it.
 
         A node waits only if every run takes these branches and the workflow has no cycle. Otherwise, a run could wait
-        for nodes that are never executed.
+        forever.
         """
         certain = self._certain()
         leading: dict[str, list[str]] = {}
@@ -130,7 +130,7 @@ class Paths:
         }
 
     def repeated(self) -> frozenset[str]:
-        """Return the nodes that may run several times, once per branch, because they do not wait for all branches."""
+        """Return the nodes that may run once per branch, because they do not wait for all branches."""
         waited = self.meetings()
         found: set[str] = set()
         for branch, ways in zip(self.branches, self._ways(), strict=True):
@@ -149,7 +149,7 @@ class Paths:
         return _reached([self.start], certain)
 
     def _ways(self) -> Iterator[list[frozenset[str]]]:
-        """Yield a list for each set of parallel branches; it has all nodes of each branch, from the first one on."""
+        """Yield a list for each set of parallel branches, with all nodes of each branch."""
         for branch in self.branches:
             yield [self.beginning_at(target) - {END_NAME} for target in branch]
 
@@ -173,10 +173,10 @@ __all__ = ["TurnPlan", "add_node", "build_graph"]
 class TurnPlan:
     """A plan of the nodes that store the question and the answer of a turn.
 
-    A node in `answering` stores its message as the answer. It runs only once, and no node after it or in parallel with
-    it adds a message. If the run can end with another message, `records_answer` is true: an additional last node stores
-    the answer. If the node `start` does not store the question, `records_question` is true: an additional first node
-    stores it. Each node in `meetings` waits for the nodes to which it is mapped.
+    A node in `answering` stores its message as the answer; it runs only once, and no node after or beside it adds a
+    message. With `records_answer`, an additional last node stores the answer, because the run can end with another
+    message. With `records_question`, an additional first node stores the question. Each node in `meetings` waits for
+    the nodes to which it is mapped.
     """
 
     start: str
@@ -234,13 +234,13 @@ def _add_ends(builder: Graph, document: WorkflowDocument, plan: TurnPlan) -> Non
         builder.add_edge(START, QUESTION)
     builder.add_edge(QUESTION if plan.records_question else START, plan.start)
     if plan.records_answer:
-        # Defer this node until all other nodes have run, because one branch may end while others continue.
+        # Defer this node, because one branch may end while others continue.
         add_node(builder, ANSWER, RecordAnswerNode(reset_commands=resets), defer=True)
         builder.add_edge(ANSWER, END)
 
 
 def _ready(name: str, entry: Entry, document: WorkflowDocument, plan: TurnPlan, ends: str) -> Entry:
-    """Return a copy of a node with the options that this workflow needs, or the node itself if it has them already."""
+    """Return a node with the options that this workflow needs."""
     changes: dict[str, object] = {}
     if isinstance(entry, SpeakingNode) and stores_question(entry) and name not in plan.answering:
         changes["answers"] = False
@@ -255,7 +255,7 @@ def _ready(name: str, entry: Entry, document: WorkflowDocument, plan: TurnPlan, 
 
 
 def _ending_at(entry: Entry, ends: str) -> Mapping[str, object]:
-    """Return the changes to a node's options with which it continues at the node `ends` instead of ending the run."""
+    """Return the options with which a node continues at the node `ends` instead of ending the run."""
 
     def there(target: str) -> str:
         return ends if target == END_NAME else target

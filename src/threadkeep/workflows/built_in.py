@@ -43,14 +43,14 @@ type AskModel = Callable[[BaseChatModel, list[BaseMessage]], Awaitable[AIMessage
 
 
 class ChatNode(AgentNode):
-    """The agent of the built-in chat. Its prompt comes from the settings; it is literal text and not a template."""
+    """The agent of the built-in chat. Its prompt is literal text from the settings, not a template."""
 
     def templates(self) -> Iterable[tuple[str, str]]:
         """Return no templates, because the prompt is literal text."""
         return ()
 
     def system_message(self, state: WorkflowState) -> SystemMessage | None:
-        """Return the prompt and the text to which the person replies, or None if there is neither."""
+        """Return the prompt and the text to which the person replies."""
         quoted = (state.get("inputs") or {}).get("quoted_text")
         parts = [self.system_prompt] if self.system_prompt.strip() else []
         if isinstance(quoted, str) and quoted.strip():
@@ -59,13 +59,13 @@ class ChatNode(AgentNode):
         return SystemMessage("\n\n".join(parts)) if parts else None
 
     def needs_agent(self, resources: Resources) -> bool:
-        """Return True if the chat needs an agent: it has tools, or middleware that does more than wrap tool calls."""
+        """Return True if the chat has tools, or middleware that does more than wrap tool calls."""
         return bool(self.tools or self.history_tools or self.memory_tools) or not all(
             map(only_wraps_tools, resources.middleware)
         )
 
     def reply_options(self, step: Step) -> Mapping[ConversationKind, TurnOptions]:
-        """Return the argument `options` of `reply`, a map by kind. Runs with the same resources can share it."""
+        """Return the argument `options` of `reply`. Runs with the same resources can share it."""
         given = self.turn_options(step)
         return {kind: self._options_for(kind, given) for kind in ("session", "run")}
 
@@ -77,10 +77,9 @@ class ChatNode(AgentNode):
         ask: AskModel,
         options: Mapping[ConversationKind, TurnOptions],
     ) -> AIMessage:
-        """Answer the run's question without an agent: store the question, call the model once, and store the answer.
+        """Answer the run's question without an agent: store it, call the model once, and store the answer.
 
-        If an answer is already stored, return it and do not call the model. The current LangChain config must be the
-        config of the run.
+        If an answer is already stored, return it. The current LangChain config must be the config of the run.
         """
         conversation, messages = session_conversation(step), self.asked(state, step)
         session = conversation.memory.session(conversation.session_id, user_id=conversation.user_id)
@@ -108,7 +107,7 @@ class ChatNode(AgentNode):
     async def _asked_model(
         self, turn: OpenTurn, step: Step, ask: AskModel, model: BaseChatModel, messages: list[BaseMessage]
     ) -> AIMessage:
-        """Call the model with `ask` and return its answer. If this fails or is cancelled, store the partial answer."""
+        """Call the model with `ask` and return its answer. After a failure, store the partial answer."""
         partial = PartialAnswer()
 
         async def close(kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -157,7 +156,7 @@ def chat_workflow(options: ChatOptions | None = None, tools: Sequence[BaseTool] 
         version=digest_of(node.model_dump(mode="json", exclude={"tools"})),
         source="built-in",
         description="Answers a message, with the memory of the session.",
-        # Do not retry a failed run: the waiting client gets the error at once, and can send the message again.
+        # Do not retry: the waiting client gets the error at once, and can send the message again.
         options=RunOptions(max_tries=1, double_texting=options.double_texting),
     )
 
@@ -166,7 +165,7 @@ _VERSION = "1"
 
 
 def session_workflows() -> list[Workflow]:
-    """Return the internal workflows that every service has: they reset or delete a session between two of its turns."""
+    """Return the internal workflows that reset or delete a session between two of its turns."""
     return [
         _workflow(RESET, "Hides all earlier messages of the session from the model.", Session.reset),
         _workflow(DELETE, "Deletes the session with all its messages.", Session.delete),

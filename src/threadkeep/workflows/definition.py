@@ -1,4 +1,4 @@
-"""Workflows (uncompiled graphs with the data that their runs need), and the compiler of workflows."""
+"""Workflows (uncompiled graphs with the data that their runs need), and their compiler."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class Workflow:
     """A workflow: an uncompiled graph (`builder`) with the data that its runs need.
 
     `version` changes with the definition; a run keeps the version with which it began. `definition` is the YAML as JSON
-    values, from which the workflow can be rebuilt; it is None for a workflow in Python. `output` names the node whose
-    output is the result; if it is None, the result is the answer. `origin` is the file or the import string.
-    `positions` has the places of the workflow's parts in the file; problems between several workflows name them.
+    values, from which the workflow can be rebuilt. `output` names the node whose output is the result; by default, the
+    result is the answer. `origin` is the file or the import string. `positions` has the places of the workflow's parts
+    in the file, for error messages.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Workflow:
 
     @cached_property
     def recorder(self) -> RecordQuestionNode | None:
-        """A node that stores a question as this workflow's nodes do; None if none of them stores a question."""
+        """A node that stores a question as this workflow's nodes do, or None."""
         nodes = tuple(self.nodes.values())
         if not any(map(stores_question, nodes)):
             return None
@@ -115,26 +115,24 @@ class Workflow:
 
     @cached_property
     def keeps_each_step(self) -> bool:
-        """True if each step must be stored before the next one begins, because some node's `again` is unknown."""
+        """True if each step must be stored before the next, because some node's `again` is unknown."""
         return len(self._known) < len(self.builder.nodes)
 
     def is_stored_in_background(self, namespace: str) -> bool:
         """Return True if the checkpoints of a namespace may be stored during the next step.
 
-        If `keeps_each_step` is False, this is so for all namespaces. Otherwise it is so only for namespaces of nodes
-        for which `Node.again` is known. Before a tool that must not run twice, `threadkeep.runs.tool_idempotency`
-        stores all progress.
+        Before a tool that must not run twice, `threadkeep.runs.tool_idempotency` stores all progress.
         """
         return not self.keeps_each_step or namespace.partition(":")[0] in self._known
 
     @cached_property
     def _known(self) -> frozenset[str]:
-        """The names of the nodes for which the cost of a second execution is known (`Node.again`)."""
+        """The names of the nodes with a known cost of a second execution (`Node.again`)."""
         return frozenset(name for name, node in self.nodes.items() if node.again != "unknown")
 
     @cached_property
     def known_conversations(self) -> tuple[ConversationFields, ...]:
-        """The nodes that use a conversation in the graph store, if its key depends on the request but on no results."""
+        """The nodes that use a conversation in the graph store with a key that depends on no results."""
         found: list[ConversationFields] = []
         for node in self.nodes.values():
             if not isinstance(node, AgentNode | AppendMessageNode) or not node.use_graph_chat_history:
@@ -158,10 +156,10 @@ def python_workflow(
 ) -> Workflow:
     """Return the workflow of a graph that was built in Python.
 
-    If the graph has no `AgentNode`, `ModelNode`, or node that stores the question or the answer, the question is stored
-    in the run's session before the first node, and the graph's last message is stored as the answer. If middleware may
-    change the question, it is stored later; see `with_turn_ends`. Neither is stored if the graph's state has no
-    messages, or if the graph has deferred nodes.
+    If no node of the graph stores the question or the answer (as `AgentNode` and `ModelNode` do), the question is
+    stored in the run's session before the first node, and the graph's last message is stored as the answer. If
+    middleware may change the question, it is stored later; see `with_turn_ends`. Neither is stored if the graph has
+    deferred nodes, or no messages in its state.
 
     Args:
         name: the name of the workflow.
@@ -193,7 +191,7 @@ def python_workflow(
 
 
 def digest_of(definition: Json) -> str:
-    """Return the version of a definition: a digest of its values, regardless of their order and notation in YAML."""
+    """Return the version of a definition, regardless of the order and the notation in YAML."""
     text = json.dumps(definition, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
 
@@ -216,7 +214,7 @@ def _digest_of_module(name: str) -> str:
 
 
 def options_at_once(workflow: Workflow, resources: Resources) -> TurnOptions | None:
-    """Return the options of a workflow's only node if the question may be stored before the node runs; else None.
+    """Return the options of a workflow's only node if the question may be stored before it runs.
 
     The result is None if the workflow has other nodes or, for example, if middleware may change the question.
     """
@@ -230,7 +228,7 @@ def options_at_once(workflow: Workflow, resources: Resources) -> TurnOptions | N
 
 
 def _without_exits(builder: Graph) -> Graph:
-    """Return a copy of a graph in which a node that raises SystemExit only fails, and does not end the process."""
+    """Return a copy of a graph whose nodes fail on SystemExit, instead of ending the process."""
     copied = copied_graph(builder)
     for name, spec in builder.nodes.items():
         if (call := getattr(spec.runnable, "afunc", None)) is not None:
@@ -246,7 +244,7 @@ _MOST_COMPILED = 256
 
 
 class Compiler:
-    """A compiler for workflows, with a checkpointer and a graph store. It caches the newest 256 compiled graphs.
+    """A compiler for workflows, with a checkpointer and a graph store. It caches compiled graphs.
 
     The application must open and close the checkpointer and the store.
     """

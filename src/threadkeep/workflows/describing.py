@@ -34,7 +34,7 @@ def describe(workflow: Workflow) -> dict[str, Any]:
 
 
 def describe_whole(workflow: Workflow) -> dict[str, Any]:
-    """Return the full description as JSON values: nodes with edges, options and, for a YAML workflow, its definition.
+    """Return the full description as JSON values: nodes with edges, options and the definition.
 
     Raises:
         InvalidWorkflow: the graph cannot be compiled.
@@ -84,11 +84,10 @@ class KeyExplanation:
 
 
 def explain_key(workflow: Workflow, payload: Mapping[str, Json], *, by_hand: bool = False) -> list[KeyExplanation]:
-    """Return the key of each agent of a workflow for a payload, in the order of the nodes. The database is not used.
+    """Return the key of each agent of a workflow for a payload, without using the database.
 
     A payload with any of `inputs`, `results`, `node_outputs`, `configurable` and `user_context` is used as it is. Any
-    other payload becomes `inputs`. If `by_hand` is true, a person starts the run; only then may candidates use
-    `thread_id`.
+    other payload becomes `inputs`. Only with `by_hand`, when a person starts the run, may candidates use `thread_id`.
     """
     if not isinstance(payload, Mapping):
         raise InvalidInput("A payload must be a JSON object; wrap the data of the channel in one.")
@@ -145,7 +144,7 @@ def draw_mermaid(workflow: Workflow) -> str:
     kinds = {name: node.node_kind for name, node in workflow.nodes.items()}
     ids = {name: _id_of(name, number) for number, name in enumerate(graph.nodes)}
     drawn = DrawableGraph(
-        # The labels already have the metadata of the nodes, so LangGraph must not draw the metadata again.
+        # The labels already have the metadata of the nodes, so LangGraph must not draw it again.
         {
             ids[name]: node._replace(id=ids[name], name=_label(workflow, name, kinds), metadata=None)
             for name, node in graph.nodes.items()
@@ -196,13 +195,13 @@ def _drawn_edge(edge: DrawableEdge, ids: Mapping[str, str]) -> DrawableEdge:
 
 
 def _id_of(name: str, number: int) -> str:
-    """Return the Mermaid id of a node: the node's name if that is a valid id, otherwise an id with its number."""
+    """Return the Mermaid id of a node: its name, or an id with its number."""
     plain = _PLAIN_ID.fullmatch(name) and name.partition("-")[0].lower() not in _WORDS
     return name if plain else f"_node{number}"
 
 
 def _escaped(text: str) -> str:
-    """Return a text as a label of one line and at most 60 characters. Mermaid's special characters are escaped."""
+    """Return a text as a label of at most 60 characters, with Mermaid's special characters escaped."""
     line = " ".join(text.split())
     shown = line if len(line) <= _MOST_LABEL_CHARACTERS else f"{line[:_MOST_LABEL_CHARACTERS]}…"
     return re.sub(r"[^\w →…=,-]", lambda found: f"#{ord(found[0])};", shown)

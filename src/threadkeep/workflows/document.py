@@ -40,7 +40,7 @@ NAME_CURE = "a name begins with a letter and consists of up to 64 of A-Z, a-z, 0
 type Name = Annotated[str, Field(pattern=rf"^{NAME.pattern}$")]
 type Targets = str | Annotated[tuple[str, ...], Field(min_length=1, max_length=32)]
 
-# Reserve the fields of the state, because LangGraph uses one namespace for nodes and fields.
+# LangGraph uses one namespace for nodes and fields of the state.
 RESERVED_NAMES = frozenset({"start", "end", "record_question", "record_answer", *WorkflowState.__annotations__})
 
 
@@ -67,7 +67,7 @@ class ModelEntry(ModelNode, Continuing):
 
 
 class CategorizerEntry(CategorizerNode):
-    """A model that sorts the newest message into one of a few categories; the category determines the next node."""
+    """A model that sorts the newest message into a category, which determines the next node."""
 
     kind: Literal["categorizer"]
 

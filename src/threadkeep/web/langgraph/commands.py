@@ -34,8 +34,8 @@ _MOST = 1000
 class Start:
     """A request to run an assistant in a thread.
 
-    `fork` is the `seq` of the checkpoint to continue from; later messages are superseded. If the request has no new
-    message, the question after the checkpoint is answered again.
+    `fork` is the `seq` of the checkpoint to continue from; later messages are superseded. Without a new message, the
+    question after the checkpoint is answered again.
     """
 
     assistant_id: str
@@ -79,7 +79,7 @@ class Start:
 
 
 def user_of(start: Start, caller: Caller, named: str | None) -> str | None:
-    """Return the user whom the query or `config.configurable` names for a run, or None if neither names a user.
+    """Return the user that the query or `config.configurable` names for a run, or None.
 
     Raises:
         InvalidInput: the query and the config name different users.
@@ -110,9 +110,9 @@ async def start_run(app: App, thread_id: str | None, start: Start, *, mode: Mode
 
 
 async def _forked(app: App, session: Session, start: Start, fork: int) -> RunRequest | None:
-    """Return a request to answer the first question after the checkpoint `fork` again; supersede its followers.
+    """Return a request to answer the first question after the checkpoint `fork` again, if there is one.
 
-    A new message in `start` replaces the question. If no question follows, return None and change nothing.
+    Later messages are superseded. A new message in `start` replaces the question.
     """
     page = await session.page(fork + 1 + _MOST, _MOST)
     later = [one for one in page.messages if (one.seq or 0) > fork]
@@ -244,7 +244,7 @@ class Commands:
 async def send_command(
     thread_id: ThreadId, body: CommandBody, app: AppInUse, caller: CallerInUse, request: Request, user_id: UserId = None
 ) -> CommandResponseBody:
-    """Start a run, answer a run's question, or read the state. An invalid command returns 200 with `type: error`."""
+    """Start a run, answer its question, or read the state. Errors have status 200 and `type: error`."""
     app.memory.session(thread_id)  # validates the id
     commands = Commands(app, thread_events_of(request.app), caller, thread_id, user_id)
     try:

@@ -4,8 +4,8 @@ The events are built from the run's trace and the pieces of its answer. `astream
 may execute the run, and the built-in chat has no graph (ADR 42). The types of the events come from
 `langchain_protocol`.
 
-Older clients, such as `useStream` of `@langchain/langgraph-sdk/react`, read v1 streams of the modes that they choose,
-such as `values`, `updates` and `messages`. The parts of v1 streams are translated from the same events.
+Older clients, such as `useStream` of `@langchain/langgraph-sdk/react`, read v1 streams, whose parts are translated from
+the same events.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ type ProtocolEvent = dict[str, Any]
 type ReadState = Callable[[Run], Awaitable[ThreadStateBody | None]]
 
 _SEQ_BITS = 24
-"""The number of low bits of `seq` that count a run's events. The higher bits are the run's position in its session."""
+"""The number of low bits of `seq` that count a run's events; the others are the run's position."""
 
 
 def seq_base(run: Run) -> int:
-    """Return the number directly below the `seq` of a run's first event. Later events have higher numbers."""
+    """Return the number directly below the `seq` of a run's first event."""
     return (run.arrival or 0) << _SEQ_BITS
 
 
@@ -52,9 +52,9 @@ def last_seq(run: Run) -> int:
 class RunEvents:
     """The events of a run. A task of this process appends them while the run is executed.
 
-    `ended` is true if the run has ended. `paused` is true while the run waits for a person, until `go_on` is called.
-    `failed` is true if events could not be read. `commanded` is true if a command of this protocol started or resumed
-    the run in this process. `delivered` has the channels of each reader that received all events of its channels.
+    `paused` is true while the run waits for a person, until `go_on` is called. `failed` is true if events could not be
+    read. `commanded` is true if a command of this protocol started or resumed the run in this process. `delivered` has
+    the channels of each reader that received all events of its channels.
     """
 
     def __init__(self, runs: RunService, run: Run, read_state: ReadState) -> None:
@@ -75,7 +75,7 @@ class RunEvents:
         self._task = asyncio.create_task(self._follow(), name=f"threadkeep-events-{run.run_id}")
 
     async def events_from(self, position: int) -> AsyncIterator[ProtocolEvent]:
-        """Yield the events from index `position` on, until the run ends, waits for a person, or cannot be read."""
+        """Yield the events from index `position` on, until the run ends, waits, or cannot be read."""
         while True:
             change = self._changed
             while position < len(self.events):
@@ -86,21 +86,21 @@ class RunEvents:
             await change.wait()
 
     def was_resumed(self, run: Run) -> bool:
-        """Return whether these events are paused and a person has answered the question since the pause."""
+        """Return whether a person has answered the question of these paused events."""
         return self.paused and (run.status != "waiting" or run.interrupt != self.run.interrupt)
 
     def go_on(self) -> None:
-        """Collect the events of a paused run again. Call this after a person has answered its question."""
+        """Collect the events of a paused run again, after a person has answered its question."""
         if self.paused:
             self.paused = False
             self._task = asyncio.create_task(self._follow(), name=f"threadkeep-events-{self.run.run_id}")
 
     def number_after(self, seq: int) -> None:
-        """Number later events above `seq`, because another process has already used the numbers up to `seq`."""
+        """Number later events above `seq`, because another process has used the numbers up to it."""
         self._seq = max(self._seq, seq)
 
     async def _follow(self) -> None:
-        # Set `failed` after an error, because readers would otherwise wait forever for the end.
+        # Set `failed` after an error; otherwise readers would wait forever for the end.
         with ErrorBoundary(self._fail):
             self._add("lifecycle", {"event": "running", "graph_name": self.run.workflow})
             await self._add_values()
@@ -134,7 +134,7 @@ class RunEvents:
             self._finish_counted(message_id)
 
     def _begin_message(self, message_id: str, node: str | None) -> _OpenMessage:
-        # Some clients match pieces to messages by node only. If another open message has this node, make up a node.
+        # Some clients match pieces to messages by node only, so make up a node if this one is in use.
         is_alone = all(one.node != node or one.is_whole for one in self._open.values())
         message = self._open[message_id] = _OpenMessage(message_id, node if is_alone else f"{node or ''}:{message_id}")
         metadata: dict[str, Json] = {"run_id": self.run.run_id}
@@ -185,7 +185,7 @@ class RunEvents:
                 self._add_whole(str(data.get("message_id") or self.run.run_id), str(data.get("text") or ""), node)
 
     def _add_whole(self, message_id: str, text: str, node: str | None) -> None:
-        """Add the part of a message's text that this process has not received in pieces, and end the message."""
+        """Add the part of a message that was not received in pieces, and end the message."""
         known = self._open[message_id].text if message_id in self._open else ""
         if text.startswith(known) and text != known:
             self._add_piece(RunPiece(self.run.run_id, node, message_id, text.removeprefix(known)))
@@ -197,7 +197,7 @@ class RunEvents:
         self.run = run
         asked = questions(run) if run.status == "waiting" else []
         for one in asked:
-            # Send the question under both names: the protocol defines `payload`, but the Python SDK reads `value`.
+            # The protocol defines `payload`, but the Python SDK reads `value`.
             self._add("input.requested", {"interrupt_id": one.id, "payload": one.value, "value": one.value})
         await self._add_values(checkpoint=True)
         name: dict[str, Json] = {"graph_name": run.workflow}
@@ -208,7 +208,7 @@ class RunEvents:
         if run.status == "done":
             self._add("lifecycle", {"event": "completed", **name})
         elif run.cancel_reason in (None, "requested"):
-            # If a newer message cancelled this run, report no failure: that message's run reports the end.
+            # If a newer message cancelled this run, that message's run reports the end.
             self._add("lifecycle", {"event": "failed", "error": run.error or run.status, **name})
         self.ended, self.ended_at = True, time.monotonic()
 
@@ -225,7 +225,7 @@ class RunEvents:
         self._add("values", state.values)
 
     def _has_question(self, state: ThreadStateBody) -> bool:
-        """Return whether the state already has the run's message. A custom graph stores it only in its first step."""
+        """Return whether the state already has the run's message."""
         asked, text = self.run.message_id, self.run.input.get("text")
         found = [one["content"] == text if asked is None else one["id"] == asked for one in state.values["messages"]]
         return not text or any(found)
@@ -248,7 +248,7 @@ class RunEvents:
 
 @dataclass
 class _OpenMessage:
-    """A message that is being streamed. `node` differs between messages that are streamed at the same time."""
+    """A message that is being streamed. No other open message has the same `node`."""
 
     message_id: str
     node: str | None
@@ -274,8 +274,8 @@ def _flat(messages: Json) -> list[Json]:
 class RunParts:
     """A translator of the events of one run into the parts of a v1 stream.
 
-    `messages-tuple` yields `[chunk, metadata]`, `messages` yields the message so far. Other modes (`events`, `tasks`,
-    `debug`) are accepted and yield nothing.
+    `messages-tuple` yields `[chunk, metadata]`, `messages` the message so far. Other modes (`events`, `tasks`, `debug`)
+    yield nothing.
     """
 
     def __init__(self, modes: frozenset[str]) -> None:
@@ -334,7 +334,7 @@ class RunParts:
                     yield from self._chosen("updates", {node: {"messages": [message]}})
 
     def _updates(self, data: Mapping[str, Any]) -> Iterator[Part]:
-        """Yield the messages of an agent that were not streamed as an answer, such as tool calls and their results."""
+        """Yield the messages of an agent that were not streamed as an answer, such as tool calls."""
         given = data["values"]["messages"]
         new = [one for one in given if isinstance(one, Mapping) and one.get("id") not in self._updated]
         self._updated.update(str(one["id"]) for one in new if one.get("id"))

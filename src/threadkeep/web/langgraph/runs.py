@@ -53,7 +53,7 @@ def _decoded(modes: object) -> object:
     return modes
 
 
-# Accept an empty mode, because LangGraph's Python SDK sends one if its caller chose no mode.
+# LangGraph's Python SDK sends an empty mode if its caller chose none.
 type StreamModes = Annotated[
     list[StreamMode | Literal[""]] | None,
     BeforeValidator(_decoded),
@@ -73,7 +73,7 @@ class ThreadRuns:
         self.heartbeat_seconds: float = request.app.state.heartbeat_seconds
 
     async def start(self, body: RunCreateBody, mode: Mode) -> tuple[Run, int]:
-        """Start a run, or answer or end the waiting run. Return the run, and how many events it had before this call.
+        """Start a run, or answer or end the waiting run; return it and its number of earlier events.
 
         Raises:
             InvalidInput: the body has an unsupported option, or a command although no run waits for an answer.
@@ -140,7 +140,7 @@ class ThreadRuns:
         return registry.follow_run(await self._app.runs.service(), run), known
 
     async def values(self, run_id: str) -> dict[str, Any]:
-        """Wait for a run and return the values of its thread, with the run's questions or its error, if any."""
+        """Wait for a run and return the values of its thread, with the run's questions or error."""
         runs = await self._app.runs.service()
         run = (await runs.result(run_id)).run
         values = await values_of_run(self._app, run)
@@ -153,7 +153,7 @@ class ThreadRuns:
     async def cancel_unless_ended(self, run_id: str, *, wait: bool = False) -> None:
         """Cancel a run unless it is over or is waiting for a person.
 
-        If `wait` is true, return only when the run is over or is waiting for a person.
+        With `wait`, return only when it is.
         """
         runs = await self._app.runs.service()
         run = await runs.run(run_id)
@@ -178,7 +178,7 @@ type RunsAlone = Annotated[ThreadRuns, Depends(_alone)]
 
 
 def _answer(waiting: Run, given: JsonValue) -> tuple[Json, Collection[str]]:
-    """Return the answer to a waiting run. If it maps the ids of questions to answers, also return these ids."""
+    """Return the answer to a waiting run, and the ids of questions that it answers by id."""
     asked = {one.id for one in questions(waiting)}
     if not isinstance(given, dict) or not (given.keys() <= asked or all(map(QUESTION_ID.fullmatch, given))):
         return cast("Json", given), ()
@@ -235,7 +235,7 @@ async def stream_stateless_run(asked: RunsAlone, body: RunCreateBody) -> EventSt
 
 @router.post("/threads/{thread_id}/runs/wait", summary="Run an assistant in a thread, and wait", responses=_STARTING)
 async def wait_for_run(asked: RunsInThread, body: RunCreateBody, response: Response) -> dict[str, Any]:
-    """Return the thread's values after the run: with `__interrupt__` if it waits, with `__error__` if it failed."""
+    """Return the thread's values after the run, with `__interrupt__` if it waits or `__error__`."""
     run, _ = await asked.start(body, "wait")
     response.headers["Content-Location"] = _address(run)
     response.headers["Location"] = f"{_address(run)}/join"
@@ -272,7 +272,7 @@ async def list_thread_runs(
     offset: Annotated[int, Query(ge=0, le=_MOST, description="The number of newest runs to skip.")] = 0,
     status: Annotated[ThreadRunStatus | None, Query(description="Only runs with this status.")] = None,
 ) -> list[ThreadRunBody]:
-    """List the runs of a thread, newest first. Only its newest 400 runs are searched; child runs are omitted."""
+    """List the runs of a thread without child runs, newest first. Its newest 400 runs are searched."""
     try:
         await find_thread(app, thread_id, user_id=user_id)
     except SessionNotFound:
@@ -339,7 +339,7 @@ async def cancel_thread_run(
     wait: Annotated[bool, Query(description="Respond after the run has ended.")] = False,
     action: Annotated[str, Query(description="`interrupt`: messages so far stay.")] = "interrupt",
 ) -> None:
-    """Cancel a run and its children. Their messages stay in the transcript until they are taken back."""
+    """Cancel a run and its children. Their messages stay in the transcript."""
     if action != "interrupt":
         raise InvalidInput("action must be interrupt; to remove messages, take them back with POST …/take-back.")
     run = await asked.run(run_id)

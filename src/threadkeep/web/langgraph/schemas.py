@@ -1,4 +1,4 @@
-"""Schemas of LangGraph's server API. Unknown fields are ignored; most unsupported fields are rejected."""
+"""Schemas of LangGraph's server API. Unknown fields are ignored; most unsupported ones are rejected."""
 
 from __future__ import annotations
 
@@ -313,7 +313,7 @@ class RunCreateBody(
 
     @property
     def ends_waiting(self) -> bool:
-        """True if the command ends the waiting run without an answer, as when a person resolves it on a chat page."""
+        """True if the command ends the waiting run without an answer, as a chat page can do."""
         given = {name: value for name, value in (self.command or {}).items() if value is not None}
         return given == {"goto": END}
 

@@ -41,7 +41,7 @@ def message_json(message: Message) -> dict[str, Json]:
 
 
 def question_of(given: object) -> tuple[str, str | None, Mapping[str, Json]]:
-    """Return the text of the question, the id of its last message (or None), and the other inputs of the run.
+    """Return the text of the question, the id of its last message, and the other inputs of the run.
 
     The question consists of the human messages at the end of the input.
 
@@ -95,20 +95,20 @@ def new_messages(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
 
 
 MOST_MESSAGES = 1000
-"""The maximum number of messages in the values of a thread. Older messages are omitted."""
+"""The maximum number of messages in the values of a thread."""
 
 BEGINNING = 0
 """The checkpoint before the first message."""
 
 CREATION = "langgraph"
-"""The name that marks the note with which a thread is stored before its first run; see `is_creation`."""
+"""The name that marks the note with which a thread is stored before its first run."""
 
 _RUNS = 20
 
 
 @dataclass(frozen=True)
 class Thread:
-    """A thread: its session and its runs (see `newest_runs`). `info` is None before a message is stored."""
+    """A thread: its session and its newest runs. `info` is None before a message is stored."""
 
     thread_id: str
     session: Session
@@ -138,7 +138,7 @@ class Thread:
 async def find_thread(
     app: App, thread_id: str, *, user_id: str | None = None, runs: RunService | None = None
 ) -> Thread:
-    """Return a thread. While the application is being closed, pass `runs`, because `app.runs.service()` then fails.
+    """Return a thread. Pass `runs` while the application is being closed.
 
     Raises:
         SessionNotFound: this user has neither such a session nor a run in it.
@@ -155,7 +155,7 @@ async def find_thread(
 
 
 async def newest_runs(runs: RunService, thread_id: str, *, user_id: str | None = None) -> list[Run]:
-    """Read a thread's newest 20 runs. Return them, newest first, without child runs, resets and deletions."""
+    """Return a thread's newest runs without child runs, resets and deletions, newest first."""
     found, _ = await runs.list(RunQuery(session_id=thread_id, user_id=user_id, limit=_RUNS))
     return [run for run in found if run.parent_run_id is None and run.workflow not in OWN_NAMES]
 
@@ -166,7 +166,7 @@ async def values_of(session: Session) -> dict[str, Json]:
 
 
 async def messages_in(session: Session, upto: int | None = None) -> list[Message]:
-    """Return the newest 1,000 messages of a thread up to a `seq`, without the note of its creation."""
+    """Return the newest 1,000 messages of a thread up to a `seq`."""
     page = await session.page(None if upto is None else upto + 1, MOST_MESSAGES)
     return [one for one in page.messages if not is_creation(one)]
 
@@ -203,7 +203,7 @@ def state_of_stateless(run: Run) -> ThreadStateBody:
 
 
 async def values_of_run(app: App, run: Run) -> dict[str, Json]:
-    """Return the values after a run: the values of its thread, or its own messages if it has no thread."""
+    """Return the values of a run's thread, or the run's own messages if it has no thread."""
     if run.session_id is None:
         return state_of_stateless(run).values
     return await values_of(app.memory.session(run.session_id, user_id=run.user_id))
@@ -212,10 +212,9 @@ async def values_of_run(app: App, run: Run) -> dict[str, Json]:
 async def history_of(
     thread: Thread, *, limit: int, before: int | None = None, at: int | None = None
 ) -> list[ThreadStateBody]:
-    """Return up to `limit` states of a thread, newest first: one after each turn, and one before the first turn.
+    """Return up to `limit` states of a thread, one after each turn and one before the first, newest first.
 
-    Only the newest 1,000 messages are read. If `before` is given, these are the newest up to this checkpoint, and only
-    earlier states are returned. If `at` is given, only the state at this checkpoint is returned.
+    Only the newest 1,000 messages are read. `before` selects the states before a checkpoint, `at` the state at one.
     """
     if at is not None:
         nearby = await messages_in(thread.session, at + MOST_MESSAGES // 2)
@@ -265,7 +264,7 @@ def checkpoint(thread_id: str, seq: int) -> CheckpointBody:
 
 
 def seq_of(named: object) -> int | None:
-    """Return the `seq` that a checkpoint's id, object or config contains, or None if no checkpoint is named.
+    """Return the `seq` in a checkpoint's id, object or config, or None if there is none.
 
     Raises:
         InvalidInput: the id of the checkpoint is not a `seq`.
@@ -304,7 +303,7 @@ def _values(messages: Sequence[Message]) -> dict[str, Json]:
 
 
 def _turn_ends(messages: Sequence[Message]) -> list[int]:
-    """Return the checkpoints of messages: the one before the first message, then the last `seq` of each turn.
+    """Return the `seq` before the first message, then the last `seq` of each turn.
 
     A turn begins with one or more user messages.
     """

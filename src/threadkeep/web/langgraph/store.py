@@ -1,4 +1,4 @@
-"""The graph store as LangGraph's server serves it: items under namespaces, for graphs and their clients."""
+"""The graph store as LangGraph's server serves it: items under namespaces."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ItemBody(BaseModel):
 
 
 def _in_utc(moment: datetime) -> datetime:
-    """Return a time with a time zone. The store in SQLite returns UTC times without a time zone."""
+    """Return a time with a time zone, which the times of the store in SQLite do not have."""
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
 
 
@@ -127,7 +127,7 @@ class NamespacesBody(BaseModel):
 
 
 async def _history_roots(app: App) -> frozenset[str]:
-    """Return the first labels of the namespaces of conversations. Clients do not see these namespaces."""
+    """Return the first labels of the namespaces of conversations, which clients do not see."""
     layouts = [GraphLayout(), *(layout for _, layout, _ in await app.memory.namespaces())]
     roots = [layout.namespace[0] for layout in layouts]
     return frozenset((*roots, *(f"{root}_ids" for root in roots)))
@@ -139,7 +139,7 @@ async def _visible[T](
     read: _ReadPage[T],
     namespace_of: Callable[[T], Sequence[str]],
 ) -> Sequence[T]:
-    """Return a page of items or namespaces without the ones of conversations; `read(limit, offset)` returns both."""
+    """Return a page of items or namespaces without the ones of conversations."""
     hidden, found, position = await _history_roots(app), list[T](), 0
     if prefix := asked.namespace_prefix if isinstance(asked, SearchItemsBody) else asked.prefix:
         return [] if prefix[0] in hidden else await read(asked.limit, asked.offset)

@@ -1,4 +1,4 @@
-"""The events of threads: the events of a session's runs, one run after the other, for any number of readers."""
+"""The events of threads: the events of a session's runs in turn, for any number of readers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from threadkeep.web.langgraph.schemas import ThreadStateBody
 from threadkeep.web.langgraph.states import find_thread, newest_runs, state_of, state_of_stateless
 
 _MOST_ENDED = 64
-"""The number of ended runs whose events stay in memory for readers that connect shortly afterwards."""
+"""The number of ended runs whose events stay in memory for late readers."""
 
 _REPLAY_SECONDS = 30.0
 _FIRST_POLL_SECONDS = 0.1
@@ -38,7 +38,7 @@ _FAILED: ProtocolEvent = {
 
 @dataclass(frozen=True)
 class EventChoice:
-    """A choice of the events of `channels` whose `seq` is above `since`. If `at_root` is false, it has no events."""
+    """A choice of the events of `channels` with a `seq` above `since`, or of none without `at_root`."""
 
     channels: frozenset[str]
     since: int | None
@@ -58,7 +58,7 @@ class ThreadEvents:
         self._started = asyncio.Event()
 
     def follow_run(self, runs: RunService, run: Run) -> RunEvents:
-        """Return the events of a run. The first call starts a task that collects them, even if nobody reads them."""
+        """Return the events of a run. The first call starts the task that collects them."""
         found = self._runs.get(run.run_id)
         if found is None or found.failed:
             found = self._runs[run.run_id] = RunEvents(runs, run, partial(self._state, runs))
@@ -72,12 +72,12 @@ class ThreadEvents:
     async def of_thread(
         self, thread_id: str, choice: EventChoice, *, user_id: str | None
     ) -> AsyncGenerator[ProtocolEvent]:
-        """Yield the events of a thread's runs without end; if events cannot be read, yield an error and stop.
+        """Yield the events of a thread's runs without end, or until events cannot be read.
 
         Without `since`, begin with the active run. A client may start a run with a command and open this stream when
         the run has already ended. So a run that a command started counts as active for 30 seconds after its end, until
-        a reader of the same channels has received its end. The events of other ended runs are not sent, because the
-        client would take their end for the end of its next run.
+        a reader of the same channels has received its end. Other ended runs are not sent, because the client would take
+        their end for the end of its next run.
         """
         read: RunEvents | None = None
         position, pause = 0, _FIRST_POLL_SECONDS
@@ -105,7 +105,7 @@ class ThreadEvents:
     def _next(
         self, service: RunService, newest_first: list[Run], read: RunEvents | None, choice: EventChoice
     ) -> RunEvents | None:
-        """Return the events of the next run, or None if the current run has not ended or no next run exists yet."""
+        """Return the events of the next run if the current run has ended."""
         if read is not None and not read.ended:
             again = next((run for run in newest_first if run.run_id == read.run.run_id), None)
             if again is not None and read.was_resumed(again):

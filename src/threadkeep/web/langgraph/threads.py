@@ -68,8 +68,8 @@ _CREATION_ID = "langgraph:thread"
 class CreatedThread:
     """A thread that a client has created, before its first run.
 
-    If the client named a user, the thread is stored as a session at once. Otherwise it is kept in `ChannelState` until
-    its first run, for at most 30 days; requests that name a user do not find it there.
+    If the client named a user, the thread is stored as a session at once. Otherwise it is kept in `ChannelState`, for
+    at most 30 days, and requests that name a user do not find it.
     """
 
     def __init__(self, memory: Memory, thread_id: str, user_id: str | None = None) -> None:
@@ -83,7 +83,7 @@ class CreatedThread:
         return None if kept is None else ThreadBody.model_validate_json(kept)
 
     async def keep(self, metadata: Mapping[str, Json]) -> tuple[ThreadBody, bool]:
-        """Keep the thread until its first run, for at most 30 days. Return it, and whether it was already kept."""
+        """Keep the thread until its first run. Return it, and whether it was already kept."""
         now = self._memory.clock()
         thread = ThreadBody(
             thread_id=self._session.session_id,
@@ -98,7 +98,7 @@ class CreatedThread:
         return await self.thread() or thread, True
 
     async def change(self, metadata: Mapping[str, Json]) -> ThreadBody | None:
-        """Add fields to the metadata. Return None if the thread does not exist, or was changed meanwhile."""
+        """Add fields to the metadata. Return None if the thread is missing or was changed meanwhile."""
         kept = await self._kept()
         if kept is None:
             return None
@@ -109,9 +109,9 @@ class CreatedThread:
         return thread if changed else None
 
     async def begin(self, new: Mapping[str, Json] | None = None) -> bool:
-        """Store the thread as a session if `keep` has stored metadata for it, or if `new` metadata is given.
+        """Store the thread as a session if it was kept with metadata, or if `new` metadata is given.
 
-        Fields that the session's metadata has already are not replaced. Return True if this call stored the thread.
+        Existing fields of the session's metadata are not replaced. Return True if this call stored the thread.
 
         Raises:
             WrongUser: the session belongs to another user.
@@ -127,7 +127,7 @@ class CreatedThread:
         return stored
 
     async def _store(self, metadata: Mapping[str, Json]) -> bool:
-        """Store the thread and its metadata, if possible in one transaction. Return False if the thread exists."""
+        """Store the thread and its metadata. Return False if the thread exists."""
         session = self._session
         with suppress(SessionNotFound):
             await session.info()
@@ -137,14 +137,14 @@ class CreatedThread:
             set_metadata = SessionChanges(metadata=metadata).statements(session.session_id)
             with suppress(StoreUnavailable):  # if earlier turns are pending, append behind them below
                 return await append_once(session, [creation], Joined(after=set_metadata))
-        # After a crash between the two writes, the next call finds the kept metadata and adds it.
+        # After a crash between the two writes, the next call adds the kept metadata.
         stored = not (await session.append([creation])).duplicates
         if stored and metadata:
             await session.update(metadata={**metadata, **(await session.info()).metadata})
         return stored
 
     async def forget(self) -> bool:
-        """Delete the created thread; return False if it does not exist or the request names a user."""
+        """Delete the created thread; return False if the request may not find it."""
         kept = await self._kept()
         if kept is not None:
             await self._state.forget(_CREATED, self._session.session_id, kept)
@@ -186,8 +186,8 @@ async def create_thread(
 async def search_threads(body: ThreadSearchBody, app: AppInUse, user_id: UserId = None) -> list[ThreadBody]:
     """Return the threads that match, each with its first and its newest message.
 
-    Without `ids`, the 1,000 threads with the newest activity are searched. Later pages search more threads only if the
-    results are sorted by newest activity. A damaged thread is omitted, or is listed without values.
+    Without `ids`, the 1,000 threads with the newest activity are searched; later pages sorted by newest activity search
+    more. A damaged thread is omitted, or is listed without values.
     """
     body.check()
     by_activity = body.sort_order == "desc" and body.sort_by in _ACTIVITY and body.ids is None
@@ -262,7 +262,7 @@ async def delete_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = No
 
 @router.get("/{thread_id}/state", summary="See the state of a thread")
 async def get_state(thread_id: ThreadId, app: AppInUse, user_id: UserId = None) -> ThreadStateBody:
-    """Return a thread's newest 1,000 messages and its waiting run's questions; 404 if the thread is not stored."""
+    """Return a thread's newest 1,000 messages and its waiting run's questions."""
     return await state_of(await find_thread(app, thread_id, user_id=user_id))
 
 
@@ -283,7 +283,7 @@ async def get_state_at(
 async def get_state_at_checkpoint(
     thread_id: ThreadId, body: CheckpointQueryBody, app: AppInUse, user_id: UserId = None
 ) -> ThreadStateBody:
-    """Return the newest 1,000 messages of a thread up to a checkpoint; without one, its newest messages."""
+    """Return the newest 1,000 messages of a thread up to a checkpoint, by default the newest one."""
     return await state_of(await find_thread(app, thread_id, user_id=user_id), at=seq_of(body.checkpoint))
 
 
@@ -291,7 +291,7 @@ async def get_state_at_checkpoint(
 async def update_state(
     thread_id: ThreadId, body: StateUpdateBody, app: AppInUse, user_id: UserId = None
 ) -> StateUpdatedBody:
-    """Append messages to a thread as one turn, without starting a run. Messages with a known id are skipped.
+    """Append messages to a thread as one turn, without starting a run; skip those with a known id.
 
     The state of a thread has messages only; other values are rejected.
     """
@@ -342,14 +342,14 @@ async def get_history(
 
 
 def _transcript_message(message: BaseMessage) -> Message:
-    """Return a message to store. Reject tool calls, because transcripts do not contain them."""
+    """Return a message to store; reject tool calls, which transcripts do not contain."""
     if isinstance(message, AIMessage) and message.tool_calls:
         raise InvalidInput("Tool calls are not part of a conversation; add the answer without `tool_calls`.")
     return from_langchain(message)
 
 
 async def _newest(app: App, user_id: str | None, count: int) -> AsyncGenerator[Thread]:
-    """Yield threads, newest activity first, in whole pages, until `count` threads are reached or no more exist."""
+    """Yield threads in whole pages, newest activity first, until there are `count`."""
     runs = await app.runs.service()
     everything = AllSessions(app.memory)
     cursor, yielded = None, 0
@@ -387,7 +387,7 @@ def _matches(thread: ThreadBody, body: ThreadSearchBody) -> bool:
 
 
 async def _ends_of(thread: Thread) -> dict[str, Json]:
-    """Return the values of a thread in a list of threads: its first and its newest message."""
+    """Return the values of a thread in a list: its first and its newest message."""
     start = thread.info.deleted_seq + 1 if thread.info is not None else 1
     first, newest = await thread.session.at([start, start + 1]), await thread.session.tail(1)
     values = [one for one in first if not is_creation(one)][:1]
