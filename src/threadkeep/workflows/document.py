@@ -109,19 +109,19 @@ class IngestPromptEntry(IngestPromptNode):
 
 
 class BuildCandidateEntry(BuildCandidateNode, Continuing):
-    """A node that turns the model's answer into a candidate: a proposed text that is accepted or rejected elsewhere."""
+    """A node that turns the model's answer into a candidate: a proposed text."""
 
     kind: Literal["build_candidate"]
 
 
 class IdentifyUserEntry(IdentifyUserNode, Continuing):
-    """A node that finds the person of the run, with the known facts and the last episodes of the person."""
+    """A node that finds the person of the run, with known facts and the last episodes."""
 
     kind: Literal["identify_user"]
 
 
 class RememberEntry(RememberNode, Continuing):
-    """A node that stores a fact about the user, the workspace or the session, for later turns and runs."""
+    """A node that stores a fact about the user, the workspace or the session, for later runs."""
 
     kind: Literal["remember"]
 
@@ -189,11 +189,11 @@ def published_schema() -> dict[str, Any]:
     return schema
 
 
-# `_NOTHING` stands for a missing value. `_PYTHON_ONLY` has the types of errors that only options in Python can have.
+# `_PYTHON_ONLY` has the types of errors that only options in Python can have.
 _NOTHING = object()
 _PYTHON_ONLY = frozenset({"is_instance_of"})
 
-# Advice for each of pydantic's types of error. The values of the placeholders come from the error's context.
+# Advice for pydantic's types of error. The error's context fills the placeholders.
 _CURES: Mapping[str, str] = {
     "bool_type": "write true or false",
     "int_type": "write a whole number, without quotes",
@@ -224,7 +224,7 @@ def document_of(source: YamlSource) -> WorkflowDocument:
     """Return the document of a file.
 
     Raises:
-        InvalidWorkflow: the file does not match the schema; `problems` lists everything that is wrong.
+        InvalidWorkflow: the file does not match the schema; `problems` lists all errors.
     """
     try:
         text = json.dumps(source.value, allow_nan=False)
@@ -238,7 +238,7 @@ def document_of(source: YamlSource) -> WorkflowDocument:
             if one["type"] not in _PYTHON_ONLY:
                 path, problem = _problem_of(source, one)
                 problems.setdefault(path, problem)
-        # Drop the error of a part that contains another invalid part, because it only repeats the inner part's error.
+        # Drop the error of a part around another invalid part, because it only repeats that error.
         around = {path[:length] for path in problems for length in range(len(path))}
         outer = [problem for path, problem in problems.items() if path not in around]
         raise InvalidWorkflow(in_order(outer)) from None
@@ -250,13 +250,13 @@ def in_order(problems: Iterable[WorkflowProblem]) -> list[WorkflowProblem]:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return a hint with the known name that is most similar to an unknown name; "" if no known name is similar."""
+    """Return a hint with the known name that is most similar to an unknown name, if there is one."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def _problem_of(source: YamlSource, error: Mapping[str, Any]) -> tuple[Path, WorkflowProblem]:
-    """Return the path of the invalid part in the file, and pydantic's error about it as a problem."""
+    """Return the path of the invalid part in the file, and the problem of pydantic's error."""
     path, rest = _path_in(source.value, error["loc"])
     where = _name_of(path)
     at_key = "[key]" in rest
@@ -282,7 +282,7 @@ def _problem_of(source: YamlSource, error: Mapping[str, Any]) -> tuple[Path, Wor
 
 
 def _path_in(value: Json, loc: Sequence[str | int]) -> tuple[Path, tuple[str | int, ...]]:
-    """Return two parts of the location of pydantic's error: steps that exist in the file, and others such as tags."""
+    """Split the location of pydantic's error into steps in the file and others, such as tags."""
     path: list[str | int] = []
     rest: list[str | int] = []
     here: object = value
@@ -297,7 +297,7 @@ def _path_in(value: Json, loc: Sequence[str | int]) -> tuple[Path, tuple[str | i
 
 
 def _inner(here: object, step: str | int) -> object:
-    """Return the value to which a step leads from `here`, or `_NOTHING` if there is no such value."""
+    """Return the value to which a step leads from `here`, or `_NOTHING`."""
     if isinstance(here, Mapping) and isinstance(step, str):
         return here.get(step, _NOTHING)
     return here[step] if isinstance(here, list) and isinstance(step, int) and step < len(here) else _NOTHING
@@ -321,7 +321,7 @@ def _unknown(value: Json, path: Path) -> str:
 
 
 def _known_names(value: Json, path: Path) -> list[str]:
-    """Return the names that the schema allows in the workflow, its options or a node. For other paths, return none."""
+    """Return the names that the schema allows in the workflow, its options or a node."""
     if not path:
         return _names(WorkflowDocument)
     if path == ("options",):

@@ -31,7 +31,7 @@ from threadkeep.workflows.yaml_source import Path as ValuePath
 
 @dataclass(frozen=True)
 class _Checks:
-    """The checks of a document. Each method yields problems with their positions in the file."""
+    """The checks of a document. Each method yields problems with their positions."""
 
     document: WorkflowDocument
     source: YamlSource
@@ -178,7 +178,7 @@ def restore_workflow(definition: Mapping[str, Json]) -> Workflow:
     Raises:
         InvalidWorkflow: this version of Threadkeep cannot build the workflow.
     """
-    # Convert through JSON, because the type of `definition` allows other mappings and sequences than dict and list.
+    # Convert through JSON, because `definition` may have mappings and sequences other than dict and list.
     value: Json = json.loads(json.dumps(definition))
     return _workflow_of(YamlSource(value, None), imports=False)
 

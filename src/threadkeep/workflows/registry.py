@@ -1,4 +1,4 @@
-"""The registry of a service's workflows by name, and a runner of child workflows for use without an engine."""
+"""The registry of a service's workflows by name, and a runner of child workflows."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _MOST_DRAWN = 8
 
 
 def circles(children: Children) -> Iterator[Way]:
-    """Yield cycles of workflows that run each other. Each cycle is a path from a workflow back to itself.
+    """Yield cycles of workflows that run each other: if there are any, at least one.
 
-    Not all cycles are found; but if there are cycles, at least one is found.
+    Each cycle is a path from a workflow back to itself.
     """
     seen: set[str] = set()
     for first in children:
@@ -56,7 +56,7 @@ def circles(children: Children) -> Iterator[Way]:
 
 
 def deepest_ways(children: Children) -> dict[str, Way]:
-    """Map each workflow's name to the longest path of nested calls that begins with it. There must be no cycles."""
+    """Map each workflow's name to its longest path of nested calls. There must be no cycles."""
     known = {name: _known(children, name) for name in children}
     found: dict[str, Way] = {}
     for name in TopologicalSorter(known).static_order():  # each name comes after its children
@@ -65,7 +65,7 @@ def deepest_ways(children: Children) -> dict[str, Way]:
 
 
 def drawn(way: Way) -> str:
-    """Return a path as text with arrows. A path of more than eight names is shortened in the middle."""
+    """Return a path as text with arrows, shortened in the middle."""
     shown = way if len(way) <= _MOST_DRAWN else (*way[: _MOST_DRAWN - 2], "…", way[-1])
     return " → ".join(shown)
 
@@ -75,10 +75,10 @@ def _known(children: Children, name: str) -> list[str]:
 
 
 class Workflows:
-    """All registered workflows, by their unique names. The built-in `chat` is always included."""
+    """All registered workflows, by their unique names, with the built-in `chat`."""
 
     def __init__(self, workflows: Iterable[Workflow] = (), *, chat: Workflow | None = None) -> None:
-        """Raise `InvalidWorkflow` if a name is used twice or reserved, or if calls form a cycle or nest too deeply."""
+        """Raise `InvalidWorkflow` if a name is used twice or reserved, or if calls nest too deeply."""
         self._workflows: dict[str, Workflow] = {}
         problems: list[WorkflowProblem] = []
         for workflow in (chat or chat_workflow(), *workflows):
@@ -158,7 +158,7 @@ class Workflows:
         return problems
 
     def check_room(self, model_name: str | None, window: int) -> None:
-        """Reject nodes that call the service's model but reserve so many tokens for the reply that no prompt fits.
+        """Reject nodes that reserve so many tokens for the reply that no prompt fits the service's model.
 
         Raises:
             InvalidWorkflow: there are such nodes; the error has the numbers and the location of each.
@@ -195,7 +195,7 @@ class Workflows:
 
 
 def yaml_files(path: Path) -> list[Path]:
-    """Return the YAML files at a path: the file itself, or all YAML files directly in the folder, sorted by name.
+    """Return the YAML files at a path: the file itself, or all files directly in the folder.
 
     Raises:
         InvalidWorkflow: the path does not exist, or the folder has no YAML file.
@@ -231,10 +231,10 @@ _INTERRUPT = "__interrupt__"
 
 
 class InProcessChildren:
-    """A runner that executes children in the current process and without an engine, for library use and tests.
+    """A runner that executes children in the current process, for library use and tests.
 
-    A child gets only its request, and not the state, callbacks, streams or checkpoints of the parent. The child ends
-    with the process, and cannot wait for a person. A repeated request starts a new child.
+    A child gets only its request, and not the state, callbacks, streams or checkpoints of the parent. It ends with the
+    process, and cannot wait for a person. A repeated request starts a new child.
     """
 
     def __init__(self, workflows: Workflows, compiler: Compiler, resources: Resources) -> None:
@@ -243,11 +243,11 @@ class InProcessChildren:
         self.resources = replace(resources, children=self)
 
     async def run(self, request: ChildRequest, /) -> ChildResult:
-        """Run a child until it ends or asks a person (status `waiting`). Raise `WorkflowNotFound` for unknown names."""
+        """Run a child until it ends or asks a person (status `waiting`)."""
         workflow = self._workflows.get(request.workflow)
         run_id = str(uuid7())
         limits = request.deadline_seconds, workflow.options.deadline_seconds
-        # Use a separate context, because LangGraph passes the parent's callbacks and streams in context variables.
+        # LangGraph passes the parent's callbacks and streams in context variables.
         work = asyncio.create_task(self._execute(workflow, run_id, request), context=Context())
         # Catch any error of a child, because the parent gets the child's status instead.
         with ErrorBoundary():
@@ -283,13 +283,13 @@ class InProcessChildren:
 
 
 def child_state(given: Mapping[str, Json]) -> Any:
-    """Return the initial state of a child. All values in `given` are inputs, and the value `text` is the question."""
+    """Return the initial state of a child: the inputs, and its question from the value `text`."""
     text = given.get("text")
     return initial_state(text if isinstance(text, str) else "", inputs=given, user_context=_user_context(given))
 
 
 def result_of(workflow: Workflow, run_id: str, state: Mapping[str, Any]) -> ChildResult:
-    """Return a run's result: the answer's text, and the output of `workflow.output` or, if it is None, the answer."""
+    """Return a run's result: its answer, and the output of `workflow.output`."""
     answer = answer_of(state)
     reply = text_of(answer) if answer is not None else ""
     outputs = state.get("node_outputs") or {}

@@ -57,15 +57,15 @@ class RunOptions(BaseModel):
 type ChildStatus = Literal["done", "failed", "cancelled", "interrupted", "waiting", "deadline"]
 
 BY_HAND: tuple[RunTrigger, ...] = ("http", "cli")
-"""The triggers of runs that a person started. Only these runs may use `thread_id` (the caller's thread) in keys."""
+"""The triggers of runs that a person started. Only these may use `thread_id` in keys."""
 
 
 @dataclass(frozen=True)
 class ChildRequest:
     """A node's request to run a child workflow. The child gets only `input` from its parent.
 
-    `depth` is the child's level below the first run. `ancestors` has the names of the workflows above the child,
-    outermost first. If `with_session` is false, the child has no session.
+    `depth` is the child's level below the first run. `ancestors` has the names of the workflows above it, outermost
+    first. Without `with_session`, it has no session.
     """
 
     workflow: str
@@ -80,7 +80,7 @@ class ChildRequest:
 
 @dataclass(frozen=True)
 class ChildResult:
-    """The result of a child: its output as JSON, the text for the parent's messages (`summary`), and its status."""
+    """The result of a child: its output as JSON, a `summary` for the parent's messages, and its status."""
 
     run_id: str
     output: Json
@@ -92,7 +92,7 @@ class Children(Protocol):
     """The interface through which nodes run child workflows."""
 
     async def run(self, request: ChildRequest, /) -> ChildResult:
-        """Run a child to its end, and return its result. The status of the result tells if the child failed.
+        """Run a child to its end, and return its result. The status tells if the child failed.
 
         The same step of the parent may request the child again. A runner that stores its children then continues the
         existing child; any other runner starts a new one. Raise `WorkflowNotFound` for an unknown name, and
@@ -104,9 +104,9 @@ class Children(Protocol):
 class Resources:
     """The resources for the nodes of a run.
 
-    `model` returns the chat model with a name; for None, it returns the service's own model. `turn_options` are the
-    default options of turns. `middleware` wraps the model and tool calls of every agent, inside the middleware of the
-    memory. `workspace` is the workspace of runs that do not name one.
+    `model` returns the chat model with a name; for None, the service's own. `turn_options` are the default options of
+    turns. `middleware` wraps the model and tool calls of every agent, inside the middleware of the memory. `workspace`
+    is the workspace of runs that do not name one.
     """
 
     memory: Memory
@@ -122,7 +122,7 @@ class Resources:
 class RunContext:
     """The run in which a node is called, as LangGraph's runtime context: `Runtime[RunContext]`.
 
-    If `session_id` is None, the run reads no earlier turns and stores none. `depth` is 0 for a run without a parent.
+    Without a `session_id`, the run reads no earlier turns and stores none. `depth` is 0 for a run without a parent.
     `ancestors` has the names of the workflows above this run, outermost first. Each run has its own LangGraph thread.
     """
 
@@ -139,7 +139,7 @@ class RunContext:
 
     @property
     def by_hand(self) -> bool:
-        """True if a person started the run. Then its `thread_id` is the caller's thread, which keys may use."""
+        """True if a person started the run, so that keys may use its `thread_id`."""
         return self.trigger in BY_HAND
 
 
@@ -160,7 +160,7 @@ def not_idempotent[T](tool: T) -> T:
 
 
 def is_idempotent(tool: object) -> bool:
-    """Return True if a call of a tool, or of a function for a tool, may be repeated after an unknown outcome."""
+    """Return True if a call of a tool may be repeated after an unknown outcome."""
     marked = [tool, getattr(tool, "func", None), getattr(tool, "coroutine", None)]
     marks: list[object] = [getattr(each, _MARK, None) for each in marked]
     metadata = tool.metadata if isinstance(tool, BaseTool) else None

@@ -1,8 +1,7 @@
-"""The state that a workflow's nodes share in one run, and templates with placeholders for values of the state.
+"""The state that a workflow's nodes share in one run, and templates with values of the state.
 
-`{{results.search.text}}` becomes the text that the node `search` found in this run. A placeholder contains a path
-of names and indexes, as in templates of keys, but no expression or code. Inserted text is not rendered again, so that
-users cannot inject placeholders.
+`{{results.search.text}}` becomes the text that the node `search` found in this run. A placeholder is a path of names
+and indexes, without expressions or code. Inserted text is not rendered again, so that users cannot inject placeholders.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ def merged(before: Mapping[str, Json] | None, update: Mapping[str, Json] | None)
 class WorkflowState(TypedDict, total=False):
     """The shared state of a run.
 
-    `messages` has the messages of this run: the question, and one final message of each speaking node. `node_outputs`
-    has the output of each node; `results` has named values of each node for templates, and values that a channel
-    parsed. `inputs` and `user_context` are the run's parameters. `text` is the question's text.
+    `messages` has the question, and one final message of each speaking node. `node_outputs` has the output of each
+    node; `results` has named values for templates, from nodes and from the channel's parser. `inputs` and
+    `user_context` are the run's parameters. `text` is the question's text.
     """
 
     messages: Annotated[list[AnyMessage], add_messages]
@@ -54,8 +53,8 @@ def initial_state(
 ) -> WorkflowState:
     """Return the initial state of a run: its question and the values that are known before it begins.
 
-    `inputs` is the payload that started the run. `results` has the values that the channel parsed from the payload
-    (such as `telegram_events_parser`). If `text` is empty, no message started the run, and the run has no question.
+    `inputs` is the payload that started the run. `results` has the values that the channel parsed from it (such as
+    `telegram_events_parser`). With an empty `text`, the run has no question.
     """
     question = [HumanMessage(text, id=message_id or str(uuid7()))] if text else []
     return {
@@ -69,7 +68,7 @@ def initial_state(
 
 
 def answer_of(state: Mapping[str, object]) -> AIMessage | None:
-    """Return the answer of a run, which is its newest assistant message after the question; None without an answer.
+    """Return the answer of a run: its newest assistant message after the question, or None.
 
     Assistant messages without text or with tool calls are not answers.
     """
@@ -83,7 +82,7 @@ def answer_of(state: Mapping[str, object]) -> AIMessage | None:
 
 
 def last_text(state: WorkflowState) -> str:
-    """Return the text of the newest message. If there is no message, return an empty string."""
+    """Return the text of the newest message, or an empty string."""
     messages: Sequence[BaseMessage] = state.get("messages") or ()
     return text_of(messages[-1]) if messages else ""
 
@@ -102,8 +101,8 @@ def scope_of(state: WorkflowState) -> dict[str, object]:
 def render(template: str, scope: Mapping[str, object]) -> str:
     """Replace the placeholders in a template by values, and return the text.
 
-    Text and numbers are inserted as they are, booleans as true and false, lists and objects as JSON. A missing value
-    becomes an empty string. A result of more than 100,000 characters is truncated, and marked as such.
+    Text and numbers are inserted as they are, booleans as true and false, lists and objects as JSON, and missing values
+    as an empty string. A result of more than 100,000 characters is truncated, and marked as such.
     """
     left = MOST_RENDERED_CHARACTERS
 
@@ -118,16 +117,16 @@ def render(template: str, scope: Mapping[str, object]) -> str:
 
 
 def paths_of(template: str) -> list[str]:
-    """Return the paths in the placeholders of a template, in the order of the placeholders."""
+    """Return the paths in the placeholders of a template, in order."""
     if (path := whole_path(template)) is not None:
         return [path]
     return [found[1].strip() for found in PLACEHOLDER.finditer(template)]
 
 
 def check_template(template: str, *, for_key: bool = False, whole: bool | None = None) -> None:
-    """Check the template of a text or, if `for_key` is true, of a key.
+    """Check the template of a text or, with `for_key`, of a key.
 
-    `whole` is true if the placeholder `{{key:path}}` is allowed. By default, it is allowed only in keys.
+    `whole` allows the placeholder `{{key:path}}`, by default only in keys.
 
     Raises:
         InvalidInput: the template is too long, or a placeholder is not a path or names an unknown value.

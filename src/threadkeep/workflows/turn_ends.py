@@ -1,4 +1,4 @@
-"""Storage of the question and the answer of a run in workflows that have no nodes for this."""
+"""Storage of a run's question and answer in workflows that have no nodes for this."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from threadkeep.workflows.nodes.messages import RecordingNode
 from threadkeep.workflows.nodes.speaking import SpeakingNode
 
 _HOOKS: Final = (".before_agent", ".before_model")
-"""Suffixes of the names of the nodes in which `create_agent` calls middleware hooks before the model."""
+"""Suffixes of the names of the nodes for middleware hooks before the model."""
 
 _OWN: Final = "SessionMemory."
 
 
 def has_middleware(builder: StateGraph[Any, Any, Any, Any]) -> bool:
-    """Return True if an agent in a graph has middleware other than `SessionMemory` with a hook before the model.
+    """Return True if an agent in a graph has middleware, other than `SessionMemory`, before the model.
 
-    Agents are searched for among the nodes, and among the attributes of objects and functions that are nodes.
+    Agents are searched for among the nodes, and in the attributes of their objects and functions.
     """
     try:
         graph = builder.compile()
@@ -41,9 +41,9 @@ def has_middleware(builder: StateGraph[Any, Any, Any, Any]) -> bool:
 
 
 class LateQuestion(BaseCallbackHandler):
-    """A callback that stores the question of a run just before the first model call, after middleware has changed it.
+    """A callback that stores the question just before the first model call, after middleware.
 
-    Agents may get the question in a message with another id. In this case, the first hook recognises it by its text.
+    Agents may get the question in a message with another id, so the first hook recognises it by its text.
     """
 
     run_inline = True
@@ -61,7 +61,7 @@ class LateQuestion(BaseCallbackHandler):
         self._stored = False
 
     def on_chain_start(self, serialized: Any, inputs: object, *, name: str | None = None, **_: Any) -> None:
-        """Find the messages of the question in the input of a middleware hook, and remember their ids."""
+        """Remember the ids of the question's messages in the input of a middleware hook."""
         if self._stored or name is None or not _is_hook(name) or not isinstance(inputs, Mapping):
             return
         for message in inputs.get("messages") or ():
@@ -71,7 +71,7 @@ class LateQuestion(BaseCallbackHandler):
                     self._seen[message.id] = found[-1]
 
     async def on_chat_model_start(self, serialized: Any, messages: Sequence[Sequence[BaseMessage]], **_: Any) -> None:
-        """Store the question at the first model call that contains it, in the form in which the model gets it."""
+        """Store the question at the first model call that contains it, as the model gets it."""
         sent = [message for one in messages for message in one if message.id in self._seen]
         if self._stored or not sent:
             return
@@ -79,7 +79,7 @@ class LateQuestion(BaseCallbackHandler):
         asked: list[BaseMessage] = []
         for message in sent:
             one = self._seen[str(message.id)]
-            # Copy the response metadata, which has the time at which the platform received the question.
+            # The response metadata has the time at which the platform received the question.
             asked.append(message.model_copy(update={"id": one.id, "response_metadata": one.response_metadata}))
         await self._loop.run_from_any_loop(self._keep(asked))
 
@@ -89,7 +89,7 @@ def _is_hook(name: str) -> bool:
 
 
 def _owned(builder: StateGraph[Any, Any, Any, Any]) -> Iterator[Pregel[Any, Any, Any, Any]]:
-    """Yield the compiled graphs in attributes of functions that are nodes or, for a method, of the method's object."""
+    """Yield the compiled graphs in the attributes of functions and objects that are nodes."""
     for spec in builder.nodes.values():
         for called in (getattr(spec.runnable, "afunc", None), getattr(spec.runnable, "func", None)):
             owner = getattr(called, "__self__", called)
@@ -103,9 +103,9 @@ _MESSAGES = "messages"
 
 
 def add_node(builder: Graph, name: str, node: Node, *, defer: bool = False) -> None:
-    """Add a Threadkeep node to a graph, with its kind and its possible next nodes, which drawings show."""
+    """Add a Threadkeep node to a graph, with metadata for drawings."""
     destinations = {END if target == END_NAME else target: why for target, why in node.targets().items()}
-    # Use `Any`, because LangGraph's types have no node that takes both a config and a runtime.
+    # LangGraph's types have no node that takes both a config and a runtime.
     action: Any = node
     kind = {"kind": node.node_kind}
     builder.add_node(name, action, metadata=kind, defer=defer, destinations=destinations or None)
@@ -122,7 +122,7 @@ def nodes_in(builder: Graph) -> dict[str, Node]:
 
 
 def with_turn_ends(builder: Graph) -> Graph:
-    """Return a copy of a graph that first stores the question, and finally stores the last message as the answer.
+    """Return a copy of a graph that stores the question first, and the last message as the answer.
 
     If an agent of the graph has middleware with a hook before the model, the question is stored after this middleware.
     The graph is returned unchanged in three cases: it has an `AgentNode`, `ModelNode`, or node that stores the question
@@ -173,7 +173,7 @@ def stores_question(node: Node) -> bool:
 
 
 def reset_commands(nodes: Iterable[Node]) -> tuple[str, ...]:
-    """Return the reset commands of the nodes, each once. A message that is a reset command is not stored."""
+    """Return the reset commands of the nodes. A message that is a reset command is not stored."""
     commands: dict[str, None] = {}
     for node in nodes:
         if isinstance(node, RecordQuestionNode):
@@ -184,7 +184,7 @@ def reset_commands(nodes: Iterable[Node]) -> tuple[str, ...]:
 
 
 def only_wraps_tools(middleware: AgentMiddleware[Any, Any, Any]) -> bool:
-    """Return True if a middleware has no tools and only hooks for tool calls. An agent without tools never calls it."""
+    """Return True if a middleware only wraps tool calls, and so has no effect on an agent without tools."""
     hooks = ("after_agent", "aafter_agent", "after_model", "aafter_model", "wrap_model_call", "awrap_model_call")
     return not getattr(middleware, "tools", ()) and not sees_question(middleware) and not _has_any(middleware, hooks)
 

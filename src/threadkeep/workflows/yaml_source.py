@@ -1,4 +1,4 @@
-"""A YAML reader that records positions, and rejects tags, anchors, aliases and duplicate names."""
+"""A YAML reader that records positions, and rejects tags, anchors and duplicate names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_NODES = 20_000
 
 type Path = tuple[str | int, ...]
 
-# The types are those of YAML 1.2, in which `no`, `on`, 12:30, 1_000 and dates are plain text.
+# The types of YAML 1.2, in which `no`, `on`, 12:30, 1_000 and dates are plain text.
 _TRUTHS = {"true": True, "false": False}
 _WHOLE = re.compile(r"[-+]?[0-9]{1,18}")
 _FRACTION = re.compile(r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]{1,18}(?=[eE]))(?:[eE][-+]?[0-9]{1,3})?")
@@ -43,7 +43,7 @@ class YamlSource:
     keys: dict[Path, Position] = field(default_factory=dict)
 
     def problem(self, sentence: str, path: Path, *, at_key: bool = False) -> WorkflowProblem:
-        """Return a problem with the position of a path, or of the path's nearest parent that the file has."""
+        """Return a problem with the position of a path, or of its nearest parent in the file."""
         position = None
         while position is None:
             position = (self.keys.get(path) if at_key else None) or self.values.get(path)
@@ -102,7 +102,7 @@ def _odd_character(text: str, position: int, file: str | None) -> InvalidWorkflo
 
 
 def _check_events(text: str, file: str | None) -> None:
-    """Check the size, depth and features of a document before its value is built. Raises `InvalidWorkflow`."""
+    """Check the size, depth and features of a document before its value is built."""
     depth = nodes = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
@@ -158,7 +158,7 @@ class _Reader:
         return found
 
     def _text(self, node: yaml.ScalarNode) -> str:
-        """Return the text of a scalar. Raise `InvalidWorkflow` if it has characters that databases cannot store."""
+        """Return the text of a scalar, if databases can store all its characters."""
         text = str(node.value)
         if _NO_TEXT.search(text):
             sentence = "This escape is not valid text (NUL, or half of a surrogate pair); remove it."
@@ -182,7 +182,7 @@ class _Reader:
 
 
 def _is_fraction(text: str) -> bool:
-    """Return True if a text is a number with a fraction or an exponent. A number too large for a float is text."""
+    """Return True if a text is a number with a fraction or an exponent that fits into a float."""
     return _FRACTION.fullmatch(text) is not None and isfinite(float(text))
 
 

@@ -56,11 +56,10 @@ _STEPS_A_CALL = 4
 class AgentNode(SpeakingNode, HistoryFields):
     """An agent with tools that uses the memory of the run's session.
 
-    Only the final message of the agent enters the workflow's state. All messages of its loop are in the agent's own
-    state, and are sent to the stream `custom` as `agent_messages`, for the trace of the run. With
-    `use_graph_chat_history` the earlier turns come from a conversation in the graph's store, whose key is resolved in
-    each run. The agent reads and stores no turns in three cases: the node has an `input`; the key is missing; or the
-    run has no session and `use_graph_chat_history` is off.
+    Only the agent's final message enters the workflow's state. All messages of its loop are sent to the stream `custom`
+    as `agent_messages`, for the trace of the run. With `use_graph_chat_history`, the earlier turns come from a
+    conversation in the graph's store. The agent reads and stores no turns in three cases: the node has an `input`; the
+    key is missing; or the run has no session and `use_graph_chat_history` is off.
     """
 
     node_kind: ClassVar[NodeKind] = "agent"
@@ -89,7 +88,7 @@ class AgentNode(SpeakingNode, HistoryFields):
 
     @property
     def again(self) -> Again:
-        """The cost of executing the agent again. It depends on the tools; if one is not importable, it is `unknown`."""
+        """The cost of executing the agent again, which depends on the tools."""
         if not self.tools:
             return "model calls" if self.history_tools or self.memory_tools else "a model call"
         try:
@@ -99,7 +98,7 @@ class AgentNode(SpeakingNode, HistoryFields):
         return "model calls" if repeatable else "marked tools"
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Answer the run's question, or reset the conversation if the question is the reset command."""
+        """Answer the run's question, or reset the conversation."""
         messages = self.asked(state, step)
         conversation = await self.conversation(step, state)
         question = [message for message in messages if message.type == "human"]
@@ -111,12 +110,12 @@ class AgentNode(SpeakingNode, HistoryFields):
         run = {one.name: getattr(step.context, one.name) for one in fields(RunContext)}
         passages = passages_in(state) if self.snippets else ()
         context = StepContext(**run, conversation=conversation, passages=passages)
-        # Allow several steps for each model call, because LangGraph also counts tools and hooks of other middleware.
+        # LangGraph also counts tools and hooks of other middleware as steps.
         limit: RunnableConfig = {"recursion_limit": self.max_steps * _STEPS_A_CALL + 2}
         result = await self._agent(step, conversation).ainvoke({"messages": given}, limit, context=context)
         loop = result["messages"][len(given) :]
         get_stream_writer()({"kind": "agent_messages", "node": step.name, "data": {"messages": messages_to_dict(loop)}})
-        # If the agent added no message, search the given messages: the answer may have been stored before.
+        # If the agent added no message, the answer may have been stored before.
         return reply_update(step, _final(loop or result["messages"]))
 
     def tool_objects(self) -> list[Tool]:
@@ -128,12 +127,12 @@ class AgentNode(SpeakingNode, HistoryFields):
         return [tool for reference in self.tools for tool in _tools_of(reference)]
 
     def turn_options(self, step: Step) -> TurnOptions:
-        """Return the options of the node's turn. The node's `tool_memory`, if it is set, replaces the service's."""
+        """Return the options of the node's turn, with the node's own `tool_memory` if it is set."""
         options = super().turn_options(step)
         return options if self.tool_memory is None else replace(options, tool_memory=self.tool_memory)
 
     async def conversation(self, step: Step, state: WorkflowState) -> Conversation:
-        """Return the session or the conversation in the graph's store; with an `input` or no key, an unstored one."""
+        """Return the session, the conversation in the graph's store, or an unstored conversation."""
         if self.input is not None:
             return run_conversation(step)
         if not self.use_graph_chat_history:
@@ -144,12 +143,12 @@ class AgentNode(SpeakingNode, HistoryFields):
         return await store_conversation(step, self.layout, resolution.key)
 
     def _agent(self, step: Step, conversation: Conversation) -> Any:
-        """Return the compiled agent for a memory and a model. It is cached, because it has no data of a run."""
+        """Return the compiled agent, which is cached, because it has no data of a run."""
         resources = step.context.resources
         model = step.model(self.model)
         # The key includes the node, because copies of a node share this cache.
         parts = (self, conversation.memory, resources.memory, model, resources.turn_options, *resources.middleware)
-        # The cache also keeps the parts. If a part were deleted, another object could get its id and match the key.
+        # Keep the parts in the cache: after a deletion, another object could get a part's id and match the key.
         key = (conversation.kind, *map(id, parts))
         if key not in self._agents:
             if len(self._agents) >= _MOST_AGENTS:
@@ -194,12 +193,12 @@ class AgentNode(SpeakingNode, HistoryFields):
         named = replace(placed, sources=sources, session_id=_session_of, user_id=_user_of)
         if kind == "session":
             return named
-        # Turn off anchors, summaries and learning, which exist for sessions but not for conversations in a store.
+        # Anchors, summaries and learning do not exist for conversations in a store.
         return replace(named, plan=replace(options.plan, window="sliding"), compression=None, learning=None)
 
 
 class ModelLimits(AgentMiddleware[AgentState[Any], Any, Any]):
-    """Limits of an agent: `seconds` per model call, and `most_calls`. A later call raises `GraphRecursionError`."""
+    """Limits of an agent. After `most_calls`, a call raises `GraphRecursionError`."""
 
     def __init__(self, seconds: float, most_calls: int) -> None:
         super().__init__()
@@ -253,7 +252,7 @@ def _tools_of(reference: str | BaseTool) -> Iterator[Tool]:
 
 
 def _final(loop: Sequence[BaseMessage]) -> AIMessage:
-    """Return an agent's answer: its last message without tool calls. If tools ended the loop, return their results."""
+    """Return an agent's answer: its last message without tool calls, or the results of the last tools."""
     replies = [message for message in loop if isinstance(message, AIMessage | ToolMessage)]
     if not replies:
         return AIMessage("")

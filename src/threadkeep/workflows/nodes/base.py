@@ -32,7 +32,7 @@ type Reference = Annotated[
 
 
 class PythonOnly:
-    """An annotation for types of options that only Python code can pass, because a workflow file cannot hold them."""
+    """An annotation for types of options that only Python code can pass."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Return a schema that accepts instances of the annotated type."""
@@ -60,7 +60,7 @@ def import_named(reference: str) -> object:
     """Return the object that an import string names.
 
     Raises:
-        InvalidInput: the string is malformed, or the module or name cannot be imported; the error says which.
+        InvalidInput: the string is malformed, or the module or name cannot be imported.
     """
     if not _REFERENCE.fullmatch(reference):
         raise InvalidInput(f"{reference!r} is not an import string; write package.module:name.")
@@ -130,7 +130,7 @@ END_NAME = "end"
 
 @dataclass(frozen=True)
 class Step:
-    """A call of a node: the node's name, the context of the run, the graph's store, and the config of the call."""
+    """A call of a node: its name, the context of the run, the graph's store, and the config."""
 
     name: str
     context: RunContext
@@ -150,17 +150,17 @@ class Step:
         return cls(name, runtime.context, runtime.store, config)
 
     def model(self, given: str | BaseChatModel | None) -> BaseChatModel:
-        """Return the chat model with the name `given`. For None, return the service's own; return a model unchanged."""
+        """Return the chat model with the name `given`, by default the service's own."""
         return given if isinstance(given, BaseChatModel) else self.context.resources.model(given)
 
     @property
     def message_id(self) -> str:
-        """The id of the node's message in this run. If the node is repeated, its new message has the same id."""
+        """The id of the node's message in this run, the same if the node is repeated."""
         return f"{self.context.run_id}:{self.name}"
 
 
 class Node(BaseModel):
-    """A node of a workflow: a frozen record of the node's options, without data of runs.
+    """A node of a workflow: a frozen record of its options, without data of runs.
 
     Add it to any graph whose state is a `WorkflowState`: `builder.add_node("answer", AgentNode(...))`.
     """
@@ -169,7 +169,7 @@ class Node(BaseModel):
 
     node_kind: ClassVar[NodeKind]
     repetition: ClassVar[Again] = "unknown"
-    """The cost of executing a node of this class again, if the cost does not depend on the node's options."""
+    """The cost of executing any node of this class again."""
     speaks: ClassVar[bool] = False
     """True if the node adds an assistant message to the state."""
 
@@ -179,11 +179,11 @@ class Node(BaseModel):
         return self.repetition
 
     def templates(self) -> Iterable[tuple[str, str]]:
-        """Return the options that are templates, as pairs of an option's name and its template."""
+        """Return the names and the texts of the options that are templates."""
         return ()
 
     def targets(self) -> Mapping[str, str]:
-        """Map each next node that this node may choose to its conditions. If edges decide, return an empty map."""
+        """Map each next node that this node may choose to its conditions; empty if edges decide."""
         return {}
 
     async def __call__(
@@ -198,7 +198,7 @@ class Node(BaseModel):
 
 
 def found(step: Step, output: Json, result: Mapping[str, Json]) -> WorkflowState:
-    """Return a state update. `output` becomes the node's entry in `node_outputs`, `result` its entry in `results`."""
+    """Return a state update with the node's `output` in `node_outputs` and its `result` in `results`."""
     return {"node_outputs": {step.name: output}, "results": {step.name: dict(result)}}
 
 
@@ -208,5 +208,5 @@ def rendered(template: str, state: WorkflowState) -> str:
 
 
 def sent_to(target: str, update: WorkflowState) -> Command[str]:
-    """Return a command with an update of the state and the next node. The name `end` stands for `END`."""
+    """Return a command with an update of the state and the next node, or `end`."""
     return Command(goto=END if target == END_NAME else target, update=update)

@@ -39,10 +39,10 @@ class Category(BaseModel):
 
 
 class CategorizerNode(AskingNode):
-    """A node that assigns the newest message to one of a few categories. The category determines the next node.
+    """A node that assigns the newest message to a category, which determines the next node.
 
     The model sees only the prompt, the categories, and the last message. A reply that is not a category selects the
-    default. The reply is not stored in any transcript.
+    default, and is not stored in any transcript.
     """
 
     node_kind: ClassVar[NodeKind] = "categorizer"
@@ -71,7 +71,7 @@ class CategorizerNode(AskingNode):
         return _by_target([(category.next, category.name) for category in self.categories], self.default)
 
     async def run(self, step: Step, state: WorkflowState) -> Command[str]:
-        """Call the model and continue with the node of the category that it names, or with the default."""
+        """Call the model and continue with the node of its category, or with the default."""
         reply = await self._ask(step, state)
         category = self.named_in(reply)
         name = category.name if category is not None else None
@@ -79,10 +79,7 @@ class CategorizerNode(AskingNode):
         return sent_to(target, found(step, name, {"category": name, "next": target}))
 
     def named_in(self, reply: str) -> Category | None:
-        """Return the category that the reply consists of, or else the only category that it mentions.
-
-        Only the first 2,000 characters are read. Return None if no category or several categories are mentioned.
-        """
+        """Return the category that the reply consists of, or else the only category that it mentions."""
         text = reply[:_MOST_REPLY_CHARACTERS].casefold()
         alone = re.sub(r"^\W+|\W+$", "", text)
         by_name = {category.name.casefold(): category for category in self.categories}
@@ -130,7 +127,7 @@ type Pattern = Annotated[str, Field(min_length=1, max_length=500)]
 
 
 class Rule(BaseModel):
-    """A rule: a value, a condition on it, and the next node. The first rule that matches determines the next node."""
+    """A value, a condition on it, and the next node. The first rule that matches decides."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -159,7 +156,7 @@ class Rule(BaseModel):
         return self
 
     def holds(self, value: object) -> bool:
-        """Return True if the rule's condition is true for a value. `matches` reads only the first 2,000 characters."""
+        """Return True if the rule's condition is true for a value."""
         if self.exists is not None:
             return (value is not None) is self.exists
         if self.matches is not None:
@@ -173,7 +170,7 @@ class Rule(BaseModel):
 
 
 class RouterNode(Node):
-    """A node that chooses the next node by rules, without a model. If no rule matches, it chooses `otherwise`."""
+    """A node that chooses the next node by rules, without a model; by default, `otherwise`."""
 
     node_kind: ClassVar[NodeKind] = "router"
     repetition: ClassVar[Again] = "nothing"
@@ -193,7 +190,7 @@ class RouterNode(Node):
 
 
 def _by_target(choices: Iterable[tuple[str, str]], otherwise: str) -> Mapping[str, str]:
-    """Return each next node with the labels of the choices that lead to it; `otherwise` has the label `else`."""
+    """Return each next node with the labels of the choices that lead to it."""
     labels: dict[str, list[str]] = {}
     for target, label in (*choices, (otherwise, "else")):
         labels.setdefault(target, []).append(label)
@@ -202,7 +199,7 @@ def _by_target(choices: Iterable[tuple[str, str]], otherwise: str) -> Mapping[st
 
 @lru_cache(maxsize=1024)
 def _compiled(pattern: str) -> re2.Pattern:
-    """Return a pattern compiled by RE2, which matches in linear time, so no text blocks the event loop for long."""
+    """Return a pattern of RE2, which matches in linear time, so that no text blocks the event loop."""
     options = re2.Options()
     options.case_sensitive = False
     options.log_errors = False

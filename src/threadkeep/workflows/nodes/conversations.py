@@ -1,4 +1,4 @@
-"""The conversation of a node's turn, which is in the run's session, in the graph's store, or in memory only."""
+"""The conversation of a node's turn: in the run's session, in the graph's store, or unstored."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ type Namespace = Annotated[tuple[str, ...], Field(min_length=1, max_length=8), A
 
 
 class ConversationFields(BaseModel):
-    """The location of a conversation in the graph's store. A node can use this conversation instead of the session."""
+    """The location of a conversation in the graph's store, to be used instead of the session."""
 
     use_graph_chat_history: bool = Field(False, description="True to read earlier turns from the graph's store.")
     history_namespace: Namespace = Field(("agent_chat_history",), description="The namespace of conversations.")
@@ -83,7 +83,7 @@ class ConversationFields(BaseModel):
         )
 
     def channel_in(self, state: WorkflowState) -> Channel:
-        """Return the channel of the first key candidate with a parser that has a result in this run, else `other`."""
+        """Return the channel of the first key candidate with a parser that has a result in this run."""
         results = state.get("results") or {}
         for candidate in self.history_key_candidates:
             if not isinstance(candidate, str):
@@ -93,11 +93,11 @@ class ConversationFields(BaseModel):
         return "other"
 
     def resolve(self, scope: Mapping[str, object], *, by_hand: bool) -> KeyResolution:
-        """Return the key of a conversation for the values in `scope`; if there is no key, the result has the reason."""
+        """Return the key of a conversation for the values in `scope`, or the reason why it has none."""
         return resolve_key(self.history_key_candidates, scope, template=self.history_key_template, manual=by_hand)
 
     def resolve_in(self, state: WorkflowState, step: Step) -> KeyResolution:
-        """Return the key of a run's conversation, or the reason why it has none. Report a missing key as an event."""
+        """Return the key of a run's conversation; report a missing key as an event."""
         context = step.context
         resolution = self.resolve(key_scope(state, context.session_id, step.config), by_hand=context.by_hand)
         if resolution.key is None:
@@ -123,8 +123,7 @@ class HistoryFields(ConversationFields):
 def key_scope(state: WorkflowState, session_id: str | None, config: RunnableConfig) -> dict[str, object]:
     """Return the values that the templates in `history_key_candidates` may use.
 
-    `thread_id` is the id of the run's session, which is the caller's thread. It is not the LangGraph thread, which is
-    new for each run.
+    `thread_id` is the id of the run's session; the LangGraph thread is new for each run.
     """
     given = {name: value for name, value in config.get("configurable", {}).items() if not name.startswith("__")}
     configurable = {**given, "thread_id": session_id}
@@ -132,7 +131,7 @@ def key_scope(state: WorkflowState, session_id: str | None, config: RunnableConf
 
 
 def is_reset(command: str | None, texts: Iterable[str]) -> bool:
-    """Return True if the message, without white space around it, is exactly the reset command."""
+    """Return True if the message is exactly the reset command."""
     return command is not None and "\n".join(texts).strip() == command.strip()
 
 
@@ -158,14 +157,14 @@ class Conversation:
 
 @dataclass(frozen=True, kw_only=True)
 class StepContext(RunContext):
-    """The runtime context of an agent inside a node: the run's context, the node's conversation and found passages."""
+    """The runtime context of an agent inside a node: a run's context with the node's conversation."""
 
     conversation: Conversation
     passages: tuple[tuple[str | None, str], ...] = ()
 
 
 def step_context() -> StepContext | None:
-    """Return the runtime context of the agent that is being called. Outside of an agent in a node, return None."""
+    """Return the runtime context of the agent that is being called in a node, or None."""
     context = get_runtime().context
     return context if isinstance(context, StepContext) else None
 
@@ -179,7 +178,7 @@ def run_conversation(step: Step) -> Conversation:
 
 
 def session_conversation(step: Step) -> Conversation:
-    """Return the run's session as the conversation; without a session, a conversation for this run only."""
+    """Return the run's session as the conversation, or an unstored one without a session."""
     context = step.context
     if context.session_id is None:
         return run_conversation(step)
@@ -190,8 +189,8 @@ def session_conversation(step: Step) -> Conversation:
 def order_of(memory: Memory, store: BaseStore, layout: GraphLayout, key: str) -> str:
     """Return the name under which the turns of a conversation are ordered.
 
-    If the memory itself keeps its sessions in this `store` and `layout`, the key is a session id, and is the name.
-    Otherwise, a session may have the same id as the key, so the name is one that is never a session id.
+    Usually a session may have the same id as the key, so the name is one that is never a session id. If the memory
+    itself keeps its sessions in this `store` and `layout`, the key is a session id, and is the name.
     """
     return key if memory.has_namespace(store, layout) else order_name(layout, key)
 
@@ -199,8 +198,8 @@ def order_of(memory: Memory, store: BaseStore, layout: GraphLayout, key: str) ->
 async def wait_for_turn(step: Step, name: str) -> None:
     """Wait for the earlier turns of a conversation.
 
-    If the key was known when the run was requested, the run has already waited before its start. A run that would wait
-    for itself (a deadlock) gives up its position and continues. If the order cannot be read, the run continues, too.
+    A run that would wait for itself (a deadlock) gives up its position and continues. If the order cannot be read, the
+    run continues, too.
     """
     memory, run_id, seconds = step.context.resources.memory, step.context.run_id, _FIRST_LOOK_SECONDS
     with contextlib.suppress(StoreError):
@@ -221,7 +220,7 @@ async def _is_turn(memory: Memory, run_id: str, name: str) -> bool:
 
 
 async def store_conversation(step: Step, layout: GraphLayout, key: str) -> Conversation:
-    """Wait for the earlier turns of a conversation in the graph's store, and return the conversation.
+    """Return a conversation in the graph's store, after waiting for its earlier turns.
 
     If the graph has no store, report that as an event, and return a conversation for this run only.
     """

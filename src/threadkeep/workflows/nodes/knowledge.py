@@ -1,7 +1,6 @@
 """The nodes `identify_user`, `remember` and `recall`, which read and write facts.
 
-If the memory is unavailable, the run continues. The node reports the failure as an event; `remember` also reports it in
-its result.
+If the memory is unavailable, the run continues, and the node reports the failure as an event.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ type NotRemembered = Literal["nothing_to_remember", "no_owner", "secret", "inval
 
 
 class KnowledgeNode(Node):
-    """A base class of nodes that read or write knowledge, which lasts longer than the session."""
+    """A base class of nodes for knowledge, which lasts longer than the session."""
 
     repetition: ClassVar[Again] = "nothing"
 
@@ -39,9 +38,9 @@ class KnowledgeNode(Node):
 
 
 class IdentifyUserNode(KnowledgeNode):
-    """A node that resolves the run's user to a person, and stores the person's known facts in `user_context`.
+    """A node that resolves the run's user to a person, and stores known facts in `user_context`.
 
-    In a run without a user, the node finds no person, because there is no shared default person.
+    In a run without a user, it finds no person, because there is no shared default person.
     """
 
     node_kind: ClassVar[NodeKind] = "identify_user"
@@ -50,7 +49,7 @@ class IdentifyUserNode(KnowledgeNode):
     max_episodes: int = Field(5, ge=0, le=50, description="The maximum number of recent questions and answers.")
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Find the person of the run. If the memory is unavailable, report that and continue without a person."""
+        """Find the person of the run. If the memory is unavailable, continue without a person."""
         user_id = step.context.user_id
         known: dict[str, Json] = {"user_id": None, "is_new_user": False, "names": [], "facts": [], "episodes": []}
         if user_id is not None:
@@ -73,7 +72,7 @@ class IdentifyUserNode(KnowledgeNode):
         episodes = await memory.episodes.latest(scope, limit=max(self.max_episodes, 1))
         return {
             "user_id": person.id,
-            # Do not return `person.new`, because the channel or an earlier attempt may have created the person.
+            # Do not return `person.new`: the channel or an earlier attempt may have created the person.
             "is_new_user": not facts and not episodes,
             "names": list(person.names),
             "facts": [_fact(fact) for fact in facts[: self.max_facts]],
@@ -82,7 +81,7 @@ class IdentifyUserNode(KnowledgeNode):
 
 
 class RememberNode(KnowledgeNode):
-    """A node that stores a fact of the run's user, workspace or session, with the run's question as its evidence.
+    """A node that stores a fact, with the run's question as its evidence.
 
     Text that looks like a secret is not remembered.
     """
@@ -146,7 +145,7 @@ class RememberNode(KnowledgeNode):
 
 
 class RecallNode(KnowledgeNode):
-    """A node that recalls facts, episodes or procedures for a question, from the run's session, workspace and user."""
+    """A node that recalls facts, episodes or procedures for a question."""
 
     node_kind: ClassVar[NodeKind] = "recall"
 
@@ -165,7 +164,7 @@ class RecallNode(KnowledgeNode):
             yield "query", self.query
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Recall the kinds of knowledge in `memory`, one after another. After a failure, return the results so far."""
+        """Recall the kinds of knowledge in `memory`; after a failure, return the results so far."""
         query = rendered(self.query, state) if self.query is not None else _question(state)
         usable, refused = _scopes_of(step, self.scopes)
         for unusable in refused.values():

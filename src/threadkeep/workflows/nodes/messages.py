@@ -1,4 +1,4 @@
-"""Nodes that write messages without a model: `append_message`, `template`, and the nodes that store the turn."""
+"""Nodes that write messages without a model, and the nodes that store the turn."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from threadkeep.workflows.state import WorkflowState, answer_of, check_template,
 
 
 class RecordingNode(Node):
-    """A base class of the nodes that store a turn in the run's session. In a run without a session they do nothing."""
+    """A base class of the nodes that store a turn in the run's session, if it has one."""
 
     repetition: ClassVar[Again] = "nothing"
 
     reset_commands: tuple[str, ...] = Field((), description="Messages that reset the conversation; not stored.")
 
     def turn(self, step: Step, question: Sequence[BaseMessage], session: Session | None = None) -> OpenTurn | None:
-        """Return the turn in `session`, by default in the run's session. If there is nothing to store, return None."""
+        """Return the turn in `session`, by default the run's, or None if there is nothing to store."""
         conversation = session_conversation(step)
         texts = [text_of(message) for message in question]
         if session is None and conversation.kind == "session":
@@ -49,10 +49,10 @@ class RecordingNode(Node):
 
 
 class RecordQuestionNode(RecordingNode):
-    """A node that stores the run's question before all other nodes, so that no failure loses the question.
+    """A node that stores the run's question before all other nodes, so that no failure loses it.
 
-    If `waits` is true, middleware may redact the question first. In this case, the question is stored just before the
-    first model call or, without one, by the `RecordAnswerNode`. Until then, only the run's request has the text.
+    With `waits`, middleware may redact the question first. Then it is stored just before the first model call or,
+    without one, by the `RecordAnswerNode`; until then, only the run's request has the text.
     """
 
     node_kind: ClassVar[NodeKind] = "record_question"
@@ -75,7 +75,7 @@ class RecordQuestionNode(RecordingNode):
         *,
         received: Sequence[BaseMessage] = (),
     ) -> None:
-        """Store the newest question of `messages` in `session`; by default, store it in the run's session.
+        """Store the newest question of `messages` in `session`, by default the run's.
 
         `received` is the question before middleware changed it.
         """
@@ -84,7 +84,7 @@ class RecordQuestionNode(RecordingNode):
             await turn.begin(metadata, received=received)
 
     async def refuse(self, step: Step, messages: Sequence[BaseMessage], metadata: Mapping[str, Json] | None) -> None:
-        """If the question is not stored, middleware may have rejected it: store it as `failed`, without its text."""
+        """Store a question that middleware may have rejected as `failed`, without its text."""
         turn = self.turn(step, question_before(messages))
         if turn is not None and not await turn.is_stored(turn.question[-1]):
             refused = refused_message(turn.question[-1], step.context.run_id, metadata)
@@ -92,7 +92,7 @@ class RecordQuestionNode(RecordingNode):
 
 
 class RecordAnswerNode(RecordingNode):
-    """A node that stores the run's last message as the answer to the run's question, unless an answer is stored."""
+    """A node that stores the run's last message as the answer, unless an answer is stored."""
 
     node_kind: ClassVar[NodeKind] = "record_answer"
 
@@ -104,7 +104,7 @@ class RecordAnswerNode(RecordingNode):
             await turn.begin(metadata_of(step.config))
             first = None if answer is None else turn.answered or await turn.close(answer)
             if answer is not None and first is not None and first.id != answer.id:
-                # Another process answered the question first, and its answer becomes the answer of this run.
+                # Another process answered first, so its answer becomes the answer of this run.
                 return {"messages": [first]}
         return {}
 
@@ -120,11 +120,11 @@ type SessionTemplate = Annotated[str, AfterValidator(_session_template)]
 
 
 class AppendMessageNode(Node, ConversationFields):
-    """A node that stores a message in `session`, by default in the run's session; if repeated, it stores no other.
+    """A node that stores a message in `session`, by default in the run's; a repetition stores no other.
 
-    If `use_graph_chat_history` is true, the message is stored in the graph's store instead, in the conversation of an
-    agent with the same fields. If `deliver` is true, the message is also sent to the person, through the channel of the
-    session. If the rendered text is blank, nothing is stored or sent.
+    With `use_graph_chat_history`, the message is stored in the graph's store instead, in the conversation of an agent
+    with the same fields. With `deliver`, it is also sent to the person, through the channel of the session. A blank
+    text is neither stored nor sent.
     """
 
     node_kind: ClassVar[NodeKind] = "append_message"
@@ -147,7 +147,7 @@ class AppendMessageNode(Node, ConversationFields):
         return self
 
     def templates(self) -> Iterable[tuple[str, str]]:
-        """Yield the option `text`. Leave out `session`: it is the template of a key, to which other rules apply."""
+        """Yield the option `text`. The template `session` is a key, to which other rules apply."""
         yield "text", self.text
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
@@ -161,7 +161,7 @@ class AppendMessageNode(Node, ConversationFields):
         message = Message(role=self.role, content=text, id=step.message_id, run_id=step.context.run_id)
         await session.record([message])
         if self.deliver:
-            # Store the message before sending it; otherwise, after a crash, the agent might not know a sent message.
+            # Store the message first; otherwise, after a crash, the agent might not know a sent message.
             outbox = step.context.resources.memory.channels.outbox
             await outbox.send(session.session_id, step.message_id, text)
             is_known = await outbox.recipient(session.session_id) is not None
@@ -234,7 +234,7 @@ class TemplateNode(Node):
         yield "text", self.text
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Render the text; with `as_message`, also add it as an assistant message unless it is blank."""
+        """Render the text; with `as_message`, also add it as an assistant message."""
         text = rendered(self.text, state)
         update = found(step, text, {"text": text})
         if self.as_message and text.strip():

@@ -1,4 +1,4 @@
-"""`retrieve`: searches a knowledge base for passages, and adds them as a section to later model calls."""
+"""`retrieve`: searches a knowledge base for passages, and adds them to later model calls."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ type Passage = tuple[str | None, str]
 
 
 class FoundPassages:
-    """A source of the section `snippets`: the given `passages`. If they are None, use the agent's `StepContext`."""
+    """A source of the section `snippets`: the `passages`, by default those of the `StepContext`."""
 
     section: Final[ExtraSection] = "snippets"
 
@@ -48,7 +48,7 @@ class FoundPassages:
         self._passages = passages
 
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
-        """Return the passages that fit into `room` tokens, in the order in which they were found; None if none fits."""
+        """Return the passages that fit into `room` tokens, in the order in which they were found."""
         passages = self._passages
         if passages is None:
             context = step_context()
@@ -57,7 +57,7 @@ class FoundPassages:
 
 
 def passages_in(state: WorkflowState) -> tuple[Passage, ...]:
-    """Return the passages that the run's `retrieve` nodes have found so far, each passage once."""
+    """Return the passages that the run's `retrieve` nodes have found, each once."""
     found: dict[Passage, None] = {}
     for result in (state.get("results") or {}).values():
         listed = result.get("passages") if isinstance(result, Mapping) else None
@@ -75,8 +75,8 @@ class RetrieveNode(Node):
     """A node that queries a retriever with the run's question.
 
     Recent messages are part of the query, because they explain words such as "it". The results are in the state
-    (`results.<node>.passages`, `.text`), and later agents and models get them as a separate section. If the retriever
-    fails or takes too long, an event is emitted and the run continues without results.
+    (`results.<node>.passages`, `.text`), and in a separate section of later model calls. If the retriever fails or
+    takes too long, an event is emitted and the run continues without results.
     """
 
     node_kind: ClassVar[NodeKind] = "retrieve"
@@ -96,7 +96,7 @@ class RetrieveNode(Node):
             yield "query", self.query
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Query the retriever. If it fails or takes too long, report that and return no passages."""
+        """Query the retriever; report a failure and return no passages."""
         query = await self._query(step, state)
         documents = []
         with ErrorBoundary() as attempt:
@@ -113,7 +113,7 @@ class RetrieveNode(Node):
 
     @cached_property
     def made_retriever(self) -> BaseRetriever:
-        """The retriever. If a function creates it, the function is called only once.
+        """The retriever. A function that creates it is called only once.
 
         Raises:
             InvalidInput: the retriever cannot be imported or created, or is not a retriever.
@@ -139,7 +139,7 @@ class RetrieveNode(Node):
         return query_with(earlier[-self.recent_messages :] if self.recent_messages else [], text)
 
     async def _earlier(self, step: Step) -> Sequence[tuple[str | None, str]]:
-        """Return the ids and texts of the session's newest messages; if the database fails, return an empty list."""
+        """Return the ids and texts of the session's newest messages, or none if the database fails."""
         context = step.context
         if context.session_id is None or not self.recent_messages:
             return []

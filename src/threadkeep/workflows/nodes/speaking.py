@@ -1,4 +1,4 @@
-"""Base classes of nodes that call a model (the model and the limits of its context), and the node `model`."""
+"""Base classes of nodes that call a model, and the node `model`."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class AskingNode(Node):
     timeout_seconds: float = Field(60.0, gt=0, description="The time limit of a model call in seconds.")
 
     def window_in(self, given: TurnOptions) -> int | None:
-        """Return the context window in the options of the node or service. None means the model's known window."""
+        """Return the context window in the options of the node or service; None for the model's own."""
         if self.context_window is not None or self.model is not None:
             return self.context_window
         return given.context_window
@@ -87,8 +87,8 @@ class SpeakingNode(AskingNode):
     """A node that calls a model and adds its final message to the state.
 
     The model gets the earlier turns of the session, messages of other nodes in this run, and the run's newest question.
-    With an `input`, it gets only this text. The default of `model` is the model of the service. If `answers` is true,
-    the final message is stored as the turn's answer. Messages of intermediate steps are not stored.
+    With an `input`, it gets only this text. With `answers`, the final message is stored as the turn's answer. Messages
+    of intermediate steps are not stored.
     """
 
     speaks: ClassVar[bool] = True
@@ -106,7 +106,7 @@ class SpeakingNode(AskingNode):
 
     @model_validator(mode="after")
     def _check_room(self) -> Self:
-        """Reject a reply size that leaves no prompt tokens; `Workflows.check_room` does so for the service's model."""
+        """Reject a reply size that leaves no prompt tokens."""
         if self.model is None and self.context_window is None:
             return self
         model = self.model
@@ -119,7 +119,7 @@ class SpeakingNode(AskingNode):
         return self
 
     def compression_in(self, step: Step) -> Compression | None:
-        """Return the compression options for this node's model calls; None if older messages are not summarised."""
+        """Return the compression options for this node's model calls."""
         given = step.context.resources.turn_options.compression
         if self.compression is None:
             return given
@@ -137,7 +137,7 @@ class SpeakingNode(AskingNode):
             yield "input", self.input
 
     def turn_options(self, step: Step) -> TurnOptions:
-        """Return the options of the node's turn, without the source of `retrieve` passages, which the caller adds."""
+        """Return the options of the node's turn, to which the caller adds the source of passages."""
         given = step.context.resources.turn_options
         return replace(
             given,
@@ -155,10 +155,9 @@ class SpeakingNode(AskingNode):
         return SystemMessage(text) if text.strip() else None
 
     def asked(self, state: WorkflowState, step: Step) -> list[BaseMessage]:
-        """Return the messages to answer: the run's messages with the question last, or only the `input` if it is set.
+        """Return the messages to answer, with the question last, or only the `input` if it is set.
 
-        Messages that other nodes added after the question are moved before it, because models answer the newest user
-        message.
+        Messages that other nodes added after the question precede it, because models answer the newest user message.
 
         Raises:
             InvalidInput: the run has no question, or the rendered `input` is blank.
@@ -177,7 +176,7 @@ class SpeakingNode(AskingNode):
 
 
 def reply_update(step: Step, message: AIMessage) -> WorkflowState:
-    """Return the state update of a speaking node, with its message and the text of the message."""
+    """Return the state update of a speaking node."""
     text = text_of(message)
     return {"messages": [message], **found(step, text, {"text": text})}
 
@@ -193,7 +192,7 @@ class ModelNode(SpeakingNode):
     )
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Answer the run's question. If the model fails, `on_error` decides whether its error is raised."""
+        """Answer the run's question. After a failure of the model, `on_error` decides."""
         messages = self.asked(state, step)
         conversation = run_conversation(step) if self.input is not None else session_conversation(step)
         with ErrorBoundary(raising=(GraphBubbleUp,)) as attempt:

@@ -54,8 +54,7 @@ class SubworkflowNode(Node):
         """Run the child.
 
         Raises:
-            ChildFailed: the child has no result and `on_failure` is `raise`, or the child must not be started (a cycle,
-                for example).
+            ChildFailed: the child has no result and `on_failure` is `raise`, or it must not be started (a cycle).
         """
         try:
             result = await self._run(step, state)
@@ -153,7 +152,7 @@ def _text_of(output: Json) -> str:
 
 
 class IngestPromptNode(Node):
-    """A node that creates the run's question from an event: from the event's text and prompt annotations.
+    """A node that creates the run's question from an event's text and prompt annotations.
 
     If the event has neither, the run continues with the node `skip`. The event is `inputs.event` or, without this
     input, all inputs.
@@ -171,7 +170,7 @@ class IngestPromptNode(Node):
         return {self.next: "prompt", self.skip: "SKIP"} if self.next != self.skip else {self.next: ""}
 
     async def run(self, step: Step, state: WorkflowState) -> Command[str]:
-        """Put the event's prompt into the state as the question. Without a prompt, continue with the node `skip`."""
+        """Put the event's prompt into the state as the question, or continue with the node `skip`."""
         nodes = _nodes(step, self.max_messages, self.max_chars)
         update = await nodes.ingest_prompt(_candidate_state(state), step.config)
         if update.get("outcome") == "SKIP":
@@ -183,7 +182,7 @@ class IngestPromptNode(Node):
 
 
 class BuildCandidateNode(Node):
-    """A node that returns the model's answer as a candidate (kind `text`, status `proposed`), unless it is empty.
+    """A node that returns the model's answer as a candidate (kind `text`, status `proposed`).
 
     The node's result has `outcome` (OK or ERROR), `candidate`, `errors`, `llmText` and `combinedPrompt`.
     """
@@ -216,7 +215,7 @@ def _candidate_state(state: WorkflowState) -> CandidateState:
 
 
 def _result(state: WorkflowState, name: str) -> Json:
-    """Return the first value with this name in the results of the run's nodes, or None if no result has it."""
+    """Return the first value with this name in the results of the run's nodes."""
     for result in (state.get("results") or {}).values():
         if isinstance(result, Mapping) and result.get(name) is not None:
             return result[name]
