@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class App:
-    """The parts that every interface needs. `metrics` is None without its extra; `channels` is None without bots."""
+    """The parts that every interface needs. `metrics` and `channels` are optional."""
 
     settings: Settings
     memory: Memory
@@ -54,7 +54,7 @@ class App:
     channels: ChannelService | None = None
 
     async def end_turns(self, seconds: float) -> None:
-        """Accept no more turns; let running ones finish within `seconds`. Other workers resume recorded runs later."""
+        """Accept no more turns, and let running ones finish within `seconds`."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         await self.chat.close(seconds)
@@ -74,7 +74,7 @@ async def open_app(
 
     Without `works`, this process executes no queued runs. With `bots`, it runs the configured bots. `channel` is the
     channel of events that have none of their own. On exit, running turns get `shutdown_timeout` seconds to finish;
-    recorded runs that need longer are left to other processes.
+    other processes continue recorded runs that need longer.
 
     Raises:
         InvalidSettings: a model cannot be created, its context window is too small for a question, a bot is invalid, or
@@ -110,7 +110,7 @@ async def open_app(
 def bots_of(
     settings: Settings, workflows: Workflows
 ) -> Callable[[Memory, RunsOnDemand], AbstractAsyncContextManager[ChannelService]] | None:
-    """Read the file of bots that the settings name. Return a function that opens the bots; None if no file is named.
+    """Read the file of bots that the settings name, and return a function that opens the bots.
 
     Raises:
         InvalidSettings: the file is invalid, or a bot's workflow does not exist; the error says where.
@@ -133,7 +133,7 @@ def bots_of(
 
 
 def resources_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> Resources:
-    """Return the resources for the nodes of workflows; nodes that name no model use `model`."""
+    """Return the resources for the nodes of workflows, with `model` as the default model."""
 
     @cache
     def model_named(name: str | None) -> BaseChatModel:
@@ -156,7 +156,7 @@ def resources_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> 
 
 
 def learning_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> FactLearning | None:
-    """Return fact learning with the summary model, else `model`. If learning and directives are off, return None."""
+    """Return fact learning with the summary model or `model`, if the options enable it."""
     if not options.learning and not options.directives:
         return None
 
@@ -172,7 +172,7 @@ def learning_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> F
 
 
 def chat_of(settings: Settings, memory: Memory, workflows: Workflows, resources: Resources, runs: RunsOnDemand) -> Chat:
-    """Return the chat. It answers with runs of `runs` or, while the database is unavailable, with unrecorded runs."""
+    """Return the chat. While the database is unavailable, it answers with unrecorded runs."""
     options = settings.run_options(works=False, close_seconds=settings.shutdown_timeout)
     return Chat(memory, workflows, runs, OfflineRuns(memory, workflows, resources, options))
 
@@ -180,7 +180,7 @@ def chat_of(settings: Settings, memory: Memory, workflows: Workflows, resources:
 def runs_of(
     settings: Settings, memory: Memory, workflows: Workflows, resources: Resources, *, works: bool = True
 ) -> RunsOnDemand:
-    """Return the run service of a memory's database, configured by the settings; it opens on first use."""
+    """Return the run service of a memory's database, which opens on first use."""
     options = replace(settings.store_options().for_rare_use(), waits_for_server=True)
 
     @asynccontextmanager
@@ -204,7 +204,7 @@ def runs_of(
 
 
 def load_workflows(settings: Settings, names: Sequence[str] | None = None, *, imports: bool = True) -> Workflows:
-    """Load the built-in chat and the workflows in `names`; None means the workflows in the settings.
+    """Load the built-in chat and the workflows in `names`, by default those in the settings.
 
     Raises:
         InvalidWorkflow: workflows have problems; the error lists all of them.
@@ -237,7 +237,7 @@ def chat_options(settings: Settings) -> ChatOptions:
 
 
 def _with_summarizer(options: ChatOptions, model: BaseChatModel, name: str) -> Compression | None:
-    """Return the compression options, with a summarizer for the model `name`, else `model`; None if they are off."""
+    """Return the compression options with a summarizer, if they are on."""
     if options.compression is None:
         return None
 
@@ -257,7 +257,7 @@ def _metrics(settings: Settings, workflows: Workflows) -> PrometheusObserver | N
 
 
 def _spans(settings: Settings) -> list[Observer]:
-    """Return a list with the observer that makes OpenTelemetry spans; the list is empty if `otel` is off.
+    """Return the observer that makes OpenTelemetry spans as a list, empty if `otel` is off.
 
     Raises:
         InvalidSettings: the extra `otel` is not installed.
@@ -273,6 +273,6 @@ def _spans(settings: Settings) -> list[Observer]:
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Return the signals that stop a server. SIGHUP (a closed terminal) is one of them unless `nohup` ignores it."""
+    """Return the signals that stop a server. SIGHUP is one of them unless `nohup` ignores it."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]

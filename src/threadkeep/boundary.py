@@ -1,4 +1,4 @@
-"""Context managers that report or undo failures or run a background task, and helpers for errors and for SystemExit."""
+"""Context managers around failures and background tasks, and helpers for errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def location_of(error: BaseException) -> str:
-    """Return the file and the line that raised an error, for reports without its message, which may quote people."""
+    """Return the file and line that raised an error, for reports without its message, which may quote people."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown location"
 
@@ -23,7 +23,7 @@ class ExitRequested(Exception):
 
 
 def without_exit[**P, R](call: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
-    """Return a function like `call` that raises `ExitRequested` instead of SystemExit, which would end the process."""
+    """Return `call` with `ExitRequested` in place of SystemExit, which would end the process."""
 
     @wraps(call, updated=())
     async def checked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -36,7 +36,7 @@ def without_exit[**P, R](call: Callable[P, Awaitable[R]]) -> Callable[P, Awaitab
 
 
 def retrieve_exception(task: asyncio.Task[Any]) -> None:
-    """Retrieve the exception of a task that nobody awaits, so that asyncio does not report it."""
+    """Retrieve the exception of a task that is not awaited, so that asyncio does not report it."""
     if not task.cancelled():
         task.exception()
 
@@ -57,8 +57,7 @@ class ErrorBoundary:
     """A context manager that catches any error of its block and reports it.
 
     Use it in background loops that must survive each failure, around models and other code that may raise anything, and
-    around one item of many. The error is passed to `report` and stays in `error`, so that no failure is silent.
-    Cancellation, KeyboardInterrupt, SystemExit and the errors in `raising` are not caught.
+    around one item of many. Cancellation, KeyboardInterrupt, SystemExit and the errors in `raising` are not caught.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class ErrorBoundary:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        """Store and report the error of the block; return True to suppress it, False if it must be raised."""
+        """Store and report the error of the block, and suppress it."""
         if not isinstance(error, Exception) or isinstance(error, self._raising):
             return False
         self.error = error
@@ -92,7 +91,7 @@ class ErrorBoundary:
 
 
 class OnFailure:
-    """A context manager that calls `undo` if its block raises or is cancelled, and then raises the error again."""
+    """A context manager that calls `undo` if its block raises or is cancelled."""
 
     def __init__(self, undo: Callable[[], object]) -> None:
         self._undo = undo

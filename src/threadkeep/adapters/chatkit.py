@@ -343,5 +343,4 @@ def _item_id(message: Message) -> str | None:
 
 
 def _position(messages: Sequence[Message], item_id: str) -> int | None:
-    """Return the position of the first message that contains an item."""
     return next((position for position, message in enumerate(messages) if _item_id(message) == item_id), None)

@@ -269,7 +269,7 @@ def _is_human(message: BaseMessage, texts: Container[str]) -> bool:
 
 
 def own_session(memory: Memory, session: Session, author: str | None) -> Session:
-    """Return the session of an agent's own conversation. The given session and the agent's name determine it."""
+    """Return the session of an agent's own conversation beside the given session."""
     digest = sha256(dump_json([session.session_id, author]).encode("utf-8", "surrogatepass")).hexdigest()
     own = memory.session(f"own:{digest[:32]}", user_id=session.user_id, workspace=session.workspace)
     own.parent = (session.session_id, author or "")
@@ -329,8 +329,8 @@ class SessionOrder:
     async def acquire(self, run: RootRun, observers: Observers) -> None:
         """Wait until the root run gets its session.
 
-        Return at once if the run has its session, or if its caller blocks the event loop of an earlier run. A wait is
-        reported once, after 30 seconds. The wait never ends if a tool runs the same session in its own OS thread.
+        A caller that blocks the event loop of an earlier run does not wait. The wait never ends if a tool runs the same
+        session in its own OS thread.
         """
         session_id = run.session_id
         run.loops |= {asyncio.get_running_loop(), *filter(None, [caller_loop.get()])}
@@ -349,7 +349,7 @@ class SessionOrder:
         def leave() -> None:
             with self._lock:
                 queue.pop(turn, None)
-                # Release the session, in case the run got it at the moment when its caller was cancelled.
+                # The run may have got the session at the moment when its caller was cancelled.
                 self.hand_on(run)
 
         report_at = time.monotonic() + _REPORT_SECONDS
@@ -371,7 +371,7 @@ class SessionOrder:
                 self.hand_on(holder)
 
     def hand_on(self, run: RootRun) -> None:
-        """Give the session to the next root run if this run holds the session. Any OS thread may call this."""
+        """Give the session to the next root run, if this run holds it. Any OS thread may call this."""
         session_id = run.session_id
         with self._lock:
             if self._holders.get(session_id) is not run:

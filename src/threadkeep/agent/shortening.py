@@ -1,4 +1,4 @@
-"""Shortens messages to a token budget: cuts texts and arguments, replaces media by marks, and leaves out messages."""
+"""Shortens messages to a token budget: cuts texts and arguments, and replaces or leaves out the rest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from threadkeep.errors import InvalidInput
 type Block = str | dict[str, object]
 
 _LEAST_TEXT = 16
-"""The minimum tokens of a text beside media. Before the text gets shorter than this, marks replace media."""
+"""The minimum tokens of a text beside media. Before it gets shorter, marks replace media."""
 
 _GONE = " left out"
 _LONGEST_TOKEN = 16
@@ -25,7 +25,7 @@ _ARGUMENTS = ("args", "input", "arguments")  # keys of the arguments in blocks t
 
 
 def size_of(message: BaseMessage, counter: TokenCounter) -> Size:
-    """Return the number of tokens of a message, and of the shortest form to which the message can be cut."""
+    """Return the number of tokens of a message, and of its shortest form."""
     if is_plain(message):
         tokens = counter(str(message.content))
         return Size(tokens, min(tokens, counter(CUT_MARK)))
@@ -47,7 +47,7 @@ def shortened(message: BaseMessage, tokens: int, counter: TokenCounter) -> BaseM
     """Return a copy of the message with at most this many tokens, if its shortest form allows that.
 
     A tool's result is cut in the middle of its text, a tool call in the middle of its long arguments, and any other
-    message at the end of its text. If that is not enough, a mark replaces images and other media, from the first on.
+    message at the end of its text. If that is not enough, marks replace media.
     """
     if isinstance(message, AIMessage) and message.tool_calls:
         return _shortened_calls(message, tokens, counter)
@@ -68,12 +68,12 @@ def shortened(message: BaseMessage, tokens: int, counter: TokenCounter) -> BaseM
 
 
 def with_text(message: BaseMessage, text: str) -> BaseMessage:
-    """Return a copy of a message in which `text` replaces the text. Blocks that are not text stay."""
+    """Return a copy of a message with another text. Other blocks stay."""
     return _merged(message, text, ())
 
 
 def _with_marks[M: BaseMessage](message: M, removed: Collection[int]) -> M:
-    """Return a copy of a message in which a mark replaces each block whose index is in `removed`."""
+    """Return a copy of a message with marks in place of the `removed` blocks."""
     if not removed:
         return message
     blocks = [
@@ -101,7 +101,7 @@ def _merged(message: BaseMessage, text: str, removed: Collection[int]) -> BaseMe
 
 
 def _shortened_calls(message: AIMessage, tokens: int, counter: TokenCounter) -> BaseMessage:
-    """Return the message with its arguments and texts cut to the same length, which is the greatest that fits."""
+    """Return the message with arguments and texts cut to the greatest length that fits."""
     if count_message(_with_short_calls(message, 0), counter) > tokens:
         message = _with_marks(message, media_indexes(message))
     best = _with_short_calls(message, 0)
@@ -117,10 +117,7 @@ def _shortened_calls(message: AIMessage, tokens: int, counter: TokenCounter) -> 
 
 
 def _with_short_calls(message: AIMessage, most: int) -> AIMessage:
-    """Return a copy in which each argument and text has at most `most` characters, with a mark of the cut.
-
-    No key is removed. An argument that is not a string is cut in its JSON form.
-    """
+    """Return a copy in which each argument and text has at most `most` characters."""
     calls = [
         ToolCall(
             name=call["name"],
@@ -142,7 +139,7 @@ def _with_short_calls(message: AIMessage, most: int) -> AIMessage:
 
 
 def _short_block(block: Block, most: int, arguments: Mapping[str, Mapping[str, object]]) -> object:
-    """Return a block with its text cut. If the block repeats a tool call, it gets the call's cut `arguments`."""
+    """Return a block with its text or its call's `arguments` cut."""
     if isinstance(block, str):
         return _short(block, most)
     if is_text(block):
@@ -162,7 +159,7 @@ def _short(value: object, most: int) -> object:
 
 
 def _longest(message: AIMessage) -> int:
-    """Return the number of characters of the message's longest argument, or of its text if the text is longer."""
+    """Return the number of characters of the message's longest argument or text."""
     values = [value for call in message.tool_calls for value in call["args"].values()]
     return max(
         (len(value if isinstance(value, str) else as_json(value)) for value in [*values, text_of(message)]), default=0
@@ -180,8 +177,8 @@ def trim(
 
     System messages come first and stay whole. The newest user message is always included, cut with a mark if necessary.
     Tool calls stay with their results. Messages after the newest user message take precedence over history, and newer
-    messages over older messages. Large tool results and arguments are cut in the middle, the oldest first; a mark
-    replaces media that do not fit. Pass the messages to `repair` before calling this.
+    messages over older ones. Large tool results and arguments are cut in the middle, the oldest first. Pass the
+    messages to `repair` before calling this.
 
     Args:
         messages: everything that could be sent, in order.

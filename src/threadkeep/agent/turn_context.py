@@ -1,4 +1,4 @@
-"""Builds the contexts of a turn's model calls, and the manifests that record the calls."""
+"""Builds the contexts of a turn's model calls, and the manifests that record them."""
 
 from __future__ import annotations
 
@@ -93,12 +93,12 @@ class TurnContext:
         self._hold = run_hold.get()
         self._begun: BegunTurn | None = None
         self._later_ids: set[str | None] = set()
-        # Metadata to add to the model's replies (`ANSWERS`), set if the question was repeated after later turns.
+        # Metadata of the model's replies (`ANSWERS`), set if the question was repeated after later turns.
         self.mark: Mapping[str, str | None] = {}
 
     @property
     def manifest(self) -> ContextManifest | None:
-        """The manifest of the last model call; None before the first call, and after it was queued or stored."""
+        """The manifest of the last model call, until it is queued or stored."""
         return self._open[0] if self._open is not None else None
 
     async def context(
@@ -150,7 +150,7 @@ class TurnContext:
         return sent
 
     async def _first_assembler(self, messages: Sequence[BaseMessage], measure: CallMeasure, use: ModelUse) -> Assembler:
-        """Read the history and the earlier steps; return the assembler for all model calls of the turn."""
+        """Read the history and the earlier steps, and return the turn's assembler."""
         found = (await self._recall(messages, measure)).without_failures()
         if self._options.plan.fold_repeats:
             found = found.with_folds(self._memory.counter)
@@ -164,10 +164,10 @@ class TurnContext:
         return assembler
 
     def report(self, reply: AIMessage | None) -> None:
-        """Add the provider's reported usage to the last call's manifest, and correct the token counter with the usage.
+        """Add the provider's reported usage to the last call's manifest, and correct the token counter.
 
-        Usually, the manifest is stored with the answer. If the reply is missing or calls tools, or if a workflow run
-        executes the turn (`RunHold`), `keep` is called now.
+        Usually, the manifest is stored with the answer. If there is none, or if a workflow run executes the turn, it is
+        kept now.
         """
         reported = usage_of(reply)
         if self._open is not None and reported is not None:
@@ -180,7 +180,7 @@ class TurnContext:
             self.keep()
 
     def keep(self) -> None:
-        """Queue the last call's manifest, or add it to the transaction that ends the run if this stores the answer."""
+        """Queue the last call's manifest, or add it to the transaction that ends the run."""
         if self._open is None or (entry := self._entry()) is None:
             return
         if self._hold is not None and self._hold.joins is not None and self._hold.joins == entry.session_id:
@@ -196,7 +196,7 @@ class TurnContext:
         return self._memory.manifests.entry(manifest.session_id, manifest.run_id, manifest.to_dict, texts)
 
     def joined(self, _: Sequence[Message] = ()) -> Joined:
-        """Return SQL statements for the answer's transaction, which store the last call's manifest and a new anchor."""
+        """Return statements for the answer's transaction, which store the manifest and a new anchor."""
         manifests, entry = self._memory.manifests, self._entry()
         if entry is not None and (entry.session_id != self.session.session_id or manifests.has_earlier(entry)):
             entry = None
@@ -206,7 +206,7 @@ class TurnContext:
         return Joined((), records if anchor is None else [*records, anchor])
 
     def anchor_statement(self) -> Statement | None:
-        """Return the SQL statement that moves the window's anchor; None if the anchor does not move."""
+        """Return the SQL statement that moves the window's anchor, if it moves."""
         if self._new_begin is None:
             return None
         profile, revision = self._options.profile or "", self._recollection.revision
@@ -215,7 +215,7 @@ class TurnContext:
         )
 
     async def settle(self, *, anchored: bool = False) -> None:
-        """End the turn: store data for later turns, and queue the session for compression and learning, if enabled.
+        """End the turn: store data for later turns, and queue the session for compression and learning.
 
         If another process stored its answer first, the steps of this process are not stored. `anchored` is True if the
         anchor is stored already. Database failures are reported, not raised.
@@ -255,7 +255,7 @@ class TurnContext:
             )
 
     async def as_stored(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages; replace each message before the question with its stored form, if there is one."""
+        """Return the messages, with earlier ones in their stored form."""
         start = self._start(messages)
         if start == 0:
             return [*messages]
@@ -273,7 +273,7 @@ class TurnContext:
         """
         begin, end = self._end(messages) if self.question_seq else len(messages), len(messages)
         with contextlib.suppress(StoreError, TimeoutError):
-            # Find the beginning of a later turn, which is its question or a reply to another question.
+            # A later turn begins with its question or with a reply to another question.
             for message in messages[begin:]:
                 begins = is_question(message) or ANSWERS in message.response_metadata
                 if begins and await self._is_later(message):
@@ -287,10 +287,7 @@ class TurnContext:
         return set()
 
     async def _is_later(self, message: BaseMessage) -> bool:
-        """Return True if the message replies to another question.
-
-        If the message does not name its question, return True if another run stored it after this turn's question.
-        """
+        """Return True if the message replies to another question."""
         if (answers := message.response_metadata.get(ANSWERS)) is not None:
             return bool(answers != self.question[-1].id)
         async with self.session.timeout():
@@ -300,7 +297,7 @@ class TurnContext:
     def _without_superseded(
         self, messages: Sequence[BaseMessage]
     ) -> tuple[Sequence[BaseMessage], Sequence[BaseMessage]]:
-        """Split the messages of the run's state into valid messages, and superseded messages with their steps."""
+        """Split the messages of the run's state into valid and superseded messages."""
         if not self._recollection.superseded:
             return messages, ()
         asked = {id_of(message) for message in self.question}
@@ -317,7 +314,7 @@ class TurnContext:
             last = (question_seq or 0) - self.questions
             excluded = (Exclusion(1, last, "over_limit"),) if last > 0 else ()
             return Recollection((), excluded=excluded, question_seq=question_seq, questions=self.questions)
-        # Count tokens again, because the stored count may come from another counter, or from a caller.
+        # The stored count may come from another counter, or from a caller.
         limits = Limits(options.message_limit, measure.budget, measure.counter)
         known_ids = {message_id for message in messages if (message_id := id_of(message)) is not None}
         known_ids.update([row.id for row in self.sent_rows if row.id is not None])
@@ -330,7 +327,7 @@ class TurnContext:
         return await self.session.recall(past)
 
     def read_sources_again(self) -> None:
-        """Read the extra sections again at the next model call, because a tool has deleted facts."""
+        """Read the extra sections again at the next model call: a tool has deleted facts."""
         self._extras = None
 
     async def _draft(self, assembler: Assembler, call: Call) -> Draft:
@@ -360,12 +357,12 @@ class TurnContext:
         return replace(draft, extras=tuple(self._extras))
 
     def _end(self, messages: Sequence[BaseMessage]) -> int:
-        """Return the index after the question in the run's messages; 0 if the question is missing."""
+        """Return the index after the question in the run's messages."""
         asked = {message.id for message in self.question}
         return max([position for position, message in enumerate(messages, start=1) if message.id in asked], default=0)
 
     def _start(self, messages: Sequence[BaseMessage]) -> int:
-        """Return the index of the question in the run's messages; 0 if the question is missing."""
+        """Return the index of the question in the run's messages."""
         first = self.question[0].id if self.question else None
         ids = [message.id for message in messages]
         return ids.index(first) if first in ids else 0
@@ -427,7 +424,7 @@ def _is_step(before: BaseMessage, message: BaseMessage) -> bool:
 
 
 def _window_room(sent: Assembled, draft: Draft, measure: CallMeasure, options: TurnOptions) -> WindowRoom:
-    """Return the room that a call leaves for the window; `tokens` is None if stored messages have another counter."""
+    """Return the room that a call leaves for the window."""
     taken = 0
     for entry in sent.entries:
         if entry.section not in ("system", "summary"):

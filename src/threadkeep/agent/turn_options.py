@@ -25,11 +25,11 @@ from threadkeep.records.runs import DoubleTexting
 type Scope = Literal["turn", "own", "none"]
 type QuestionText = Literal["sent", "received"]
 type IdOf = Callable[[RunnableConfig], str | None] | Callable[[RunnableConfig, Runtime[Any]], str | None]
-"""A function that returns a session or user id from the run's config, or from the config and LangGraph's runtime."""
+"""A function that returns a session or user id from the run's config and LangGraph's runtime."""
 type Limit = int | Literal["auto"] | None
 
 AUTO_MESSAGES: Final = 20
-"""The maximum number of earlier messages if neither `max_messages` nor `max_tokens` is given."""
+"""The maximum number of earlier messages if no limit is given."""
 
 AUTO_TOKENS: Final = 4_000
 """The token budget of a model call if the model's context window is unknown."""
@@ -37,14 +37,14 @@ AUTO_TOKENS: Final = 4_000
 _MOST_NAME_CHARACTERS: Final = 200
 
 AUTO_SHARED_TOKENS: Final = 16_000
-"""The maximum number of tokens of which sections get shares if `max_tokens` is `auto`, even in a huge window."""
+"""The maximum number of tokens of which sections get shares, even in a huge window."""
 
 
 class TurnLearning(Protocol):
     """A learner that is called after the end of a turn; see `FactLearning`."""
 
     def consider(self, session: Session, model: BaseChatModel | None) -> None:
-        """Queue a session for learning after a turn, and return at once; `model` is the model of the turn."""
+        """Queue a session for learning after a turn, and return at once."""
         ...
 
 
@@ -134,7 +134,7 @@ class TurnOptions:
 
     @cached_property
     def profile(self) -> str | None:
-        """The name of the stored window start (anchor) that agents with equal limits share; None without an anchor."""
+        """The name of the stored window start (anchor), which agents with equal limits share."""
         return None if self.plan.window == "sliding" else f"{self.message_limit}/{self.max_tokens}"
 
     @cached_property
@@ -143,21 +143,21 @@ class TurnOptions:
         return self.max_messages == 0 or self.max_tokens == 0
 
     def budget_in(self, room: int, *, known: bool) -> int:
-        """Return the token budget of a call. `room` is the model's limit; `known` is True if its window is known."""
+        """Return the token budget of a call within the model's limit `room`."""
         if self.max_tokens == "auto":
             return room if known else min(AUTO_TOKENS, room)
         return min(self.max_tokens or room, room)
 
 
 def call_id_function(function: IdOf, config: RunnableConfig, runtime: Runtime[Any]) -> str | None:
-    """Call a function that returns an id or None, with the runtime if the function takes a second argument."""
+    """Call a function that returns an id, with the runtime if it takes a second argument."""
     if _takes_two(function):
         return cast("Callable[[RunnableConfig, Runtime[Any]], str | None]", function)(config, runtime)
     return cast("Callable[[RunnableConfig], str | None]", function)(config)
 
 
 def _takes_two(function: IdOf) -> bool:
-    """Return True if a function takes a second argument. If this has a default, its name must be `runtime`."""
+    """Return True if a function takes the runtime as its second argument."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # some functions in C have no signature
@@ -177,9 +177,9 @@ def _check_turns(turns: object) -> None:
 class CallSite:
     """The run, node and session to which the model calls of a workflow's node belong.
 
-    The manifests of the calls are stored with the session `session_id`, or, if `session_id` is None, with the run
-    `run_id`. Earlier turns come from the session, or from the `conversation` outside of the session, if it is set. If
-    `transcript` is False, there are no earlier turns, and the turn is not stored.
+    The manifests of the calls are stored with the session or, if it is None, with the run. Earlier turns come from the
+    session, or from the `conversation` outside of the session, if it is set. If `transcript` is False, there are no
+    earlier turns, and the turn is not stored.
     """
 
     run_id: str
@@ -191,7 +191,7 @@ class CallSite:
 
 @dataclass(frozen=True)
 class NodeTurnOptions(TurnOptions):
-    """The options of a workflow's node; `site` is a function of a run's config that returns its `CallSite`."""
+    """The options of a workflow's node; `site` returns the `CallSite` for a run's config."""
 
     site: Callable[[RunnableConfig], CallSite | None] | None = None
 
@@ -202,14 +202,14 @@ class NodeTurnOptions(TurnOptions):
 
 
 def site_in(options: TurnOptions, config: RunnableConfig) -> CallSite | None:
-    """Return the workflow's node to which the model calls of a run belong; None outside of workflows."""
+    """Return the workflow's node to which the model calls of a run belong."""
     return options.site(config) if isinstance(options, NodeTurnOptions) and options.site is not None else None
 
 
 type Recall = Literal["off", "session", "user"]
 
 LEAST_QUESTION_TOKENS = 32
-"""The tokens that a system prompt must leave for the question; with fewer, the question is cut to a few words."""
+"""The tokens that a system prompt must leave for the question, which would otherwise be cut short."""
 
 
 @dataclass(frozen=True)
@@ -284,9 +284,9 @@ class ChatOptions:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The name of a model and of its provider (each None if unknown), and its context window in tokens.
+    """The names of a model and of its provider, and its context window in tokens.
 
-    `known` is False if `window` is the default, because neither the caller nor the model's profile or name gives it.
+    `known` is False if `window` is only the default.
     """
 
     name: str | None
@@ -296,17 +296,17 @@ class ModelFacts:
 
 
 def facts_of(model: BaseChatModel | None, override: int | None = None) -> ModelFacts:
-    """Return the facts of a model. The window is `override`, or else it comes from the model's profile or name.
+    """Return the facts of a model. The window is `override`, or it comes from the model's profile or name.
 
-    The name is the name that a LangChain chat model sends to its provider, in a form that can be stored. The provider
-    is the provider that the model reports to tracers.
+    The name is the one that a LangChain chat model sends to its provider, in a form that can be stored. The provider is
+    the one that the model reports to tracers.
     """
     names = [getattr(model, attribute, None) for attribute in ("model_name", "model")]
     name = next(iter([kept_name(one) for one in names if isinstance(one, str) and one]), None)
     profile = getattr(model, "profile", None)
     limit = profile.get("max_input_tokens") if isinstance(profile, Mapping) else None
     window = known_window(name, override if override is not None else limit)
-    # Call a private method, because LangChain has no public one. Some models, such as models with retries, lack it.
+    # This method is private, because LangChain has no public one. Some models lack it.
     describe = getattr(model, "_get_ls_params", None)
     provider = describe().get("ls_provider") if describe is not None else None
     return ModelFacts(
@@ -315,5 +315,5 @@ def facts_of(model: BaseChatModel | None, override: int | None = None) -> ModelF
 
 
 def kept_name(name: str) -> str:
-    """Return a model's name in the form in which it is stored, which is printable and has at most 200 characters."""
+    """Return a model's name in its stored form: printable, with at most 200 characters."""
     return (name if name.isprintable() else ascii(name))[:_MOST_NAME_CHARACTERS]

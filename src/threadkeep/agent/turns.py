@@ -42,7 +42,7 @@ _READ_PAUSES: Final = (0.0, 0.2, 0.5, 1.0, 2.0)
 
 
 def as_answer(row: Message) -> AIMessage:
-    """Return a stored answer as a message, with the JSON of its structured response if the row has it."""
+    """Return a stored answer as a message, with its structured response."""
     structured = row.metadata.get(STRUCTURED)
     beside = {STRUCTURED: structured} if isinstance(structured, str) else {}
     return AIMessage(row.content, id=row.id, additional_kwargs=beside)
@@ -52,8 +52,8 @@ class OpenTurn(TurnContext):
     """A turn that has begun.
 
     `answered` is the speaker's complete answer if it is stored already, because the question is a repeat or another
-    process was faster. `earlier` are the complete answers of all speakers that this turn has read so far. `task` names
-    the call of a nested agent (`task_of`). `ends` names the recorded graph that ends with this answer (`ENDS`).
+    process was faster. `earlier` are the complete answers of all speakers so far. `task` names the call of a nested
+    agent (`task_of`). `ends` names the recorded graph that ends with this answer (`ENDS`).
     """
 
     answered: AIMessage | None = None
@@ -85,7 +85,7 @@ class OpenTurn(TurnContext):
         question = await self._question_rows(metadata or {}, received)
         waiting = self._pending()
         if waiting:
-            # Write pending messages first: the database may have an answer of another process, which then is valid.
+            # Write pending messages first: the database may have a valid answer of another process.
             await in_time(self.session, self.session.deliver())
             waiting = self._pending()
         self.earlier = tuple([m for m in waiting if m.answers == self.question_id and m.status == "complete"])
@@ -93,13 +93,12 @@ class OpenTurn(TurnContext):
         if waiting:
             self._repeated = True
             if question[:-1]:
-                # Only the newest message of the question is known to be pending or stored, so store the others too.
+                # Only the newest message of the question is known to be stored, so store the others too.
                 await self._memory.finish(self._record, question[:-1])
         else:
             if EDITS in self.question[-1].response_metadata:
                 await self._edit(question[-1])
-            # A cancelled write may be repeated: give changed messages ids, so that they are stored only once, but no
-            # run.
+            # A cancelled write may be repeated: ids make sure that changed messages are stored only once.
             ids = [id_of(message) or str(uuid7()) for message in changed]
             earlier = [self._stored(m, "complete", run_id=None, id=id_) for m, id_ in zip(changed, ids, strict=True)]
             await self._store_question(question, earlier)
@@ -110,11 +109,11 @@ class OpenTurn(TurnContext):
             await self._memory.pending.ensure_kept(self.session.session_id, str(self.answered.id))
 
     def _pending(self) -> list[Message]:
-        """Return the question and its answers if they are waiting to be written to the database."""
+        """Return the question and its answers if they wait to be written to the database."""
         return [m for m in self.session.waiting() if self.question_id in (m.id, m.answers)]
 
     async def _question_rows(self, metadata: Mapping[str, Json], received: Sequence[BaseMessage]) -> list[Message]:
-        """Return the question's rows. If middleware changed a text, its row has the digest of the text as received."""
+        """Return the question's rows. Changed texts get the digest of the text as received."""
         rows = [self._stored(message, "complete", metadata=metadata) for message in self.question]
         texts = dict(enumerate(map(transcript_text, received)))
         changed = [index for index, row in enumerate(rows) if texts.get(index, row.content) != row.content]
@@ -124,7 +123,7 @@ class OpenTurn(TurnContext):
         return rows
 
     async def _edit(self, question: Message) -> None:
-        """Supersede the old version and all later messages, if the caller marked the question as a new version."""
+        """Supersede the old version of the question and all later messages, if it is an edit."""
         edited = self.question[-1].response_metadata.get(EDITS)
         if not isinstance(edited, str) or question.id is None or not question.content:
             return
@@ -150,7 +149,7 @@ class OpenTurn(TurnContext):
             self._memory.observers.notify(HistoryDiffers(session_id=self.session.session_id, messages=len(changed)))
 
     async def _record_question(self, messages: Sequence[Message]) -> Receipt | None:
-        """Store the question; if possible, read the history in the same transaction. Return None if it is pending."""
+        """Store the question and, if possible, read the history in the same transaction."""
         profile, limit = self._options.profile or "", min(self._options.message_limit or PAGE_ROWS, PAGE_ROWS)
         if self._transcribed and not self._options.no_history:
             self._begun = await self.session.begin_joined(messages, Joined(), profile=profile, limit=limit)
@@ -173,7 +172,7 @@ class OpenTurn(TurnContext):
             return None
 
     def join(self, first: OpenTurn) -> None:
-        """Take part in the turn of another agent of the run, `first`, which has already stored the question."""
+        """Take part in the turn of another agent of the run, which has stored the question."""
         self.run_id, self._run_is_known = first.run_id, first._run_is_known
         self.earlier, self._repeated = first.earlier, first._repeated
         self._known_question_id, self._forgotten = first._known_question_id, first._forgotten
@@ -186,7 +185,7 @@ class OpenTurn(TurnContext):
         self._find_answer()
 
     async def read_answers(self) -> None:
-        """Read the answers to the question that the run has given so far, including answers that are not stored yet."""
+        """Read the answers that the run has given so far, including pending ones."""
         await self._read_stored()
         held = self._hold.answer if self._hold is not None else None
         given = [*self._pending(), *([held.message] if held is not None else [])]
@@ -194,12 +193,12 @@ class OpenTurn(TurnContext):
         self.earlier = (*self.earlier, *mine)
 
     def speak_as(self, author: str | None, ordinal: int) -> None:
-        """Set the author and the number of the answer, and find the stored answer of this author with this number."""
+        """Set the author and the number of the answer, and find the stored answer."""
         self.author, self.ordinal = author, ordinal
         self._find_answer()
 
     async def go_on(self) -> None:
-        """Continue a turn that began before, perhaps in another process; it may already be answered.
+        """Continue a turn that began before, perhaps in another process.
 
         Raises:
             WrongUser: the session belongs to another user.
@@ -209,15 +208,14 @@ class OpenTurn(TurnContext):
         self.question_as_stored = False
         await self._read_stored()
         if self._known_question_id is None and await in_time(self.session, self.session.count()) == 0:
-            # The session is empty, so the question was deleted with it. Give the answer this id, so that it is not
-            # stored.
+            # The question was deleted with its session. With this id, the answer is not stored either.
             self._known_question_id = self.question_id
 
     async def close(self, answer: BaseMessage | str, status: Status = "complete") -> AIMessage | None:
         """Store the speaker's answer unless it is empty, even if the caller is cancelled meanwhile.
 
         If another process stored its answer first, return that answer. If another message of the session has the id of
-        this answer, return this answer with a new id. Otherwise return None.
+        this answer, return this answer with a new id.
 
         Raises:
             TurnInMemoryOnly: neither the database nor the disk accepts the answer; a repeated question gets it later.
@@ -226,7 +224,7 @@ class OpenTurn(TurnContext):
         return await self._memory.finish(self._close, message, status)
 
     async def _close(self, message: BaseMessage, status: Status) -> AIMessage | None:
-        # If the question was deleted, or another process owns the run and the answer is partial, drop the answer.
+        # Drop an answer whose question was deleted, or a partial one if another process owns the run.
         given_up = self._forgotten or (status != "complete" and self._hold is not None and self._hold.lost)
         winner = None
         if self._options.answers and transcript_text(message).strip() and not given_up:
@@ -264,9 +262,9 @@ class OpenTurn(TurnContext):
         return await self._store_answer(answer, told=told)
 
     async def _store_answer(self, answer: Message, *, told: bool) -> AIMessage | None:
-        """Store the answer, if possible together with the manifest of the model call and the window's anchor.
+        """Store the answer, with the call's manifest and the window's anchor if possible.
 
-        If another answer was stored in its place, return that answer, otherwise None.
+        If another answer was stored in its place, return that answer.
         """
         question_id = self._known_question_id
         try:
@@ -296,7 +294,7 @@ class OpenTurn(TurnContext):
         return None if first is None else as_answer(first)
 
     async def _first_answer(self, answer_id: str, *, told: bool) -> Message | None:
-        """Return the answer that another process stored first; None if it was deleted.
+        """Return the answer that another process stored first, unless it was deleted.
 
         Raises:
             StoreUnavailable: the answer could not be read in time; in a run, the read is retried instead until it
@@ -314,12 +312,12 @@ class OpenTurn(TurnContext):
         )
 
     async def is_stored(self, message: BaseMessage) -> bool:
-        """Return True if the session has this message and it is not superseded. Return False if the database fails."""
+        """Return True if the session has this message, not superseded."""
         stored = await self._find(id_of(message))
         return stored is not None and stored.superseded_at is None
 
     async def _read_stored(self) -> None:
-        """Read the stored question and its complete answers, and set the turn's values from them."""
+        """Read the stored question and its complete answers into this turn."""
         question = await self._find(self.question_id)
         if question is None:
             return
@@ -332,7 +330,7 @@ class OpenTurn(TurnContext):
         self._find_answer()
 
     def _find_answer(self) -> None:
-        # Early versions stored answers without the id of their question. Count such an answer as the first one.
+        # Early versions stored answers without the id of their question. Count those as the first.
         found = [
             one
             for one in self.earlier

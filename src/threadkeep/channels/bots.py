@@ -1,4 +1,4 @@
-"""A configured bot: its workflow, its limits, its texts, and the commands that people send to it."""
+"""A configured bot: its workflow, limits, texts and commands."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ TEXTS: Mapping[Language, Texts] = {
 
 
 class SenderRates:
-    """The number of messages of each sender in the last minute. `per_minute` is the limit; 0 means no limit.
+    """The number of messages of each sender in the last minute, with the limit `per_minute` (0: none).
 
     A message that the platform sends twice counts once. Each process counts only the messages that it receives.
     """
@@ -117,11 +117,11 @@ class SenderRates:
     def __init__(self, per_minute: int = 0, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_minute = per_minute
         self._clock = clock
-        # Maps senders to their message ids, and these to times. A sender who was told the limit also has the key None.
+        # Maps senders to the times of their messages, by id. The key None means that the sender was told the limit.
         self._seen: dict[str, dict[str | None, float]] = {}
 
     def count(self, sender: str, message_id: str) -> Rate:
-        """Count a message. Return `within`, `first_beyond` (it is the first message beyond the limit) or `beyond`."""
+        """Count a message, and return if it is within the limit."""
         if not self._per_minute:
             return "within"
         now = self._clock()
@@ -150,9 +150,9 @@ class SenderRates:
 
 @dataclass(frozen=True, kw_only=True)
 class Bot:
-    """A bot. If `allowed_users` (ids of the platform) is not empty, the bot answers only these users.
+    """A bot. If `allowed_users` (ids of the platform) is set, it answers only these users.
 
-    If `double_texting` is set, it replaces the workflow's policy for a message that arrives during a turn.
+    `double_texting` replaces the workflow's policy for a message that arrives during a turn.
     """
 
     channel: Channel
@@ -209,19 +209,19 @@ _NEWEST = 50
 
 
 def question_text(run: Run, texts: Texts) -> str:
-    """Return the questions of a waiting run, with `asked_elsewhere` if a text in the chat cannot answer them."""
+    """Return the questions of a waiting run, with a notice if the chat cannot answer them."""
     asked = [text for text in _questions(run) if text is not None]
     return "\n".join(asked if is_answered_by_text(run) else [*asked, *filter(None, [texts.asked_elsewhere])])
 
 
 def is_answered_by_text(run: Run) -> bool:
-    """Return True if a run asks exactly one question, and this is a string or has a string as its `question`."""
+    """Return True if a run asks exactly one question, which a text can answer."""
     asked = _questions(run)
     return len(asked) == 1 and asked[0] is not None
 
 
 async def question_for(memory: Memory, runs: RunService, bot: Bot, message: IncomingMessage) -> Run | None:
-    """Return the run whose question a message answers. If it answers no question, so that it starts a run, return None.
+    """Return the run whose question a message answers.
 
     Only the sender's newest run in the conversation counts. Its question must have been sent, and a text must be able
     to answer it.
@@ -234,13 +234,13 @@ async def question_for(memory: Memory, runs: RunService, bot: Bot, message: Inco
     if run.trigger != "webhook" or run.newest_message_id is None:
         return None  # the question was not shown in this chat
     sent = await memory.channels.outbox.find(bot.name, message.session_id or "", run.newest_message_id)
-    # A missing entry was deleted after the question was sent. After a failed attempt, the question may have arrived.
+    # A missing entry was deleted after sending. After a failed attempt, the question may have arrived.
     is_sent = sent is None or sent.status == "delivered" or (sent.status == "ready" and sent.tries > 0)
     return run if is_sent else None
 
 
 async def end_questions(runs: RunService, message: IncomingMessage) -> None:
-    """Cancel the runs of a conversation (at most 50) that were started from the chat and wait for an answer."""
+    """Cancel the runs of a conversation that were started from the chat and wait for an answer."""
     query = RunQuery(session_id=message.session_id, status="waiting", limit=_NEWEST)
     for run in (await runs.list(query))[0]:
         if run.trigger == "webhook" and _may_see(message, run):
@@ -248,7 +248,7 @@ async def end_questions(runs: RunService, message: IncomingMessage) -> None:
 
 
 async def _newest_of_sender(runs: RunService, message: IncomingMessage, status: RunStatus | None = None) -> Run | None:
-    """Return the sender's newest run in the conversation. In a busy group, many runs of others may be newer."""
+    """Return the sender's newest run. In a busy group, many runs of others may be newer."""
     query = RunQuery(session_id=message.session_id, status=status, limit=_NEWEST)
     while True:
         found, cursor = await runs.list(query)
@@ -265,7 +265,7 @@ def _may_see(message: IncomingMessage, run: Run) -> bool:
 
 
 def _is_by(message: IncomingMessage, run: Run) -> bool:
-    """Return True if one of the run's messages is from the same sender. In a group, other people send messages too."""
+    """Return True if one of the run's messages is from the same sender."""
     if message.sender is None:
         return False
     known = [one.values.get("metadata") for one in run.inputs]

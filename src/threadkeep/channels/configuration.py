@@ -1,4 +1,4 @@
-"""The YAML file that lists the bots. Secrets come from the environment or from the file itself."""
+"""The YAML file that lists the bots. Secrets may come from the environment."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class BotSettings(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=T
     double_texting: DoubleTexting | None = None
 
     def all_texts(self) -> Texts:
-        """Return the texts in the bot's language, with the bot's own texts in place of the defaults.
+        """Return the texts in the bot's language, with the bot's own texts.
 
         Raises:
             InvalidInput: a text has an unknown name.
@@ -54,7 +54,7 @@ class BotSettings(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=T
         return TEXTS[self.language].changed(self.texts)
 
     def options[O: DataclassInstance](self, kind: type[O], **others: object) -> O:
-        """Return options of type `kind`. Each value is from `others`, or else from the setting of the same name.
+        """Return options of type `kind`, from `others` or from the settings.
 
         Raises:
             InvalidInput: an option is invalid.
@@ -65,7 +65,7 @@ class BotSettings(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=T
 
 
 class TelegramSettings(BotSettings):
-    """Settings of a Telegram bot. The bot polls, unless `receive` is `webhook`; a webhook needs a `secret`."""
+    """Settings of a Telegram bot. The bot polls, unless it receives with a webhook, which needs a `secret`."""
 
     kind: Literal["telegram"]
     token: SecretStr
@@ -89,7 +89,7 @@ class TelegramSettings(BotSettings):
 
 
 class WeComSettings(BotSettings):
-    """Settings of a WeCom callback. WeCom signs callbacks with `token` and encrypts them with `encoding_aes_key`."""
+    """Settings of a WeCom callback, signed with `token` and encrypted with `encoding_aes_key`."""
 
     token: SecretStr
     encoding_aes_key: SecretStr
@@ -97,7 +97,7 @@ class WeComSettings(BotSettings):
 
 
 class WeComDirectSettings(WeComSettings):
-    """Settings of an application that a corporation has in WeCom, with the `secret` of this application."""
+    """Settings of an application of a corporation in WeCom. WeCom issues the `secret` for it."""
 
     kind: Literal["wecom_dm"]
     corp_id: str
@@ -122,7 +122,7 @@ class WeComServiceSettings(WeComSettings):
     secret: SecretStr = Field(min_length=1)
     receive: Literal["webhook"] = "webhook"
     desks: frozenset[str] = frozenset()
-    # Answer several messages together, because customers write several short messages in a row.
+    # Customers write several short messages in a row, so answer them together.
     double_texting: DoubleTexting | None = "coalesce"
 
     def channel(self) -> WeComServiceChannel:
@@ -135,7 +135,7 @@ class WeComServiceSettings(WeComSettings):
 
 
 class WeComAIBotSettings(WeComSettings):
-    """Settings of an AI bot. WeCom sends callbacks, unless `receive` is `connection`, the long connection.
+    """Settings of an AI bot. WeCom sends callbacks, unless the bot opens a long connection.
 
     Callbacks need `token` and `encoding_aes_key`; the connection needs `bot_id` and `secret`. `receive_id`, the
     receiver that callbacks must name, is empty for a company's own bot; None accepts any receiver.
@@ -170,14 +170,14 @@ type AnyBot = TelegramSettings | WeComDirectSettings | WeComServiceSettings | We
 
 
 class ChannelsFile(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=True):
-    """The content of a channels file: its bots, and the options for delivering their answers."""
+    """The content of a channels file: bots, and options for delivery."""
 
     channels: list[Annotated[AnyBot, Field(discriminator="kind")]]
     delivery: DeliveryOptions = DeliveryOptions()
 
 
 def read_channels(path: Path, environment: Mapping[str, str]) -> ChannelsFile:
-    """Read the channels file; replace `${NAME}` with the environment variable of that name.
+    """Read the channels file, and replace each `${NAME}` with the environment variable.
 
     Raises:
         InvalidInput: the file is invalid. The text names the file, the bot and the field, never a value.
@@ -216,12 +216,12 @@ def _check(path: Path, bots: Sequence[AnyBot]) -> None:
             bot.all_texts()
         except InvalidInput as error:
             raise InvalidInput(f"{path}: channel {bot.name!r}: {error}") from None
-        # Two channels must not fetch the messages of one bot, because only one of them would get each message.
+        # Only one of two channels would get each message of a bot.
         fetches = bot.kind == "telegram" or bot.receive == "connection"
         if fetches and (other := accounts.setdefault(channel.scope, bot.name)) != bot.name:
             raise InvalidInput(f"{path}: channels {other!r} and {bot.name!r} are the same bot; remove one.")
     for one, two in combinations([bot for bot in bots if bot.kind == "wecom_cs"], 2):
-        # Reject a shared customer service desk: both bots could fetch its messages, and after a crash answer one twice.
+        # Both bots could fetch the messages of a shared desk, and after a crash answer one twice.
         if one.corp_id == two.corp_id and (not (one.desks and two.desks) or one.desks & two.desks):
             raise InvalidInput(
                 f"{path}: channels {one.name!r} and {two.name!r} serve the same desk; list other `desks` in one of "
@@ -230,7 +230,7 @@ def _check(path: Path, bots: Sequence[AnyBot]) -> None:
 
 
 def _expanded(value: object, environment: Mapping[str, str]) -> object:
-    """Return a value in which each `${NAME}` is replaced by the environment variable of that name."""
+    """Return a value in which environment variables replace each `${NAME}`."""
     if isinstance(value, dict):
         return {key: _expanded(each, environment) for key, each in value.items()}
     if isinstance(value, list):
@@ -265,7 +265,7 @@ def _sentence(error: ValidationError) -> str:
 
 
 def add_bot(path: Path, fields: Mapping[str, Json], environment: Mapping[str, str]) -> None:
-    """Append a bot to the file; create the file if it is missing. Only the file's owner can read the written file.
+    """Append a bot to the file, or create the file. Only its owner can read the written file.
 
     The comments of the file and the order of its bots do not change.
 
@@ -302,7 +302,7 @@ def _read(path: Path) -> str:
 
 
 def _indent_of_last_list(path: Path, text: str) -> int:
-    """Return the indentation of the items of `channels`, which must be a block list and the last key of the file."""
+    """Return the indentation of the items of `channels`, the last key of the file."""
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError:

@@ -1,8 +1,8 @@
 """The contract of a channel, which reads callbacks, and of its client, which sends answers.
 
-A `Channel` verifies callbacks, parses them into updates, and splits answers into messages. It does no I/O. A
-`ChannelClient` calls the platform's API. The rest of the service works only with the records of this module. The
-functions at the end read a platform's JSON; they treat a field of an unexpected type as missing.
+A `Channel` verifies callbacks, parses them into updates, and splits answers into messages, without I/O. A
+`ChannelClient` calls the platform's API. The functions at the end read a platform's JSON; they treat a field of an
+unexpected type as missing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Callback:
         return next((value for key, value in self.headers.items() if key.lower() == name.lower()), "")
 
     def parameter(self, name: str) -> str:
-        """Return a query parameter, decoded once, or an empty string if it is missing.
+        """Return a query parameter, decoded once.
 
         A `+` stays a `+`, because the values of WeCom are base64, and some servers send them unencoded.
         """
@@ -62,7 +62,7 @@ class CallbackResponse:
 
 @dataclass(frozen=True)
 class Sender:
-    """The person who wrote a message. `id` is unique on the platform and begins with the channel's kind."""
+    """The person who wrote a message. `id` begins with the channel's kind."""
 
     id: str
     name: str = field(default="", repr=False)
@@ -97,7 +97,7 @@ class IncomingMessage:
 
     @property
     def session_id(self) -> str | None:
-        """The session id, which is the key of the conversation, or None if a part of the key is missing."""
+        """The session id, if all parts of the key are known."""
         return resolve_key(KEY_CANDIDATES, {"results": self.results}).key
 
     @property
@@ -108,7 +108,7 @@ class IncomingMessage:
 
 @dataclass(frozen=True)
 class Ignored:
-    """An update that starts no run. `message` is set for a picture or another message without text."""
+    """An update that starts no run. `message` is set if it has no text."""
 
     reason: UpdateReason
     message: IncomingMessage | None = field(default=None, repr=False)
@@ -143,7 +143,7 @@ class MessageRecalled:
 class AnswerFailed:
     """A part of an answer that the platform first accepted and then could not deliver.
 
-    `sent_id` is the id of the sent part, `error` the name of the error, and `address` the address for sending it again.
+    `sent_id` is the id of the sent part, `address` the address for sending it again.
     """
 
     session_id: str
@@ -161,7 +161,7 @@ class StreamRefresh:
 
 @dataclass(frozen=True)
 class ChatEntered:
-    """A notice that a person opened the chat with a WeCom AI bot. The response may contain a welcome text."""
+    """A notice that a person opened the chat with a WeCom AI bot. The response may welcome the person."""
 
     session_id: str
 
@@ -180,7 +180,7 @@ type Update = (
 
 @dataclass(frozen=True)
 class Received:
-    """A verified callback: the response and the updates in the order in which they were sent."""
+    """A verified callback: the response, and the updates in order."""
 
     response: CallbackResponse = CallbackResponse()
     updates: tuple[Update, ...] = ()
@@ -208,7 +208,7 @@ class Channel(Protocol):
 
     @property
     def scope(self) -> str:
-        """The bot's identity on its platform, independent of its name. Offsets and tokens are stored under it."""
+        """The bot's identity on its platform, under which offsets and tokens are stored."""
 
     def receive(self, callback: Callback) -> Received:
         """Verify a callback and parse it.
@@ -218,7 +218,7 @@ class Channel(Protocol):
         """
 
     def split(self, text: str) -> tuple[str, ...]:
-        """Split an answer into the texts of its messages, in order; return an empty tuple if the answer is blank."""
+        """Split an answer into the texts of its messages. A blank answer has none."""
 
 
 def check_name(name: str) -> None:
@@ -262,9 +262,8 @@ type Account = Mapping[str, Json]
 class Part:
     """A part of an answer that fits into one message.
 
-    `key` is the same for each attempt, so that platforms can drop duplicates. Only the `first` part of an answer is
-    sent as a reply to the message. `last` is False if more parts of the answer follow. If `again` is True, the part may
-    have been sent before.
+    `key` is the same for each attempt, so that platforms can drop duplicates. Only the `first` part is sent as a reply
+    to the message. If `again` is True, the part may have been sent before.
     """
 
     text: str = field(repr=False)
@@ -290,8 +289,7 @@ class Sent:
 class Later:
     """An outcome of sending: the part must be sent again, after `seconds` if the platform named a time.
 
-    `error` is the name of the error. If `uncertain` is True, the part may have arrived: it was sent, but no clear reply
-    came (a timeout, a lost connection or an unreadable reply).
+    If `uncertain` is True, the part may have arrived: it was sent, but no clear reply came.
     """
 
     error: str
@@ -301,7 +299,7 @@ class Later:
 
 @dataclass(frozen=True)
 class Refused:
-    """An outcome of sending: the part can never be delivered. For example, the person blocked the bot."""
+    """An outcome of sending: the part can never be delivered, for example to a person who blocked the bot."""
 
     error: str
 
@@ -317,11 +315,11 @@ type Outcome = Sent | Later | Refused | Moved
 
 
 class ChannelClient(Protocol):
-    """A client of a platform for one bot. Failures of the platform or the network are returned, never raised."""
+    """A client of a platform for one bot. Failures are returned, never raised."""
 
     @property
     def can_send(self) -> bool:
-        """False if the client needs a connection to the platform and this process is not connected."""
+        """False if the client needs a connection to the platform and has none."""
 
     async def send(self, address: Address, part: Part) -> Outcome:
         """Send one part of an answer."""
@@ -330,7 +328,7 @@ class ChannelClient(Protocol):
         """Show the person that the bot is working, if the platform has a way to do so."""
 
     async def account(self) -> Account | str:
-        """Return the platform's data about the bot, for operators. If the request fails, return the error's name."""
+        """Return the platform's data about the bot, or the name of an error."""
 
 
 def read_json(text: str | bytes) -> Json:
@@ -343,20 +341,20 @@ def read_json(text: str | bytes) -> Json:
 
 
 def object_in(value: Json, *names: str) -> Mapping[str, Json]:
-    """Return the object at a path of field names, or an empty object if there is no object."""
+    """Return the object at a path of field names, or an empty object."""
     for name in names:
         value = value.get(name) if isinstance(value, Mapping) else None
     return value if isinstance(value, Mapping) else {}
 
 
 def list_in(fields: Mapping[str, Json], name: str) -> Sequence[Json]:
-    """Return the list in a field, or an empty list if the field is missing or has another type."""
+    """Return the list in a field, or an empty list."""
     value = fields.get(name)
     return value if isinstance(value, Sequence) and not isinstance(value, str) else ()
 
 
 def text_in(fields: Mapping[str, Json], name: str) -> str:
-    """Return the text in a field, or an empty string if the field is missing or has another type."""
+    """Return the text in a field, or an empty string."""
     value = fields.get(name)
     return value if isinstance(value, str) else ""
 
@@ -368,13 +366,13 @@ def number_in(fields: Mapping[str, Json], name: str) -> int | None:
 
 
 def id_in(fields: Mapping[str, Json], name: str) -> str:
-    """Return the integer or text in a field as a string; an empty string if it is unprintable or longer than 256."""
+    """Return the integer or text in a field as a string, if it can be an id."""
     number = number_in(fields, name)
     text = text_in(fields, name) if number is None else str(number)
     return text if text.isprintable() and len(text) <= 256 else ""
 
 
 def time_in(fields: Mapping[str, Json], name: str) -> datetime | None:
-    """Return the time in a field of seconds since 1970, or None if it is missing, not positive or after year 9999."""
+    """Return the time in a field of seconds since 1970, if it is valid."""
     seconds = number_in(fields, name)
     return datetime.fromtimestamp(seconds, UTC) if seconds is not None and 0 < seconds < 253_402_300_800 else None

@@ -1,4 +1,4 @@
-"""Delivery of answers: claim, split and send them, and retry until the platform accepts them."""
+"""Delivery of answers: claims, splits, sends and retries."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class DeliveryOptions:
     keep_seconds: float = 7 * 86_400.0
 
     def __post_init__(self) -> None:
-        """Reject times that are not positive, and claims that are too long; `InvalidInput` names the option."""
+        """Reject invalid times with an `InvalidInput` that names the option."""
         for name, value in asdict(self).items():
             if not value > 0:
                 raise InvalidInput(f"{name} must be a number above 0; correct it.")
@@ -58,7 +58,7 @@ class DeliveryOptions:
 
 
 class Delivery:
-    """The sender of ready answers for the bots of this process. It sends the messages of a session one by one."""
+    """The sender of ready answers for the bots of this process, one message of a session at a time."""
 
     def __init__(self, memory: Memory, bots: Mapping[str, Bot], options: DeliveryOptions) -> None:
         self._memory = memory
@@ -74,7 +74,7 @@ class Delivery:
         self._woken.set()
 
     async def keep_delivering(self, take_orphaned: Callable[[timedelta], Awaitable[None]]) -> None:
-        """Deliver answers until cancelled. Every `poll_seconds`, also process or expire messages of dead processes.
+        """Deliver answers until cancelled. Every `poll_seconds`, also process messages of dead processes.
 
         `take_orphaned` processes such messages; its argument is the minimum age of a message.
         """
@@ -91,11 +91,11 @@ class Delivery:
                 await self.deliver_due(of_all=polls)
                 if polls:
                     await take_orphaned(timedelta(seconds=self._options.take_again_seconds))
-                    # Do this after `take_orphaned`, because after a long stop all messages are old enough to expire.
+                    # After a long stop, all messages are old enough to expire, so take them first.
                     await self._outbox.end_without_run(older_than=timedelta(seconds=self._options.unasked_seconds))
 
     async def finish(self, *, seconds: float) -> None:
-        """Send answers that are ready, for at most `seconds`. Unsent answers stay in the outbox and are sent later."""
+        """Send ready answers for at most `seconds`. Unsent answers stay in the outbox and are sent later."""
         with contextlib.suppress(StoreError):
             await self.deliver_due()
         if self._sending:
@@ -104,7 +104,7 @@ class Delivery:
             task.cancel()
 
     async def deliver_due(self, *, of_all: bool = True) -> None:
-        """Start sending due answers. With `of_all`, first find answers of other processes, and remove old entries."""
+        """Start sending due answers. With `of_all`, include answers of other processes."""
         if of_all:
             await self._outbox.make_ready()
             await self._outbox.remove_ended(older_than=timedelta(seconds=self._options.keep_seconds))
@@ -120,11 +120,11 @@ class Delivery:
 
     def _sent(self, task: asyncio.Task[None]) -> None:
         self._sending = {key: each for key, each in self._sending.items() if each is not task}
-        # Check again, because the session's next message can be sent now, and the bot is below its limit.
+        # The session's next message can be sent now, and the bot is below its limit.
         self.wake()
 
     async def _deliver(self, bot: Bot, number: int) -> None:
-        # Only report a failure, because the claim then expires and the message is sent again.
+        # After a failure, the claim expires and the message is sent again.
         with ErrorBoundary(lambda error: self._notify_trouble(error, bot)):
             message = await self._outbox.claim(number, self._owner, seconds=self._options.claim_seconds)
             if message is not None:
@@ -149,7 +149,7 @@ class Delivery:
             match await self._send_part(bot, address, part):
                 case Sent(is_all):
                     index = len(parts) if is_all else index + 1
-                    # Retry this in an outage of the database, because otherwise the part would be sent again.
+                    # Retry this while the database is out: otherwise the part would be sent again.
                     note = partial(self._outbox.note_part, message, self._owner, index, seconds=claim_seconds)
                     if not await retry_until_available(note):
                         return  # the message was dropped, or another process claimed it
@@ -166,7 +166,7 @@ class Delivery:
         notify_sent(self._memory, bot, message, "delivered", parts=index)
 
     async def _send_part(self, bot: Bot, address: Address, part: Part) -> Outcome:
-        """Send a part; stop before the claim expires, because another process could then send it too."""
+        """Send a part before the claim expires, because another process could then send it too."""
         try:
             async with asyncio.timeout(0.9 * self._options.claim_seconds):
                 return await bot.client.send(address, part)
@@ -175,8 +175,8 @@ class Delivery:
 
     async def _postpone(self, bot: Bot, message: Outgoing, later: Later) -> None:
         now, options = self._memory.clock(), self._options
-        # The age of the message includes times in which the bot was off, so sum the pauses between the attempts. Assume
-        # that a platform that demands a pause now has also demanded it after the earlier attempts.
+        # The age of the message includes times in which the bot was off, so sum the pauses between the attempts. A
+        # platform that demands a pause now may have demanded it before.
         tried = sum(max(self._pause(tries), later.seconds or 0) for tries in range(1, message.tries))
         if min((now - message.created_at).total_seconds(), tried) > options.give_up_seconds:
             await self._outbox.fail(message.number, self._owner, later.error)
@@ -204,7 +204,7 @@ class Delivery:
 
 
 async def note_failure(memory: Memory, bot: Bot, failed: AnswerFailed) -> None:
-    """Mark one of a session's newest 50 answers as failed, because the platform did not deliver an accepted part."""
+    """Mark a recent answer as failed, because the platform did not deliver an accepted part."""
     outbox = memory.channels.outbox
     for message in await outbox.sent(bot.name, failed.session_id):
         ids = [Part("", _key(message, index)).sent_id for index in range(message.parts_sent)]
@@ -216,7 +216,7 @@ async def note_failure(memory: Memory, bot: Bot, failed: AnswerFailed) -> None:
 
 
 async def answer_text(memory: Memory, bot: Bot, message: Outgoing) -> str:
-    """Return the text to send for a message, or an empty string if the message gets no answer of its own."""
+    """Return the text to send for a message, or an empty string if it gets no answer of its own."""
     if message.run_id is None:
         return message.content or ""
     run = await memory.runs.run(message.run_id)
@@ -226,7 +226,7 @@ async def answer_text(memory: Memory, bot: Bot, message: Outgoing) -> str:
 
 
 def _key(message: Outgoing, index: int) -> str:
-    # The key contains the time, because a message can have two texts: a run's question, and its answer after a reply.
+    # A message can have two texts, a run's question and its later answer, so the key has the time.
     return f"{message.session_id}\n{message.message_id}\n{message.created_at.isoformat()}\n{index}"
 
 
@@ -254,12 +254,12 @@ def notify_sent(
 
 
 def _answer_to(message: Outgoing, result: RunResult, bot: Bot) -> str:
-    """Return the answer to a message. Only the newest message of a run gets one; for others, return an empty string."""
+    """Return the answer to a message. Only the newest message of a run gets one."""
     if result.run.inputs and result.run.newest_message_id != message.message_id:
         return ""
     match result.status:
         case "done":
-            # Replace a blank answer of the built-in chat. Other workflows may end without an answer on purpose.
+            # Other workflows than the built-in chat may end without an answer on purpose.
             is_blank = result.run.workflow == CHAT and result.run.result is not None and not result.text.strip()
             return message.content or (bot.texts.failed if is_blank else result.text)
         case "failed" | "interrupted":

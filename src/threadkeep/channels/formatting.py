@@ -12,15 +12,15 @@ from markdown_it.token import Token
 
 type Size = Callable[[str], int]
 
-# Patterns at which a text is cut, in order of preference: paragraph, line, sentence, white space.
+# Patterns at which a text is cut, in order of preference.
 _CUTS = tuple(map(re.compile, (r"\n[ \t]*\n", r"\n", r"(?<=[.!?])[ \t]+|(?<=[。！？；])", r"\s+")))
 
-# Characters that are not inline markup: a code fence, and `**` between spaces, such as a power operator.
+# Characters that are not inline markup, such as the power operator `**` between spaces.
 _NO_MARKUP = re.compile(r"`{3,}|(?<!\S)\*\*(?!\S)")
 
 _FENCE = re.compile(r"[ ]{0,3}(`{3,8}|~{3,8})([^`]*)")
 _FENCE_ROOM = 100
-"""The part of a message's size limit that is reserved for the lines that close and reopen a code block."""
+"""The part of a size limit that is reserved for closing and reopening a code block."""
 
 
 def utf16_length(text: str) -> int:
@@ -36,9 +36,8 @@ def utf8_length(text: str) -> int:
 def split_text(text: str, limit: int, *, size: Size = len, markup: bool = False) -> tuple[str, ...]:
     """Split a text into parts of at most `limit` units; no part is blank.
 
-    A part ends at the last end of a paragraph in its second half or, if there is none, of a line, a sentence or a word
-    there. If there is no such end, the part ends between two characters. White space at a cut is dropped. If `markup`
-    is given, cuts outside of Markdown's bold text, code and links are preferred.
+    A part ends at the last end of a paragraph in its second half or, if there is none, of a line, a sentence or a word.
+    With `markup`, cuts outside of Markdown's bold text, code and links are preferred.
     """
     parts: list[str] = []
     rest = text.strip("\n")
@@ -59,14 +58,14 @@ def split_markdown(text: str, limit: int, *, size: Size = len) -> tuple[str, ...
 
 
 def _fitting(text: str, limit: int, size: Size) -> int:
-    """Return how many characters of a text's beginning fit into `limit` units, but at least 1."""
+    """Return how many characters of a text's beginning fit into `limit` units."""
     # A character has at least one unit, so at most `limit` characters fit.
     ends = range(1, min(len(text), limit) + 1)
     return max(1, bisect_right(ends, limit, key=lambda end: size(text[:end])))
 
 
 def _cut(text: str, fits: int, avoid: Callable[[str, int], bool] | None = None) -> tuple[int, int] | None:
-    """Return the end of a part and the start of the next one; None if `avoid` returns True for each possible cut."""
+    """Return the end of a part and the start of the next, at a place that `avoid` allows."""
     for pattern in _CUTS:
         found = [match.span() for match in pattern.finditer(text, max(1, fits // 2), fits + 1) if match.start() <= fits]
         for span in reversed(found):
@@ -84,7 +83,7 @@ def _in_markup(text: str, position: int) -> bool:
 
 
 def _hard_cut(text: str, fits: int) -> tuple[int, int]:
-    """Return a cut at `fits`, or up to 16 characters earlier so that it does not split a displayed character."""
+    """Return a cut at `fits`, or a bit earlier so as not to split a displayed character."""
     end = fits
     while end > max(1, fits - 16) and _joined(text, end):
         end -= 1
@@ -92,7 +91,7 @@ def _hard_cut(text: str, fits: int) -> tuple[int, int]:
 
 
 def _joined(text: str, position: int) -> bool:
-    """Return True if the characters before and after a position are displayed as one character."""
+    """Return True if the characters around a position are displayed as one."""
     after = text[position]
     return (
         unicodedata.combining(after) > 0
@@ -112,7 +111,7 @@ def _balanced(parts: tuple[str, ...]) -> Iterator[str]:
 
 
 def _open_fence(part: str, opening: str) -> str:
-    """Return the first line of the code block that is open at the end of a part; an empty string if none is open."""
+    """Return the first line of the code block that is open at the end of a part."""
     for line in part.split("\n"):
         fence = _FENCE.fullmatch(line)
         if fence is None:
@@ -126,7 +125,7 @@ def _open_fence(part: str, opening: str) -> str:
 
 
 def _marks(opening: str) -> int:
-    """Return the number of backticks or tildes with which the first line of a code block begins."""
+    """Return the number of marks with which a code block begins."""
     return len(opening) - len(opening.lstrip(opening[:1]))
 
 
@@ -144,7 +143,7 @@ _STANDS_FOR_TIMES = "\ufdd0"
 
 _MARKS = {"strong": "*", "em": "_", "s": "~"}
 
-# Backslashes and entities are not interpreted, so they stay as the model wrote them.
+# Backslashes and entities stay as the model wrote them.
 _INLINE = MarkdownIt("zero").enable(["backticks", "emphasis", "link", "strikethrough"])
 
 
@@ -186,9 +185,9 @@ def _rendered(line: str, *, bold: bool = False) -> str:
 
 
 def _inline(tokens: Sequence[Token], *, bold: bool) -> str:
-    """Render the tokens of a line. MarkdownV2 allows no code inside other markup, and no bold inside bold."""
+    """Render a line's tokens. MarkdownV2 allows no code inside other markup, and no bold inside bold."""
     done: list[str] = []
-    # For each open element, the text that closes it (for a link, with its URL); empty for an element without marks.
+    # The text that closes each open element (for a link, with its URL).
     open_marks: list[str] = ["*"] if bold else []
     for token in tokens:
         if token.nesting == 1:

@@ -1,4 +1,4 @@
-"""Intake of channel messages: each message is processed once and answered by a run in the background."""
+"""Intake of channel messages: each is processed once and answered by a run in the background."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _SHOW_WORKING_SECONDS = 4.0
 _ALBUM_TIME = timedelta(days=1)
 """The time for which a platform may send or repeat the pictures of an album."""
 _ALBUM_PAUSE = timedelta(seconds=2)
-"""The time that a picture's answer waits for a caption of its album, which Telegram may deliver later."""
+"""The time that a picture's answer waits for a caption of its album, which may arrive later."""
 
 type Started = tuple[IncomingMessage, str]
 """A message and the id of the run that answers it."""
@@ -76,11 +76,11 @@ class Intake:
         self._streams = AnswerStreams(memory)
         self._background: set[asyncio.Task[None]] = set()
         self._taken_again: set[int] = set()
-        # One lock per session, so that its messages become runs in the order of their arrival in this process.
+        # One lock per session, so that its messages become runs in the order of their arrival.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def take_page(self, bot: Bot, updates: Iterable[Update]) -> None:
-        """Take all updates of a page before executing their runs, so that one run can answer several messages.
+        """Take all updates of a page before executing their runs, so that one run can answer several.
 
         Raises:
             StoreUnavailable: some updates were not taken.
@@ -97,7 +97,7 @@ class Intake:
         """Take one update; taking it again changes nothing.
 
         If `started` is a list, the run is appended to it and not executed. An update that can never be taken is
-        reported and skipped, so that it does not block later updates. With `again`, the rate limit is not checked.
+        reported and skipped, so that it does not block later ones. With `again`, the rate limit is not checked.
 
         Raises:
             StoreUnavailable: the update was not taken.
@@ -110,7 +110,7 @@ class Intake:
             self._notify_trouble(error, bot)
 
     async def take_orphaned(self, older_than: timedelta) -> None:
-        """Take messages that dead processes left in the outbox without a run. Not every platform repeats such messages.
+        """Take messages that dead processes left in the outbox, as not every platform repeats them.
 
         Commands are skipped, because a late command would reset or erase messages that arrived in the meantime. But a
         deletion that was already requested is still confirmed.
@@ -132,7 +132,7 @@ class Intake:
             self._taken_again.add(left.number)
 
     async def close(self) -> None:
-        """Stop waiting for runs. Answers that become ready later are found by any process that polls the outbox."""
+        """Stop waiting for runs. Any process that polls the outbox finds their answers later."""
         for task in self._background:
             task.cancel()
         if self._background:
@@ -161,9 +161,9 @@ class Intake:
         self.notify(bot, "taken")
 
     async def _in_first_chat(self, bot: Bot, message: IncomingMessage) -> IncomingMessage:
-        """Return the message. If the id of its chat has changed, use the first id, which the session's key has."""
+        """Return the message with the first id of its chat, which the session's key has."""
         chat = message.reply_to.get("chat_id")
-        # Check only supergroups (-100…), because only a group that becomes a supergroup changes its id.
+        # Only a group that becomes a supergroup (-100…) changes its id.
         if bot.channel.kind != "telegram" or not str(chat).startswith("-100"):
             return message
         first = await self._memory.channels.state.value(bot.channel.scope, _chat_name(str(chat)))
@@ -204,19 +204,19 @@ class Intake:
         self.notify(bot, "taken" if is_new else "repeated", session_id=session_id)
 
     async def _has_caption(self, bot: Bot, message: IncomingMessage) -> bool:
-        """Return True if another picture of the album had a caption. The caption gets its own answer."""
+        """Return True if another picture of the album had a caption, which gets its own answer."""
         state = self._memory.channels.state
         return bool(message.album) and await state.value(bot.channel.scope, _album_name(message)) is not None
 
     async def _drop_of_album(self, bot: Bot, message: IncomingMessage) -> None:
-        """Drop the unsent answer to an album's pictures that have no caption, because a caption has arrived."""
+        """Drop the unsent answer to an album's pictures, because a caption has arrived."""
         message_id = f"{bot.channel.scope}:{_album_name(message)}"
         answer = await self._outbox.find(bot.name, message.session_id or "", message_id)
         if answer is not None:
             await self._outbox.drop(answer.number)
 
     async def _is_within_rate(self, bot: Bot, message: IncomingMessage) -> bool:
-        """Count a message; return True if it is within the limit. Reply to the first one beyond it with `too_many`."""
+        """Count a message, and return True if it is within the limit."""
         sender = message.sender.id if message.sender else message.session_id or ""
         rate = bot.rates.count(sender, message.message_id)
         if rate == "first_beyond":
@@ -224,7 +224,7 @@ class Intake:
         return rate == "within"
 
     async def _identify(self, sender: Sender) -> None:
-        """Register the sender as a person. If this fails, it is tried again at the sender's next message."""
+        """Register the sender as a person. The sender's next message retries a failure."""
         with contextlib.suppress(StoreError, InvalidInput):
             await self._memory.persons.resolve(sender.id, name=sender.name or None)
 
@@ -246,7 +246,7 @@ class Intake:
         return await self._start(bot, message, request, started=started)
 
     async def _reply(self, bot: Bot, message: IncomingMessage, run: Run, started: StartedRuns) -> bool:
-        """Answer the question of a run with a message; return False if the message was already processed."""
+        """Answer the question of a run with a message. Return False if it was already processed."""
         session_id = message.session_id or ""
         added = await self._expect_answer(bot, message, None)
         if not added and not await self._outbox.waits(bot.name, session_id, message.message_id):
@@ -256,7 +256,7 @@ class Intake:
         try:
             await runs.resume(run.run_id, message.text, user_id=message.user_id, message_id=message.message_id)
         except (InvalidInput, RunNotFound):
-            # Another delivery of the message, or another person, has answered the question, so start a run instead.
+            # Another delivery or another person has answered the question, so start a run instead.
             return await self._answer(bot, message, started) or added
         self.in_background(self._until_ready(bot, (message, run.run_id)))
         return added
@@ -288,13 +288,13 @@ class Intake:
         content: str | None = None,
         started: StartedRuns = None,
     ) -> bool:
-        """Add an outbox entry for the answer, and start the run. If the run cannot start, answer `busy` or `failed`.
+        """Add an outbox entry for the answer, and start the run.
 
         Return False if the message was already processed.
         """
         session_id = message.session_id or ""
         added = await self._expect_answer(bot, message, content)
-        # Start a run for a repeated message if its entry still waits, because a process may have died after adding it.
+        # A process may have died after adding the entry: if it still waits, start a run again.
         if not added and not await self._outbox.waits(bot.name, session_id, message.message_id):
             return False
         try:
@@ -319,7 +319,7 @@ class Intake:
         try:
             return await runs.submit(request, mode=mode)
         except WrongUser:
-            # Make the person of a private chat the owner of its session, because the key identifies this person.
+            # The key of a private chat identifies its person, who therefore owns the session.
             owner, session_id = request.user_id, request.session_id
             if owner is None or session_id is None or not await self._outbox.own(bot.name, session_id, owner):
                 raise
@@ -330,7 +330,7 @@ class Intake:
         return known is None or known.status == "waiting"
 
     async def _say(self, bot: Bot, message: IncomingMessage, text: str) -> bool:
-        """Send a text of the bot itself, unless it is empty; return False if the outbox already has it."""
+        """Send a text of the bot itself. Return False if the outbox already has it."""
         if not text:
             return True
         added = await self._expect_answer(bot, message, text, waits=False)
@@ -342,8 +342,8 @@ class Intake:
     async def _expect_answer(
         self, bot: Bot, message: IncomingMessage, content: str | None, *, waits: bool = True
     ) -> bool:
-        """Add an outbox entry for the answer to a message; return False if the outbox has one already."""
-        # WeCom itself fetches the answers of an AI bot without a connection; send them only when it fetches no more.
+        """Add an outbox entry for an answer. Return False if the outbox has one already."""
+        # Without a connection, WeCom itself fetches the answers of an AI bot during this time.
         channel = bot.channel
         is_fetched = isinstance(channel, WeComAIBotChannel) and not channel.options.connection
         after = STREAM_TIME if is_fetched else _ALBUM_PAUSE if message.album and not message.text else timedelta()
@@ -372,7 +372,7 @@ class Intake:
         await self._memory.session(session_id, user_id=message.user_id).append([stored])
 
     async def _note_recall(self, recalled: MessageRecalled) -> None:
-        """Note in the transcript that a message was recalled. Do not answer the message if its run has not begun."""
+        """Note in the transcript that a message was recalled, and do not answer it."""
         session = self._memory.session(recalled.session_id, user_id=recalled.user_id)
         run_id = await self._outbox.run_of(recalled.session_id, recalled.message_id)
         if run_id is None and await session.find(recalled.message_id) is None:
@@ -389,7 +389,7 @@ class Intake:
         await session.append([note])
 
     async def _take_back(self, session: Session, run: Run, message_id: str) -> None:
-        """Remove a message from an unbegun run. Cancel the run if it has no other messages, else store the message."""
+        """Remove a message from an unbegun run, or cancel a run that has no other messages."""
         if not run.unbegun or not (taken := [one for one in run.inputs if one.message_id == message_id]):
             return
         if len(run.inputs) == 1:
@@ -400,7 +400,7 @@ class Intake:
             await session.append([replace(given, status="failed", metadata=map_of(taken[0].values, "metadata"))])
 
     async def _until_ready(self, bot: Bot, started: Started) -> None:
-        """Show that the bot is working until the run ends; then mark the answer as ready to be sent."""
+        """Show that the bot is working until the run ends. Then its answer is ready to be sent."""
         message, run_id = started
         runs = await self._runs.service()
         showing = asyncio.create_task(_show_working(bot, message))
@@ -416,14 +416,14 @@ class Intake:
         self._wake()
 
     async def _forget(self, bot: Bot, message: IncomingMessage, text: str) -> bool:
-        """Request the deletion of a person's conversations in this chat; return False if the message was already taken.
+        """Request the deletion of a person's conversations in this chat.
 
         Each conversation is deleted after its earlier turns end, together with messages that arrive in the meantime.
-        Then the deletion is confirmed.
+        Then the deletion is confirmed. Return False if the message was already taken.
         """
         session_id = message.session_id or ""
-        # Give the entry its own key, which names no person. With the id of the session, the entry would be deleted with
-        # the session. With the key of the deletion's record, the outbox would take that record for the run to answer.
+        # Give the entry its own key, which names no person: with the session's id, it would be deleted with the
+        # session; with the key of the deletion's record, the outbox would take that record for the run to answer.
         key = (bot.name, f"{FORGOTTEN}{deletion_key(session_id)}", message.message_id)
         stored = stored_message(message)
         added = await self._outbox.add(
@@ -433,7 +433,7 @@ class Intake:
             return False
         runs = await self._runs.service()
         sessions = [info.session_id async for info in self._memory.sessions(user_id=message.user_id)]
-        # Delete the message's own session last, even if it does not exist: `_is_requested` checks only this deletion.
+        # Delete the message's own session last, because `_is_requested` checks only this deletion.
         own = {name for name in (*sessions, session_id) if f"{name}:".startswith(f"{session_id}:")}
         if not await self._is_requested(message):
             for name in sorted(own, reverse=True):
@@ -454,13 +454,13 @@ class Intake:
         return added
 
     async def _is_requested(self, message: IncomingMessage) -> bool:
-        """Return True if this message requested the deletion of its session, even if the deletion is complete."""
+        """Return True if this message requested the deletion of its session."""
         session_id = message.session_id or ""
         keys = (session_id, deletion_key(session_id))  # a deletion deletes its run and leaves a record
         return any([await self._outbox.run_of(key, message.message_id) for key in keys])
 
     async def _forget_person(self, user_id: str) -> None:
-        """Forget the names and facts of a person who has only this id and no other conversations."""
+        """Forget the names and facts of a person without other ids and conversations."""
         async for _ in self._memory.sessions(user_id=user_id):
             return
         with contextlib.suppress(KnowledgeNotFound):
@@ -468,7 +468,7 @@ class Intake:
                 await self._memory.persons.forget(user_id)
 
     def in_background(self, work: Awaitable[object]) -> None:
-        """Run work in a task, which `close` cancels. Report a failure; any process finds the answer by polling."""
+        """Run work in a task, which `close` cancels. Report a failure."""
 
         async def guarded() -> None:
             with ErrorBoundary(self._notify_trouble):
@@ -478,7 +478,7 @@ class Intake:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         if isinstance(work, Coroutine):
-            # Close the work, because a task that is cancelled before its first step never awaits it.
+            # A task that is cancelled before its first step never awaits the work, so close it.
             task.add_done_callback(lambda _: work.close())
 
     def notify(

@@ -33,14 +33,13 @@ from threadkeep.memory import Memory
 from threadkeep.runs.service import RunsOnDemand
 
 TAKE_SECONDS = 4.0
-"""Seconds within which a callback must be processed. WeCom waits for five seconds and then repeats the callback."""
+"""Seconds for processing a callback. WeCom waits for five seconds and then repeats it."""
 
 
 class ChannelService:
     """The bots of this process.
 
-    A callback is acknowledged only after its messages are stored. The platform repeats unacknowledged callbacks, so no
-    message is lost.
+    A callback is acknowledged only after its messages are stored, so that no message is lost.
     """
 
     def __init__(self, memory: Memory, bots: Mapping[str, Bot], intake: Intake) -> None:
@@ -55,7 +54,7 @@ class ChannelService:
         return list(self._bots)
 
     def fetch_with(self, bot: Bot, notice: Callable[[DeskNotified], Awaitable[None]]) -> None:
-        """Register `notice`, which is called if a callback announces that a customer service desk has messages."""
+        """Register `notice`, which is called if a customer service desk has messages."""
         self._desks[bot.name] = notice
 
     async def receive(self, name: str, callback: Callback) -> CallbackResponse:
@@ -77,7 +76,7 @@ class ChannelService:
         responding = asyncio.create_task(self._respond(bot, received))
         done, _ = await asyncio.wait([responding], timeout=TAKE_SECONDS)
         if not done:
-            # The task continues, and usually stores the messages before the platform repeats the callback.
+            # The task continues, and usually stores the messages before the callback is repeated.
             self._intake.in_background(responding)
             raise TimeoutError
         return await responding
@@ -131,7 +130,7 @@ async def open_channels(memory: Memory, runs: RunsOnDemand, file: ChannelsFile) 
         stack.push_async_callback(delivery.finish, seconds=_FINISH_SECONDS)
         work = running(delivery.keep_delivering(intake.take_orphaned), "threadkeep-deliveries")
         _ = await stack.enter_async_context(work)
-        # A closed intake must take no messages: register its end before the polling, so that the polling ends first.
+        # A closed intake must take no messages. Its end is registered first, so that the polling ends before.
         stack.push_async_callback(intake.close)
         for each_work in fetching:
             _ = await stack.enter_async_context(running(each_work, "threadkeep-receiving"))

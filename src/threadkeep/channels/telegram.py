@@ -102,7 +102,7 @@ class TelegramOptions:
 
 
 class TelegramChannel:
-    """A Telegram bot that uses a webhook or long polling. If no `username` is configured, `TelegramClient` sets it."""
+    """A Telegram bot. `TelegramClient` sets the `username` if none is configured."""
 
     kind: Literal["telegram"] = "telegram"
 
@@ -132,7 +132,7 @@ class TelegramChannel:
         if kind is None:
             return Ignored("kind" if fields else "malformed")
         event = object_in(fields, kind)
-        # The message with the button is from the bot itself. The person who pressed the button is in the event.
+        # The message with the button is from the bot. The person is in the event.
         message = object_in(event, "message") if kind == "callback_query" else event
         if migrated := _migration(message):
             return migrated
@@ -142,7 +142,7 @@ class TelegramChannel:
         return Ignored("incomplete") if update_id is None else self._message(kind, update_id, event, message)
 
     def split(self, text: str) -> tuple[str, ...]:
-        """Split an answer into parts of at most 4,096 UTF-16 units; close and reopen a code block at a cut."""
+        """Split an answer into parts of at most 4,096 UTF-16 units, with complete code blocks."""
         return split_markdown(text, MAX_MESSAGE, size=utf16_length)
 
     def _reason_to_ignore(
@@ -154,7 +154,7 @@ class TelegramChannel:
             return "chat_type"
         if _sender_of(event).get("is_bot") is True:
             return "from_bot"
-        # Ignore service messages, such as a new member, and edits without words, such as a move of a live location.
+        # Ignore service messages, such as a new member, and moves of a live location.
         known = _WORDS if kind.startswith("edited_") else _WORDS | _MEDIA
         return None if kind == "callback_query" or not known.isdisjoint(message) else "kind"
 
@@ -167,7 +167,7 @@ class TelegramChannel:
         sender = _sender(_sender_of(event))
         fields = self._fields(kind, event, message, text)
         address = {name: fields[name] for name in _ADDRESS if name in fields}
-        # Telegram sends each picture of an album as a message. Give pictures without text the same id and one answer.
+        # Telegram sends each picture of an album as a message. Those without text get one id and one answer.
         album = id_in(message, "media_group_id")
         metadata: dict[str, Json] = {"channel": self.name, "platform_message_id": fields["message_id"]}
         if sender is not None:
@@ -210,13 +210,13 @@ class TelegramChannel:
             "update_type": kind,
             "should_process": bool(text),
         }
-        # Use the thread id only in topics, because replies in a group without topics also have one.
+        # Replies in a group without topics also have a thread id.
         if message.get("is_topic_message") is True:
             fields["message_thread_id"] = id_in(message, "message_thread_id")
         return fields
 
     def _text(self, message: Mapping[str, Json]) -> str | None:
-        """Return the text or caption without the bot's name; None if a group message is not for the bot."""
+        """Return the text or caption without the bot's name, if the message is for the bot."""
         in_group = text_in(object_in(message, "chat"), "type") in ("group", "supergroup")
         name = "text" if text_in(message, "text") else "caption"
         entities = list_in(message, "entities" if name == "text" else "caption_entities")
@@ -233,13 +233,13 @@ class TelegramChannel:
             return None  # a command for another bot
         takes_all = self.options.group_messages == "all" or not self.username
         answered = object_in(message, "reply_to_message")
-        # Telegram marks plain messages of a topic as replies to the topic's service message. Ignore such replies.
+        # Telegram marks plain messages of a topic as replies to a service message.
         answers_bot = id_in(object_in(answered, "from"), "id") == self.options.bot_id
         answers_bot &= "forum_topic_created" not in answered
         return text if takes_all or asked_by_name or command or answers_bot else None
 
     def _own_names(self, entities: Sequence[Json], units: bytes, *, in_group: bool) -> Iterator[tuple[int, int]]:
-        """Yield the UTF-16 byte ranges to remove: mentions of the bot with the next space, and `@bot` in commands."""
+        """Yield the UTF-16 byte ranges of the bot's name in a text."""
         own_name = f"@{self.username}".lower() if self.username else None
         for entity in entities:
             fields = object_in(entity)
@@ -259,12 +259,12 @@ class TelegramChannel:
 
 
 def in_chat(message: IncomingMessage, chat_id: str) -> IncomingMessage:
-    """Return the message with `chat_id` in its session key. The answer is still sent to the chat's current id."""
+    """Return the message with another `chat_id` in its session key. The answer's address stays."""
     return replace(message, results={PARSER: {**object_in(message.results, PARSER), "chat_id": chat_id}})
 
 
 def _migration(message: Mapping[str, Json]) -> ChatMigrated | None:
-    """Return the change of a chat's id that a message announces, or None. It is announced in both chats."""
+    """Return the change of a chat's id that a message announces."""
     here = id_in(object_in(message, "chat"), "id")
     new, old = id_in(message, "migrate_to_chat_id"), id_in(message, "migrate_from_chat_id")
     if here and new:
@@ -273,7 +273,7 @@ def _migration(message: Mapping[str, Json]) -> ChatMigrated | None:
 
 
 def _sender_of(event: Mapping[str, Json]) -> Mapping[str, Json]:
-    """Return the sender of an event. For an anonymous administrator, Telegram names a bot; then return the chat."""
+    """Return the sender of an event or, for an anonymous administrator, the chat."""
     user, chat = object_in(event, "from"), object_in(event, "sender_chat")
     return chat if chat and user.get("is_bot") is True else user
 
@@ -288,6 +288,6 @@ def _name(fields: Mapping[str, Json]) -> str:
 
 
 def _quoted(message: Mapping[str, Json]) -> str:
-    """Return the text that a message replies to: the quoted part if there is one, otherwise the whole text."""
+    """Return the text, or the quoted part of it, to which a message replies."""
     answered = object_in(message, "reply_to_message")
     return text_in(object_in(message, "quote"), "text") or text_in(answered, "text") or text_in(answered, "caption")

@@ -52,7 +52,7 @@ _NUMBERS = ("chat_id", "message_id", "message_thread_id")
 
 @dataclass(frozen=True)
 class TelegramAnswer:
-    """A response of the Bot API. Without a readable response, `status` is 0 and `error` is the name of the error.
+    """A response of the Bot API. Without a readable one, `status` is 0, and `error` has a name.
 
     If `uncertain` is True, the call may have been executed.
     """
@@ -104,20 +104,20 @@ class TelegramClient:
     can_send = True
 
     async def send(self, address: Address, part: Part) -> Outcome:
-        """Send a formatted part. If Telegram rejects it, usually because of its format, send it as plain text."""
+        """Send a formatted part, or plain text if Telegram rejects the format."""
         answer = await self._send_message(address, part, formatted=True)
         if answer.status == 400 and "migrate_to_chat_id" not in answer.parameters:
             answer = await self._send_message(address, part, formatted=False)
         return _outcome(answer, address)
 
     async def show_working(self, address: Address) -> None:
-        """Acknowledge a pressed button, and show for about five seconds that the bot is typing."""
+        """Acknowledge a pressed button, and show that the bot is typing."""
         if query := text_in(address, "callback_query_id"):
             await self.call("answerCallbackQuery", {"callback_query_id": query})
         await self.call("sendChatAction", {"action": "typing", **_place(address)})
 
     async def account(self) -> Account | str:
-        """Return the name of the bot and the state of its webhook; if a call fails, return the name of the error."""
+        """Return the name of the bot and the state of its webhook, or the name of an error."""
         found: dict[str, Json] = {}
         for method in ("getMe", "getWebhookInfo"):
             answer = await self.call(method)
@@ -130,7 +130,7 @@ class TelegramClient:
         return found
 
     async def learn_username(self, channel: TelegramChannel) -> str | None:
-        """Set the channel's username if it is unknown. Return the name of the error if that fails, otherwise None."""
+        """Set the channel's username if it is unknown. Return the name of the error if that fails."""
         if channel.username:
             return None
         answer = await self.call("getMe")
@@ -145,7 +145,7 @@ class TelegramClient:
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
     async def updates(self, offset: int | None, kinds: Sequence[str], *, seconds: int) -> TelegramAnswer:
-        """Return up to 100 updates of these `kinds`, from the update `offset` on. Wait at most `seconds` for them."""
+        """Wait for updates, and return up to 100 of these `kinds` from `offset` on."""
         wanted: dict[str, Json] = {"offset": offset, "timeout": seconds, "limit": 100, "allowed_updates": list(kinds)}
         return await self.call("getUpdates", wanted, seconds=seconds + _MARGIN_SECONDS)
 
@@ -161,9 +161,9 @@ class TelegramClient:
 
 
 class TelegramPolling:
-    """The poller of one bot. Only one process polls at a time; if it dies, another process takes over.
+    """The poller of one bot. Only one process polls at a time; if it dies, another takes over.
 
-    The offset is stored only after all updates before it are stored. An update that arrives twice is processed once.
+    The offset is stored only after all updates before it. An update that arrives twice is processed once.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class TelegramPolling:
             await asyncio.shield(self._release())
 
     async def poll(self) -> str | None:
-        """Wait for updates and take them, unless another process polls. After a failure, return the error's name."""
+        """Wait for updates and take them, unless another process polls. Return the name of an error."""
         if not await self._duties.claim(self._duty, self._owner, seconds=_CLAIM_SECONDS, every_seconds=0.0):
             await asyncio.sleep(_LOOK_SECONDS)
             return None
@@ -212,7 +212,7 @@ class TelegramPolling:
             return answer.problem
         for update in map(object_in, list_in({"result": answer.result}, "result")):
             await self._intake.take(self._bot, self._channel.read_update(update))
-            # The new offset can be lower: after a week without updates, Telegram numbers updates from a random number.
+            # After a week without updates, Telegram numbers updates from a random number, perhaps a lower one.
             offset = (number_in(update, "update_id") or 0) + 1
         if offset is not None and str(offset) != stored:
             kept = await self._state.keep_for_duty(
@@ -236,7 +236,7 @@ def _outcome(answer: TelegramAnswer, address: Address) -> Outcome:
         return Later("TooManyRequests", float(after or 1))
     if answer.status in (400, 403):
         return Refused(answer.problem)
-    # Retry also after 401 and 404, which mean a wrong token, because an operator can correct the token.
+    # Retry also after 401 and 404 (a wrong token), because an operator can correct the token.
     return Later(answer.problem, None if after is None else float(after), uncertain=answer.uncertain)
 
 

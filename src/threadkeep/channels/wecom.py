@@ -1,4 +1,4 @@
-"""WeCom callbacks: their verification and encryption, and the messages that members send to an application."""
+"""WeCom callbacks: verification, encryption, and members' messages to an application."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class WeComCrypto:
         return hashlib.sha1(b"".join(parts)).hexdigest()  # noqa: S324 - the platform's algorithm
 
     def open(self, callback: Callback, encrypted: str) -> str:
-        """Verify and decrypt the text of a callback: check signature and clock, decrypt, then check the receiver.
+        """Verify and decrypt the text of a callback.
 
         Raises:
             CallbackRefused: a check failed, or the text cannot be decrypted.
@@ -105,7 +105,7 @@ class WeComCrypto:
         return plain
 
     def decrypt(self, encrypted: str) -> tuple[str, str]:
-        """Decrypt a text, and return the plain text and the receiver's id. The caller must verify the signature first.
+        """Decrypt a text whose signature was verified, and return it with the receiver's id.
 
         Raises:
             CallbackRefused: the text was not encrypted with this key.
@@ -124,7 +124,7 @@ class WeComCrypto:
             raise CallbackRefused("unreadable") from None
 
     def seal(self, plain: str, *, timestamp: str, nonce: str, salt: bytes | None = None) -> Sealed:
-        """Encrypt and sign a text for the platform. `salt` has 16 bytes; by default they are random."""
+        """Encrypt and sign a text for the platform. `salt` has 16 bytes, by default random ones."""
         content = plain.encode()
         salt = os.urandom(_SALT_BYTES) if salt is None else salt
         whole = salt + len(content).to_bytes(4, "big") + content + (self._receive_id or "").encode()
@@ -135,7 +135,7 @@ class WeComCrypto:
         return Sealed(encrypted, self.sign(timestamp, nonce, encrypted), timestamp, nonce)
 
     def receive(self, callback: Callback, envelope: Callable[[bytes], str]) -> Received | str:
-        """Return the decrypted text of a callback. If it is the URL verification (a GET), return the response instead.
+        """Return the decrypted text of a callback, or the response to a URL verification (a GET).
 
         `envelope` extracts the encrypted text from a body.
         """
@@ -145,7 +145,7 @@ class WeComCrypto:
 
 
 def xml_envelope(body: bytes) -> str:
-    """Return the encrypted text in an XML body, or an empty text if it is missing.
+    """Return the encrypted text in an XML body, or an empty text.
 
     The body is not verified yet, so it is not parsed: a parser would spend a second on two megabytes of elements.
     """
@@ -154,7 +154,7 @@ def xml_envelope(body: bytes) -> str:
 
 
 def read_xml(text: str | bytes) -> dict[str, str] | None:
-    """Return the fields directly below the root of an XML text, or None if it is not XML or has a DOCTYPE.
+    """Return the fields directly below the root of an XML text, if it can be read.
 
     A DOCTYPE is rejected because it can define entities.
     """

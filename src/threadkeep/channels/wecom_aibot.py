@@ -48,7 +48,7 @@ from threadkeep.store.outbox import Outgoing
 MAX_MESSAGE_BYTES = 20_480
 PARSER = "wecom_ai_bot_events_parser"
 STREAM_TIME = timedelta(seconds=330)
-"""The time for which an answer is streamed (WeCom's limit is 6 minutes). A later answer is sent separately."""
+"""The time for which an answer is streamed (WeCom allows 6 minutes). Later answers are sent separately."""
 
 _HOST = ".weixin.qq.com"
 _WRITE_SECONDS = 0.5
@@ -60,10 +60,10 @@ _MENTION = re.compile(r"@\S+(?:\s+|$)")
 class WeComAIBotOptions:
     """Options of an AI bot.
 
-    Group messages mention the bot as `bot_name`; if it is empty, a mention at the beginning of a message means the
-    bot. With a `bot_id`, callbacks for other bots are ignored. `receive_id` is empty for a company's own bot. `own_api`
-    is the address of an API that replaces WeCom's; answers may be sent there too. A bot with a `connection` needs no
-    token and no key, and accepts no callbacks over HTTP.
+    Group messages mention the bot as `bot_name`; if it is empty, a mention at the beginning of a message means the bot.
+    With a `bot_id`, callbacks for other bots are ignored. `receive_id` is empty for a company's own bot. `own_api` is
+    the address of an API that replaces WeCom's. A bot with a `connection` needs no token and no key, and accepts no
+    callbacks over HTTP.
     """
 
     name: str
@@ -104,7 +104,7 @@ class WeComAIBotChannel:
         return f"wecom_aibot:{self.options.bot_id or self.name}"
 
     def receive(self, callback: Callback) -> Received:
-        """Verify, decrypt and parse a callback. For a message, the response is empty; see `stream_response`."""
+        """Verify, decrypt and parse a callback. A message gets its response from `stream_response`."""
         opened = self._crypto.receive(callback, _envelope)
         if isinstance(opened, Received):
             return opened
@@ -122,7 +122,7 @@ class WeComAIBotChannel:
         return self._response({"msgtype": "text", "text": {"content": text}}, timestamp=timestamp, nonce=nonce)
 
     def split(self, text: str) -> tuple[str, ...]:
-        """Split an answer into parts of at most 20,480 bytes; close and reopen a code block at a cut."""
+        """Split an answer into parts of at most 20,480 bytes, with complete code blocks."""
         return split_markdown(text, MAX_MESSAGE_BYTES, size=utf8_length)
 
     def _response(self, message: Json, *, timestamp: str, nonce: str) -> CallbackResponse:
@@ -136,7 +136,7 @@ class WeComAIBotChannel:
         return CallbackResponse(json.dumps(body).encode(), "application/json")
 
     def read(self, fields: Mapping[str, Json]) -> Update:
-        """Parse the decrypted JSON of a callback or a frame into a message, an event or a `StreamRefresh`."""
+        """Parse the decrypted JSON of a callback or a frame."""
         bot, kind = id_in(fields, "aibotid"), text_in(fields, "msgtype")
         if self.options.bot_id and bot != self.options.bot_id:
             return Ignored("not_for_us" if fields else "malformed")
@@ -194,8 +194,8 @@ class WeComAIBotChannel:
 class AnswerStreams:
     """The streamed answers of all AI bots that use this database.
 
-    The id of a stream is the number of its answer in the outbox. The process that follows the run writes the current
-    text into the outbox, and each refresh reads the whole text from there.
+    The id of a stream is the number of its answer in the outbox. The process that follows the run writes the text into
+    the outbox, and each refresh reads it from there.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -203,14 +203,14 @@ class AnswerStreams:
         self._outbox = memory.channels.outbox
 
     async def response(self, bot: Bot, channel: WeComAIBotChannel, update: Update) -> CallbackResponse | None:
-        """Return the response to an update that was taken, or None if the response must be empty."""
+        """Return the response to an update that was taken, unless it is empty."""
         match update:
             case ChatEntered() if bot.texts.welcome:
                 timestamp, nonce = self._seal()
                 return channel.welcome_response(bot.texts.welcome, timestamp=timestamp, nonce=nonce)
             case StreamRefresh(stream_id):
                 number = int(stream_id) if stream_id.isdecimal() and len(stream_id) < 19 else 0
-                # If the stream is unknown, end it; otherwise WeCom would request it again for minutes.
+                # WeCom would request an unknown stream again for minutes, so end it.
                 found = await self._outbox.entry(bot.name, number)
                 return await self._stream(bot, channel, found) if found else self._sealed(channel, stream_id, NOTHING)
             case (IncomingMessage() as message) | Ignored(_, IncomingMessage() as message):
@@ -236,7 +236,7 @@ class AnswerStreams:
             await asyncio.wait([writing])
 
     async def _keep_writing(self, number: int, pieces: Sequence[RunPiece]) -> None:
-        """Write the text of the newest message into the outbox whenever new pieces have arrived."""
+        """Write the newest message into the outbox as its text grows."""
         written = 0
         while True:
             if len(pieces) > written:
@@ -248,7 +248,7 @@ class AnswerStreams:
             await asyncio.sleep(_WRITE_SECONDS)
 
     async def _stream(self, bot: Bot, channel: WeComAIBotChannel, outgoing: Outgoing) -> CallbackResponse:
-        """Return a response with the text so far, or with the text `later`. Mark a complete answer as delivered."""
+        """Return a response with the text so far. A complete answer counts as delivered."""
         stream_id = str(outgoing.number)
         if outgoing.status == "waiting":
             await self._outbox.make_ready(outgoing.session_id)
@@ -265,8 +265,8 @@ class AnswerStreams:
                 notify_sent(self._memory, bot, outgoing, "delivered", parts=len(parts[:1]))
                 return self._sealed(channel, stream_id, first)
             outgoing = await self._outbox.entry(bot.name, outgoing.number) or outgoing
-        # Do not stream an answer that was sent to the message's address instead. This address accepts only one message:
-        # if some of several parts count as sent, the first part was streamed, and can be streamed again.
+        # Do not stream an answer that was sent to the message's address, which accepts only one message. If some of
+        # several parts count as sent, the first part was streamed, and can be streamed again.
         is_sent = outgoing.parts_sent == 0 if len(parts) > 1 else outgoing.status == "ready" or outgoing.parts_sent > 0
         return self._sealed(channel, stream_id, bot.texts.later if is_sent else first)
 
@@ -281,9 +281,9 @@ class AnswerStreams:
 
 
 def is_response_url(url: str, own_api: str = "") -> bool:
-    """Return True for a WeCom URL with https and the standard port. Answers are sent only to such URLs.
+    """Return True for a WeCom URL with https and the standard port, to which answers may be sent.
 
-    URLs below `own_api` are accepted too. Operators set `own_api` to replace WeCom's API, in tests or behind a proxy.
+    URLs below `own_api` are accepted too: operators replace WeCom's API in tests or behind a proxy.
     """
     if own_api and url.startswith(f"{own_api.rstrip('/')}/"):
         return True

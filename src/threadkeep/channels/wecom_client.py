@@ -1,4 +1,4 @@
-"""Calls to WeCom's API. All processes share the access token of an application through the database."""
+"""Calls to WeCom's API. All processes share an application's access token through the database."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ _REFUSED: Mapping[int, str] = {
     95018: "SessionState",  # a human servicer has taken over the conversation
 }
 _RECIPIENTS: Mapping[str, str] = {"invaliduser": "InvalidUser", "unlicenseduser": "UnlicensedUser"}
-"""Fields of a successful response that list members who got no message, and the error for each field."""
+"""Fields that list members who got no message, and the error for each field."""
 
 
 @dataclass(frozen=True)
 class WeComAnswer:
-    """A response of the API; `code` 0 means success. Without a readable response, `code` is None and `error` is set.
+    """A response of the API; `code` 0 means success. Without a readable one, `error` is set.
 
     If `uncertain` is True, the call may have been executed.
     """
@@ -71,7 +71,7 @@ class WeComAnswer:
 
     @property
     def problem(self) -> str:
-        """The error's name: `error` if it is set, otherwise `Code` and the error code from WeCom."""
+        """The error's name, or `Code` and the error code from WeCom."""
         return self.error or f"Code{self.code}"
 
 
@@ -87,7 +87,7 @@ class WeComApi:
         self._scope = scope
         self._corp_id = corp_id
         self._secret = secret
-        # Name the token by its secret, because another application and a corrected secret have other tokens.
+        # Another application and a corrected secret have other tokens, so the name depends on the secret.
         self._token_name = f"access_token:{sha256(secret.encode()).hexdigest()[:8]}"
         self._root = f"{api.rstrip('/')}/cgi-bin"
         self._asking = asyncio.Lock()
@@ -98,7 +98,7 @@ class WeComApi:
         return "WeComApi()"
 
     async def call(self, method: str, values: Mapping[str, Json]) -> WeComAnswer:
-        """Call a method with the access token. If WeCom rejects the token, call the method again with a new one."""
+        """Call a method with the access token. Repeat the call if WeCom rejects the token."""
         answer = WeComAnswer(None, error="NoToken")
         for _ in range(2):
             token = await self.token()
@@ -112,9 +112,9 @@ class WeComApi:
         return answer
 
     async def token(self) -> str | WeComAnswer:
-        """Return the stored access token or a new one. If WeCom issues none, return the error response.
+        """Return the stored access token or a new one. If WeCom issues none, return its error.
 
-        If the request for a token fails, all calls that wait for it get this error, and do not repeat the request.
+        All calls that wait for a failed request get its error, and do not repeat the request.
         """
         began = time.monotonic()
         async with self._asking:
@@ -185,7 +185,7 @@ class WeComClient:
         """Do nothing: WeCom cannot show that a bot is working."""
 
     async def account(self) -> Account | str:
-        """Return the state of the access token, `valid`. If WeCom issues no token, return the name of the error."""
+        """Return the state of the access token, or the name of an error."""
         token = await self.api.token()
         return token.problem if isinstance(token, WeComAnswer) else {"access_token": "valid"}
 
@@ -214,7 +214,7 @@ class WeComDirectClient(WeComClient):
 
 
 class WeComServiceClient(WeComClient):
-    """A client of customer service desks. It sends answers to customers, and fetches pages of a desk's messages."""
+    """A client of customer service desks, which sends answers and fetches messages."""
 
     async def send(self, address: Address, part: Part) -> Outcome:
         """Send a part with its id, so that WeCom sends it only once."""
@@ -228,7 +228,7 @@ class WeComServiceClient(WeComClient):
         return outcome_of(await self.api.call("kf/send_msg", message))
 
     async def page(self, desk: str, *, cursor: str | None, token: str | None) -> WeComAnswer:
-        """Fetch up to 1,000 messages of a desk after a cursor. Without it, begin with the oldest available message.
+        """Fetch up to 1,000 messages of a desk after a cursor, or from the oldest on.
 
         If WeCom refuses `token`, which comes from the callback that announced messages, fetch without it.
         """
@@ -240,7 +240,7 @@ class WeComServiceClient(WeComClient):
 
 
 class WeComAIBotClient:
-    """A client for AI bot answers that WeCom has not fetched. Each message has an address that accepts one answer."""
+    """A client for AI bot answers that WeCom has not fetched. Each message accepts one answer."""
 
     can_send = True
 
@@ -249,7 +249,7 @@ class WeComAIBotClient:
         self._own_api = "" if api == API else api
 
     async def send(self, address: Address, part: Part) -> Outcome:
-        """Send a part to the response URL, which accepts one message. If more parts follow, mark the text as cut."""
+        """Send a part to the response URL, which accepts only one message. Mark a text that is cut."""
         url = text_in(address, "response_url")
         if not is_response_url(url, self._own_api):
             return Refused("NoResponseAddress")
