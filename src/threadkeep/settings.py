@@ -440,7 +440,7 @@ def unknown_variables() -> list[str]:
 
 
 def _sentence(error: ValidationError) -> InvalidSettings:
-    """Convert the first validation error to an error with the variable, the reason and the setting's description."""
+    """Convert the first validation error to an error that names the variable and the reason."""
     first = error.errors(include_input=False, include_url=False)[0]
     ours = first.get("ctx", {}).get("error")
     if isinstance(ours, InvalidSettings):

@@ -190,7 +190,8 @@ class RunEndings:
         """Store an answer and the end of its run in one transaction, with the trace and the model calls.
 
         The database rejects it if another process owns the run or has answered the question. Return False if nothing
-        was stored or the result is unknown. The caller must then store the answer, and after that the end of the run.
+        was stored or the result is unknown. The caller, if it still owns the run, must then store the answer, and after
+        that the end of the run.
         """
         hold, run, answer = active.hold, active.run, active.hold.answer
         if answer is None:

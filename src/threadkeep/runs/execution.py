@@ -171,7 +171,7 @@ class RunExecution:
         return outcome
 
     async def _wait_for_recovery(self, error: Exception) -> bool:
-        """Wait for the database; return True if an outage may have caused `error`, so that the try does not count."""
+        """Wait for the database, except for an unrecorded run; return True if an outage may have caused `error`."""
         saver = self._dependencies.saver
         if saver is None:
             return False

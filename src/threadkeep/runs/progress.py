@@ -199,7 +199,7 @@ class RunProgress:
             self._pending.clear()
 
     async def leave(self) -> bool:
-        """Discard pending progress because the run is over or lost; return True if no progress of the run is stored."""
+        """Discard pending progress of a run that is over or lost; return True if none is stored."""
         self._pending.clear()
         await self._storing.close()
         return self._offline
@@ -223,8 +223,7 @@ class RunProgress:
         with ErrorBoundary() as attempt:
             await self.keep()
         if isinstance(attempt.error, StoreUnavailable):
-            # Let the run continue, and try again later. If the run ends without success, `RunEndings` stores the
-            # pending progress, with retries.
+            # Let the run continue, and try again later.
             if self._pending:
                 self._storing.within(_AGAIN_SECONDS)
         elif attempt.error is not None:
@@ -331,7 +330,7 @@ class ProgressSaver(BaseCheckpointSaver[Any]):
         await self.saver.adelete_thread(thread_id)
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Return the checkpoint that the config names, by default the newest of its thread; None if there is none."""
+        """Return the checkpoint that the config names, by default the newest of its thread."""
         return self._waited_for(self.aget_tuple(config))
 
     def list(self, config: RunnableConfig | None, **options: Any) -> Iterator[CheckpointTuple]:

@@ -172,7 +172,7 @@ def _answer_within(run_id: str, question: Mapping[str, Json], value: Json) -> Js
 
 
 def _asked_by_child(question: Mapping[str, Json]) -> list[Mapping[str, Json]]:
-    """If a run's question only passes on the questions of a child, return these. Otherwise return an empty list."""
+    """Return the questions of a child that the run only passes on."""
     value = question.get("value")
     asked = (
         value.get("interrupts")
@@ -189,7 +189,7 @@ def text_of_input(given: RunInput) -> str:
 
 
 def map_of(values: Values, name: str) -> dict[str, Json]:
-    """Return the map in the field `name` of a request, or an empty map if the field is missing or not a map."""
+    """Return the map in the field `name` of a request, by default an empty map."""
     part = values.get(name)
     return dict(part) if isinstance(part, Mapping) else {}
 

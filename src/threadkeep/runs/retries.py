@@ -29,7 +29,7 @@ RUN_ERRORS: Final[Mapping[str, str]] = {
 
 
 def pause_before(try_number: int, *, first_seconds: float, longest_seconds: float) -> float:
-    """Return the seconds to pause before attempt `try_number`: doubled each time up to a maximum, with jitter."""
+    """Return the seconds to pause before attempt `try_number`, with exponential growth and jitter."""
     full = min(first_seconds * 2.0 ** (try_number - 2), longest_seconds)
     return full * random.uniform(0.5, 1.0)
 

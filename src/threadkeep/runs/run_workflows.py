@@ -93,7 +93,7 @@ class RunWorkflows:
         return self._restored[key]
 
     async def _restore(self, name: str, version: str) -> Workflow | None:
-        """Return a stored version, or None if it cannot be restored for one of the reasons that `of` lists.
+        """Restore a stored version, or return None if that is not possible.
 
         A version in the database must not decide which code a worker imports; only the operator's files may.
         """
@@ -114,9 +114,8 @@ class RunWorkflows:
 class RunPlan:
     """Facts about a workflow that its runs in this process share.
 
-    `chat` is the name, node and options of the workflow's only node if this is the built-in chat and needs no agent;
-    otherwise None. `at_once` has the options for storing the question together with the run; None if the question is
-    stored later. The model output of `silent` nodes is not part of the run's answer.
+    `chat` has the name, node and options of the built-in chat if it needs no agent. `at_once` has the options for
+    storing the question together with the run. The model output of `silent` nodes is not part of the run's answer.
     """
 
     chat: tuple[str, ChatNode, Mapping[ConversationKind, TurnOptions]] | None
@@ -140,7 +139,7 @@ class RunPlan:
 def order_keys(
     workflow: Workflow, request: RunRequest, session_id: str | None, memory: Memory, store: BaseStore | None
 ) -> tuple[str, ...]:
-    """Return the names of conversations, other than the session, in which a requested run must wait for its turn.
+    """Return the other conversations in which a requested run must wait for its turn.
 
     A conversation whose key depends on a node's result is not included; the run waits for it when it reaches that node.
     """
@@ -156,7 +155,7 @@ def order_keys(
 
 
 async def sessions_known(workflow: Workflow, run: Run, memory: Memory, store: BaseStore | None) -> list[Session]:
-    """Return the conversations in which agents store a run's question, and whose keys depend only on the request."""
+    """Return the conversations that get a run's question and are known from the request alone."""
     keeping = [node for node in workflow.known_conversations if isinstance(node, AgentNode)]
     if store is None or not keeping:
         return []
@@ -184,10 +183,7 @@ async def sessions_reached(run: Run, memory: Memory, store: BaseStore | None) ->
 def _keys(
     keeping: Iterable[ConversationFields], state: WorkflowState, values: Mapping[str, Any], trigger: RunTrigger
 ) -> list[tuple[GraphLayout, str]]:
-    """Return the `GraphLayout` and the key of each node's conversation, without duplicates; skip nodes without a key.
-
-    `values` are the values for the `configurable` part of the run's LangGraph config.
-    """
+    """Return the layout and the key of each conversation that the nodes store."""
     scope = key_scope(state, values["session_id"], {"configurable": dict(values)})
     found = [(node.layout, node.resolve(scope, by_hand=trigger in BY_HAND).key) for node in keeping]
     return list(dict.fromkeys((layout, key) for layout, key in found if key is not None))

@@ -54,8 +54,7 @@ class RunService(RunIntake):
     async def end_of(self, run_id: str, *, user_id: str | None = None) -> Run:
         """Wait until a run is over or waits for a person; return the run, or raise as `result` does.
 
-        If this process executes the run, the end is noticed at once; otherwise the database is polled. If the run may
-        begin and no process has started it, this process starts it.
+        If the run may begin and no process has started it, this process starts it.
         """
         stream = self._worker.streams.of(run_id)
         stream.waiting += 1
@@ -153,7 +152,7 @@ class RunService(RunIntake):
                 self._worker.streams.of(each).end()
         await self._worker.start_following(run)
         if len(stopped) > 1:
-            # Stopped child runs may have blocked turns of other sessions, so start the runs that follow them.
+            # Start the runs of other sessions that waited for stopped child runs.
             for below in await self._runs.records.tree(run_id):
                 if below.run_id != run_id and below.run_id in stopped and below.over:
                     await self._worker.start_following(below)

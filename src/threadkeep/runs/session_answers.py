@@ -27,7 +27,7 @@ async def with_answer(memory: Memory, run: Run) -> Run:
 
 
 async def _with_answer_that_stands(memory: Memory, run: Run, result: Mapping[str, Json]) -> Run:
-    """Return a run. If its answer was replaced by another answer to the same question, set the other as its result."""
+    """Return a run with the answer that replaced its own answer, if there is one."""
     own_id = result.get("message_id")
     if run.session_id is None or not isinstance(own_id, str):
         return run
@@ -50,17 +50,16 @@ async def _with_answer_that_stands(memory: Memory, run: Run, result: Mapping[str
 
 
 async def with_own_answer(memory: Memory, run: Run, message_id: str) -> Run:
-    """Return a run with the answer to the message `message_id`, one of several messages that the run has answered.
+    """Return a run with the answer to `message_id`, one of several messages that it has answered.
 
-    If another run has answered this message, set that answer as the result. If the message has no answer, the answer
-    to the newest message of its turn counts.
+    This may be the answer of another run, or the answer to the newest message of the turn.
     """
     answer = await _answer_of_turn(memory, run, message_id)
     return replace(run, result=result_of_answer(answer)) if _is_of_other(answer, run) else run
 
 
 async def with_unanswered(memory: Memory, run: Run) -> Run:
-    """Return a run without the messages that other runs have answered; if no message is left, return it unchanged."""
+    """Return a run without the messages that other runs have answered, unless all are answered."""
     rest = [
         one
         for one in run.inputs
@@ -70,7 +69,7 @@ async def with_unanswered(memory: Memory, run: Run) -> Run:
 
 
 async def stored_answer_of(memory: Memory, run: Run) -> Mapping[str, Json] | None:
-    """Return the stored answer to a run's newest message as a result, or None if no complete answer is stored."""
+    """Return the stored answer to a run's newest message as a result, if it is complete."""
     message_id = run.inputs[-1].message_id if run.inputs else None
     answer = None if message_id is None else await _answer(memory, run, message_id)
     return None if answer is None or answer.status != "complete" else result_of_answer(answer)
@@ -82,7 +81,7 @@ def _is_of_other(answer: Message | None, run: Run) -> TypeGuard[Message]:
 
 
 async def _answer_of_turn(memory: Memory, run: Run, message_id: str) -> Message | None:
-    """Return the answer to a message or, if it has none, to the newest message of its turn; otherwise None."""
+    """Return the answer to a message or, if it has none, to the newest message of its turn."""
     if (answer := await _answer(memory, run, message_id)) is not None or run.session_id is None:
         return answer
     session = memory.session(run.session_id)
@@ -100,7 +99,7 @@ async def _answer(memory: Memory, run: Run, message_id: str) -> Message | None:
 
 
 async def newest_answer(session: Session, message_id: str) -> Message | None:
-    """Return the newest answer to a message, stored or pending; None if there is no such message or answer."""
+    """Return the newest answer to a message, stored or pending."""
     question = await session.find(message_id)
     answers = [] if question is None else await session.answers_to(question)
     return answers[-1] if answers else None

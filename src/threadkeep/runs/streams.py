@@ -163,7 +163,7 @@ class InFlightMessages:
             end.set()
 
     def set_answered(self, session_id: str, message_id: str) -> None:
-        """Remember an answered message (up to 10,000), so that no recorded run answers it again or reports its turn."""
+        """Remember an answered message, so that no recorded run answers it again or reports its turn."""
         self._answered[session_id, message_id] = None
         if len(self._answered) > _MOST_REMEMBERED:
             del self._answered[next(iter(self._answered))]

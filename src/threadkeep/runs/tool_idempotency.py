@@ -26,7 +26,7 @@ type _Handler = Callable[[ToolCallRequest], Awaitable[_Result]]
 AGAIN: Final = "again"
 SKIP: Final = "skip"
 _ASKED: Final[Mapping[str, Json]] = {"asked_a_person": True}
-"""The result that is stored for a part of a tool call (see `_Part`) if the part ended with a question to a person."""
+"""The stored result of a part of a tool call that ended with a question to a person."""
 
 _SKIPPED = "This tool call was started before, and its outcome is unknown; a person decided not to run it again."
 _UNKNOWN = "This tool call finished before, but its result was not stored."
@@ -58,7 +58,7 @@ class RecordedTools(AgentMiddleware[AgentState[Any], Any, Any]):
         self._holds = holds
 
     async def awrap_tool_call(self, request: ToolCallRequest, handler: _Handler) -> _Result:
-        """Run the tool. If its call finished before, return the stored result; if it was only started, ask a person."""
+        """Run the tool, or return its stored result. If it was only started before, ask a person."""
         handler = without_exit(handler)
         context: object = request.runtime.context
         if not isinstance(context, RunContext) or request.tool is None or is_idempotent(request.tool):
@@ -78,7 +78,7 @@ class RecordedTools(AgentMiddleware[AgentState[Any], Any, Any]):
         return await self._run(context.run_id, part.id, request, handler)
 
     async def _begin(self, run_id: str, request: ToolCallRequest) -> _Part:
-        """Record the beginning of a call or, after a question to a person, the beginning of the call's next part."""
+        """Record the beginning of a call or, after a question to a person, of its next part."""
         await self._keep(run_id)
         if not self._holds(run_id):
             raise StoreUnavailable("This process cannot tell whether it still owns the run; the call is retried.")
@@ -131,7 +131,7 @@ def _name(request: ToolCallRequest) -> str:
 
 
 def _again(result: Json, request: ToolCallRequest) -> ToolMessage:
-    """Return the stored result of an earlier call; if none was stored, return a message that says so."""
+    """Return the stored result of an earlier call, or a message that there is none."""
     if isinstance(result, Mapping):
         [message] = messages_from_dict([dict(result)])
         if isinstance(message, ToolMessage):

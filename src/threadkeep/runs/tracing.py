@@ -71,7 +71,7 @@ class RunTracer:
     def note(
         self, kind: str, node: str | None = None, data: Data | None = None, *, usage: TokenUsage | None = None
     ) -> None:
-        """Note an event, and its `usage` if it reports a model call. The docstring of the class says when to store."""
+        """Note an event, and its `usage` if it reports a model call."""
         self._group.events.append(TraceEvent(kind, node, data or {}, self._trace.clock()))
         if usage is not None:
             self._group.usage.append(usage)
@@ -110,8 +110,7 @@ class RunTracer:
     async def store_whole[T](self, store: Callable[[TraceGroup], Awaitable[T | None]]) -> T | None:
         """Pass all events of the run to `store` as one group, and return the result of `store`.
 
-        If nothing was stored, or if not all events are in memory, return None. The group's `after` is the number of
-        the newest event that is stored already.
+        Return None if nothing was stored. The group's `after` is the number of the newest stored event.
         """
         self._storing.disarm()
         async with self._storing.working:
@@ -215,7 +214,7 @@ def node_of(metadata: Mapping[str, Any] | None) -> str | None:
 
 
 def jsonable(value: object) -> Json:
-    """Return a value as JSON; for a value without a JSON form, return the name of its type."""
+    """Return a value as JSON, or else the name of its type."""
     if isinstance(value, BaseMessage):
         value = message_to_dict(value)
     found: Json = to_jsonable_python(value, fallback=lambda other: type(other).__name__, serialize_unknown=True)

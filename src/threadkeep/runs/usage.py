@@ -85,7 +85,7 @@ class Ledger:
 
 
 def spent_budget(run: Run, usages: Sequence[TokenUsage], *, crossed: bool = False) -> BudgetSpent | None:
-    """Return an error if a run has used up its budget or, with `crossed`, exceeded it. Otherwise return None."""
+    """Return an error if a run has used up its budget or, with `crossed`, exceeded it."""
     total = sum(usages, NO_USAGE)
     for limit, used, allowed in (
         ("max_tokens", total.tokens, run.budget.max_tokens),

@@ -92,13 +92,13 @@ class Worker:
         return active is not None and active.stop is None and self.engine.holds(active.run.root_run_id)
 
     async def flush(self, run_id: str) -> None:
-        """Store the pending events of a run, so that a reader sees them; do nothing if the database is unavailable."""
+        """Store the pending events of a run for a reader, if the database is available."""
         if (active := self.active.get(run_id)) is not None:
             with suppress(StoreError):
                 await active.tracer.flush()
 
     async def _usage_in_tree(self, root_run_id: str, run_id: str) -> Sequence[TokenUsage]:
-        """Store the usage of a tree's active runs; return the usage of one run of the tree and of all runs below it."""
+        """Store the usage of a tree's active runs; return the usage of one run and of all runs below it."""
         for each in list(self.active.values()):
             if each.run.root_run_id == root_run_id:
                 await each.tracer.flush()
@@ -131,7 +131,7 @@ class Worker:
                     await self._runs.give_back(run_id, begun.run.owner)
 
     async def execute(self, run_id: str) -> None:
-        """Execute a run if it may begin now; do nothing if it is over, executed elsewhere, or waits for an earlier run.
+        """Execute a run, if it may begin now.
 
         An unexpected error is reported, and the run is retried after a pause. After `max_attempts` it is set aside.
         """
@@ -244,10 +244,7 @@ class Worker:
         return active
 
     async def _leave(self, active: ActiveRun, outcome: Outcome | None) -> bool:
-        """Remove a run from `active`, and end its trace and stream. Return True if no checkpoint of the run is stored.
-
-        If the run is over, first cancel its children.
-        """
+        """Forget a run that is over or released. Return True if no checkpoint of it is stored."""
         ledger = active.ledger
         has_children = ledger is not None and ledger.has_children
         if outcome is not None and outcome.status != "waiting" and (has_children or not active.begins):
@@ -293,7 +290,7 @@ class Worker:
         await self._endings.release(active)
 
     async def _run_graph(self, active: ActiveRun) -> Outcome:
-        """Execute a run with its workflow and its budgets; while the database is unavailable, wait for it."""
+        """Execute a run with its workflow and its budgets."""
         run, dependencies = active.run, self.dependencies
         _set_channel(run)
         run_hold.set(active.hold)
@@ -369,7 +366,7 @@ class Worker:
         await self._clear_up(run, outcome)
 
     async def _end_orphans(self, run: Run) -> None:
-        """Cancel the children of a run that is over. A failure is reported; maintenance ends running children later."""
+        """Cancel the children of a run that is over. If this fails, maintenance ends them later."""
         try:
             await end_orphans(self._runs, run.run_id)
         except (StoreError, TimeoutError) as error:

@@ -106,7 +106,7 @@ def parse_address(url: str, *, variable: str = "THREADKEEP_DATABASE_URL") -> Dat
 
 
 def _parts(dsn: str) -> dict[str, str]:
-    """Return the parts of a DSN without decoding them; `hosts` may be a comma-separated list, as in libpq."""
+    """Return the parts of a DSN, without decoding them."""
     match = _DSN.fullmatch(dsn)
     return match.groupdict(default="") if match else {"account": "", "hosts": "", "name": "", "query": ""}
 

@@ -42,7 +42,7 @@ class SummaryArchive:
     async def restore(
         self, connection: Connection, session_id: str, archived: Iterable[ArchivedSummary]
     ) -> tuple[int, int]:
-        """Store new summaries whose messages are stored; return the numbers of stored and of rejected summaries."""
+        """Store new summaries whose messages are stored; return how many were stored and rejected."""
         stored = left_out = 0
         for item in archived:
             parameters = {"session_id": session_id, "id": item.summary.id}
@@ -57,7 +57,7 @@ class SummaryArchive:
         return stored, left_out
 
     async def _renumbered(self, connection: Connection, session_id: str, item: ArchivedSummary) -> Summary | None:
-        """Return the summary with its `seq` range in this database, or None if its messages are not the same here."""
+        """Return the summary with its `seq` range in this database, if its messages are the same here."""
         summary = item.summary
         deleted_upto = summary.last_seq - item.messages
         last_seq = await self._seq(connection, session_id, item.last_id, summary.last_seq)
@@ -78,7 +78,7 @@ class SummaryArchive:
         return here if deleted_here and int(messages) == item.messages else None
 
     async def _seq(self, connection: Connection, session_id: str, message_id: str | None, otherwise: int) -> int | None:
-        """Return a message's `seq` in this database, or None if it is missing. If it has no id, return `otherwise`."""
+        """Return a message's `seq` in this database, or `otherwise` if the message has no id."""
         if message_id is None:
             return otherwise
         rows = await connection.fetch(self._sql["seq_of"], {"session_id": session_id, "id": message_id})
@@ -189,7 +189,7 @@ class Archive:
     async def _insert(
         self, connection: Connection, part: ArchivedPart, fresh: Sequence[Message], seqs: Mapping[str, int]
     ) -> int:
-        """Store messages with the given `seq` values; return how many of them had characters that were replaced."""
+        """Store messages with the given `seq` values; return how many had characters that were replaced."""
         now = self._clock()
         kept = [clean_message(message) for message in fresh]
         await connection.fetch(self._sql["reserve"], _counting(part.info, kept))
@@ -210,7 +210,7 @@ class Archive:
     async def _restore_borders(
         self, connection: Connection, info: SessionInfo, messages: Sequence[Message], seqs: Mapping[str, int]
     ) -> None:
-        """Restore the last reset and the end of the archived messages, each after the same message as in the export."""
+        """Restore the last reset and the end of the archive, after the same messages as in the export."""
         here = {message.seq: seqs[str(message.id)] for message in messages if message.seq}
         if info.reset_seq in here:
             parameters = {"session_id": info.session_id, "reset_seq": here[info.reset_seq]}
@@ -223,7 +223,7 @@ class Archive:
 
 
 def _counting(info: SessionInfo, messages: list[Message]) -> dict[str, object]:
-    """Return the parameters of the statement `reserve`, which without `messages` only locks the session's row."""
+    """Return the parameters of `reserve`, which without `messages` only locks the session's row."""
     turn = Turn(info.session_id, (), info.user_id)
     return session_parameters(turn, messages, now=time_text(info.updated_at))
 

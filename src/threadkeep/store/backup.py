@@ -164,7 +164,7 @@ def dump_version(file: Path) -> int:
 
 
 def restore_postgres(source: Path, environment: Mapping[str, str], *, replace: bool) -> None:
-    """Load a copy that `pg_dump` wrote into a database, in one transaction; with `replace`, first drop existing tables.
+    """Load a copy that `pg_dump` wrote, in one transaction; with `replace`, first drop existing tables.
 
     Raises:
         StoreUnavailable: there is no `pg_restore`, or it failed; the database is unchanged.
@@ -214,7 +214,7 @@ def _encrypt(source: Path, target: Path, key: str) -> None:
 
 
 def _empty_log(path: Path, key: str | None) -> None:
-    """Move a database's WAL into its file, so that an interrupted restore loses nothing; skip a damaged database."""
+    """Move a database's WAL into its file, so that an interrupted restore loses nothing."""
     with _translated(), closing(_opened(path, None if is_plain(path) else key)) as database:
         try:
             # Wait only briefly: a process that has the file open keeps its lock until the process ends.

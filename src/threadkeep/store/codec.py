@@ -29,7 +29,7 @@ def utc_now() -> datetime:
 
 
 def time_of(value: Any) -> Any:
-    """Convert a time from either database (text, microseconds or datetime) to a datetime; return None for None."""
+    """Convert a time from either database (text, microseconds or datetime) to a datetime."""
     if isinstance(value, str):
         return datetime.fromisoformat(value)
     return _EPOCH + value * _UNIT if isinstance(value, int) else value
@@ -49,7 +49,7 @@ def time_text(moment: datetime) -> str:
 
 
 def cursor_parameters(cursor: tuple[datetime, str] | None, moment: str, name: str) -> dict[str, object]:
-    """Return two parameters, under the names `moment` and `name`, for a statement that lists rows before a cursor."""
+    """Return the parameters `moment` and `name` of a statement that lists rows before a cursor."""
     before, last_name = cursor or (None, "~")
     return {moment: time_text(before) if before else _LAST_TIME, name: last_name}
 
@@ -130,7 +130,7 @@ def clean_message(message: Message) -> Message:
 
 
 def identified(message: Message) -> Message:
-    """Return the message, or a copy with a new id if it has none. The copy's fields are not validated again."""
+    """Return the message with an id. The fields of a copy are not validated again."""
     if message.id is not None:
         return message
     from langchain_core.utils.uuid import uuid7  # this import loads pydantic, which reading does not need
@@ -262,7 +262,7 @@ def _tags_of(text: str) -> tuple[str, ...]:
 
 @reads_record
 def retention_of(text: str | None) -> Retention | None:
-    """Return the limits in the column `retention` of a session, or None if the session has no limits of its own."""
+    """Return the limits in the column `retention` of a session."""
     return None if text is None else Retention.from_dict(json_of(text))
 
 
@@ -301,7 +301,7 @@ class Prepared:
 
 
 def prepare_turn(turn: Turn, *, count: Counter, now: str) -> Prepared:
-    """Prepare the messages of a turn for storing. If a caller gets the answers, or has got them, set their `told_at`.
+    """Prepare the messages of a turn for storing, and set the `told_at` of answers that callers get.
 
     Raises:
         InvalidMessage: the turn has no messages, or one of them cannot be stored.
@@ -347,7 +347,7 @@ class GraphTurns:
     workspace: str | None = None
 
     def row(self, turn: Turn, messages: Sequence[Message], *, now: str) -> dict[str, object] | None:
-        """Return the columns of a turn's row, except the `seq` values, or None if the turn has no complete answer."""
+        """Return the columns of a turn's row, except the `seq` values, or None without a complete answer."""
         if not any(message.role == "assistant" and message.status == "complete" for message in messages):
             return None
         workspace = turn.workspace or self.workspace

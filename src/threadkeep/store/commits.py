@@ -176,10 +176,9 @@ _REFUSED = "The turn cannot be stored together with its other statements; store 
 class GroupCommit:
     """A writer that stores the turns of a process in groups; `append` returns when its turn is durable.
 
-    Most turns are new, so a group is first passed to the driver as a whole, without checking message ids. Nothing of
-    the group is stored if a message exists already, if a turn's question does not exist or is before a reset, or if two
-    users use one session. In these cases, the turns of the group are written again in one transaction, one by one, and
-    each id is checked.
+    Most turns are new, so a group is first passed to the driver as a whole, without checking message ids. If the
+    database rejects it, nothing of the group is stored. Its turns are then written again in one transaction, one by
+    one, and each id is checked.
 
     If another transaction has locked the row of a session, a task waits for this lock. Later turns of the session are
     queued for this task, and turns of all other sessions are stored meanwhile.
@@ -215,7 +214,7 @@ class GroupCommit:
             await asyncio.wait(self._waiting)
 
     async def _write_groups(self) -> None:
-        """Write the queued turns in groups, including turns that arrive while a group is being written."""
+        """Write the queued turns in groups, until no turn is queued."""
         try:
             while self._queue:
                 group, self._queue = self._queue[:_GROUP_TURNS], self._queue[_GROUP_TURNS:]
@@ -224,7 +223,7 @@ class GroupCommit:
             self._task = None
 
     async def _write_free(self, group: list[PreparedTurn]) -> None:
-        """Write the turns of a group. If a task waits for a session's lock, queue the session's turns for this task."""
+        """Write the turns of a group, except of sessions for whose lock a task waits already."""
         free: list[PreparedTurn] = []
         for prepared in group:
             self._locked.get(prepared.turn.session_id, free).append(prepared)
@@ -240,7 +239,7 @@ class GroupCommit:
             await self._write_alone(free, error)
 
     async def _write_separately(self, group: list[PreparedTurn], error: RowLocked) -> None:
-        """Write the turns of each session separately: a row is locked, and turns of other sessions must not wait."""
+        """Write the turns of each session separately, because others must not wait for a locked row."""
         of_session = _by_session(group)
         if len(of_session) == 1:
             self._wait_for_lock(group)
@@ -269,7 +268,7 @@ class GroupCommit:
         task.add_done_callback(self._waiting.discard)
 
     async def _write_locked(self, session_id: str) -> None:
-        """Wait up to the full timeout for a session's lock; then write its turns, including turns queued meanwhile."""
+        """Wait up to the full timeout for a session's lock, then write its queued turns."""
         turns = self._locked[session_id]
         begun = 0
         async with self._waiting_slots:
@@ -300,7 +299,7 @@ class GroupCommit:
         _settle(group, receipts)
 
     async def _store_separately(self, group: Sequence[PreparedTurn]) -> list[_Outcome]:
-        """Store a rejected group again: each turn with joined statements by itself, then the others, checking ids."""
+        """Store a rejected group again, with a check of each id."""
         if len(group) > 1:
             for prepared in [one for one in group if one.is_joined]:
                 await self._write_group([prepared])
@@ -358,7 +357,7 @@ class GroupCommit:
     async def _store_each(
         self, group: Sequence[PreparedTurn], *, lock_timeout_seconds: float | None = GROUP_LOCK_SECONDS
     ) -> list[_Outcome]:
-        """Store new messages of a group turn by turn in one transaction; return each turn's receipt or error."""
+        """Store new messages of a group turn by turn; return each turn's receipt or error."""
         receipts: dict[int, _Outcome] = {}
         async with self._driver.writing(lock_timeout_seconds=lock_timeout_seconds) as connection:
             for index, prepared in sorted(enumerate(group), key=lambda item: item[1].turn.session_id):

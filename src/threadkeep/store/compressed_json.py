@@ -69,7 +69,7 @@ def reads_record[**P, T](read: Callable[P, T]) -> Callable[P, T]:
 
 @reads_record
 def json_of(stored: str | bytes | None, shape: type = object) -> Any:
-    """Return the value of a column that has JSON or compressed JSON, or None for NULL.
+    """Return the value of a column that has JSON or compressed JSON.
 
     Raises:
         RecordUnreadable: the value is damaged or not of the type `shape`, or a newer Threadkeep wrote it.
@@ -155,7 +155,7 @@ def _decompress_first_format(stored: bytes) -> str:
 
 
 def unpack_manifest(stored: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str, Json]:
-    """If a manifest is from before migration 25, unpack its entries and add `columns`. Return a later one unchanged."""
+    """Unpack a manifest from before migration 25, and add `columns` to it."""
     parts = stored.get("packed")
     if "entries" in stored or not isinstance(parts, list):
         return dict(stored)

@@ -62,10 +62,10 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
         return self._sql["state"], {"session_id": session_id, "profile": profile, "user_id": user_id}
 
     async def move_anchor(self, session_id: str, profile: str, seq: int, *, revision: int | None = None) -> None:
-        """Move the anchor of a profile forward to the message `seq`; do nothing if there is no session.
+        """Move the anchor of a profile forward to the message `seq`.
 
-        Do nothing if the anchor is later, or if the session does not have the given `revision` any more: messages were
-        superseded since, so windows begin at another message.
+        Do nothing if the session has another `revision` by now: messages were superseded since, so windows begin
+        elsewhere.
         """
         parameters = {"session_id": session_id, "profile": profile, "seq": seq, "revision": revision}
         await self._driver.write([(self._sql["keep_session"], parameters), (self._sql["move_anchor"], parameters)])
@@ -73,7 +73,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
     def anchor_statement(
         self, session_id: str, profile: str, seq: int, *, revision: int | None = None
     ) -> Statement | None:
-        """Return the statement of `move_anchor` for a transaction that locks the session; without anchors, None."""
+        """Return the statement of `move_anchor` for a transaction that locks the session."""
         parameters = {"session_id": session_id, "profile": profile, "seq": seq, "revision": revision}
         return self._sql["move_anchor"], parameters
 
@@ -86,7 +86,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
     async def keep_steps(
         self, session_id: str, steps: Steps, *, question_id: str, author: str, ordinal: int = 1, turns: int = 1
     ) -> None:
-        """Store the tool calls of an answer if its question is active. Delete all before the newest `turns` turns."""
+        """Store the tool calls of an answer, and delete all before the newest `turns` turns."""
         turn = {"session_id": session_id, "author": author, "turns": turns}
         row = {**turn, "seq": steps.seq, "ordinal": ordinal, "question_id": question_id}
         async with self._driver.writing() as connection:
@@ -181,7 +181,7 @@ class IndexedTexts:
     digest: str = ""
 
     def add(self, seq: int, text: str) -> None:
-        """Add the next message; its `seq` must be higher than the `seq` of each earlier message."""
+        """Add the next message; its `seq` must be higher than those of all earlier messages."""
         self.seqs.append(seq)
         self.digest = sha256(f"{self.digest} {text}".encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -197,10 +197,10 @@ class RecallIndexes(Protocol):
     """
 
     async def of_session(self, session_id: str, version: str, last_seq: int) -> bytes | None:
-        """Return a session's stored index if it has this version and ends at or before `last_seq`, otherwise None."""
+        """Return a session's stored index of this version, if it ends at or before `last_seq`."""
 
     async def save(self, session_id: str, version: str, data: bytes, last_seq: int, state: IndexedState) -> None:
-        """Replace the stored index of a session by one that ends at `last_seq`, if the session still has this state."""
+        """Replace the stored index of a session, if the session still has this state."""
 
     async def remove(self, session_id: str) -> None:
         """Delete the index of a session; errors of the store are ignored."""
@@ -213,13 +213,13 @@ class RecallIndexRows(Tables, sql=("{backend}/sessions.sql", "recall_indexes.sql
     """The table `chat_recall_indexes`; the caller defines the format of an index."""
 
     async def of_session(self, session_id: str, version: str, last_seq: int) -> bytes | None:
-        """Return a session's stored index if it has this version and ends at or before `last_seq`, otherwise None."""
+        """Return a session's stored index of this version, if it ends at or before `last_seq`."""
         parameters = {"session_id": session_id, "version": version, "last_seq": last_seq}
         rows = await self._driver.fetch(self._sql["index_of"], parameters)
         return bytes(rows[0][0]) if rows else None
 
     async def save(self, session_id: str, version: str, data: bytes, last_seq: int, state: IndexedState) -> None:
-        """Replace the stored index of a session by one that ends at `last_seq`, if the session still has this state."""
+        """Replace the stored index of a session, if the session still has this state."""
         row = {"session_id": session_id, "version": version, "data": data, "last_seq": last_seq, **asdict(state)}
         # Use one statement, so that the server has received all data before it locks the session.
         await self._driver.write([(self._sql["save_index"], {**row, "created_at": time_text(state.created_at)})])

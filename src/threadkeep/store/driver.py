@@ -109,7 +109,7 @@ class Joined(NamedTuple):
 
 @dataclass
 class PreparedTurn:
-    """A turn that is ready to be stored: its cleaned messages with ids, and their columns.
+    """A turn that is ready to be stored, with its cleaned messages and their columns.
 
     If `is_joined`, the turn is stored in one transaction with the statements `before` and `after`, or not at all;
     `rows` then has the rows that these statements returned.
@@ -127,7 +127,7 @@ class PreparedTurn:
     is_joined: bool = False
 
     def receipt(self, first_seq: int, count: int) -> Receipt:
-        """Return the receipt of the turn; `first_seq` is the `seq` of the first of `count` stored messages."""
+        """Return the receipt of the turn. Its `count` messages are stored from `first_seq` on."""
         return Receipt(
             first_seq=first_seq,
             last_seq=first_seq + count - 1,
@@ -214,9 +214,9 @@ class Driver(Protocol):
     async def append(self, turns: NewTurns) -> Appended:
         """Store a group of new turns in one write transaction, with as few round trips as possible.
 
-        A session of another user is skipped with its messages. If the id of a message exists already, or if the message
-        that a turn answers is missing, nothing is stored and `DuplicateRow` is raised. If another transaction has
-        locked a session, `RowLocked` is raised after a short wait.
+        A session of another user is skipped. If a message exists already, or if the message that a turn answers is
+        missing, nothing is stored and `DuplicateRow` is raised. If another transaction has locked a session,
+        `RowLocked` is raised after a short wait.
         """
 
     async def close(self) -> None:

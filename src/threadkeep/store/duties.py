@@ -16,15 +16,14 @@ from threadkeep.store.statements import ClockedTables
 class Duties(ClockedTables, sql=("duties.sql",)):
     """The table `chat_duties`: the current owner of each duty, and the time when it was last done.
 
-    Each write is a single call to the database. A transaction of several calls would stay open while blocking code
-    stops the event loop. If that code waits for the lock of the SQLite file, it would wait forever.
+    Each write is a single call to the database, because an open transaction and blocking code that waits for the lock
+    of the SQLite file in the same event loop would wait forever.
     """
 
     async def claim(self, duty: str, owner: str, *, seconds: float, every_seconds: float) -> bool:
         """Claim a duty for some seconds, or extend this owner's claim.
 
-        Return False if another process has claimed the duty, or if it was done within the last `every_seconds`. Ignore
-        an expired claim, and the claim of a process whose clock is far ahead.
+        Return False if another process has claimed it, or if it was done within the last `every_seconds`.
         """
         now = self._clock()
         parameters = {
@@ -68,13 +67,13 @@ class ChannelState(ClockedTables, sql=("{backend}/sessions.sql", "channel_state.
         return str(rows[0][0]) if rows else None
 
     async def values_of(self, scope: str, prefix: str) -> dict[str, str]:
-        """Return, by name, the values in a scope if their names begin with `prefix`; omit expired values."""
+        """Return the values in a scope by name, if their names begin with `prefix`; omit expired values."""
         parameters = {"scope": scope, "prefix": prefix, "now": time_text(self._clock())}
         rows = await self._driver.fetch(self._sql["values_of"], parameters)
         return {str(name): str(value) for name, value in rows}
 
     async def keep(self, scope: str, name: str, value: str, *, expires_at: datetime | None = None) -> None:
-        """Store a value instead of the previous one; if it can expire, also delete up to 100 expired values."""
+        """Store a value instead of the previous one, and delete some expired values."""
         await self._keep(self.keep_statement(scope, name, value, expires_at=expires_at))
 
     def keep_statement(self, scope: str, name: str, value: str, *, expires_at: datetime | None = None) -> Statement:
@@ -83,13 +82,12 @@ class ChannelState(ClockedTables, sql=("{backend}/sessions.sql", "channel_state.
         return self._sql["keep"], {"scope": scope, "name": name, "value": value, "expires_at": expiry}
 
     async def keep_first(self, scope: str, name: str, value: str, *, expires_at: datetime | None = None) -> bool:
-        """Store a value if none is stored or the stored one has expired; return False if the stored value stays."""
+        """Store a value unless an unexpired one is stored; return False if that one stays."""
         _, parameters = self.keep_statement(scope, name, value, expires_at=expires_at)
         return await self._keep((self._sql["keep_first"], {**parameters, "now": time_text(self._clock())}))
 
     async def _keep(self, statement: Statement) -> bool:
-        # Store the value first: a transaction that waits for this row then has no other row locked, so no deadlock can
-        # occur.
+        # Store the value first, because a transaction that locks another row first could cause a deadlock.
         statements, parameters = [statement], statement[1]
         if parameters["expires_at"] is not None:
             forgotten = {"scope": parameters["scope"], "now": time_text(self._clock())}
@@ -102,7 +100,7 @@ class ChannelState(ClockedTables, sql=("{backend}/sessions.sql", "channel_state.
         return await self._execute("keep_for_duty", {"scope": scope, "name": name, "value": value, **held}) > 0
 
     async def replace(self, scope: str, name: str, old: str, value: str, *, expires_at: datetime) -> bool:
-        """Replace the value `old` by `value`; return False if the stored value is not `old`, or if there is none."""
+        """Replace the value `old` by `value`; return False if the stored value is another one."""
         given = {"scope": scope, "name": name, "old": old, "value": value, "expires_at": time_text(expires_at)}
         return await self._execute("replace", given) > 0
 

@@ -35,7 +35,7 @@ _LOG_WAIT_MILLISECONDS = 50
 
 
 async def empty_log(driver: Driver, *, vacuum: bool) -> bool:
-    """Empty the WAL of a SQLite file; with `vacuum`, rewrite the file first. Return False if a reader uses the WAL."""
+    """Empty the WAL of a SQLite file; with `vacuum`, rewrite it first. Return False if a reader uses the WAL."""
     sql = load_statements("sqlite/retention.sql")
     async with driver.reading() as connection:
         if vacuum:
@@ -81,7 +81,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return tuple(dict.fromkeys([user_id, *(str(row[0]) for row in rows)]))
 
     async def sessions(self, wanted: Erasable) -> list[str]:
-        """Return the ids of sessions to delete as a whole. Include deleted ones that `note_sessions` has noted."""
+        """Return the ids of sessions to delete as a whole, including those that `note_sessions` has noted."""
         return [str(row[0]) for row in await self._fetch("own_sessions_of", wanted)]
 
     async def note_sessions(self, wanted: Erasable, session_ids: Sequence[str]) -> None:
@@ -95,7 +95,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         await self._driver.write([(self._sql["forget_notes"], {"noted": wanted.noted})])
 
     async def counts(self, wanted: Erasable) -> dict[str, int]:
-        """Return the number of rows to erase from each table; checkpoints of the sessions and runs are included."""
+        """Return the number of rows to erase from each table, including checkpoints."""
         threads, parameters = self._selecting("threads", wanted)
         async with self._driver.reading() as connection:
             rows = await connection.fetch(*self._selecting("counts", wanted))
@@ -179,7 +179,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return [str(row[0]) for row in await self._fetch("facts_of_sessions", wanted)]
 
     async def steps(self, session_id: str) -> list[dict[str, object]]:
-        """Return the tool calls and results of each answer, with its author, its `ordinal` and the question's `seq`."""
+        """Return the tool calls of each answer, with its author, its `ordinal` and the question's `seq`."""
         rows = await self._driver.fetch(self._sql["steps_of_session"], {"session_id": session_id})
         return [
             {"author": author, "seq": seq, "ordinal": ordinal, "steps": _steps_of(body)}
@@ -221,7 +221,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return int((await self._driver.fetch(self._sql["branches"], {"session_id": session_id}))[0][0])
 
     async def child_sessions(self, session_id: str) -> int:
-        """Return the number of child runs' sessions; each begins with a text that a turn of the given session sent."""
+        """Return the number of child runs' sessions; each begins with a text of the given session."""
         return int((await self._driver.fetch(self._sql["child_sessions"], {"session_id": session_id}))[0][0])
 
     async def retractions(self) -> int:
@@ -256,7 +256,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return [str(row[0]) for row in rows]
 
     async def overwrite(self, *, vacuum: bool) -> bool:
-        """Overwrite deleted texts in the search index and the WAL; return False if a reader keeps the WAL in use.
+        """Overwrite deleted texts in the search index and the WAL; return False if a reader uses the WAL.
 
         On PostgreSQL, dead rows stay until VACUUM. With `vacuum`, all tables of the schema are rewritten, which blocks
         access to them. The planner's statistics are rewritten too, because they contain values of rows.

@@ -48,7 +48,7 @@ class NotedManifest:
 
     @property
     def lock_key(self) -> tuple[bool, str]:
-        """The sort key of a record: the session or run whose row is locked to store the record. Sessions come first."""
+        """The sort key of a record: the session or run that is locked to store it. Sessions come first."""
         return self.session_id is None, self.session_id or self.run_id
 
 
@@ -86,7 +86,7 @@ class _Owner:
         return self.name if self.column == "session_id" else None
 
     def statement(self, name: str) -> str:
-        """Return the name of a statement's variant for this owner. For a run, this name ends in `_of_run`."""
+        """Return the name of a statement's variant for this owner."""
         return name if self.column == "session_id" else f"{name}_of_run"
 
 
@@ -98,7 +98,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
     """
 
     async def add(self, entries: Iterable[NotedManifest]) -> int:
-        """Store a group of records in one transaction; return how many of them are in the database now.
+        """Store a group of records in one transaction; return how many are in the database now.
 
         If the session of a record does not exist yet, the record is stored with its run. The same is done for a record
         that is older than its session, because it belongs to an earlier session with the same id. If the run does not
@@ -176,7 +176,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         return {str(digest): bytes(body).decode("utf-8", "surrogatepass") for digest, body in rows}
 
     async def purge(self, before: datetime, limit: int) -> int:
-        """Delete manifests and texts from before a time, up to `limit` rows per table; return how many were deleted."""
+        """Delete manifests and texts from before a time, up to `limit` rows per table; return the number."""
         manifests: Parameters = {"before": short_time(before, self.backend), "limit": limit}
         texts: Parameters = {"before": time_text(before - _RENEWAL), "limit": limit}
         async with self._driver.writing() as connection:
@@ -248,10 +248,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         return len(rows)
 
     async def _is_there(self, connection: Connection, owner: _Owner, key: Parameters, noted: _Noted) -> bool:
-        """Return True if the record is stored with its owner or, because its session did not exist yet, with its run.
-
-        The message ids, which are not stored, are restored before records are compared.
-        """
+        """Return True if the record is stored already, with its owner or its run."""
         entry, manifest = noted
         found: list[StoredManifest] = []
         for each in dict.fromkeys((owner, _Owner("run_id", entry.run_id))):
@@ -274,7 +271,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
 
 
 def erase_marker(session_id: str) -> str:
-    """Return the name under which an erasure in a session is recorded; it does not reveal the id of the session."""
+    """Return the name of an erasure in a session, which does not reveal the id of the session."""
     return sha256(session_id.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -284,7 +281,7 @@ def _columns(session_id: str | None, run_id: str) -> dict[str, str]:
 
 
 def _without_columns(manifest: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str, Json]:
-    """Return the manifest with the placeholder `true` for each value that is also in a column of the row."""
+    """Return the manifest with `true` in place of each value that is also in a column of the row."""
     return {name: value if (name, value) not in columns.items() else _ELSEWHERE for name, value in manifest.items()}
 
 
@@ -305,7 +302,7 @@ def _values_of(stored: bytes, columns: Mapping[str, str]) -> dict[str, Json]:
 
 
 def seqs_of_ids(manifest: Mapping[str, Json]) -> set[int]:
-    """Return the `seq` values in a manifest's entries for transcript messages, even if their ids are omitted."""
+    """Return the `seq` values of a manifest's transcript messages, even if their ids are omitted."""
     return {seq for entry in _entries(manifest) if (seq := _seq_of(entry)) is not None}
 
 
@@ -322,7 +319,7 @@ def without_ids(manifest: Mapping[str, Json], ids: Mapping[int, str] | None = No
 
 
 def with_ids(manifest: Mapping[str, Json], ids: Mapping[int, str]) -> dict[str, Json]:
-    """Return the manifest with its omitted ids, which `ids` has by `seq`. Ids of deleted messages stay omitted."""
+    """Return the manifest with its omitted ids, which `ids` has by `seq`."""
 
     def whole(entry: Json) -> Json:
         if not isinstance(entry, Mapping) or entry.get("id") is not _ELSEWHERE:

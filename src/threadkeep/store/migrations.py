@@ -35,8 +35,8 @@ _TABLE = """CREATE TABLE IF NOT EXISTS threadkeep_migrations (
     version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at TEXT NOT NULL
 )"""
 _APPLIED = "INSERT INTO threadkeep_migrations (version, name, applied_at) VALUES (:version, :name, :now)"
-# An arbitrary fixed number identifies this lock among the advisory locks of a PostgreSQL database. Only the wait for it
-# has no limit, because migrating a large database takes long and other starting processes must wait.
+# An arbitrary number that identifies this advisory lock. Only the wait for it has no limit, because other starting
+# processes must wait while a large database is migrated.
 _LOCK = (
     "SET LOCAL lock_timeout = 0",
     "SELECT pg_advisory_xact_lock(7310865112)",
@@ -168,7 +168,7 @@ def _log_wait(backend: Backend) -> None:
 
 
 async def _check_search_path(driver: Driver) -> None:
-    """Raise `StoreError` if a later schema in the search_path has the tables; new tables would hide its sessions."""
+    """Raise `StoreError` if new tables would hide tables in a later schema of the search_path."""
     for current, other in await driver.fetch(_SCHEMAS, {}):
         if current != other:
             raise StoreError(

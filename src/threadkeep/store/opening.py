@@ -62,7 +62,7 @@ def make_folder(path: Path | None) -> None:
 
 @asynccontextmanager
 async def one_at_a_time(path: Path | None) -> AsyncIterator[None]:
-    """Let one process at a time set up a SQLite file; raise `StoreUnavailable` if the lock takes over 60 seconds.
+    """Let one process at a time set up a SQLite file; raise `StoreUnavailable` after 60 seconds.
 
     The lock is on a separate file, because SQLite itself locks the database file during the setup.
     """

@@ -24,7 +24,7 @@ _OF_A_REPLY = ("message_id", "callback_query_id")
 
 
 def address_of(user_id: str) -> str:
-    """Return the part of an address's JSON text that names this user. Statements find stored addresses by this text."""
+    """Return the part of an address's JSON text that names this user, for finding stored addresses."""
     return json_text({_USER: user_id})[1:-1]
 
 
@@ -150,14 +150,14 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
             return bool(await connection.fetch(self._sql["add"], row))
 
     async def own(self, channel: str, session_id: str, user_id: str) -> bool:
-        """Give a session without an owner to a user; return False if it has an owner or a person has written in it.
+        """Give a session without an owner to a user; return False if the session is already in use.
 
         This repairs sessions in which an earlier version stored a bot's first message without an owner.
         """
         return await self._execute("own", {"channel": channel, "session_id": session_id, "user_id": user_id}) > 0
 
     async def recipient(self, session_id: str) -> Recipient | None:
-        """Return the recipient of a session, or None if no channel has received a message in it."""
+        """Return the recipient of a session, if a channel has received a message in it."""
         rows = await self._driver.fetch(self._sql["recipient"], {"session_id": session_id})
         if not rows:
             return None
@@ -166,7 +166,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return Recipient(rows[0][0], address, user_id if isinstance(user_id, str) else None)
 
     async def answer(self, channel: str, session_id: str, message_id: str, content: str) -> bool:
-        """Answer a message with a text instead of by a run; return False if its answer does not wait for a run."""
+        """Answer a message with a text instead of by a run; return False if it does not wait for a run."""
         key = {"channel": channel, "session_id": session_id, "message_id": message_id}
         async with self._driver.writing() as connection:
             parameters = {**key, "content": clean_text(content), "now": self._now()}
@@ -182,11 +182,11 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return await self._find(channel, session_id=session_id, message_id=message_id)
 
     async def entry(self, channel: str, number: int) -> Outgoing | None:
-        """Return the outbox entry with a number, or None if there is none or it belongs to another channel."""
+        """Return the outbox entry with a number, if it belongs to this channel."""
         return await self._find(channel, number=number)
 
     async def note_partial(self, number: int, text: str) -> bool:
-        """Store the text so far of an answer in progress; return False if the answer no longer waits for its run."""
+        """Store the text so far of an answer in progress; return False if it does not wait for its run."""
         return await self._execute("note_partial", {"number": number, "partial": clean_text(text)}) > 0
 
     async def note_fetched(self, number: int, *, is_all: bool) -> bool:
@@ -216,20 +216,20 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return [OrphanedMessage(*each, str(each[2][_MESSAGE])) for each in found if _MESSAGE in each[2]]
 
     async def end_without_run(self, *, older_than: timedelta) -> int:
-        """End answers that wait longer than `older_than` for a run that was never created; return their number."""
+        """End answers that wait longer than `older_than` without a run; return their number."""
         now = self._clock()
         parameters = {"now": time_text(now), "before": time_text(now - older_than)}
         return await self._execute("end_without_run", parameters)
 
     async def due(self, channel: str, *, limit: int) -> list[int]:
-        """Return the numbers of up to `limit` messages of a channel that may be sent now, the longest waiting first."""
+        """Return the numbers of a channel's messages that may be sent now, the longest waiting first."""
         beyond = self._later(WRONG_CLOCK_SECONDS)
         parameters = {"channel": channel, "now": self._now(), "beyond": beyond, "limit": limit}
         rows = await self._driver.fetch(self._sql["due"], parameters)
         return [number for (number,) in rows]
 
     async def claim(self, number: int, owner: str, *, seconds: float) -> Outgoing | None:
-        """Claim a message for some seconds; return None if it may not be sent now or another process has claimed it."""
+        """Claim a message for some seconds; return None if it may not be sent now."""
         times = {"now": self._now(), "until": self._later(seconds), "beyond": self._later(WRONG_CLOCK_SECONDS)}
         parameters = {"number": number, "owner": owner, **times}
         async with self._driver.writing() as connection:
@@ -251,7 +251,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return await self._change("move", number, owner, address=json_text(address))
 
     async def postpone(self, number: int, owner: str, until: datetime, error: str, *, uncertain: bool = False) -> bool:
-        """Release a message; try it again at `until`, in 25 minutes at most. Return False if the claim was lost."""
+        """Release a message until `until`, but for at most 25 minutes; return False if the claim was lost."""
         # Stay five minutes below the limit, because the clock of the process that claims the message may be behind.
         at = min(time_text(until), self._later(WRONG_CLOCK_SECONDS - 300))
         values = {"at": at, "error": error, "uncertain": uncertain}
@@ -291,7 +291,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return await self._execute("drop", {"number": number, "now": self._now()}) > 0
 
     async def entries(self, *, status: OutboxStatus | None = None, after: int = 0, limit: int = 100) -> list[Outgoing]:
-        """Return up to `limit` messages with numbers above `after`, in order; `status` is a filter."""
+        """Return up to `limit` messages with numbers above `after`, in order."""
         parameters = {"status": status, "after": after, "limit": limit}
         return [_outgoing(row) for row in await self._driver.fetch(self._sql["entries"], parameters)]
 
@@ -327,7 +327,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return replace(found, run_id=run_id, partial=partial or "")
 
     async def _drop_copies(self, connection: Connection, rows: Sequence[Row]) -> int:
-        """Delete the `message` that `add` stored with each of these rows; return the number of rows."""
+        """Delete the `message` that is stored with each of these rows; return the number of rows."""
         for number, text in rows:
             address = _address(text)
             if _MESSAGE in address:

@@ -46,7 +46,7 @@ def check_partitions(backend: Backend, partitions: int | None) -> None:
 
 
 async def index_statements(connection: Connection, sql: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the statements for the search index as it is now, because another process may have partitioned it."""
+    """Return the current statements of the search index, which another process may have partitioned."""
     if "is_partitioned" not in sql:
         return sql
     [(is_partitioned,)] = await connection.fetch(sql["is_partitioned"], {})
@@ -74,7 +74,7 @@ class PartitionState(NamedTuple):
     views: str | None
 
     def refusal(self, wanted: int) -> str | None:
-        """Return why the tables cannot get the wanted number of partitions, with a cure, or None if they can."""
+        """Return why the tables cannot get the wanted number of partitions, with a cure."""
         if self.partitions not in (0, wanted):
             cure = "to change the number, export the sessions and import them into a new database."
             return f"This database has {self.partitions} partitions; {cure}"
@@ -177,7 +177,7 @@ async def _step[T](driver: Driver, partitions: int, work: Callable[[Connection],
 
 
 async def _copy(connection: Connection) -> tuple[int, int]:
-    """Copy the oldest `seq` ranges in `chat_partition_changes`; return the numbers of ranges and of new messages."""
+    """Copy the oldest changed `seq` ranges; return the numbers of ranges and of new messages."""
     taken = await connection.fetch(_SQL["take"], {"limit": _RANGES})
     fields = ("session_id", "first_seq", "last_seq")
     ranges = {"ranges": dump_json([dict(zip(fields, row, strict=True)) for row in taken])}
@@ -189,7 +189,7 @@ async def _copy(connection: Connection) -> tuple[int, int]:
 
 
 async def _swap(connection: Connection) -> bool:
-    """Copy the remaining changes and replace the tables; meanwhile the tables are locked against reads and writes."""
+    """Copy the remaining changes and replace the tables, which are locked meanwhile."""
     await _run(connection, "hold")
     while (await _copy(connection))[0]:
         pass

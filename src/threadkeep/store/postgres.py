@@ -43,18 +43,16 @@ _CONNECT_SECONDS = 10
 _LEAST_SECONDS = 0.01
 _RETRY_SECONDS = 0.5
 _LEAST_OPENING_SECONDS = 1.0
-# Errors that do not go away with time. psycopg gives them no SQLSTATE, so they are recognised by their English text; in
-# another language they are retried until the timeout.
+# Errors that do not go away with time. psycopg gives them no SQLSTATE, so they are recognised by their English text.
 _FINAL = re.compile(
     "authentication failed|no password supplied|does not exist|no pg_hba.conf entry|pg_hba.conf rejects connection"
     "|permission denied|server does not support SSL, but SSL was required"
 )
-# The pool tries to connect for this time, with pauses that double; after that, the next caller makes it try again. So a
-# server that has been down for long is found within seconds after its return.
+# The pool tries to connect for this time; then the next caller makes it try again, so that a server that was down for
+# long is found soon after its return.
 _RECONNECT_SECONDS = 5
-# An arbitrary fixed number, which identifies this lock among a database's advisory locks. It is not a parameter: a
-# statement with parameters keeps its snapshot until the next one, and CREATE INDEX CONCURRENTLY waits for old
-# snapshots.
+# An arbitrary number that identifies this advisory lock. It is not a parameter, because a statement with parameters
+# keeps its snapshot, and CREATE INDEX CONCURRENTLY waits for old snapshots.
 _TRY_SETUP_LOCK = "SELECT pg_try_advisory_xact_lock(7310865113)"
 
 _log = logging.getLogger("threadkeep.store")
@@ -167,8 +165,7 @@ class PostgresDriver(Driver):
         """Set up a new connection with UTC and the timeouts. It returns JSON as text, which this package parses."""
         for name in ("json", "jsonb"):
             raw.adapters.register_loader(name, TextLoader)
-        # Do not pass the time zone as a connection option, which would replace the options in the DSN. A pooler keeps
-        # each client's time zone.
+        # Do not pass the time zone as a connection option, which would replace the options in the DSN.
         await raw.execute("SELECT set_config('TimeZone', 'UTC', FALSE)")
         if await negotiate_pooler(raw):
             self._is_pooled = True
@@ -178,11 +175,11 @@ class PostgresDriver(Driver):
             await raw.execute("SET default_transaction_read_only = on")
 
     def _short_wait(self) -> Sequence[Statement]:
-        """Return the statement that limits a transaction's wait for each lock to at most `GROUP_LOCK_SECONDS`."""
+        """Return the statement that limits lock waits to at most `GROUP_LOCK_SECONDS`."""
         return self._lock_timeout(min(GROUP_LOCK_SECONDS, self._lock_seconds or GROUP_LOCK_SECONDS))
 
     def _lock_timeout(self, given: float | None) -> Sequence[Statement]:
-        """Return the statement that limits a transaction's lock waits; () if the connection's own limit applies."""
+        """Return the statement that limits a transaction's lock waits, if it has a limit of its own."""
         if given is None and self._is_pooled:
             given = self._lock_seconds
         left = seconds_left()
@@ -212,8 +209,7 @@ class PostgresDriver(Driver):
 class _Loan:
     """A connection lent from the pool for one block; `used` has the time when each connection last worked.
 
-    The pool's own context manager is not used, because it takes a tenth of the time of a short read: it tries to end a
-    transaction that does not exist.
+    The pool's own context manager is slower, because it tries to end a transaction that does not exist.
     """
 
     def __init__(self, pool: AsyncConnectionPool[RawConnection], used: WeakKeyDictionary[RawConnection, float]) -> None:
@@ -222,7 +218,7 @@ class _Loan:
         self._raw: RawConnection | None = None
 
     async def take(self) -> RawConnection:
-        """Return a working connection. A connection that worked in the last 3 seconds is not checked, to save time."""
+        """Return a working connection, which is not checked if it worked recently."""
         raw = self._raw = await self._connection()
         if time.monotonic() - self._used.get(raw, 0.0) <= TRUSTED_SECONDS or await _lives(raw):
             return raw
@@ -231,8 +227,7 @@ class _Loan:
     async def exchange(self) -> RawConnection:
         """Give back a broken connection, and return a working one.
 
-        If one connection is broken, others probably are too, so the pool checks all of them at once. Otherwise it would
-        find the broken ones one by one, with pauses that double.
+        If one connection is broken, others probably are too, so the pool checks all of them at once.
         """
         await self.give_back()
         self._used.clear()
@@ -257,7 +252,7 @@ class _Loan:
 async def _open[C: RawConnection | DictConnection](
     pool: AsyncConnectionPool[C], dsn: str, options: StoreOptions
 ) -> None:
-    """Open a pool. Its timeout limits the whole time for reaching the server and for opening the first connections."""
+    """Open a pool within its timeout, including its first connections."""
     deadline = time.monotonic() + options.pool_timeout_seconds
     await _reach(dsn, options)
     await pool.open(wait=True, timeout=max(deadline - time.monotonic(), _LEAST_OPENING_SECONDS))
@@ -326,7 +321,7 @@ async def open_dict_pool(dsn: str, options: StoreOptions) -> AsyncIterator[Async
 
 @asynccontextmanager
 async def exclusive(dsn: str, *, seconds: float) -> AsyncIterator[None]:
-    """Let one process at a time run the block, across all machines; raise `StoreUnavailable` after about `seconds`.
+    """Let one process at a time run the block, across all machines; raise `StoreUnavailable` after `seconds`.
 
     The lock is polled, because a transaction that waits in the server would block CREATE INDEX CONCURRENTLY. The lock
     belongs to a transaction, not to a session, because a pooler shares sessions between clients.
@@ -347,8 +342,8 @@ async def exclusive(dsn: str, *, seconds: float) -> AsyncIterator[None]:
 async def close_in_pipeline(raw: psycopg.AsyncConnection[Any]) -> None:
     """Close a connection if a cancelled call left it in pipeline mode; the pool then opens a new one.
 
-    psycopg 3.3.9 leaves this mode on if it is cancelled between entering the mode and the next statement. In pipeline
-    mode, a statement returns its rows before it is committed, and is rolled back when the connection is closed.
+    psycopg 3.3.9 leaves this mode on if it is cancelled early. A statement then returns its rows before it is
+    committed, and is rolled back when the connection is closed.
     """
     if raw.info.pipeline_status != psycopg.pq.PipelineStatus.OFF:
         await raw.close()

@@ -115,7 +115,7 @@ class PostgresTransaction:
 
 
 def _query(sql: str) -> LiteralString:
-    """Return the query as a `LiteralString`, which psycopg requires. All queries come from files of this package."""
+    """Return the query as a `LiteralString`, because all queries come from files of this package."""
     return for_psycopg(sql)
 
 

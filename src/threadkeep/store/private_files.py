@@ -20,7 +20,7 @@ _BESIDE = ("", "-wal", "-shm", "-journal")
 
 
 def make_private_folder(folder: Path) -> None:
-    """Create a folder and its missing parents with mode 0700. Also restrict Threadkeep's data folder around it, if any.
+    """Create a folder and its missing parents with mode 0700, and restrict Threadkeep's data folder around it.
 
     Other existing folders are not changed, because `/tmp` or a home folder may be among them.
     """
@@ -45,7 +45,7 @@ def make_private_database(path: Path) -> None:
 
 
 def is_read_only(path: Path) -> bool:
-    """Return True if a file exists and this process cannot write it, because of its mount, its folder or its mode."""
+    """Return True if a file exists and this process cannot write it."""
     with contextlib.suppress(OSError):  # a path that cannot be looked up; SQLite will report the error
         return path.is_file() and not (_may_use(path, os.W_OK) and _may_use(path.parent, os.W_OK | os.X_OK))
     return False

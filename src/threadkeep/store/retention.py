@@ -122,19 +122,19 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
         return [_prunable(row) for row in await self._driver.fetch(statement, parameters)]
 
     async def session(self, session_id: str, *, user_id: str | None = None) -> Prunable | None:
-        """Return the `Prunable` of one session, or None if the session does not exist or belongs to another user."""
+        """Return the `Prunable` of one session, or None if the user has no such session."""
         parameters = {"session_id": session_id, "user_id": user_id}
         rows = await self._driver.fetch(self._sql["session"], parameters)
         return _prunable(rows[0]) if rows else None
 
     async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
-        """Return the `seq` before the first message stored at `moment` or later. Without one, return the last `seq`."""
+        """Return the last `seq` before the first message stored at `moment` or later."""
         parameters = {"session_id": session.session_id, "after": after, "moment": time_text(moment)}
         rows = await self._driver.fetch(self._sql["first_since"], parameters)
         return int(rows[0][0]) - 1 if rows else session.last_seq
 
     async def end_before_newest(self, session: Prunable, messages: int) -> int:
-        """Return the `seq` before the newest `messages` active messages, or 0 if there are fewer."""
+        """Return the last `seq` before the newest `messages` active messages."""
         parameters = {"session_id": session.session_id, "after": session.deleted_seq, "others": messages - 1}
         rows = await self._driver.fetch(self._sql["first_of_newest"], parameters)
         return int(rows[0][0]) - 1 if rows else 0
@@ -181,7 +181,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
             return bool(await delete_session(connection, self._deletion, session_id))
 
     async def forget_ids(self) -> None:
-        """Forget the ids of messages that were deleted more than seven days ago; platforms do not send these again."""
+        """Forget ids of messages that were deleted so long ago that platforms do not send them again."""
         parameters = {"before": time_text(self._clock() - REDELIVERY), "limit": STEP_MESSAGES}
         while True:
             async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
@@ -189,12 +189,12 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
                     return
 
     async def retention(self, session_id: str, *, user_id: str | None = None) -> tuple[bool, Retention | None]:
-        """Return a pair: True if the session exists (for this user), and the session's own limits, or None."""
+        """Return whether the session exists (for this user), and its own limits."""
         rows = await self._driver.fetch(self._sql["retention"], {"session_id": session_id, "user_id": user_id})
         return bool(rows), retention_of(rows[0][0]) if rows else None
 
     async def set_retention(self, session_id: str, retention: Retention | None, *, user_id: str | None = None) -> bool:
-        """Set a session's own limits, or remove them with None; return False if the user has no such session."""
+        """Set or remove a session's own limits; return False if the user has no such session."""
         value = None if retention is None else dump_json(retention.to_dict())
         parameters = {"session_id": session_id, "user_id": user_id, "retention": value}
         return await self._execute("set_retention", parameters) > 0
@@ -218,7 +218,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
         return await connection.execute(self._sql[statement], parameters) > 0
 
     async def _forget(self, connection: Connection, parameters: Parameters) -> None:
-        """Delete the search entries, tool calls and vectors of messages, and the recall index of their session."""
+        """Delete the data that is derived from messages, such as their search entries."""
         sql = await index_statements(connection, self._sql)
         for name in ("forget_range", "delete_steps", "delete_vectors", "delete_recall_index"):
             await connection.execute(sql[name], parameters)
@@ -239,7 +239,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
         await connection.execute(self._sql["delete"], {**parameters, "active": active})
 
     async def _retitle(self, connection: Connection, parameters: Parameters, last_seq: int) -> None:
-        """Replace a title that comes from a removed message by one from the first remaining user message."""
+        """Replace a title that comes from a removed message."""
         removed = await connection.fetch(self._sql["first_user"], parameters)
         if not removed:
             return
@@ -253,7 +253,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
 
 
 def _of_one_step(rows: list[Row]) -> list[Row]:
-    """Return the first rows whose texts together fit into one step; return at least one row."""
+    """Return the first rows whose texts together fit into one step, but at least one."""
     characters = 0
     for count, row in enumerate(rows):
         characters += row[2]

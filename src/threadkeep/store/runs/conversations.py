@@ -26,7 +26,7 @@ class RunLocks:
         self._sql = load_statements(f"{backend}/runs.sql")
 
     def statements(self, name: Lock, **parameters: object) -> list[Statement]:
-        """Return the statement that takes a lock, in a list. SQLite's transactions are serial, so its list is empty.
+        """Return the statements that take a lock; none on SQLite, whose transactions are serial.
 
         `lock_order` locks the order of runs in a session, which need not exist. `lock_tree` locks a tree of runs: then
         no run can be added to it or cancelled in it.
@@ -34,7 +34,7 @@ class RunLocks:
         return [(self._sql[name], parameters)] if name in self._sql else []
 
     async def lock_orders(self, connection: Connection, names: Iterable[str | None]) -> None:
-        """Lock the order of runs in the given conversations, which need not exist; None is ignored."""
+        """Lock the order of runs in the given conversations, which need not exist."""
         for name in sorted({name for name in names if name is not None}):
             await self.hold(connection, "lock_order", place=name)
 
@@ -48,7 +48,7 @@ class ActiveSessions(ClockedTables, sql=("runs_order.sql",)):
     """The table `chat_active_sessions`: for each user and workflow, the session that the user continues."""
 
     async def active_session(self, user_id: str, workflow: str, *, otherwise: str) -> str:
-        """Return the id of the session that a user continues; if there is none, set and return `otherwise`.
+        """Return the session that a user continues; if there is none, set and return `otherwise`.
 
         Two concurrent first messages get the same session. A stored session that is deleted, inactive or not the user's
         is replaced.
@@ -69,17 +69,17 @@ class RunPositions(Tables, sql=("runs_order.sql",)):
         self._freed = asyncio.Event()
 
     async def has(self, run_id: str, conversation: str) -> bool:
-        """Return True if a run or one of its ancestors belongs to a conversation, by its session or by a position."""
+        """Return True if a run or one of its ancestors belongs to a conversation."""
         return await self._is("inside", parent_run_id=run_id, place=conversation)
 
     async def take(self, run_id: str, conversation: str) -> None:
-        """Put a queued or running run at the end of a conversation's order, unless it has a position there already."""
+        """Put a run at the end of a conversation's order, unless it has a position there already."""
         async with self._driver.writing() as connection:
             await self._locks.lock_orders(connection, [conversation])
             await connection.execute(self._sql["take_place"], {"run_id": run_id, "place": conversation})
 
     async def of(self, run_id: str) -> list[str]:
-        """Return the names of the conversations in which a run has a position; its own session is not included."""
+        """Return the names of the conversations, except its session, in which a run has a position."""
         return [name for (name,) in await self._driver.fetch(self._sql["places_of"], {"run_id": run_id})]
 
     async def forget(self, conversation: str) -> None:
@@ -150,7 +150,7 @@ class Policies:
     async def apply(
         self, connection: Connection, new: NewRun, turns: Sequence[OpenRun], policy: DoubleTexting
     ) -> OpenRun | None:
-        """Apply a policy to the earlier `turns`; return the run that the message joins, or None if it needs a new run.
+        """Apply a policy to the earlier `turns`; return the run that the message joins, if any.
 
         Raises:
             SessionBusy: there is another turn, and the policy is `reject`.
@@ -171,7 +171,7 @@ class Policies:
         assert_never(policy)
 
     async def _stop(self, connection: Connection, turns: Sequence[OpenRun], why: str) -> None:
-        """Stop running turns with all their descendants, and mark queued turns so that they stop when they begin."""
+        """Stop running turns with their descendants, and mark queued turns to stop when they begin."""
         running = [turn for turn in turns if turn.status == "running"]
         for root_run_id in sorted({turn.root_run_id for turn in running}):
             await self._locks.hold(connection, "lock_tree", root_run_id=root_run_id)
@@ -185,7 +185,7 @@ class Policies:
                 await connection.execute(self._sql["stop_as_it_begins"], {"run_id": turn.run_id, **reason})
 
     async def _coalesce(self, connection: Connection, new: NewRun, turns: Sequence[OpenRun]) -> OpenRun | None:
-        """Add the message to the newest turn, and return the turn; if the message cannot join it, return None."""
+        """Add the message to the newest turn if possible, and return the turn."""
         newest = turns[-1] if turns else None
         if (
             newest is None

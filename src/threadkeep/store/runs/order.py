@@ -92,7 +92,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return True
 
     async def begin(self, run_id: str, owner: str) -> Begun | NotYet | Over:
-        """Begin a run that may begin now, or take it over if its owner is dead. Otherwise return `NotYet` or `Over`."""
+        """Begin a run that may begin now, or take it over if its owner is dead."""
         async with self._driver.writing() as connection:
             await self._locks.hold(connection, "lock_order_of", run_id=run_id)
             if begun := await self._begin(connection, run_id, owner):
@@ -111,7 +111,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
             return await connection.execute(self._sql["stop_as_it_begins"], parameters) > 0
 
     async def take_back(self, run_id: str, message_id: str) -> bool:
-        """Remove a message from a run that answers several. Return False if the run answers no others or has begun."""
+        """Remove a message from a run that answers several; return False if that is not possible."""
         async with self._driver.writing() as connection:
             await self._locks.hold(connection, "lock_order_of", run_id=run_id)
             run = await fetch_run(connection, run_id)
@@ -126,7 +126,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return bool(await self._ids("is_next", run_id=run_id))
 
     async def following(self, run_id: str) -> list[str]:
-        """Return the ids of runs that may begin now in an ended run's conversations; delete the ended run's positions.
+        """Delete an ended run's positions; return the ids of runs that may begin now in its conversations.
 
         A run that did not succeed keeps its positions, because it may be retried.
         """
@@ -173,13 +173,13 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return run_of(rows[len(joined.before) - 1][0], inputs=(RunInput(clean_json(new.input), new.message_id),))
 
     async def _arrive(self, new: NewRun, policy: DoubleTexting, owner: str | None) -> Run | None:
-        """Store a run in one round trip if nothing blocks it, as is usual; otherwise return None and store nothing."""
+        """Store a run in one round trip if nothing blocks it; otherwise store nothing."""
         arrival = self._arrival(new, policy, owner)
         rows = await self._driver.write([*arrival.before, *arrival.after])
         return self.begun(new, arrival, rows) if rows[len(arrival.before) - 1] else None
 
     def _arrival(self, new: NewRun, policy: DoubleTexting, owner: str | None) -> Joined:
-        """Return the statements that store a run if nothing blocks it; the last one in `before` inserts the run."""
+        """Return the statements that store a run if nothing blocks it. The last one `before` inserts it."""
         position = _Position(new.run_id, 0, in_order=new.session_id is not None, late=False)
         asked = {"message_key": new.message_id or new.run_id, "policy": policy, "owner": owner}
         latest = time_text(self._clock() + _CLOCKS_DIFFER)
@@ -211,7 +211,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return Added(run, "joined" if into else "new")
 
     async def _position(self, connection: Connection, new: NewRun) -> _Position:
-        """Lock the orders of a new run's conversations, and its tree if needed; return the position of the run."""
+        """Lock the conversations of a new run, and its tree if needed; return the run's position."""
         await self._locks.lock_orders(connection, _conversations(new))
         if new.parent_run_id is None:
             if new.session_id is None:
@@ -237,7 +237,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
             raise WrongUser(new.session_id)
 
     async def _join(self, connection: Connection, new: NewRun, policy: DoubleTexting) -> str | None:
-        """Apply the policy to a message; return the id of the run that the message joins, or None for a new run."""
+        """Apply the policy to a message; return the id of the run that it joins, if any."""
         if not (conversations := _conversations(new)):
             return None
         rows = await connection.fetch(*for_values(self._sql["open"], "place", conversations))

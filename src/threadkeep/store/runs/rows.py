@@ -22,7 +22,7 @@ type Texts = Mapping[str, str]
 
 
 def texts_in(values: Iterable[Values]) -> dict[str, str]:
-    """Return, by message id, the message texts in `values`, which are data of events or results of runs."""
+    """Return the message texts in `values` (data of events or results of runs) by message id."""
     found = ((one.get(name), one.get(text)) for value in values for one, name, text in _places(value))
     return {key: str(clean_json(text)) for key, text in found if isinstance(key, str) and isinstance(text, str)}
 
@@ -34,7 +34,7 @@ def missing_in(values: Iterable[Values]) -> set[str]:
 
 
 def lookups(sql: str, run_id: str, message_ids: Iterable[str]) -> list[Statement]:
-    """Return one statement per message id, which reads the text of this message from the session of a run."""
+    """Return a statement for each message id, which reads its text from the session of a run."""
     return [(sql, {"run_id": run_id, "message_id": message_id}) for message_id in sorted(message_ids)]
 
 
@@ -54,7 +54,7 @@ def shortened(value: Values, texts: Texts) -> dict[str, Json]:
 
 
 def restored(value: Values, texts: Texts) -> dict[str, Json]:
-    """Return an event's data with omitted texts restored from `texts`; texts that `texts` lacks stay omitted."""
+    """Return an event's data with the omitted texts that `texts` has."""
 
     def put_in(one: Values, name: str, text: str) -> dict[str, Json]:
         known = texts.get(str(one.get(name)))
@@ -64,7 +64,7 @@ def restored(value: Values, texts: Texts) -> dict[str, Json]:
 
 
 def short_result(result: Values) -> dict[str, Json] | None:
-    """Return a run's result without the text, which its message has. Without a message or a text, return None."""
+    """Return a run's result without the text, if a message has it."""
     text = result.get("text")
     if not isinstance(result.get("message_id"), str) or not isinstance(text, str):
         return None
@@ -83,7 +83,7 @@ def whole_result(result: Values, texts: Texts) -> dict[str, Json]:
 
 
 def _places(value: Values) -> Iterator[tuple[Values, str, str]]:
-    """Yield each mapping in `value` that may hold a message, with the names of its fields for the id and the text."""
+    """Yield each mapping in `value` that may hold a message, with the names of its id and text fields."""
     if "message_id" in value:
         yield value, "message_id", "text"
     messages = value.get("messages")
@@ -175,7 +175,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 
 
 def short_inputs(inputs: Sequence[RunInput], message_id: str | None) -> dict[str, str | bytes | None]:
-    """Return a run's only input, its text, and the input without the text. If there is no such input, return Nones."""
+    """Return a run's only input, its text, and the input without the text, as parameters."""
     text = inputs[0].values.get("text") if len(inputs) == 1 else None
     if not isinstance(text, str) or message_id is None or inputs[0].message_id != message_id:
         return {"input": None, "asked": None, "short_input": None}
@@ -196,7 +196,7 @@ def compressed_inputs(inputs: Iterable[RunInput]) -> bytes:
 
 
 async def fetch_runs(connection: Connection, run_ids: Sequence[str], *, damaged: bool = True) -> list[Run]:
-    """Return the existing runs with these ids, in the order of the ids; unknown ids are left out.
+    """Return the existing runs with these ids, in the order of the ids.
 
     A damaged run lacks the records that cannot be read. Its error is `RecordUnreadable` or `RecordTooNew`.
 
@@ -248,7 +248,7 @@ def _whole_input(given: RunInput, texts: Mapping[str, str]) -> RunInput:
 
 
 async def fetch_run(connection: Connection, run_id: str, *, damaged: bool = False) -> Run | None:
-    """Return the run with an id. For a deleted run, return the data that is still known, or None."""
+    """Return the run with an id, or the data that is still known of a deleted run."""
     found = await fetch_runs(connection, [run_id], damaged=damaged)
     if found:
         return found[0]
@@ -257,7 +257,7 @@ async def fetch_run(connection: Connection, run_id: str, *, damaged: bool = Fals
 
 
 def _run_of_answered(row: Row) -> Run:
-    """Make a `Run` from the record that a deleted run answered a message. The run has ended, and has no texts."""
+    """Make a `Run` without texts from the record that a deleted run answered a message."""
     *texts, created_at, ended_at = row
     names = ("run_id", "session_id", "message_id", "workflow", "status", "user_id", "trigger")
     known = {**dict(zip(names, texts, strict=True)), "created_at": time_of(created_at), "ended_at": time_of(ended_at)}
@@ -281,7 +281,7 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
     """Lists, trees and counts of stored runs. It also deletes runs, and records which runs may have checkpoints."""
 
     async def runs(self, query: RunQuery) -> tuple[list[Run], RunCursor | None]:
-        """Return one page of runs, newest first, and the cursor of the next page (None at the end)."""
+        """Return one page of runs, newest first, and the cursor of the next page."""
         parameters = {
             **vars(query),
             "since": query.since and time_text(query.since),

@@ -41,7 +41,7 @@ class RunEnding:
     asked: Run | None = None
 
     def inputs(self) -> Sequence[RunInput]:
-        """Return the inputs if the run is done, because the transcript may have their texts. Otherwise return none."""
+        """Return the inputs if the run is done, because the transcript may have their texts."""
         return self.asked.inputs if self.asked is not None and self.status == "done" else ()
 
 
@@ -78,7 +78,7 @@ class WorkflowVersions(ClockedTables, sql=("runs_records.sql",)):
         return [(name, version) for name, version in rows]
 
     async def forget(self, unused: Sequence[tuple[str, str]]) -> int:
-        """Delete the given versions unless runs have begun with them meanwhile; return the number of deleted ones."""
+        """Delete the given versions unless runs have begun with them meanwhile; return the number."""
         since = time_text(self._clock() - _CLOCKS_DIFFER)
         rows = [{"name": name, "version": version, "since": since} for name, version in unused]
         async with self._driver.writing() as connection:
@@ -107,7 +107,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         self.sessions = ActiveSessions(driver, clock=clock)
 
     async def run(self, run_id: str, *, damaged: bool = False) -> Run | None:
-        """Return the run with an id. For a deleted run, return the data that is still known, or None.
+        """Return the run with an id, or the data that is still known of a deleted run.
 
         With `damaged`, a run that cannot be read has the error `RecordUnreadable` and lacks its damaged records.
         """
@@ -124,7 +124,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
             pass
 
     async def held_by(self, owner: str) -> dict[str, str | None]:
-        """Return a map from the id of each run that `owner` executes to the reason for stopping it, or to None.
+        """Return the ids of the runs that `owner` executes, each with the reason for stopping it, if any.
 
         If a run is missing, the owner has lost the run: another process executes it, or it was deleted.
         """
@@ -319,7 +319,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
                 await self._continue(connection, above)
 
     async def _waiting_above(self, run_id: str) -> list[Run]:
-        """Return the waiting ancestors of a run, up to the first that does not wait; the highest comes first."""
+        """Return the waiting ancestors of a run, the highest first."""
         above: list[Run] = []
         run = await self.run(run_id, damaged=True)
         while run is not None and run.parent_run_id is not None:
