@@ -12,8 +12,8 @@ from threadkeep.store.address import DatabaseAddress, parse_address
 PREFIX = "THREADKEEP_"
 
 _URL = f"{PREFIX}DATABASE_URL"
-# Prefixes, after `THREADKEEP_`, of the settings that affect which sessions are read, or how. If such a variable is set,
-# except `DATABASE_URL` itself, `plain_database` returns None. `DATA` also matches misspelt names of `DATABASE_URL`.
+# Prefixes, after `THREADKEEP_`, of settings that affect which sessions are read, or how. `DATA` also matches misspelt
+# names of `DATABASE_URL`, which is itself an exception.
 _OTHERS = ("DATA", "SQLITE_", "LOCK_TIMEOUT", "POSTGRES_", "GRAPH_STORE_", "TRANSCRIPTS")
 # The names of all settings, after `THREADKEEP_`.
 _NAMES = """
@@ -44,7 +44,7 @@ def default_database() -> Path:
 def plain_database(url: str | None = None) -> DatabaseAddress | None:
     """Return the database at `url` or, without it, at the environment's URL.
 
-    If there is a `.env` file, or a variable that changes how sessions are read, return None.
+    Return None if a `.env` file or a variable changes how sessions are read.
 
     Raises:
         InvalidSettings: the URL is not a database URL.

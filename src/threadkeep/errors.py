@@ -59,10 +59,9 @@ class ThreadkeepError(Exception):
 
 
 class MiddlewareWarning(UserWarning):
-    """A warning about a middleware that repeats work of the memory or is in the wrong position in the agent's list.
+    """A warning about a middleware that repeats the memory's work or has a wrong position in the list.
 
-    `recorded`, which wraps a graph, also issues it if no answer can be stored because the graph's output has no
-    messages.
+    `recorded` also issues it if the graph's output has no messages, so that no answer can be stored.
     """
 
 
@@ -98,7 +97,7 @@ type CallbackRefusal = Literal["signature_missing", "signature_wrong", "stale", 
 
 @dataclass(frozen=True)
 class WorkflowProblem:
-    """A problem of a workflow: what is wrong, the fix, and the location in a file (None if it is unknown)."""
+    """A problem of a workflow: what is wrong, the fix, and the location in a file, if known."""
 
     sentence: str
     file: str | None = None
@@ -112,7 +111,7 @@ class WorkflowProblem:
 
 
 class InvalidWorkflow(InvalidInput):
-    """A workflow that cannot be built; `problems` lists everything wrong with it, in the order of the file."""
+    """A workflow that cannot be built; `problems` lists all faults in the order of the file."""
 
     def __init__(self, problems: Sequence[WorkflowProblem] | str) -> None:
         found = (WorkflowProblem(problems),) if isinstance(problems, str) else tuple(problems)
@@ -133,9 +132,9 @@ class WorkflowNotFound(ThreadkeepError, LookupError):
 
 
 class ChildFailed(ThreadkeepError):
-    """A workflow that a node started gave no result; `status` says how it ended, such as `failed` or `deadline`.
+    """A workflow that a node started gave no result; `status` says how it ended, such as `failed`.
 
-    The status is `refused` if the child was not started, for example because it would nest too deeply or in a cycle.
+    The status is `refused` if the child was not started, for example because it would nest too deeply.
     """
 
     def __init__(self, sentence: str, *, workflow: str, status: str, run_id: str | None = None) -> None:
@@ -146,7 +145,7 @@ class ChildFailed(ThreadkeepError):
 
 
 class ContextGone(ThreadkeepError, LookupError):
-    """The messages of a model call cannot be rebuilt, because some of them were deleted or have changed."""
+    """The messages of a model call cannot be rebuilt, because some were deleted or have changed."""
 
 
 class BudgetTooSmall(ThreadkeepError, ValueError):
@@ -172,7 +171,7 @@ class WrongUser(ThreadkeepError, PermissionError):
 
 
 class MessageNotFound(ThreadkeepError, LookupError):
-    """The session has no message with the `message_id` or, if this is None, no user message; nothing was changed."""
+    """The session has no such message or, if `message_id` is None, no user message. Nothing was changed."""
 
     def __init__(self, session_id: str, message_id: str | None) -> None:
         wanted = "message of a user" if message_id is None else f"message {message_id!r}"
@@ -201,7 +200,7 @@ class MessageSuperseded(ThreadkeepError):
 
 
 class QuestionGone(ThreadkeepError, LookupError):
-    """The message that a turn answers no longer exists; nothing was stored and no session was created."""
+    """The message that a turn answers no longer exists. Nothing was stored."""
 
     def __init__(self, session_id: str) -> None:
         super().__init__(
@@ -222,7 +221,7 @@ class RunNotFound(ThreadkeepError, LookupError):
 
 
 class KnowledgeNotFound(ThreadkeepError, LookupError):
-    """The item does not exist, or this user may not see it; `kind` is its type, such as `fact`."""
+    """The item does not exist, or this user may not see it. `kind` is its type, such as `fact`."""
 
     def __init__(
         self, kind: Literal["fact", "proposal", "procedure", "person", "scope", "delivery"], name: str
@@ -234,10 +233,10 @@ class KnowledgeNotFound(ThreadkeepError, LookupError):
 
 
 class SessionBusy(ThreadkeepError):
-    """Another turn of the conversation is queued or running, and the workflow rejects messages until it ends.
+    """Another turn of the conversation is queued or running, and the workflow rejects messages meanwhile.
 
     Nothing was stored. `run_id` is the run of that turn. It may belong to another session than `session_id`, because
-    several sessions can share a conversation that an agent stores under its own key.
+    sessions can share a conversation that an agent stores under its own key.
     """
 
     def __init__(self, session_id: str | None, run_id: str) -> None:
@@ -273,7 +272,7 @@ class BudgetSpent(ThreadkeepError):
 class ModelCallFailed(ThreadkeepError):
     """The model raised an error or took too long. The user's message is stored, but there is no answer.
 
-    `kind` is only the class name of the model's error, because the message of that error may quote people.
+    `kind` is only the name of the model's error, because its message may quote people.
     """
 
     def __init__(self, kind: str) -> None:
@@ -287,7 +286,7 @@ class ModelCallFailed(ThreadkeepError):
 class RunFailed(ThreadkeepError):
     """A workflow gave no answer. The user's message is stored.
 
-    `kind` is only the name of the run's error, because the message of that error may quote people.
+    `kind` is only the name of the run's error, because its message may quote people.
     """
 
     def __init__(self, run_id: str, kind: str, cure: str | None = None) -> None:
@@ -311,7 +310,7 @@ class RunWaits(ThreadkeepError):
 
 
 class RunBusy(ThreadkeepError):
-    """An answer to a child run came before the root run waited for this child. It was refused; nothing was stored."""
+    """An answer to a child run came before the root run waited for it. Nothing was stored."""
 
     def __init__(self, run_id: str) -> None:
         super().__init__(f"Run {run_id!r} does not wait yet for the answer to its child; send the answer again later.")
@@ -342,7 +341,7 @@ class ApiKeyNotFound(ThreadkeepError, LookupError):
 
 
 class CallbackRefused(ThreadkeepError, PermissionError):
-    """A callback that was rejected and not processed: it is not from the platform, is too old or cannot be read.
+    """A callback that was rejected: it is not from the platform, is too old or cannot be read.
 
     `reason` is `signature_missing`, `signature_wrong`, `stale`, `unreadable` or `receiver_wrong`.
     """
@@ -389,7 +388,7 @@ class GraphitiError(ThreadkeepError, ConnectionError):
 
     @property
     def is_final(self) -> bool:
-        """True if Graphiti would reject the same request again. 404 and 405 do not count: another server sent them."""
+        """True if Graphiti would reject the same request again. 404 and 405 may come from another server."""
         return self.kind == "refused" and self.status not in (404, 405)
 
 
@@ -411,7 +410,7 @@ class GraphitiClosed(ThreadkeepError, PermissionError):
     """Nothing may be sent to Graphiti; `reason` says why."""
 
     def __init__(self, reason: GraphitiClosure, data_class: str = "chat_text") -> None:
-        # Without `--data`, the command grants consent only to the kinds that its options use; so name this kind.
+        # Name this kind: without `--data`, the command grants consent only to the kinds that its options use.
         other = reason == "no_consent" and data_class != "chat_text"
         kinds = f" --data chat_text --data {data_class}" if other else ""
         super().__init__(_GRAPHITI_CLOSURES[reason] + kinds)
@@ -430,10 +429,10 @@ class StoreError(ThreadkeepError):
 
 
 class StoreUnavailable(StoreError, ConnectionError):
-    """The database is down, locked beyond its timeout, full or read-only; do not assume that anything was stored.
+    """The database is down, locked, full or read-only; do not assume that anything was stored.
 
-    Messages with an id can safely be sent again, because Threadkeep recognises those that are stored. `interrupted` is
-    True if the connection broke during the call, so that an immediate retry on another connection may succeed.
+    Messages with an id can safely be sent again, because stored ones are recognised. `interrupted` is True if the
+    connection broke, so that an immediate retry may succeed.
     """
 
     def __init__(self, sentence: str, *, interrupted: bool = False) -> None:
@@ -442,7 +441,7 @@ class StoreUnavailable(StoreError, ConnectionError):
 
 
 class DatabaseFileReplaced(StoreUnavailable):
-    """The file of a SQLite database was removed or replaced while this process had it open; nothing is written."""
+    """The file of an open SQLite database was removed or replaced; nothing is written."""
 
     CURE: ClassVar[str] = (
         "The database file was removed or replaced while this process had it open, so nothing is written. Put the "
@@ -455,7 +454,7 @@ class DatabaseFileReplaced(StoreUnavailable):
 
 
 class PendingFolderUnusable(StoreUnavailable):
-    """The folder of pending turns cannot be used: its path is a file, or it is not writable."""
+    """The folder of pending turns cannot be used, because it is a file or not writable."""
 
     def __init__(self, folder: Path, error: OSError) -> None:
         super().__init__(
@@ -503,11 +502,11 @@ class RecordUnreadable(StoreError):
 
 
 class RecordTooNew(RecordUnreadable):
-    """A record compressed with an unknown dictionary: a newer version of Threadkeep wrote it, or it is damaged."""
+    """A record compressed with an unknown dictionary: written by a newer Threadkeep, or damaged."""
 
 
 class SchemaTooNew(StoreError):
-    """A database that a newer version of Threadkeep has migrated; this version does not know all its migrations."""
+    """A database with migrations of a newer Threadkeep."""
 
     def __init__(self, *, found: int, known: int) -> None:
         super().__init__(
@@ -519,10 +518,10 @@ class SchemaTooNew(StoreError):
 
 
 class StoreClosed(StoreError):
-    """The memory or the run service was used while it was closing, or after its `async with` block ended."""
+    """The memory or the run service was used while or after it was closed."""
 
 
-# Names of error classes of providers and databases. Compare names, so that these packages need not be imported.
+# Names of error classes of providers and databases, so that these packages need not be imported.
 _TRANSIENT_NAMES = frozenset(
     {
         "APIConnectionError",

@@ -1,4 +1,4 @@
-"""Token counters, found by their own name or by a model's name; context windows; and the input budget of a prompt."""
+"""Token counters, by their own name or a model's name; context windows; the input budget of a prompt."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _VENDORS = re.compile(r"^(?:[a-z]+\.)+(?=[a-z])")  # us.anthropic.claude-…
 
 
 def names_of(model: str | None) -> list[str]:
-    """Return a model's lower-case names: the whole one, and without its provider (`anthropic/`, `us.anthropic.`)."""
+    """Return a model's lower-case names, with and without its provider (`anthropic/`, `us.anthropic.`)."""
     whole = (model or "").strip().lower()
     bare = whole.rpartition("/")[2]
     names = [whole, bare, bare.partition(":")[2], _VENDORS.sub("", bare)]
@@ -38,7 +38,7 @@ def names_of(model: str | None) -> list[str]:
 
 
 def continues(name: str, known: str) -> bool:
-    """Return True if a name continues the name `known`: `gpt-4-0613` continues `gpt-4`, but `gpt-4.1` does not."""
+    """Return True if a name continues `known`: `gpt-4-0613` continues `gpt-4`, but `gpt-4.1` does not."""
     if not name.startswith(known):
         return False
     rest = name[len(known) :]
@@ -60,22 +60,21 @@ A name in the table also matches longer names that continue it after a separator
 
 
 SAFETY_TOKENS = 512
-"""The tokens reserved for uncounted tokens, which a provider adds around messages and tools."""
+"""The tokens reserved for uncounted ones, which a provider adds around messages and tools."""
 
 _MAX_RESERVE = 16_384
 
 
 def context_window(model: str | None, override: object = None) -> int:
-    """Return the context window of a model in tokens: input and output together.
+    """Return the context window of a model in tokens, input and output together.
 
-    If `override` is positive, return it. Otherwise search `WINDOWS` for the model's exact name (see `names_of`), then
-    for the longest name that it continues. If there is none, return 128,000.
+    A positive `override` takes precedence. The default for unknown models is 128,000.
     """
     return known_window(model, override) or DEFAULT_WINDOW
 
 
 def known_window(model: str | None, override: object = None) -> int | None:
-    """Return the result of `context_window`, but None if the model is unknown and `override` is not positive."""
+    """Return the context window like `context_window`, but None for an unknown model."""
     return _positive(override) or _window_by_name(model)
 
 
@@ -92,9 +91,9 @@ def _window_by_name(model: str | None) -> int | None:
 
 
 def input_budget(model: str | None, max_output_tokens: int | None = None, context_window: int | None = None) -> int:
-    """Return the tokens that a prompt may use: the context window less the output reserve and 512 tokens for safety.
+    """Return the tokens that a prompt may use: the context window less the output and 512 tokens for safety.
 
-    The reserve is `max_output_tokens` if it is positive, else a quarter of the window, at most 16,384.
+    Without `max_output_tokens`, a quarter of the window, at most 16,384 tokens, is reserved for the output.
 
     Raises:
         BudgetTooSmall: nothing is left; the error shows the three numbers.
@@ -120,10 +119,10 @@ LEAST_FACTOR, GREATEST_FACTOR = 0.5, 3.0
 """The bounds of the learned factor of an estimate."""
 
 GREATEST_OF_OTHER = 8.0
-"""The upper bound of the factor for other scripts; only models of an unknown family have this factor."""
+"""The upper bound of the factor for other scripts, which only unknown models have."""
 
 MIN_TOKENS = 200
-"""The least size of a prompt from which factors learn: in smaller prompts, the provider's own tokens weigh too much."""
+"""The least size of a prompt from which to learn: the provider's own tokens distort smaller ones."""
 
 _LONGEST_STEP = 0.15  # one report changes the logarithm of the factor by this at most, so the factor by 16 %
 _LEAST_WEIGHT = 0.1  # the least weight of a new report; about twenty reports count
@@ -133,7 +132,7 @@ _WEIGHT_OF_SCRIPTS = 0.5  # a new report always has this weight, because the sha
 
 @dataclass(frozen=True, slots=True)
 class TokenFactor:
-    """The factor by which a model's estimates are multiplied; it is 1 before the first report.
+    """The factor by which a model's estimates are multiplied.
 
     A model of an unknown family has a second factor, `other`, for scripts other than Latin. Then `value` applies to
     Latin letters, digits, punctuation and code.
@@ -146,7 +145,7 @@ class TokenFactor:
 
     @property
     def label(self) -> str:
-        """The factor in the form that is appended to a counter's name: `×1.12`, or `×1.05, other scripts ×3.74`."""
+        """The factor as the end of a counter's name: `×1.12`, or `×1.05, other scripts ×3.74`."""
         return _label(*_hundredths(self))
 
     @property
@@ -156,10 +155,10 @@ class TokenFactor:
         return not (within and (self.other is None or LEAST_FACTOR < self.other < GREATEST_OF_OTHER))
 
     def learn(self, estimated: int, reported: int, other: int = 0) -> TokenFactor:
-        """Return the factor after one more model call; it is unchanged if the call has too few tokens.
+        """Return the factor after one more model call.
 
-        The first reports weigh most. A report moves the factor by a bounded step, so an outlier has little effect, and
-        many consistent reports move it to the ratio of reported to estimated tokens.
+        Too small calls teach nothing. The first reports weigh most. Steps are bounded, so an outlier has little effect,
+        but many consistent reports move the factor to the ratio of reported to estimated tokens.
 
         Args:
             estimated: the tokens of the whole request including tools, as the counter without a factor estimates them.
@@ -177,7 +176,7 @@ class TokenFactor:
         return replace(self, value=_bounded(math.exp(here + step)), samples=self.samples + 1)
 
     def _learn_scripts(self, values: tuple[float, float], estimated: tuple[int, int], reported: int) -> TokenFactor:
-        """Move both factors by their shares of the error, with normalised least mean squares on logarithms."""
+        """Move both factors by normalised least mean squares on logarithms."""
         bounds = (GREATEST_FACTOR, GREATEST_OF_OTHER)
         factors = [_bounded(value, bound) for value, bound in zip(values, bounds, strict=True)]
         parts = [tokens * value for tokens, value in zip(estimated, factors, strict=True)]
@@ -194,8 +193,8 @@ class TokenFactor:
 class ScaledCounter:
     """A token estimate that is multiplied by a factor in hundredths, and rounded up.
 
-    `other_hundredths` is the factor for tokens in scripts other than Latin, or None if `hundredths` applies to all.
-    `share` returns the share of a text's tokens that other scripts have, in thousandths.
+    `other_hundredths` is the factor for other scripts than Latin, and `share` returns their share of a text's tokens in
+    thousandths.
     """
 
     counter: TokenCounter
@@ -218,10 +217,9 @@ class ScaledCounter:
 
 
 def scaled(counter: TokenCounter, factor: TokenFactor) -> TokenCounter:
-    """Return a counter that multiplies each count by the factor (rounded to hundredths), and rounds the result up.
+    """Return a counter that multiplies each count by the factor, and rounds the result up.
 
-    If the factor has two values, each part of a text is multiplied by the value for its scripts. An exact counter is
-    returned unchanged: its counts differ from the provider's only by the tokens that the provider adds around messages.
+    An exact counter is returned unchanged: only the provider's tokens around messages are missing in its counts.
     """
     if isinstance(counter, ExactCounter):
         return counter
@@ -233,7 +231,7 @@ def scaled(counter: TokenCounter, factor: TokenFactor) -> TokenCounter:
 
 
 def other_tokens(counter: TokenCounter) -> TokenCounter:
-    """Return a counter of the tokens in scripts other than Latin. Its count is their share of the given count."""
+    """Return a counter of the tokens in scripts other than Latin."""
     return ScaledCounter(counter, plain_name(counter), 0, 100)
 
 
@@ -296,15 +294,15 @@ _BY_FAMILY: dict[Family, str] = {
     "qwen3": "qwen- qwen2 qwen2. qwen3 qwen3. deepseek-r1-distill-qwen",
     "deepseek": "deepseek-v3 deepseek-v3. deepseek-r1 deepseek-chat deepseek-reasoner",
 }
-# Match Claude 4.7 and later 4.x versions. A longer number is a release date: claude-opus-4-20250514 is Claude 4.
+# Match Claude 4.7 and later. A longer number is a release date: claude-opus-4-20250514 is Claude 4.
 _LATE_CLAUDE_4 = re.compile(r"claude-(?:[a-z]+-)?4[-.](?:[7-9]|[1-9]\d)(?!\d)")
 _FAMILIES: dict[str, Family] = {name: family for family, names in _BY_FAMILY.items() for name in names.split()}
 
 
 def counter_named(name: str) -> TokenCounter:
-    """Return the counter with this name: `o200k` or `cl100k`, which are exact, `chars4`, or an estimate.
+    """Return a counter by its name: `o200k` and `cl100k` (exact), `chars4`, or an estimate.
 
-    If an estimate is scaled, its name ends with the factor, as `name_of` returns it: `estimate×1.12`.
+    The name of a scaled estimate ends with the factor: `estimate×1.12`.
 
     Raises:
         InvalidInput: the name is unknown, or its extra is not installed.
@@ -323,7 +321,7 @@ def counter_named(name: str) -> TokenCounter:
 
 
 def counter_for(model: str | None, *, factor: TokenFactor | None = None) -> TokenCounter:
-    """Return the best counter for a model: an exact one for OpenAI models with the extra `tokens`, else an estimate.
+    """Return the best counter for a model: exact for OpenAI's with the extra `tokens`, else an estimate.
 
     Args:
         model: the model's name, with or without its provider; None and unknown names get the estimate for OpenAI's
@@ -354,7 +352,7 @@ def family_of(model: str | None) -> Family | None:
 
 
 def name_of(counter: TokenCounter) -> str:
-    """Return a counter's name for manifests: if possible, a name that `counter_named` accepts."""
+    """Return a counter's name, if possible such that `counter_named` accepts it."""
     if isinstance(counter, ScaledCounter | RememberingCounter):
         return counter.name
     known = [name for name, estimating in _ESTIMATES.items() if counter is estimating]
@@ -365,7 +363,7 @@ _MOST = 16_384
 
 
 class RememberingCounter:
-    """A counter that caches recent counts by the hash and the length of the text; it stores no text."""
+    """A counter that caches recent counts by hash and length of the text; it stores no text."""
 
     def __init__(self, counter: TokenCounter, *, most: int = _MOST) -> None:
         self.counter = counter
@@ -384,13 +382,13 @@ class RememberingCounter:
 
 
 class RememberedCounts:
-    """The caching counters of one memory, one for each estimate. Exact counters are fast, and have no cache."""
+    """The caching counters of one memory. Exact counters are fast and need no cache."""
 
     def __init__(self) -> None:
         self._counters: dict[TokenCounter, RememberingCounter] = {}
 
     def remembering(self, counter: TokenCounter) -> TokenCounter:
-        """Return a counter with a cache that gives the same counts; an exact counter is returned unchanged."""
+        """Return the counter with a cache; an exact counter is returned unchanged."""
         if isinstance(counter, ExactCounter | RememberingCounter):
             return counter
         if isinstance(counter, ScaledCounter):

@@ -2,11 +2,9 @@
 
 Tokens are given to the messages in this order:
 
-1. The system messages, which are never cut.
-2. The newest user message. It is cut if it does not fit alone, or beside the shortest form of the steps.
-3. The newest step of the current turn. It is cut if necessary, but never excluded.
-4. The turn's earlier steps, which are cut before they are excluded (`steps`).
-5. History, newest first, up to a number of messages. Its newest message is cut if no other message of it fits.
+1. The system messages, which are never cut. 2. The newest user message, which is cut if it does not fit. 3. The newest
+step of the turn, which may be cut, but is never excluded. 4. The turn's earlier steps, which are cut before they are
+excluded (`steps`). 5. History, newest first. Its newest message is cut if no other message of it fits.
 
 A tool call and its results form one group, which is kept or excluded as a whole.
 
@@ -26,7 +24,7 @@ from threadkeep.errors import BudgetTooSmall
 __all__ = ["Anchor", "Item", "Kind", "Plan", "Reason", "Size", "plan"]
 
 _LEAST_TOKENS: Final = 16
-"""The tokens that a cut message of history must have, in addition to its shortest form, to be worth sending."""
+"""A cut message of history needs this many tokens besides its shortest form to be worth sending."""
 
 type Kind = Literal["system", "user", "assistant", "tool"]
 type Reason = Literal["over_budget", "over_limit", "before_anchor", "orphan_tool"]
@@ -34,7 +32,7 @@ type Reason = Literal["over_budget", "over_limit", "before_anchor", "orphan_tool
 
 @dataclass(frozen=True)
 class Item:
-    """A message of a model call. A tool call and its results have the same `group`: the calling message's index."""
+    """A message of a model call. A tool call and its results have the `group` of the calling message."""
 
     kind: Kind
     group: int | None = None
@@ -49,9 +47,8 @@ class Anchor:
     overflowing: True if older messages of history were not passed in, so history counts as too large.
     fraction: the part of its limits that history may take with the question when it is cut back.
 
-    If history does not fit, it consists of the newest messages that fit. If `set` is True or the turn has steps
-    already, it is cut back further, so that the next model calls begin with the same messages and the next messages
-    fit. It then begins with a user message; the last exchange stays if it fits.
+    If `set` is True or the turn has steps already, history that does not fit is cut back further than necessary, so
+    that the next model calls begin with the same messages. It then begins with a user message.
     """
 
     begin: int = 0
@@ -68,7 +65,7 @@ class Plan:
     cuts: maps a cut message to its new size.
     begin: the message at which history begins or, if there is no history, the turn.
     cut_back: True if history does not begin at the anchor.
-    lasting: True if later turns begin at `begin` too. If only this turn's steps leave no room, it is False.
+    lasting: True if later turns begin at `begin` too, because not only this turn's steps leave no room.
     opened: True if `tokens` includes the opening message (see `plan`).
     """
 
@@ -95,16 +92,13 @@ def plan(
 ) -> Plan:
     """Choose the messages of one model call.
 
-    Args:
-        items: the messages in order.
-        measure: a function that returns the size of the message at an index; called only for messages that may be sent.
-        budget: the maximum number of tokens of all messages together.
-        max_messages: the maximum number of messages before the turn, not counting messages with tool calls and results.
-        turn: the start of the current turn if its question has several messages; by default the newest user message.
-        anchor: the start of history; without one, history is the newest messages that fit.
-        whole_steps: True to exclude older steps of the turn instead of cutting them; the newest may be excluded too.
-        opening: the tokens of the opening message, which says that the assistant speaks first. It is placed before
-            history if history does not begin with a user message. 0 means that there is none.
+    Args: items: the messages in order. measure: a function that returns the size of the message at an index; called
+    only for messages that may be sent. budget: the maximum number of tokens of all messages together. max_messages: the
+    maximum number of messages before the turn, not counting tool calls and results. turn: the start of the current turn
+    if its question has several messages; by default the newest user message. anchor: the start of history; without one,
+    history is the newest messages that fit. whole_steps: True to exclude older steps of the turn instead of cutting
+    them; the newest may be excluded too. opening: the tokens of a message that says that the assistant speaks first, if
+    history begins so.
 
     Raises:
         BudgetTooSmall: the system messages exceed the budget, alone or together with the newest user message and the
@@ -172,7 +166,7 @@ class _Planner:
         self._left -= tokens
 
     def _units(self, user: int | None) -> list[list[int]]:
-        """Return the messages in groups, except the newest user message; exclude tool results without a tool call."""
+        """Return the messages in groups, except the newest user message; exclude results without a tool call."""
         units: dict[int, list[int]] = {}
         for index, item in enumerate(self._items):
             if item.kind == "system" or index == user:
@@ -206,7 +200,7 @@ class _Planner:
         return bool(self._cuts) or None in granted
 
     def _place_user(self, user: int | None, current: Sequence[list[int]], needs_newest: bool) -> bool:
-        """Place the newest user message, cut if necessary. Return True if the shortest newest step fits beside it."""
+        """Place the newest user message. Return True if the shortest newest step fits beside it."""
         size = self._measure(user) if user is not None else Size(0, 0)
         if size.minimum > self._left:
             raise BudgetTooSmall(
@@ -234,7 +228,7 @@ class _Planner:
     def _place_history(
         self, history: Sequence[list[int]], places: int | None, anchor: Anchor | None, reason: Reason
     ) -> Sequence[list[int]]:
-        """Place the newest history that fits, and return it. If not all of it fits, cut it back as `Anchor` says."""
+        """Place the newest history that fits, and return it."""
         fitting, stopped = self._newest(history, self._left, places)
         if _overflows(anchor) or len(fitting) < len(history):
             self._pushed_out = bool(self._steps)
@@ -252,11 +246,11 @@ class _Planner:
         return fitting
 
     def _stepped(self, fitting: Sequence[list[int]], places: int | None, fraction: float) -> Sequence[list[int]]:
-        """Return the newest groups that fit into `fraction` of history's limits, but at least the last exchange."""
-        # After the turn, the question and its answer (2 messages) are part of history, so they count here too.
+        """Return the newest groups in `fraction` of history's limits, but at least the last exchange."""
+        # After the turn, its question and answer (2 messages) are part of history, so count them too.
         allowed = None if places is None else max(int(fraction * places) - 2, 0)
-        # Compute the room without the turn's steps, so that later turns can begin here too. If the result is
-        # more than is left, or nothing, cut history for this turn only.
+        # Compute the room without the turn's steps, so that later turns can begin here too. If that is not possible,
+        # cut history for this turn only.
         room = int(fraction * (self._left + self._question + self._steps)) - self._question
         if room > self._left or room <= 0:
             room = int(fraction * self._left)
@@ -270,7 +264,7 @@ class _Planner:
         return fewer or fitting
 
     def _opened_by_user(self, fitting: Sequence[list[int]]) -> Sequence[list[int]]:
-        """Place the opening message if history needs it; first drop oldest groups until it fits or is not needed."""
+        """Place the opening message if history needs it; drop the oldest groups until it fits."""
         needed = self._opening_of(fitting)
         left = self._left - sum(map(self._tokens, fitting)) if needed else 0
         while needed > left:
@@ -283,7 +277,7 @@ class _Planner:
         return fitting
 
     def _opening_of(self, history: Sequence[Sequence[int]]) -> int:
-        """Return the opening message's tokens, or 0 if it is placed, or if history is empty or begins with the user."""
+        """Return the tokens of the opening message, or 0 if history does not need it."""
         asked = self._opened or not history or self._items[history[0][0]].kind == "user"
         return 0 if asked else self._opening
 
@@ -292,7 +286,7 @@ class _Planner:
         self._left -= self._opening
 
     def _cut_newest(self, unit: Sequence[int]) -> bool:
-        """Place the newest message of history, cut to the remaining budget; return False if too little would fit."""
+        """Place the newest message of history, cut to the rest of the budget, if enough of it fits."""
         opening = self._opening_of([unit])
         if sum(self._measure(index).minimum for index in unit) + _LEAST_TOKENS + opening > self._left:
             return False
@@ -304,7 +298,7 @@ class _Planner:
     def _newest(
         self, history: Sequence[list[int]], room: int, places: int | None
     ) -> tuple[Sequence[list[int]], Reason | None]:
-        """Return the newest groups within `room` tokens and `places` messages, and `over_budget` if `room` ran out."""
+        """Return the newest groups that fit, and `over_budget` if the tokens ran out."""
         number = len(history)
         while number:
             unit = history[number - 1]
@@ -319,7 +313,7 @@ class _Planner:
         return history, None
 
     def _place(self, unit: Sequence[int], tokens: int) -> None:
-        """Place a group. If it has more than `tokens` tokens, cut its largest messages to a common size."""
+        """Place a group; cut its largest messages to a common size if necessary."""
         sizes = [self._measure(index) for index in unit]
         level = level_of(sizes, tokens) if whole_of(sizes) > tokens else tokens
         for index, size in zip(unit, sizes, strict=True):
@@ -345,7 +339,7 @@ def _overflows(anchor: Anchor | None) -> bool:
 
 
 def _reserved(wanted: int, room: int) -> int:
-    """Return the tokens that a cut question leaves for the steps: a 16th, an 8th or a 4th of `room`; 0 without steps.
+    """Return the tokens that a cut question leaves for the steps: a 16th, an 8th or a 4th of `room`.
 
     With the exact size of the steps, each call would cut the question differently.
     """

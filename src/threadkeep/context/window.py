@@ -1,10 +1,8 @@
 """Windows: the newest stored rows that fit into a model call.
 
-A window takes rows without gaps, from the newest one backwards, and stops at the first message that does not fit. The
-result is in the order of the session. The newest user message is always included: its tokens are reserved first, and if
-it is older than the other messages of the window, it comes first. If this message alone exceeds the budget, it is cut,
-and the window has no other message. If the newest message does not fit beside the newest user message, the newest
-message is cut, so that the history is not empty. A limit of 0 allows no messages; None means no limit.
+A window takes rows without gaps, from the newest one backwards, until a message does not fit. The newest user message
+is always included, if necessary as the first and only message, and cut. If the newest message does not fit beside it,
+that message is cut, so that the history is not empty. A limit of 0 allows no messages; None means no limit.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Exclusion:
-    """A range of excluded messages, from `first_seq` to `last_seq` inclusive, and the reason."""
+    """A range of excluded messages, both ends included, and the reason."""
 
     first_seq: int
     last_seq: int
@@ -55,7 +53,7 @@ class Exclusion:
 
 
 def join_ranges(gaps: Iterable[Exclusion]) -> list[Exclusion]:
-    """Join adjacent ranges with the same reason. Summarised ranges stay apart: each one has its own summary."""
+    """Join adjacent ranges with the same reason, except summarised ones: each has its own summary."""
     joined: list[Exclusion] = []
     for gap in gaps:
         last = joined[-1] if joined else None
@@ -70,8 +68,8 @@ def join_ranges(gaps: Iterable[Exclusion]) -> list[Exclusion]:
 class WindowManifest:
     """The record of one window.
 
-    `included` contains the `seq` of each message of the window, in order. `dropped` is the sum of the lengths of the
-    ranges in `excluded`, without ranges that were excluded by a reset, by archiving or because they are superseded.
+    `included` has the `seq` of its messages, in order. `dropped` is the number of excluded messages, without those
+    excluded by a reset, by archiving or because they are superseded.
     """
 
     counter: str
@@ -98,7 +96,7 @@ class Window:
         return messages_html(title, self.messages)
 
 
-# Exclusions with these reasons have nothing to do with the limits, so `dropped` does not count them.
+# These exclusions have nothing to do with the limits, so `dropped` does not count them.
 _NOT_DROPPED = ("reset", "archived", "superseded")
 
 
@@ -106,7 +104,7 @@ _NOT_DROPPED = ("reset", "archived", "superseded")
 class Limits:
     """The limits of a window, and the counter that measures its messages.
 
-    If there is no counter, the stored token counts of the messages are used; otherwise all messages are counted again.
+    Without a counter, the stored token counts are used.
     """
 
     max_messages: int | None = None
@@ -114,7 +112,7 @@ class Limits:
     counter: TokenCounter | None = None
 
     def __post_init__(self) -> None:
-        """Reject negative limits and a counter that is no function; `InvalidInput` names the limit."""
+        """Reject negative limits and a counter that is no function."""
         for name, value in (("max_messages", self.max_messages), ("max_tokens", self.max_tokens)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
                 raise InvalidInput(f"{name} must be a whole number from 0 (0 means none), or None for no limit.")
@@ -129,10 +127,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Extent:
-    """The limits of a session, so that a window can name the excluded ranges before the rows that were read.
+    """The limits of a session, so that a window can name excluded ranges before the rows that were read.
 
-    `first_seq` is the oldest stored `seq`. `reset_seq` is the `seq` of the last reset, and `archived_seq` is the `seq`
-    of the newest archived message; they are 0 if there is none.
+    All are `seq` values: of the oldest stored message, the last reset, and the newest archived message.
     """
 
     first_seq: int = 1
@@ -141,7 +138,7 @@ class Extent:
 
 
 def with_superseded(window: Window, superseded: Sequence[tuple[int, int]]) -> Window:
-    """Return the window with the `superseded` ranges as exclusions of their own, removed from all other exclusions."""
+    """Return the window with the `superseded` ranges as exclusions of their own."""
     if not superseded:
         return window
     excluded = [*window.manifest.excluded]
@@ -181,9 +178,9 @@ class WindowChooser:
     """
 
     def __init__(self, limits: Limits, *, newest_user: Message | None = None, before_question: bool = False) -> None:
-        """Create a chooser. If `before_question` is true, the newest user message is not stored, and follows all rows.
+        """Create a chooser. If `before_question` is true, the newest user message will follow the stored rows.
 
-        In that case nothing is cut, and the newest row is included even if it alone exceeds the budget.
+        In that case nothing is cut, and the newest row is included even if it exceeds the budget.
         """
         self._limits = limits
         self._counter = limits.counter or estimate
@@ -242,7 +239,7 @@ class WindowChooser:
         return limit is not None and len(self._chosen) + (self._pinned is not None) >= limit
 
     def _start(self, rows: Sequence[Message]) -> Sequence[Message]:
-        """Reserve tokens for the newest user message. Return it before the rows if it is newer, else only the rows."""
+        """Reserve tokens for the newest user message; return it with the rows if it is newer."""
         self._started = True
         among = next((row for row in rows if row.role == "user"), None) if not self._before_question else None
         if self._pinned is None or (among and _seq(among) >= _seq(self._pinned)):
@@ -273,7 +270,7 @@ class WindowChooser:
             self._pinned = None
             return
         if self._full:
-            # The window is full. With smaller pages, this row would not have been read, so treat it as unread.
+            # With smaller pages, this row would not have been read, so treat it as unread.
             self._stop = (_seq(self._chosen[-1][0]) - 1 if self._chosen else _seq(row), "over_limit")
             return
         tokens, budget = self._tokens(row), self._limits.max_tokens
@@ -284,14 +281,14 @@ class WindowChooser:
         self._stop = (_seq(row), "over_budget")
         if row.seq != self._newest_seq:
             return
-        # Before a question, keep the newest row whole: the model call, which knows its budget, cuts the row to fit.
+        # Before a question, keep the newest row whole: the model call, which knows its budget, cuts it.
         newest = (row, tokens) if self._before_question else self._shorten(row, tokens, budget - self._used)
         if newest is not None:
             self._chosen.append(newest)
             self._stop = (_seq(row) - 1, "over_budget")
 
     def _shorten(self, message: Message, tokens: int, budget: int) -> tuple[Message, int] | None:
-        """Return the message cut to the budget, and its tokens; None if not even the mark and one character fit."""
+        """Return the message cut to the budget, and its tokens, if more than the mark fits."""
         counter = _scaled(self._counter, message.content, tokens)
         content = cut_end(message.content, budget, counter)
         if content in ("", CUT_MARK):
@@ -306,7 +303,7 @@ class WindowChooser:
         return self._counter(message.content)
 
     def _excluded(self, extent: Extent) -> tuple[Exclusion, ...]:
-        """Return the excluded ranges before the chosen messages, with reasons; without the pinned user message."""
+        """Return the excluded ranges before the chosen messages, with reasons."""
         gaps: list[Exclusion] = []
         if extent.reset_seq >= extent.first_seq:
             gaps.append(Exclusion(extent.first_seq, extent.reset_seq, "reset"))
@@ -327,7 +324,7 @@ class WindowChooser:
 
 
 def _scaled(counter: TokenCounter, content: str, tokens: int) -> TokenCounter:
-    """Return the counter multiplied by a factor, so that its result for `content` is the stored count `tokens`."""
+    """Return the counter with a factor, so that its result for `content` is the stored count."""
     counted = counter(content)
     if counted == tokens or counted == 0:
         return counter
