@@ -1,4 +1,4 @@
-"""Items that change when a turn is appended: chunks, notes, and the tool calls of agents. The functions do no I/O."""
+"""Items that change when a turn is appended. The functions do no I/O."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from threadkeep.store.codec import LAST_MESSAGE_CHARACTERS, TITLE_CHARACTERS, Pr
 
 @dataclass(frozen=True)
 class Target:
-    """The destination of a new turn. If there is no stored chunk to extend, `last_chunk` is None."""
+    """The destination of a new turn. `last_chunk` is the stored chunk to extend, if any."""
 
     layout: GraphLayout
     last_chunk: Value | None
@@ -28,8 +28,7 @@ class Target:
 class Appended:
     """A conversation with an appended turn.
 
-    `items` are the changed items other than the metadata; `rows` are the columns of the new messages. Both are empty if
-    no message was new.
+    `items` are the changed items without the metadata; `rows` are the columns of the new messages.
     """
 
     conversation: Conversation
@@ -42,8 +41,8 @@ class Appended:
 class Written:
     """The result of writing a turn.
 
-    `former_version` and `appended` are set if the write only appended messages: they are the conversation's version
-    before it, and the changes. `rows` has the rows that the statements of `ConversationWriter.beside` returned.
+    If the write only appended messages, `former_version` is the conversation's version before it, and `appended` has
+    the changes. `rows` is the result of the statements of `ConversationWriter.beside`.
     """
 
     receipt: Receipt
@@ -53,12 +52,12 @@ class Written:
 
     @property
     def followed(self) -> bool:
-        """True if the index rows of the conversation were written in the same transaction (see `SessionIndex`)."""
+        """True if the index rows were written in the same transaction (see `SessionIndex`)."""
         return bool(self.rows and self.rows[-1])
 
 
 def append(conversation: Conversation, prepared: Prepared, *, there: Mapping[str, int], target: Target) -> Appended:
-    """Return the changes that append a turn; do not write them. `there` maps ids of stored messages to their `seq`."""
+    """Return the changes that append a turn. `there` maps ids of stored messages to their `seq`."""
     known = dict(there)
     fresh: dict[str, tuple[Message, dict[str, object]]] = {}
     for message, columns in zip(prepared.messages, prepared.columns, strict=True):
@@ -75,7 +74,7 @@ def append(conversation: Conversation, prepared: Prepared, *, there: Mapping[str
     grown = _grown(conversation, list(fresh.values()), target.now)
     values = [message_value(seq, row, layout.value_field) for seq, (_, row) in enumerate(fresh.values(), start=first)]
     items = notes_of(layout, conversation.session_id, values)
-    # An earlier write may have been interrupted before the metadata were written. Drop the messages that it left.
+    # Drop messages of a write that was interrupted before the metadata were written.
     before = [] if target.last_chunk is None else list(target.last_chunk["messages"])
     while before and before[-1]["seq"] >= first:
         before.pop()
@@ -87,7 +86,7 @@ def append(conversation: Conversation, prepared: Prepared, *, there: Mapping[str
 def _grown(
     conversation: Conversation, fresh: Sequence[tuple[Message, Mapping[str, object]]], now: datetime
 ) -> Conversation:
-    """Return the conversation with new messages. Superseded ones do not count for its title and its last message."""
+    """Return the conversation with new messages."""
     first = conversation.last_seq + 1
     placed = [(seq, message) for seq, (message, row) in enumerate(fresh, start=first) if not row.get("superseded_at")]
     first_user = next((message.content for _, message in placed if message.role == "user" and message.content), None)
@@ -113,7 +112,7 @@ def _grown(
 def chunk_items(
     conversation: Conversation, messages: Iterable[Value], target: Target, *, before: Sequence[Value] = ()
 ) -> dict[ItemKey, Value]:
-    """Return the chunks that contain `messages`, in order of `seq`. The first chunk has the messages `before`, too."""
+    """Return the chunks with `messages`, in order. The first chunk begins with those in `before`."""
     found: dict[ItemKey, Value] = {}
     last = chunk_of(conversation.last_seq + 1, conversation.chunk_size)
     for chunk, within in groupby(messages, key=lambda message: chunk_of(message["seq"], conversation.chunk_size)):
@@ -125,7 +124,7 @@ def chunk_items(
 
 
 def receipt_of(prepared: Prepared, adopted: Value) -> Receipt:
-    """Return the receipt for an answer that was not stored: the question already had another one, `adopted`."""
+    """Return the receipt for an answer that was not stored, because `adopted` already was."""
     seq = int(adopted["seq"])
     return replace(_receipt(prepared, seq, seq, {}), adopted=str(adopted.get("id")))
 
@@ -142,7 +141,7 @@ def _receipt(prepared: Prepared, first_seq: int, last_seq: int, there: Mapping[s
 
 
 def turns_in(item: Value | None, conversation: Conversation) -> list[dict[str, Any]]:
-    """Return the turns in an item of tool calls that are neither deleted nor superseded. A damaged item has none."""
+    """Return the turns in an item of tool calls that are neither deleted nor superseded."""
     turns = item.get("turns") if item is not None else None
     if not isinstance(turns, Sequence) or not all(map(_is_turn, turns)):
         return []
@@ -155,7 +154,7 @@ def turns_in(item: Value | None, conversation: Conversation) -> list[dict[str, A
 
 
 def steps_left(items: Mapping[ItemKey, Value | None], conversation: Conversation) -> dict[ItemKey, Value | None]:
-    """Return items of tool calls with only the turns that `turns_in` returns. An item without turns becomes None."""
+    """Reduce items of tool calls to the turns of `turns_in`. An item without turns becomes None."""
     changed: dict[ItemKey, Value | None] = {}
     for key, item in items.items():
         turns = turns_in(item, conversation)
@@ -171,6 +170,6 @@ def _is_turn(turn: object) -> bool:
 
 
 def mark_of(conversation: Conversation, seq: int) -> dict[str, int]:
-    """Return fields to store with a turn's tool calls, by which `turns_in` detects that the turn was superseded."""
+    """Return fields by which `turns_in` detects that a turn with tool calls was superseded."""
     upto = conversation.last_seq
     return {"upto": upto, "superseded": size_of(conversation.superseded_between(seq, upto))}

@@ -1,4 +1,4 @@
-"""Conversations in any LangGraph store. Only one process may write to such a store. This module imports LangGraph."""
+"""Conversations in any LangGraph store, to which only one process may write. It imports LangGraph."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from threadkeep.observe import Backend
 
 _PAGE_ITEMS = 10_000
 
-# The locks belong to the store, because an agent's node may create a `StoreItems` for the same store in each run.
+# Locks belong to the store, because an agent's node may create a `StoreItems` in each run.
 _LOCKS: WeakKeyDictionary[BaseStore, Locks[ItemKey]] = WeakKeyDictionary()
 
 
@@ -62,7 +62,7 @@ class StoreItems:
 
     @asynccontextmanager
     async def writing(self, metadata: ItemKey) -> AsyncIterator[_StoreWriting]:
-        """Yield a conversation for writing. The caller must hold its lock, and other processes must not write to it."""
+        """Yield a conversation for writing. The caller must hold its lock; no other process may write to it."""
         yield _StoreWriting(self._store, self, metadata)
 
 
@@ -83,7 +83,7 @@ class _StoreWriting:
         return list({item.key async for item in self._items.search(namespace) if item.key.startswith(beginning)})
 
     async def put(self, metadata: Value | None, others: Mapping[ItemKey, Value | None], *, version: int | None) -> None:
-        """Write items in one batch, the metadata last: readers ignore messages with a `seq` above their `last_seq`."""
+        """Write items in one batch, the metadata last, because readers ignore messages above their `last_seq`."""
         [found] = await self._items.get([self._metadata])
         if (found is None) != (version is None) or (found is not None and found.get("version") != version):
             raise ConversationChanged
@@ -98,7 +98,7 @@ class _StoreWriting:
 
 
 async def _whole(store: BaseStore, operations: Sequence[Op]) -> list[Result]:
-    """Execute a batch to its end even if the caller is cancelled, because a store may stop working if interrupted."""
+    """Execute a batch to its end despite cancellation, because a store may break if interrupted."""
     batch = asyncio.ensure_future(store.abatch(operations))
     with _translated():
         try:
@@ -110,7 +110,7 @@ async def _whole(store: BaseStore, operations: Sequence[Op]) -> list[Result]:
 
 
 def _value(item: Item) -> Value:
-    """Return the JSON object in an item, or an empty object if the item has a value of another type."""
+    """Return the JSON object in an item, or an empty object."""
     value: object = item.value
     return value if isinstance(value, dict) else {}
 
@@ -121,7 +121,7 @@ def _put(key: ItemKey, value: Value | None) -> PutOp:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Translate every error of a store to `StoreUnavailable`, because stores do not say which errors are transient."""
+    """Turn every error of a store into `StoreUnavailable`, because stores do not name transient ones."""
     with ErrorBoundary(raising=(StoreError,)) as call:
         yield
     if call.error is not None:
@@ -132,7 +132,7 @@ def _translated() -> Iterator[None]:
 
 
 class IndexedStore(AsyncBatchedBaseStore):
-    """A LangGraph store that rejects a search query if it has no index; LangGraph's stores would ignore the query."""
+    """A LangGraph store that rejects a query without an index; LangGraph's own would ignore the query."""
 
     async def asearch(
         self,
@@ -150,7 +150,7 @@ class IndexedStore(AsyncBatchedBaseStore):
         Raises:
             InvalidInput: there is a query, but the store has no index.
         """
-        # An error in `abatch` would make other callers' operations of the same batch fail, so check this here.
+        # Check here: an error in `abatch` would make other callers' operations of the batch fail.
         if query and getattr(self, "index_config", None) is None:
             raise InvalidInput(
                 "This graph store has no index, so it cannot search by a query; give one to "

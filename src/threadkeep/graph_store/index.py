@@ -1,7 +1,7 @@
 """The index of a graph store's conversations in the tables: rows of sessions and messages, without text.
 
 Summaries, anchors, manifests and vectors refer to these rows, and lists of sessions are read from them. The graph store
-is authoritative: if rows differ from it, the rows are updated.
+is authoritative.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PAGE_SESSIONS = 500
 
 
 class Indexed(NamedTuple):
-    """A session's row in the tables. If its messages are also there, not in a graph store, `version` is None."""
+    """A session's row. If its messages are in the tables, not in a graph store, `version` is None."""
 
     last_seq: int
     created_at: datetime
@@ -48,7 +48,7 @@ class SessionIndex:
         self._deletion = deletion_statements(driver.backend)
 
     async def follow(self, session_id: str) -> None:
-        """Update the rows of a session from its conversation; delete them if there is no conversation.
+        """Update or delete the rows of a session as its conversation requires.
 
         Raises:
             StoreError: the messages of a session with this id are in the tables.
@@ -57,7 +57,7 @@ class SessionIndex:
             pass
 
     async def add(self, written: Written) -> bool:
-        """Add the rows of a turn. Return False if `written` has no appended turn, or rows are of another version."""
+        """Add the rows of a turn. Return False if that is not possible because of other rows."""
         statements = self.additions(written)
         try:
             return bool(statements) and bool((await self._driver.write(statements))[-1])
@@ -65,7 +65,7 @@ class SessionIndex:
             return False
 
     def additions(self, written: Written) -> list[Statement]:
-        """Return the statements that add the rows of a turn. The last statement returns a row only if all succeed."""
+        """Return the statements that add the rows of a turn. If all succeed, the last returns a row."""
         appended, former = written.appended, written.former_version
         if appended is None:
             return []
@@ -76,7 +76,7 @@ class SessionIndex:
         return [*beginning, *self._indexing(session, [{**no_marks, **row} for row in appended.rows])]
 
     def _indexing(self, session: Parameters, rows: Iterable[Parameters]) -> list[Statement]:
-        """Return the statements that change a session's row, and then add the rows of its messages."""
+        """Return the statements that change a session's row, and then add rows of messages."""
         changed = {name: session[name] for name in ("session_id", "graph_version")} | {
             "begun_at": session["created_at"]
         }
@@ -84,7 +84,7 @@ class SessionIndex:
         return [(self._sql["index_session"], session), *messages]
 
     async def versions(self) -> AsyncIterator[tuple[str, int]]:
-        """Yield each indexed session's id, and the version of the conversation from which its rows were written."""
+        """Yield each indexed session's id, and the version of the conversation behind its rows."""
         after: str | None = ""
         while after is not None:
             parameters = {"after": after, "limit": _PAGE_SESSIONS}
@@ -94,7 +94,7 @@ class SessionIndex:
             after = rows[-1][0] if len(rows) == _PAGE_SESSIONS else None
 
     async def hide_summaries(self, session_id: str, *, run_id: str | None) -> bool:
-        """Deactivate a session's summaries before its reset. If the run `run_id` may not reset it, return False."""
+        """Deactivate a session's summaries before its reset. Return False if the run may not reset it."""
         async with self._driver.writing() as connection:
             if run_id is not None and not await may_change(connection, self._deletion, session_id, run_id):
                 return False
@@ -106,14 +106,14 @@ class SessionIndex:
         return bool(await self._driver.fetch(self._deletion["changing"], changing(session_id, run_id)))
 
     async def forget_derived(self, session_id: str, first_seq: int) -> None:
-        """Deactivate summaries, and delete anchors and vectors, if they derive from a message from `first_seq` on."""
+        """Deactivate or delete data that derives from a message from `first_seq` on."""
         async with self._driver.writing() as connection:
             rows = await connection.fetch(self._sql["hold_indexed"], {"session_id": session_id})
             if rows and rows[0][0] >= first_seq:
                 await self._superseding.forget_derived(connection, session_id, first_seq, int(rows[0][0]))
 
     async def copy_summaries(self, branching: Branching) -> None:
-        """Copy the summaries of the copied messages into a branch, unless the message `branching.at` is superseded."""
+        """Copy the summaries of the copied messages into a branch."""
         parameters = {
             "session_id": branching.session_id,
             "branch_id": branching.branch_id,
@@ -126,15 +126,15 @@ class SessionIndex:
                 await connection.execute(self._sql["copy_summaries"], {**parameters, "since": None})
 
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:
-        """Delete a session's rows and derived data; return False if there are none, None if the run may not do this."""
+        """Delete a session's rows and derived data. Return False if there are none, None if the run may not do so."""
         async with self._driver.writing() as connection:
             return await delete_session(connection, self._deletion, session_id, run_id=run_id)
 
     async def _step(self, session_id: str) -> bool:
-        """Index up to 500 messages of a conversation; return True if it must be called again for the others."""
+        """Index up to 500 messages of a conversation; return True if it must be called again."""
         parameters = {"session_id": session_id}
         seen = _indexed(await self._driver.fetch(self._sql["indexed"], parameters))
-        # Read the conversation after its row, so that it is not older than the version in the row.
+        # Read the conversation after its row, so that it is not older than the row's version.
         conversation = await self._reader.conversation(session_id)
         if seen is not None and seen.version is None:
             raise StoreError(
@@ -155,8 +155,8 @@ class SessionIndex:
             if seen is not None and known is None:
                 await delete_session(connection, self._deletion, session_id)
             if known is not None and known.revision != conversation.revision:
-                # Only one active answer may have the same question, author and ordinal. New rows may have those of a
-                # superseded answer, so mark it before.
+                # Only one active answer may have the same question, author and ordinal, so mark superseded ones before
+                # new rows are added.
                 await self._mark(connection, conversation, upto)
             former = None if known is None else known.version
             if not await self._write(connection, conversation, messages, upto, former=former):
@@ -179,7 +179,7 @@ class SessionIndex:
         *,
         former: int | None,
     ) -> bool:
-        """Add index rows to those of version `former`. If `former` is None and there are rows already, return False."""
+        """Add index rows to those of version `former`. Return False if there are rows of another one."""
         row = _session_row(conversation, upto)
         if former is None and not await connection.execute(self._sql["begin_indexing"], row):
             return False
@@ -189,7 +189,7 @@ class SessionIndex:
         return True
 
     async def _mark(self, connection: Connection, conversation: Conversation, upto: int) -> None:
-        """Mark the rows of superseded messages, and deactivate the data derived from these messages."""
+        """Mark the rows of superseded messages, and deactivate data derived from them."""
         session_id, now, seqs = conversation.session_id, time_text(conversation.updated_at), list[int]()
         for first, last in conversation.superseded_between(conversation.deleted_seq + 1, upto):
             seqs += await self._superseding.mark(connection, session_id, Span(first, last), now=now)
@@ -199,13 +199,13 @@ class SessionIndex:
     def _message_row(self, conversation: Conversation, message: Message) -> dict[str, object]:
         now = time_text(message.created_at or conversation.updated_at)
         columns = message_parameters(message, count=self._count, now=now)
-        # Make an id if there is none, because another program may have written the message without an id.
+        # Another program may have written the message without an id.
         message_id = message.id or f"{conversation.session_id}#{message.seq}"
         return {**columns, **marks_of(message), "seq": message.seq, "id": message_id}
 
 
 def _begun(seen: Indexed | None, conversation: Conversation) -> bool:
-    """Return True if the rows belong to this conversation, not to an earlier one with the same id."""
+    """Return True if the rows do not belong to an earlier conversation with the same id."""
     return seen is not None and seen.created_at == conversation.created_at and seen.last_seq <= conversation.last_seq
 
 

@@ -23,11 +23,11 @@ from threadkeep.store.transcripts import Branching, SessionChanges, SessionQuery
 
 
 class IndexedTranscripts(GraphTranscripts):
-    """Transcripts whose messages are in a graph store; lists of sessions are read from index rows in the tables.
+    """Transcripts whose messages are in a graph store; sessions are listed from index rows.
 
     A turn counts as stored when the graph store has it. If its index rows cannot be updated, `failed` is called with
-    the session id and the error, and `catch_up` tries again. When a conversation is deleted, its rows are deleted with
-    all data derived from it.
+    the session id and the error, and `catch_up` tries again. The rows of a deleted conversation are deleted with all
+    data derived from it.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class IndexedTranscripts(GraphTranscripts):
         return written.receipt
 
     async def supersede(self, superseding: Superseding) -> Superseded:
-        """Supersede messages in one transaction. If the `newest` are requested and there is no session, do nothing."""
+        """Supersede messages in one transaction."""
         session_id = superseding.session_id
         first_seq = await self._first_seq(superseding)
         if first_seq is not None:
-            # If the process dies meanwhile, no summary of the messages may stay active, so forget derived data first.
+            # Forget derived data first: if the process dies, no summary of the messages may stay active.
             await self.index.follow(session_id)
             await self.index.forget_derived(session_id, first_seq)
         superseded = await super().supersede(superseding)
@@ -72,7 +72,7 @@ class IndexedTranscripts(GraphTranscripts):
         return superseded
 
     async def append_instead(self, turn: Turn, seq: int, seen: tuple[int, int]) -> None:
-        """Supersede the messages after a `seq` and store a turn instead of them, in one transaction."""
+        """Store a turn instead of the messages after a `seq`, in one transaction."""
         if seq < seen[0]:
             await self.index.follow(turn.session_id)  # as in `supersede`
             await self.index.forget_derived(turn.session_id, seq + 1)
@@ -80,7 +80,7 @@ class IndexedTranscripts(GraphTranscripts):
         await self._follow(turn.session_id)
 
     async def _first_seq(self, superseding: Superseding) -> int | None:
-        """Return the first `seq` that `superseding` is going to supersede, or None if it supersedes nothing."""
+        """Return the first `seq` that `superseding` is going to supersede, if any."""
         session_id, user_id = superseding.session_id, superseding.user_id
         if superseding.message_id is None:
             page = await self.newest(session_id, limit=superseding.newest, user_id=user_id)
@@ -106,14 +106,14 @@ class IndexedTranscripts(GraphTranscripts):
             self._failed(branching.branch_id, error)
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark the last version of an answer as delivered, and return it; return None if the answer does not exist."""
+        """Mark the last version of an answer as delivered, and return it if it exists."""
         told = await super().tell(session_id, message_id)
         if told is not None:
             await self._follow(session_id)
         return told
 
     async def sessions(self, query: SessionQuery) -> list[SessionInfo]:
-        """Return one page of sessions from their index rows, newest activity first; omit sessions with bad metadata."""
+        """Return one page of readable sessions from their index rows, newest activity first."""
         found: list[SessionInfo] = []
         while True:
             page = await self._listed.sessions(query)
@@ -129,8 +129,8 @@ class IndexedTranscripts(GraphTranscripts):
         await self._follow(session_id)
 
     async def reset(self, session_id: str, *, user_id: str | None = None, run_id: str | None = None) -> int | None:
-        """Let later windows begin after the stored messages. Return the last `seq`, or None if nothing was reset."""
-        # A message that is stored after the check of the run must not be hidden, so read the conversation before it.
+        """Let later windows begin after the stored messages. Return the last `seq` if it was reset."""
+        # Read the conversation before the check of the run, because no later message may be hidden.
         known = await self.reader.conversation(session_id, user_id=user_id)
         if known is None:
             return None
@@ -142,26 +142,26 @@ class IndexedTranscripts(GraphTranscripts):
         return last_seq
 
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:
-        """Delete a session with all its data; return False if it did not exist, None if the run may not delete it."""
-        # Read the time before the check of the run: another process may then create a conversation, which must stay.
+        """Delete a session with all its data. Return False if it did not exist, None if the run may not delete it."""
+        # Read the time before the check of the run: a conversation that is created later must stay.
         created_at = None if run_id is None else await self._created_at(session_id)
         if run_id is not None and not await self.index.may_change(session_id, run_id):
             return None
-        # The rows include that of the run that deletes the session. Delete them last: if the process dies before, the
+        # Delete the rows last, because they include the run that deletes the session: if the process dies before, the
         # run is repeated.
         for own_session_id in await self.writer.own_sessions(session_id):
             await self.delete(own_session_id)
         existed = await self.writer.delete(session_id, created_at=created_at)
-        # If deleting the rows fails, `catch_up` deletes them later, even if no caller repeats the call.
+        # If deleting the rows fails, `catch_up` deletes them later.
         self._behind.add(session_id)
         rows = await self.index.delete(session_id, run_id=run_id)
-        # Update the rows again, because another process may have written to the session and created its rows again.
+        # Another process may have written to the session and created its rows again.
         await self.index.follow(session_id)
         self._behind.discard(session_id)
         return existed or rows
 
     async def catch_up(self) -> None:
-        """Update index rows that are out of date; the first call compares all sessions to find them.
+        """Update index rows that are out of date. The first call compares all sessions.
 
         Raises:
             StoreError: the rows of a session could not be updated; the rows of all other sessions were updated.
@@ -173,7 +173,7 @@ class IndexedTranscripts(GraphTranscripts):
         for session_id in list(self._behind):
             try:
                 if await self.reader.conversation(session_id) is None:
-                    # Only the rows still name the conversation: remove its other items before `follow` deletes them.
+                    # Only the rows still name the conversation, so remove its other items before them.
                     await self.writer.remove_rest(session_id)
                 await self.index.follow(session_id)
             except SessionDamaged:
@@ -197,7 +197,7 @@ class IndexedTranscripts(GraphTranscripts):
         return differing
 
     async def _created_at(self, session_id: str) -> datetime:
-        """Return the time at which a conversation was created, or `datetime.min` if it is missing or damaged."""
+        """Return the time at which a conversation was created, or `datetime.min` if it is unknown."""
         with contextlib.suppress(SessionDamaged):
             if (conversation := await self.reader.conversation(session_id)) is not None:
                 return conversation.created_at
@@ -208,7 +208,7 @@ class IndexedTranscripts(GraphTranscripts):
         return None if info is None else info.user_id
 
     async def _follow(self, session_id: str, written: Written | None = None) -> None:
-        """Update a session's index rows, if possible from `written` alone. After a failure, `catch_up` tries again."""
+        """Update a session's index rows. After a failure, `catch_up` tries again."""
         self._behind.add(session_id)
         try:
             async with self._following.setdefault(session_id, asyncio.Lock()):
@@ -227,7 +227,7 @@ NOT_AVAILABLE = (
 
 
 class UnavailableRetention(RetentionRows):
-    """The retention of a memory with its sessions in a graph store: it is not available, so limits are rejected."""
+    """The retention of a memory with its sessions in a graph store: it is not available."""
 
     async def sessions(
         self, *, after: str, limit: int, user_id: str | None = None, with_own: bool = False

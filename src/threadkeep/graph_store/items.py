@@ -1,4 +1,4 @@
-"""Items of a LangGraph store: the interface for reading and writing them, and its implementation for tables."""
+"""Items of a LangGraph store: the interface, and its implementation for tables."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from threadkeep.store.driver import Driver, DuplicateRow, Parameters, Row, RowLo
 from threadkeep.store.statements import Tables, for_rows, like_pattern, row_parameters
 
 type Value = Mapping[str, Any]
-"""The value of an item: a JSON object. Never change it in place: some stores return the very object they store."""
+"""The value of an item. Never change it in place: some stores return the very object they store."""
 
 
 class Stored(dict[str, Any]):
-    """The value of an item of `TableItems`. While it is referenced and not changed, reads return the same object.
+    """The value of an item of `TableItems`. As long as it is unchanged, reads return the same object.
 
-    If this process wrote the value, `text` is its JSON. `mark` identifies the stored version: it is the stored text on
-    SQLite, and the version of the row on PostgreSQL.
+    `text` is its JSON if this process wrote it. `mark` identifies the stored version: the stored text on SQLite, the
+    version of the row on PostgreSQL.
     """
 
     text: str = ""
@@ -49,13 +49,13 @@ class Readable(Protocol):
 
 
 class Writing(Readable, Protocol):
-    """A locked conversation. Other writers that use the same lock wait until the block ends."""
+    """A locked conversation. Others that use the same lock wait until the block ends."""
 
     async def keys(self, namespace: Namespace, beginning: str = "") -> list[str]:
         """Return the keys of a namespace that begin with `beginning`."""
 
     async def put(self, metadata: Value | None, others: Mapping[ItemKey, Value | None], *, version: int | None) -> None:
-        """Write the metadata and other items, at the latest at the end of the block; None removes an item.
+        """Write the metadata and other items, at the latest at the end of the block. None removes an item.
 
         Call `put` or `remove` only once in a block.
 
@@ -68,7 +68,7 @@ class Writing(Readable, Protocol):
 
 
 class ReadItems:
-    """A cache of items for one operation; each item is read only once, and items in `known` are not read at all."""
+    """A cache of items for one operation. Items in `known` are not read at all."""
 
     def __init__(self, source: Readable, known: Mapping[ItemKey, Value | None] | None = None) -> None:
         self._source = source
@@ -83,10 +83,10 @@ class ReadItems:
 
 
 class ReadOnce(ReadItems):
-    """A locked conversation that reads each item once, because its items do not change before the block ends.
+    """A locked conversation that reads each item once, because items do not change before the block ends.
 
-    If the items are in `TableItems`, the statements in `beside` are executed in the same transaction as the writes.
-    After this transaction, `rows` has the rows that the statements returned.
+    The statements in `beside` are executed in the transaction of the writes, if the items are in `TableItems`; `rows`
+    then has their results.
     """
 
     def __init__(self, writing: Writing) -> None:
@@ -115,17 +115,17 @@ class Items(Readable, Protocol):
 
     @property
     def locks(self) -> Locks[ItemKey]:
-        """This process's locks of conversations, by the key of the conversation's metadata item."""
+        """This process's locks of conversations, by the key of the metadata item."""
 
     def conversations(self, layout: GraphLayout) -> AsyncIterator[tuple[str, Value]]:
         """Yield the id and the metadata of each conversation of a layout, in any order."""
 
     def writing(self, metadata: ItemKey) -> AbstractAsyncContextManager[Writing]:
-        """Lock the conversation whose metadata item has this key. The caller must already hold `locks[metadata]`."""
+        """Lock a conversation by its metadata item. The caller must already hold `locks[metadata]`."""
 
 
 type Locks[Key: Hashable] = WeakValueDictionary[Key, asyncio.Lock]
-"""Locks by key, kept only while other code references them. Get one with `locks.setdefault(key, asyncio.Lock())`."""
+"""Locks by key, kept while they are referenced. Get one with `locks.setdefault(key, asyncio.Lock())`."""
 
 
 _ITEMS_AT_ONCE = 200
@@ -138,8 +138,7 @@ _PAGE_ITEMS = 500
 class TabledStore:
     """A base class for LangGraph stores that Threadkeep opens.
 
-    `items` accesses the store's table through Threadkeep's driver, and `fingerprint` identifies the database. No other
-    connection can access an in-memory store, so both are None for it.
+    `items` accesses the store's table, and `fingerprint` identifies the database. Both are None for a store in memory.
     """
 
     items: TableItems | None = None
@@ -147,7 +146,7 @@ class TabledStore:
 
 
 class TableItems(Tables, sql=("graph_items.sql", "{backend}/graph_items.sql")):
-    """The items in the table of a LangGraph store, read and written with Threadkeep's driver for that database."""
+    """The items in the table of a LangGraph store, accessed with Threadkeep's driver."""
 
     def __init__(self, driver: Driver) -> None:
         super().__init__(driver)
@@ -175,7 +174,7 @@ class TableItems(Tables, sql=("graph_items.sql", "{backend}/graph_items.sql")):
 
     @asynccontextmanager
     async def writing(self, metadata: ItemKey) -> AsyncIterator[_TableWriting]:
-        """Lock the conversation with this metadata item against other writers, in this process and in others."""
+        """Lock a conversation against other writers, in this process and in others."""
         try:
             async with self._driver.transaction() as transaction:
                 writing = _TableWriting(transaction, self._sql, metadata, self._known)
@@ -224,7 +223,7 @@ class _TableWriting:
         return [key for (key,) in rows if key.startswith(beginning)]
 
     async def put(self, metadata: Value | None, others: Mapping[ItemKey, Value | None], *, version: int | None) -> None:
-        """Collect writes for the commit: the metadata and other items. The stored metadata must have `version`."""
+        """Collect writes for the commit. The stored metadata must have `version`."""
         changes: list[Statement] = []
         row = {**_place(self._metadata), "version": version}
         if metadata is None:
@@ -241,11 +240,11 @@ class _TableWriting:
         self._changes = changes
 
     async def remove(self, keys: Collection[ItemKey]) -> None:
-        """Collect the removal of items for the commit, regardless of the version of the metadata."""
+        """Collect the removal of items for the commit, whatever version the metadata have."""
         self._changes = _groups(self._sql["delete_items"], [_place(key) for key in keys])
 
     async def commit(self) -> None:
-        """Execute the collected writes and the statements in `beside` in one round trip; without writes, do nothing."""
+        """Execute the collected writes and the statements in `beside` in one round trip."""
         if self._changes:
             rows = await self._transaction.commit(self._changes, self.beside)
             self.rows += rows[len(self._changes) :]
@@ -255,7 +254,7 @@ class _TableWriting:
                 self._known[key] = value
 
     def _text(self, value: Value, key: ItemKey | None = None) -> str:
-        """Return the JSON of an item. If the value only adds messages to the item that was read, extend its JSON."""
+        """Return the JSON of an item; if possible, extend the JSON that was read."""
         former = None if key is None else self._read.get(key)
         text = (_grown(former, value) if isinstance(former, Stored) else None) or _json(value)
         text = _padded(text) if self._is_sqlite else text
@@ -270,7 +269,7 @@ class _TableWriting:
 
 
 class _Reading:
-    """The statements that read items. Items in `known` are not parsed again if they are unchanged."""
+    """The statements that read items. Unchanged items in `known` are not parsed again."""
 
     def __init__(self, sql: Mapping[str, str], keys: Sequence[ItemKey], known: MutableMapping[ItemKey, Stored]) -> None:
         self._keys = keys
@@ -296,12 +295,12 @@ class _Reading:
 
 
 def _groups(sql: str, rows: Sequence[Parameters]) -> list[Statement]:
-    """Return the statements that execute `sql` for all rows: one for each group of up to 200 rows."""
+    """Return the statements that execute `sql` for all rows, in groups."""
     return [(for_rows(sql, len(group)), row_parameters(group)) for group in batched(rows, _ITEMS_AT_ONCE)]
 
 
 def _value(text: str | bytes) -> Value:
-    """Return the JSON object in the text of an item, or an empty object if the text is not a valid JSON object."""
+    """Return the JSON object in the text of an item, or an empty object."""
     try:
         value = from_json(text)
     except ValueError:
@@ -321,7 +320,7 @@ def _json(value: object) -> str:
 
 
 def _grown(former: Stored, value: Value) -> str | None:
-    """Extend the former JSON of a chunk by its new messages. If anything before them has changed, return None."""
+    """Extend the former JSON of a chunk by its new messages, if nothing else has changed."""
     names, old, new = list(value), former.get(_GROWING), value.get(_GROWING)
     if list(former) != names or not isinstance(old, list) or not isinstance(new, list) or not old:
         return None
@@ -336,15 +335,15 @@ def _grown(former: Stored, value: Value) -> str | None:
 
 
 def _end(value: Value, names: Sequence[str]) -> str:
-    """Return the end of a chunk's JSON: the closing bracket of the messages, and the fields after them."""
+    """Return the end of a chunk's JSON after the messages."""
     rest = _json({name: value[name] for name in names})[1:]
     return f"],{rest}" if names else "]}"
 
 
 def _padded(text: str) -> str:
-    """Pad JSON of at least 8 KB with spaces to a multiple of 8 KB, so that its length changes rarely.
+    """Pad large JSON to a multiple of 8 KB, so that its length changes rarely.
 
-    If a new value has the same length, SQLite overwrites the old one, and writes only the pages that have changed.
+    If the length is the same, SQLite overwrites the old value, and writes only the pages that have changed.
     """
     size = len(text) if text.isascii() else len(text.encode())
     return text + " " * (-size % _PAD_BYTES) if size >= _PAD_BYTES else text

@@ -16,14 +16,14 @@ from threadkeep.records import Message
 
 _MOST_CHARACTERS = 16_000_000
 _LEAST_CHARACTERS = 1_000
-"""The size counted for a conversation without messages, so that the number of conversations is limited too."""
+"""The size counted for a conversation without messages, which limits the number of conversations."""
 _MESSAGE_CHARACTERS = 500
 """The size counted for a message without its texts."""
 _SEQ = itemgetter("seq")
 
 
 class KnownMessages:
-    """The cached messages of one chunk, and the stored values from which they were made.
+    """The cached messages of one chunk.
 
     `characters` is the size of this cache. `value` is the chunk as it was last written or read.
     """
@@ -41,7 +41,7 @@ class KnownMessages:
     def messages_in(
         self, conversation: Conversation, value: Value, span: tuple[int, int] | None = None
     ) -> list[Message]:
-        """Return the messages of the chunk, as `shapes.messages_in` does; unchanged messages come from the cache."""
+        """Return the messages of the chunk; unchanged ones come from the cache."""
         with damaged_chunk(conversation, self.chunk):
             self._take(conversation, value)
             first = 0 if span is None else bisect_left(self._values, span[0], key=_SEQ)
@@ -59,14 +59,14 @@ class KnownMessages:
                 self._checked = True
 
     def _take(self, conversation: Conversation, value: Value) -> None:
-        """Replace the cached values by those of `value`, a chunk. A message stays cached if its value is the same."""
+        """Replace the cached values by those of a chunk."""
         if self._taken is not None and self._taken[0] is value and self._taken[1] == conversation.chunk_size:
             return
         self._keep(conversation, value, values_in(conversation, self.chunk, value))
         self._checked = False
 
     def hold(self, conversation: Conversation, value: Value) -> None:
-        """Cache a chunk that was just written, without validation: its messages were validated before the write."""
+        """Cache a chunk that was just written; its messages are validated already."""
         self._keep(conversation, value, value["messages"])
         self._checked = True
 
@@ -76,8 +76,7 @@ class KnownMessages:
         if values[: len(kept)] != self._values:
             pairs = zip(self._values, kept, values, strict=False)
             kept = [message if former == now else None for former, message, now in pairs]
-        # A value from `TableItems` never changes. Other stores may return an object that changes later, so copy its
-        # messages.
+        # A value from `TableItems` never changes, but other stores may change theirs, so copy its messages.
         own = isinstance(value, Stored)
         self._values = values if own else [{**each} for each in values]
         self._messages = [*kept, *[None] * (len(values) - len(kept))]
@@ -93,14 +92,14 @@ class KnownMessages:
         if message is None:
             value = self._values[at]
             message = self._messages[at] = message_in(value, self._value_field)
-        # The caller may change the JSON values of a message, so return a copy if there are any.
+        # The caller may change the JSON values of a message, so return a copy.
         return message.with_fields() if message.metadata or message.original is not None else message
 
 
 class KnownChunks:
-    """A cache of the newest chunks of recently used conversations, with a maximum number of characters.
+    """A cache of the newest chunks of recently used conversations, up to a number of characters.
 
-    The store is read each time, but a message is created again only if its stored value has changed.
+    The store is read each time, but an unchanged message is not created again.
     """
 
     def __init__(self, value_field: str) -> None:
@@ -112,7 +111,7 @@ class KnownChunks:
     def messages_in(
         self, conversation: Conversation, chunk: int, value: Value, span: tuple[int, int] | None = None
     ) -> list[Message]:
-        """Return the messages of a chunk, from the cache if it is the newest chunk. Raises `SessionDamaged`."""
+        """Return the messages of a chunk, if possible from the cache. Raises `SessionDamaged`."""
         if chunk != chunk_of(max(conversation.last_seq, 1), conversation.chunk_size):
             return messages_in(conversation, chunk, value, self._read_plain, span)
         with self._entry(conversation.session_id, chunk) as known:
@@ -133,7 +132,7 @@ class KnownChunks:
 
     @contextmanager
     def _entry(self, session_id: str, chunk: int) -> Iterator[KnownMessages]:
-        """Yield a conversation's entry, or a new one if it has none for `chunk`; then update the size of the cache."""
+        """Yield a conversation's entry for `chunk`, then update the size of the cache."""
         known = self._chunks.get(session_id)
         if known is None or known.chunk != chunk:
             self.forget(session_id)

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from threadkeep.graph_store.postgres_store import PostgresGraphStore
 
 _RECORD_NEXT: Final = "INSERT INTO store_migrations (v) SELECT coalesce(max(v), -1) + 1 FROM store_migrations"
-"""Records the migration of an interrupted `setup` that has added a column; otherwise the next `setup` fails."""
+"""Records the migration of an interrupted `setup`, without which the next `setup` fails."""
 
 
 class SqliteGraphStore(TabledStore, IndexedStore, AsyncSqliteStore):
-    """LangGraph's store on SQLite. It raises Threadkeep's errors, and executes reads and writes in separate batches.
+    """LangGraph's store on SQLite, with Threadkeep's errors, and separate batches for reads and writes.
 
-    LangGraph executes concurrent operations in one batch, which is one transaction. If another process writes between
-    the reads and the writes of a transaction, SQLite rejects these writes at once instead of waiting for the lock.
+    LangGraph executes concurrent operations in one transaction. If another process writes between its reads and writes,
+    SQLite rejects these writes at once instead of waiting for the lock.
     """
 
     async def set_up(self) -> None:
@@ -52,7 +52,7 @@ class SqliteGraphStore(TabledStore, IndexedStore, AsyncSqliteStore):
                 ) from error
 
     async def _migrate(self) -> None:
-        """Call `setup`. If an interrupted call has added a column without recording it, record it and call again."""
+        """Call `setup`, and repair the migration of an interrupted call."""
         while True:
             try:
                 await self.setup()
@@ -64,7 +64,7 @@ class SqliteGraphStore(TabledStore, IndexedStore, AsyncSqliteStore):
                 return
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
-        """Execute the reads, then the writes; return the results in the order of the operations."""
+        """Execute the reads, then the writes; return the results in the original order."""
         with translated():
             return await self._reads_first(list(ops))
 
@@ -88,7 +88,7 @@ async def open_graph_store(
     index: IndexConfig | None = None,
     ttl: TTLConfig | None = None,
 ) -> AsyncIterator[BaseStore]:
-    """Open a LangGraph store for `graph.compile(store=…)`; an application should open one, not one per run.
+    """Open a LangGraph store for `graph.compile(store=…)`, once per application, not per run.
 
     Expired items are deleted in the background if `ttl` has an interval.
 
@@ -138,12 +138,12 @@ async def _open_sqlite_store(
 
 
 def open_own_store(address: DatabaseAddress, options: StoreOptions) -> AbstractAsyncContextManager[BaseStore]:
-    """Open the LangGraph store of a memory; if the database is in memory, return an `InMemoryStore`."""
+    """Open the LangGraph store of a memory, an `InMemoryStore` for a database in memory."""
     return nullcontext(InMemoryStore()) if address.in_memory else open_graph_store(address, options)
 
 
 def items_of(store: BaseStore) -> Items:
-    """Return access to a store's items: through its table if Threadkeep opened it, otherwise through its interface."""
+    """Return access to a store's items, through its table if Threadkeep opened it."""
     if isinstance(store, TabledStore) and store.items is not None:
         return store.items
     return StoreItems(store)

@@ -38,7 +38,7 @@ class ChunkSpan:
 
 
 def chunk_key(chunk: int) -> str:
-    """Return the key of a chunk with a number. Numbers start at 0: `chunk:000021` is the twenty-second chunk."""
+    """Return the key of a chunk by its number, from 0: `chunk:000021` is the twenty-second chunk."""
     return f"chunk:{chunk:0{_KEY_DIGITS}d}"
 
 
@@ -84,7 +84,7 @@ def joined(first: Ranges, second: Ranges) -> Ranges:
 
 
 def clipped(ranges: Sequence[tuple[int, int]], first_seq: int, last_seq: int) -> Ranges:
-    """Return the parts of the ranges that lie between `first_seq` and `last_seq`, both included."""
+    """Return the parts of the ranges from `first_seq` to `last_seq`, both included."""
     cut = ((max(low, first_seq), min(high, last_seq)) for low, high in ranges)
     return tuple((low, high) for low, high in cut if low <= high)
 
@@ -95,7 +95,7 @@ def size_of(ranges: Ranges) -> int:
 
 
 def seqs_down(high: int, low: int, without: Ranges) -> Iterator[int]:
-    """Yield the `seq` values from `high` down to `low`, both included, except those in the ranges `without`."""
+    """Yield the `seq` values from `high` down to `low`, except those in `without`."""
     for first, last in (*reversed(without), (low - 1, low - 1)):
         yield from range(high, max(last, low - 1), -1)
         high = min(high, first - 1)
@@ -103,7 +103,7 @@ def seqs_down(high: int, low: int, without: Ranges) -> Iterator[int]:
 
 type Namespace = tuple[str, ...]
 
-# A message in a chunk has these fields. The field for its text must have another name, or it would overwrite one.
+# Fields of a message in a chunk; the field for its text must not overwrite one of them.
 _TAKEN = {one.name for one in fields(Message)} - {"content"} | {"told_at"}
 _RESERVED_ROOT = "langgraph"
 
@@ -112,7 +112,7 @@ STEPS = "steps-sha256:"
 RECALL_INDEX = "recall-index:"
 """The key of the item with the recall index."""
 OWN = "own-session:"
-"""The prefix of the keys of items that name the conversations of a session's agents; see `GraphLayout.own`."""
+"""The prefix of the keys of items that name the conversations of a session's agents."""
 ANSWER = "answer-sha256:"
 """The prefix of the keys of notes for answers; see `GraphLayout.note`."""
 
@@ -130,9 +130,11 @@ class GraphLayout:
 
     `namespace` contains each conversation's metadata item, with the session id and `meta_key_suffix` as its key, and
     its chunks, with the session id and `:chunk:000000`, `:chunk:000001` … as their keys. A new conversation gets chunks
-    of `chunk_size` messages; an existing one keeps its chunk size. Each conversation also has a namespace of its own,
-    with `_ids` appended to the first label. It contains notes, which map message ids to `seq`, and other items, such as
-    tool calls and the recall index. `value_field` is the name of the field with a message's text.
+    of `chunk_size` messages; an existing one keeps its chunk size. `value_field` is the name of the field with a
+    message's text.
+
+    Each conversation also has its own namespace, with `_ids` appended to the first label, for notes and other items,
+    such as tool calls and the recall index.
     """
 
     namespace: Namespace = ("agent_chat_history",)
@@ -141,7 +143,7 @@ class GraphLayout:
     value_field: str = "content"
 
     def __post_init__(self) -> None:
-        """Reject a layout that a LangGraph store would reject, or in which items would overwrite each other."""
+        """Reject a layout that no LangGraph store takes, or in which items would overwrite each other."""
         object.__setattr__(self, "namespace", tuple(self.namespace))
         texts = [label for label in self.namespace if isinstance(label, str) and label and label.isprintable()]
         if not texts or len(texts) < len(self.namespace) or "." in "".join(texts):
@@ -157,11 +159,11 @@ class GraphLayout:
             raise InvalidInput(f"The field of a message's text has a name of its own, not {', '.join(sorted(_TAKEN))}.")
 
     def finds_same_as(self, other: GraphLayout) -> bool:
-        """Return True if both layouts find the same conversations: they may differ only in the chunk size."""
+        """Return True if both layouts find the same conversations, whatever their chunk size is."""
         return replace(self, chunk_size=other.chunk_size) == other
 
     def has(self, namespace: Namespace) -> bool:
-        """Return True if a namespace has the layout's conversations or message ids, or is below such a namespace."""
+        """Return True if a namespace is one of the layout's, or below one."""
         root, *rest = self.namespace
         return any(namespace[: len(own)] == own for own in (self.namespace, (f"{root}_ids", *rest)))
 
@@ -188,37 +190,37 @@ class GraphLayout:
         return (f"{root}_ids", *rest, namespace_label(session_id))
 
     def steps(self, session_id: str, author: str) -> ItemKey:
-        """Return the key of the item with an agent's newest tool calls, in the namespace of the message ids."""
+        """Return the key of the item with an agent's newest tool calls."""
         return ItemKey(self.message_ids(session_id), f"{STEPS}{sha256(author.encode()).hexdigest()}")
 
     def recall_index(self, session_id: str) -> ItemKey:
-        """Return the key of a conversation's recall index, in the namespace of the message ids."""
+        """Return the key of a conversation's recall index."""
         return ItemKey(self.message_ids(session_id), RECALL_INDEX)
 
     def own(self, parent_session_id: str, session_id: str) -> ItemKey:
-        """Return the key of the item that names the conversation `session_id` of an agent below `parent_session_id`."""
+        """Return the key of the item that names an agent's conversation below a session."""
         return ItemKey(self.message_ids(parent_session_id), f"{OWN}{session_id}")
 
     def note(self, session_id: str, name: str) -> ItemKey:
-        """Return the key of a note, an item with the `seq` of a message; `name` is from `id_note` or `answer_note`."""
+        """Return the key of a note; `name` is from `id_note` or `answer_note`."""
         return ItemKey(self.message_ids(session_id), name)
 
 
 def id_note(message_id: str) -> str:
-    """Return the name of the note for a message id, which is in most cases the id.
+    """Return the name of the note for a message id, which is usually the id.
 
-    If the id begins like the key of another item, a tab precedes it. No id begins with a tab: ids are printable.
+    If the id begins like the key of another item, a tab precedes it, which no id has.
     """
     return f"\t{message_id}" if message_id.startswith((STEPS, RECALL_INDEX, OWN, ANSWER)) else message_id
 
 
 def namespace_label(session_id: str) -> str:
-    """Return a namespace label for a session id, unique and without full stops, which labels cannot contain."""
+    """Return a unique namespace label for a session id, without full stops, which labels cannot contain."""
     return session_id.replace("%", "%25").replace(".", "%2E")
 
 
 class ConversationLayouts(ClockedTables, sql=("conversation_layouts.sql",)):
-    """The layouts in the table `chat_conversation_layouts`, without chunk sizes, which are in each conversation."""
+    """The layouts in the table `chat_conversation_layouts`; each conversation has its chunk size."""
 
     async def add(self, layout: GraphLayout) -> None:
         """Register a layout; do nothing if it is registered already."""

@@ -43,7 +43,7 @@ _SEARCHES = 2
 
 
 class TextSearch(NullSearch):
-    """A search without an index; each search reads the texts of all the conversations that it covers."""
+    """A search without an index, which reads all texts each time."""
 
     def __init__(self, transcripts: GraphTranscripts, *, page_sessions: int = 100) -> None:
         self._transcripts = transcripts
@@ -111,7 +111,7 @@ class TextSearch(NullSearch):
 
 
 class ConversationSearch(TextSearch):
-    """A search in a memory's transcripts in a graph store; `catch_up` updates their index rows in the tables."""
+    """A search in a memory's transcripts in a graph store."""
 
     def __init__(self, transcripts: IndexedTranscripts) -> None:
         super().__init__(transcripts)
@@ -130,7 +130,7 @@ class ConversationSearch(TextSearch):
 
 
 def _score(message: Message, words: list[str]) -> float:
-    """Return the number of matches, reduced for long texts; return 0 if the text lacks one of the words."""
+    """Return the number of matches, reduced for long texts; 0 unless all words match."""
     text = message.content.casefold()
     counts = [text.count(word) for word in words]
     return sum(counts) / math.log2(2 + len(text)) if all(counts) else 0.0
@@ -139,9 +139,8 @@ def _score(message: Message, words: list[str]) -> float:
 class ConversationArchive:
     """A service that restores exported sessions as conversations in a graph store.
 
-    It differs from `threadkeep.store.archive.Archive`: each part is stored atomically, but not all parts together; an
-    interrupted `restore` can be repeated. Archived messages become active. Retention limits and summaries have no
-    place in a graph store, so they are omitted, and counted in the results.
+    Each part is stored atomically, but not all parts together; an interrupted `restore` can be repeated. Archived
+    messages become active. Retention limits and summaries are omitted, and counted in the results.
     """
 
     def __init__(self, writer: ConversationWriter, *, count: Counter, clock: Callable[[], datetime]) -> None:
@@ -150,7 +149,7 @@ class ConversationArchive:
         self._clock = clock
 
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
-        """Store the parts in order. Return for each a `Restored`, or `WrongUser` if it belongs to another user."""
+        """Store the parts in order. The result for a part of another user's session is `WrongUser`."""
         outcomes: list[Restored | WrongUser] = []
         for part in parts:
             try:
@@ -160,7 +159,7 @@ class ConversationArchive:
         return outcomes
 
     async def restore_one(self, part: ArchivedPart) -> Restored:
-        """Restore one part of an exported session as a conversation, or into an existing one, atomically.
+        """Restore one part of an exported session atomically, as a new or into an existing conversation.
 
         Raises:
             WrongUser: the conversation exists, and belongs to another user than the part.
@@ -181,7 +180,7 @@ class ConversationArchive:
             prepared = prepare(
                 messages, count=self._count, stored_at=lambda message: time_text(message.created_at or now)
             )
-            # Here, the status of a message says that it was erased; in the tables, its metadata say it.
+            # Here, the status of a message says that it was erased; in the tables, its metadata do.
             rows = [
                 {**row, **marks_of(message), **(_ERASED if message.status == "erased" else {})}
                 for message, row in zip(prepared.messages, prepared.columns, strict=True)
@@ -224,7 +223,7 @@ class ConversationArchive:
         )
 
     def _with_reset(self, appended: Appended, part: ArchivedPart, seqs: dict[str, int]) -> Conversation:
-        """Return the conversation with the export's last reset, unless the conversation's own reset is later."""
+        """Return the conversation with the later of its own reset and the export's."""
         reset_seq = part.info.reset_seq
         last_before = next((message for message in part.messages if reset_seq and message.seq == reset_seq), None)
         seq = seqs.get(str(last_before.id), 0) if last_before is not None else 0
@@ -233,7 +232,7 @@ class ConversationArchive:
 
 
 class IndexedArchive(ConversationArchive):
-    """A service that restores sessions whose index rows are in the tables; it also restores their summaries."""
+    """A service that restores sessions with index rows in the tables, and their summaries."""
 
     def __init__(
         self,
@@ -250,7 +249,7 @@ class IndexedArchive(ConversationArchive):
         self._summaries = SummaryArchive(driver.backend, clock=clock)
 
     async def restore_one(self, part: ArchivedPart) -> Restored:
-        """Restore one part of an exported session with its summaries, and update its index rows."""
+        """Restore one part of an exported session with its summaries."""
         restored = await super().restore_one(part)
         session_id = part.info.session_id
         await self._index.follow(session_id)
@@ -272,15 +271,11 @@ async def open_graph_backend(
 ) -> AsyncIterator[TranscriptBackend]:
     """Open a transcripts backend in a LangGraph store.
 
-    Args:
-        driver: the driver of the tables.
-        store: the LangGraph store with the conversations, which stays open, or the database in which to open one.
-        own: the database of the tables. If the store is in the same database, it shares the connections of `driver`.
-        options: options for opening databases.
-        count: counts the tokens of a text.
-        clock: returns the current time.
-        troubled: called if another writer changed a conversation during a write (`ConversationChanged`, once per
-            attempt), and if the rows of a session in the tables could not be updated.
+    Args: driver: the driver of the tables. store: the LangGraph store with the conversations, which stays open, or the
+    database in which to open one. own: the database of the tables. If the store is in the same database, it shares the
+    connections of `driver`. options: options for opening databases. count: counts the tokens of a text. clock: returns
+    the current time. troubled: called if a write conflicted with another writer, and if rows in the tables could not be
+    updated.
 
     Raises:
         InvalidSettings: the database has sessions whose messages are in its tables.
@@ -301,7 +296,7 @@ async def open_graph_backend(
 
 
 def langgraph_stores() -> ModuleType:
-    """Import the module `langgraph_stores` on demand: it loads LangGraph, which a memory in tables does not need."""
+    """Import `langgraph_stores` on demand: it loads LangGraph, which a memory in tables does not need."""
     from threadkeep.graph_store import langgraph_stores
 
     return langgraph_stores
@@ -319,5 +314,5 @@ async def _open_items(
         if store.in_memory or store.fingerprint != own.fingerprint:
             yield stores.items_of(opened)
             return
-    # The store is in our own database. It was opened only to create LangGraph's table; from now on, use our driver.
+    # The store was opened only to create LangGraph's table in our database; now use our own driver.
     yield TableItems(driver)

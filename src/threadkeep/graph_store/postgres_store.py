@@ -1,4 +1,4 @@
-"""LangGraph's store on PostgreSQL, with access to its table. This module imports LangGraph and psycopg."""
+"""LangGraph's store on PostgreSQL. This module imports LangGraph and psycopg."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class PostgresGraphStore(TabledStore, IndexedStore, AsyncPostgresStore):
 async def open_postgres_store(
     dsn: str, options: StoreOptions, *, index: IndexConfig | None, ttl: TTLConfig | None
 ) -> AsyncIterator[tuple[PostgresGraphStore, Driver]]:
-    """Open a store, and a driver for the same database, which accesses the conversations in the store."""
+    """Open a store, and a driver that accesses the conversations in it."""
     async with open_dict_pool(dsn, options) as pool:
         store = PostgresGraphStore(conn=pool, index=cast("PostgresIndexConfig | None", index), ttl=ttl)
         async with store:

@@ -1,4 +1,4 @@
-"""The reading of conversations: their metadata, their chunks, and changed chunks that are not written yet."""
+"""The reading of conversations: metadata, chunks, and changed chunks that are not written yet."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from threadkeep.store.codec import TITLE_CHARACTERS, shorten
 
 @dataclass
 class HeldChunks:
-    """The chunks of a locked conversation. Each is read at most once, and the changed chunks are in `items`."""
+    """The chunks of a locked conversation, each read at most once. `items` has the changed ones."""
 
     writing: Writing
     layout: GraphLayout
@@ -37,7 +37,7 @@ class HeldChunks:
     read: dict[int, Value | None] = field(default_factory=dict)
 
     async def get(self, chunk: int) -> Value | None:
-        """Return a chunk with the changes made so far, or None if the chunk is not stored. Raises `SessionDamaged`."""
+        """Return a chunk with the changes made so far, if it exists. Raises `SessionDamaged`."""
         key = self.layout.chunk(self.conversation.session_id, chunk)
         if key in self.items:
             return self.items[key]
@@ -51,7 +51,7 @@ class HeldChunks:
         return self.read[chunk]
 
     async def messages(self, chunk: int) -> list[Message]:
-        """Return the messages of a chunk, except deleted messages and messages that incomplete writes have left."""
+        """Return the messages of a chunk, without deleted ones and those of incomplete writes."""
         value = await self.get(chunk)
         found = [message_in(one, self.layout.value_field) for one in value["messages"]] if value is not None else []
         low, high = self.conversation.deleted_seq, self.conversation.last_seq
@@ -76,7 +76,7 @@ class HeldChunks:
     async def mark(
         self, chunk: int, span: tuple[int, int], mark: Value, successors: dict[str | None, str | None]
     ) -> list[Message]:
-        """Mark the messages of a chunk in `span`, a `seq` range, as superseded; return them as they were before."""
+        """Mark the messages of a chunk in `span` as superseded; return them as they were before."""
         value = await self.get(chunk)
         if value is None:
             return []
@@ -95,7 +95,7 @@ class HeldChunks:
         return messages
 
     async def active(self, conversation: Conversation, *, newest_first: bool) -> AsyncIterator[Message]:
-        """Yield the active messages of the conversation in order, including changes that are not written yet."""
+        """Yield the active messages of the conversation, including unwritten changes."""
         first, last, size = conversation.deleted_seq + 1, conversation.last_seq, conversation.chunk_size
         for part in chunk_spans(first, last, size, newest_first=newest_first):
             if conversation.superseded_between(*part.span) != (part.span,):
@@ -114,12 +114,12 @@ async def first_user(messages: AsyncIterator[Message]) -> Message | None:
 
 
 def title_of(message: Message | None) -> str | None:
-    """Return the title that a conversation gets from its first active user message, `message`; None if it is None."""
+    """Return the title that a conversation gets from its first active user message."""
     return None if message is None else shorten(message.content, TITLE_CHARACTERS)
 
 
 async def title_without(title: str | None, removed: Iterable[Message], rest: AsyncIterator[Message]) -> str | None:
-    """Return the title after messages were removed. If it came from one of them, take a new one from the rest."""
+    """Return the title after messages were removed, a new one if it came from one of them."""
     first = next((message for message in removed if message.role == "user"), None)
     if first is None or title != title_of(first):
         return title
@@ -133,10 +133,10 @@ CHUNKS_AT_ONCE = 10
 class ConversationReader:
     """A reader of the conversations of a layout.
 
-    Messages beyond the last `seq` in the metadata are ignored: in stores without transactions, they may be left from a
-    turn whose write was not completed. A missing chunk is skipped unless it is the newest, because a store may let
-    items expire. If an item cannot be read, `SessionDamaged` is raised, and `damages` lists the item. Superseded
-    messages are included unless a method is called with `active=True`.
+    Messages beyond the last `seq` in the metadata are ignored: in stores without transactions, an incomplete write may
+    have left them. A missing chunk is skipped unless it is the newest, because items may expire. If an item cannot be
+    read, `SessionDamaged` is raised, and `damages` lists the item. Superseded messages are included unless
+    `active=True`.
     """
 
     def __init__(self, items: Items, layout: GraphLayout) -> None:
@@ -145,12 +145,12 @@ class ConversationReader:
         self.damages = DamageRegister()
         self.known = KnownChunks(layout.value_field)
         self.is_snapshot = isinstance(items, TableItems)
-        """True if all items of one read are of the same moment. If it is false, the metadata must be read first."""
+        """True if all items of one read are of the same moment. Otherwise the metadata must be read first."""
         self.owner_of: Callable[[str], Awaitable[str | None]] | None = None
-        """A function that returns a conversation's owner. It is called if damaged metadata do not name the owner."""
+        """A function that returns the owner of a conversation whose damaged metadata do not name it."""
 
     def beginning(self, session_id: str) -> list[ItemKey]:
-        """Return the key of a conversation's metadata and, if the newest chunk is cached, the key of this chunk."""
+        """Return the keys of the metadata and, if it is cached, of the newest chunk."""
         chunk = self.known.chunk(session_id) if self.is_snapshot else None
         newest = [] if chunk is None else [self._layout.chunk(session_id, chunk)]
         return [self._layout.metadata(session_id), *newest]
@@ -158,7 +158,7 @@ class ConversationReader:
     async def opened(
         self, session_id: str, limit: int, *, user_id: str | None = None
     ) -> tuple[Conversation | None, Readable]:
-        """Return the result of `conversation`, and a cache of items from which to read the `limit` newest messages."""
+        """Return the result of `conversation`, and a cache of items for the `limit` newest messages."""
         items = ReadItems(self._items)
         if limit <= self._layout.chunk_size:
             await items.get(self.beginning(session_id))
@@ -167,7 +167,7 @@ class ConversationReader:
     async def conversation(
         self, session_id: str, *, user_id: str | None = None, items: Readable | None = None
     ) -> Conversation | None:
-        """Return the metadata of a conversation, or None if it does not exist, or belongs to another user.
+        """Return the metadata of a conversation, unless it is missing or another user's.
 
         Raises:
             SessionDamaged: the metadata cannot be read, and the conversation may belong to this user.
@@ -191,7 +191,7 @@ class ConversationReader:
         self.known.forget(session_id)
 
     def described(self, session_id: str, metadata: Value) -> Conversation:
-        """Return the conversation that metadata describe. Raises `SessionDamaged`, and adds it to `damages`."""
+        """Return the conversation that metadata describe. Raises `SessionDamaged`, and notes it in `damages`."""
         with self.damages.noting(session_id, METADATA):
             return conversation_of(session_id, metadata)
 
@@ -205,7 +205,7 @@ class ConversationReader:
             yield conversation
 
     async def unreadable(self, session_ids: Sequence[str]) -> set[str]:
-        """Return the ids of conversations with unreadable metadata, or an empty set if the store does not answer."""
+        """Return the ids of conversations with unreadable metadata, as far as the store answers."""
         damaged: set[str] = set()
         with contextlib.suppress(StoreUnavailable):
             found = await self._items.get([self._layout.metadata(session_id) for session_id in session_ids])
@@ -223,7 +223,7 @@ class ConversationReader:
             error.user_id = await self.owner_of(error.session_id)
 
     async def seqs_of(self, conversation: Conversation, message_ids: Sequence[str]) -> list[int]:
-        """Return the `seq` of each message that exists, from its note; if a note is damaged, search all messages."""
+        """Return the `seq` of each message that exists, from notes or, if one is damaged, from a search."""
         keys = [self._layout.note(conversation.session_id, id_note(message_id)) for message_id in message_ids]
         notes = zip(message_ids, await self._items.get(keys), strict=True)
         seqs = {message_id: noted_seq(note) for message_id, note in notes if note is not None}
@@ -236,7 +236,7 @@ class ConversationReader:
     async def between(
         self, conversation: Conversation, first_seq: int, last_seq: int, *, items: Readable | None = None
     ) -> list[Message]:
-        """Return the existing messages from `first_seq` to `last_seq`, both included, in the order of their `seq`."""
+        """Return the existing messages from `first_seq` to `last_seq`, both included, in order."""
         first = max(first_seq, conversation.deleted_seq + 1)
         last = min(last_seq, conversation.last_seq)
         chunks = [part.chunk for part in chunk_spans(first, last, conversation.chunk_size)]
@@ -252,7 +252,7 @@ class ConversationReader:
         active: bool = False,
         items: Readable | None = None,
     ) -> AsyncIterator[Message]:
-        """Yield the messages from `high` down to `low`, both included; chunks are read as they are needed."""
+        """Yield the messages from `high` down to `low`, both included, and read chunks as needed."""
         first, last = max(low, conversation.deleted_seq + 1), min(high, conversation.last_seq)
         for part in chunk_spans(first, last, conversation.chunk_size, newest_first=True):
             if active and conversation.superseded_between(*part.span) == (part.span,):
@@ -262,14 +262,14 @@ class ConversationReader:
                     yield message
 
     async def up(self, conversation: Conversation, low: int, high: int) -> AsyncIterator[Message]:
-        """Yield the messages from `low` up to `high`, both included; chunks are read as they are needed."""
+        """Yield the messages from `low` up to `high`, both included, and read chunks as needed."""
         first = max(low, conversation.deleted_seq + 1)
         for part in chunk_spans(first, min(high, conversation.last_seq), conversation.chunk_size):
             for message in await self.between(conversation, part.first_seq, part.last_seq):
                 yield message
 
     async def values_up(self, conversation: Conversation, high: int) -> AsyncIterator[Value]:
-        """Yield the stored form of the messages whose `seq` is at most `high`, including superseded messages."""
+        """Yield the stored form of all messages up to `high`, including superseded ones."""
         first, last = conversation.deleted_seq + 1, min(high, conversation.last_seq)
         for part in chunk_spans(first, last, conversation.chunk_size):
             async for chunk, _ in self._read(conversation, [part.chunk]):
@@ -278,7 +278,7 @@ class ConversationReader:
                         yield value
 
     async def at(self, conversation: Conversation, seqs: Collection[int]) -> list[Message]:
-        """Return the messages with these `seq` values, if they exist, sorted by `seq`, including superseded ones."""
+        """Return the existing messages with these `seq` values, in order, including superseded ones."""
         wanted = {seq for seq in seqs if conversation.deleted_seq < seq <= conversation.last_seq}
         chunks = sorted({chunk_of(seq, conversation.chunk_size) for seq in wanted})
         reading = self._read(conversation, chunks, (min(wanted, default=1), max(wanted, default=0)))
@@ -291,7 +291,7 @@ class ConversationReader:
         span: tuple[int, int] | None = None,
         items: Readable | None = None,
     ) -> AsyncIterator[tuple[Value, list[Message]]]:
-        """Yield each chunk in its stored form, and its messages. If `span` is given, yield only the messages in it."""
+        """Yield each chunk in its stored form, with its messages in `span`."""
         newest = chunk_of(max(conversation.last_seq, 1), conversation.chunk_size)
         for start in range(0, len(chunks), CHUNKS_AT_ONCE):
             numbers = chunks[start : start + CHUNKS_AT_ONCE]

@@ -1,4 +1,4 @@
-"""Retention of conversations that agents store in a graph store; it deletes the oldest messages."""
+"""Retention of conversations that agents store in a graph store."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from threadkeep.store.retention import STEP_MESSAGES, Prunable, Removal, Removed
 class ConversationRetention:
     """The retention interface for conversations that agents store in a graph store.
 
-    Old messages are deleted, never archived. Conversations have no limits of their own, and ids of deleted messages are
-    not remembered. Before a deletion, `forget_runs` deletes the runs that stored the messages, so that no data derived
-    from the messages stays. If one of these runs is queued or running, `forget_runs` raises `RowLocked`, and the
-    conversation is left for the next round.
+    Old messages are deleted, never archived. Conversations have no limits of their own. Before a deletion,
+    `forget_runs` deletes the runs that stored the messages, so that no derived data stays. If one of them is queued or
+    running, it raises `RowLocked`, and the conversation is left for the next round.
     """
 
     archives = False
@@ -38,7 +37,7 @@ class ConversationRetention:
     async def sessions(
         self, *, after: str, limit: int, user_id: str | None = None, with_own: bool = False
     ) -> list[Prunable]:
-        """Return up to `limit` readable conversations with ids after `after`, sorted; none if `with_own` is true."""
+        """Return up to `limit` readable conversations after the id `after`, sorted. None has its own limits."""
         if with_own:
             return []
         found = [one async for one in self._reader.all() if one.session_id > after and user_id in (None, one.user_id)]
@@ -51,7 +50,7 @@ class ConversationRetention:
         return None if conversation is None else _prunable(conversation)
 
     async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
-        """Return the last `seq` such that all messages after `after` up to it were stored before `moment`."""
+        """Return the last `seq` up to which all messages after `after` were stored before `moment`."""
         conversation = await self._reader.conversation(session.session_id)
         if conversation is None:
             return after
@@ -62,7 +61,7 @@ class ConversationRetention:
         return session.last_seq
 
     async def end_before_newest(self, session: Prunable, messages: int) -> int:
-        """Return the last `seq` before the newest `messages` active messages. If there are not so many, return 0."""
+        """Return the last `seq` before the newest `messages` active messages, or 0."""
         conversation = await self._reader.conversation(session.session_id)
         if conversation is None:
             return 0
@@ -79,7 +78,7 @@ class ConversationRetention:
         return _removed(removal.upto_seq, removed)
 
     async def step(self, removal: Removal, *, messages: int = STEP_MESSAGES) -> Removed | None:
-        """Remove the next messages of a removal, at most `messages`. Return None if there are none or others wrote.
+        """Remove the next messages of a removal. Return None if there are none or others wrote.
 
         Raises:
             RowLocked: another writer keeps changing the conversation, or a run that stored the messages is queued or
@@ -100,14 +99,14 @@ class ConversationRetention:
         return _removed(upto, removed)
 
     async def delete_session(self, session_id: str, *, idle_before: datetime) -> bool:
-        """Delete a conversation whose messages are all deleted; return False if it was written or deleted meanwhile."""
+        """Delete a conversation without messages. Return False if it has changed meanwhile."""
         return await self._writer.delete(session_id, idle_before=idle_before)
 
     async def forget_ids(self) -> None:
         """Do nothing; the ids of messages are deleted with the messages."""
 
     async def retention(self, session_id: str, *, user_id: str | None = None) -> tuple[bool, Retention | None]:
-        """Return a pair: True if the user has this conversation, and None, because it has no limits of its own."""
+        """Return True if the user has this conversation, and None, because it has no limits of its own."""
         return await self._reader.conversation(session_id, user_id=user_id) is not None, None
 
     async def set_retention(self, session_id: str, retention: Retention | None, *, user_id: str | None = None) -> bool:
@@ -124,12 +123,12 @@ class ConversationRetention:
         )
 
     async def reclaim_space(self) -> bool:
-        """Return False: nothing is done here. If the file is that of the tables, their retention reclaims its space."""
+        """Return False, because nothing is done here."""
         return False
 
 
 def _runs_in(conversation: Conversation, messages: Sequence[Message]) -> list[str]:
-    """Return the ids of the runs that stored these messages. In a branch, copies of the parent's do not count."""
+    """Return the ids of the runs that stored these messages, except those copied into a branch."""
     begun = conversation.created_at if conversation.parent_session_id is not None else None
     own = [one for one in messages if begun is None or one.created_at is None or one.created_at >= begun]
     return sorted({message.run_id for message in own if message.run_id is not None})
@@ -140,7 +139,7 @@ def _removed(upto: int, removed: Sequence[Message]) -> Removed:
 
 
 def _prunable(conversation: Conversation) -> Prunable:
-    """Return the data that retention needs about a conversation. Its first messages count as old as itself."""
+    """Describe a conversation for retention. Its first messages count as old as itself."""
     return Prunable(
         conversation.session_id,
         conversation.last_seq,

@@ -1,4 +1,4 @@
-"""The format of a conversation's items (metadata, chunks, messages), and conversions from and to it.
+"""The format of a conversation's items (metadata, chunks, messages), and its conversions.
 
 Other programs may use the same conversations. In metadata, the fields that they know come first, then Threadkeep's own.
 An item may lack Threadkeep's fields, and keeps unknown fields when it is written again. Stores change numbers and the
@@ -38,7 +38,7 @@ METADATA = "metadata"
 """The name of the metadata item in error messages."""
 
 METADATA_KIND = "conversation"
-"""The value of the field `kind` of metadata. Chunks lack this field, so a search for it finds only metadata."""
+"""The value of `kind` in metadata; chunks have none, so a search for it finds only metadata."""
 
 _MESSAGE_DEFAULTS: Mapping[str, object] = {
     "status": "complete",
@@ -61,10 +61,10 @@ _TIMES = ("sent_at", "created_at", "superseded_at")
 
 @dataclass(frozen=True)
 class Conversation:
-    """The metadata of a conversation. `version` counts its writes; it is -1 before the first write.
+    """The metadata of a conversation. `version` counts its writes; it is -1 before the first one.
 
-    `superseded` has the `seq` ranges of superseded messages, and `revision` counts the changes of `superseded`.
-    `foreign` has the fields of the item that Threadkeep does not define.
+    `superseded` has the `seq` ranges of superseded messages, and `revision` counts its changes. `foreign` has fields
+    that Threadkeep does not define.
     """
 
     session_id: str
@@ -90,7 +90,7 @@ class Conversation:
     foreign: Mapping[str, Json] = field(default_factory=dict)
 
     def superseded_between(self, first_seq: int, last_seq: int) -> Ranges:
-        """Return the ranges of superseded messages from `first_seq` to `last_seq`, both included."""
+        """Return the ranges of superseded messages between these `seq`, both included."""
         return clipped(self.superseded, first_seq, last_seq) if self.superseded else ()
 
     def info(self) -> SessionInfo:
@@ -172,7 +172,7 @@ def conversation_of(session_id: str, value: Value) -> Conversation:
             version=read.number("version"),
             title=read.text("title", None),
             last_message=read.text("last_message", None),
-            # The newest user message is searched from this `seq` down. If it is missing, search from the end.
+            # The newest user message is searched from here down; without this field, from the end.
             last_user_seq=read.number("last_user_seq", last_seq, most=last_seq),
             reset_seq=read.number("reset_seq", 0, most=last_seq),
             deleted_seq=read.number("deleted_seq", 0, most=last_seq),
@@ -195,7 +195,7 @@ def conversation_of(session_id: str, value: Value) -> Conversation:
 
 
 def owner_in(metadata: Value) -> str | None:
-    """Return the user id in metadata, even if the metadata are damaged, or None if they have no user id."""
+    """Return the user id in metadata, even if they are damaged."""
     user_id = metadata.get("user_id")
     return user_id if isinstance(user_id, str) else None
 
@@ -203,9 +203,9 @@ def owner_in(metadata: Value) -> str | None:
 def chunk_value(
     conversation: Conversation, chunk: int, messages: Sequence[Value], *, now: datetime, former: Value | None
 ) -> Value:
-    """Return the item of a chunk with these messages, at least one, in order; keep unknown fields of `former`.
+    """Return the item of a chunk with these messages in order; keep unknown fields of `former`.
 
-    The fields that every turn changes follow the messages, so that a database rewrites only the end of the item.
+    Fields that every turn changes follow the messages, so that a database rewrites only the item's end.
     """
     return Stored(
         {
@@ -232,9 +232,9 @@ def messages_in(
     read: Callable[[Value], Message],
     span: tuple[int, int] | None = None,
 ) -> list[Message]:
-    """Return the messages of a chunk in order. If `span` is given, return only the messages in this `seq` range.
+    """Return the messages of a chunk in order, or only those in the `seq` range `span`.
 
-    `read` converts a stored message to a `Message`, as `message_in` does. Both ends of `span` are included.
+    `read` converts a stored message to a `Message`.
 
     Raises:
         SessionDamaged: the item is not this chunk of this conversation, or one of these messages cannot be used.
@@ -246,7 +246,7 @@ def messages_in(
 
 
 def values_in(conversation: Conversation, chunk: int, value: Value) -> Sequence[Value]:
-    """Return the stored form of a chunk's messages. Check that their `seq` values are valid and in order.
+    """Return the stored form of a chunk's messages, after checking their order.
 
     Raises:
         _UnexpectedFormat: the item is not this chunk of this conversation, or its messages are not in order.
@@ -261,7 +261,7 @@ def values_in(conversation: Conversation, chunk: int, value: Value) -> Sequence[
         raise _UnexpectedFormat("has a message that is no object")
     seqs = [each.get("seq") for each in found]
     if not set(map(type, seqs)) <= {int}:
-        # A `seq` is not an integer: `number` raises an error that describes the first invalid one.
+        # `number` raises an error that describes the first invalid `seq`.
         seqs = [_Fields(each).number("seq", least=1) for each in found]
     first = first_of(chunk, conversation.chunk_size)
     if seqs != sorted(set(seqs)) or (seqs and not first <= seqs[0] <= seqs[-1] < first + conversation.chunk_size):
@@ -295,7 +295,7 @@ def noted_seq(note: Value) -> int | None:
 
 
 def message_value(seq: int, columns: Mapping[str, object], value_field: str) -> Value:
-    """Return the stored form of a message, made from the columns of its row. Default values are omitted."""
+    """Return the stored form of a message, without default values."""
     rest = {
         name: column
         for name, column in columns.items()
@@ -305,7 +305,7 @@ def message_value(seq: int, columns: Mapping[str, object], value_field: str) -> 
 
 
 def answer_note(value: Mapping[str, object]) -> str | None:
-    """Return the name of the note for an active, complete answer, or None for every other message.
+    """Return the name of the note for a message, if it is an active, complete answer.
 
     Answers with the same question, author and ordinal have the same name.
     """
@@ -316,7 +316,7 @@ def answer_note(value: Mapping[str, object]) -> str | None:
 
 
 def notes_of(layout: GraphLayout, session_id: str, messages: Iterable[Value]) -> dict[ItemKey, Value]:
-    """Return the notes of messages: one for each id, and one for each active, complete answer."""
+    """Return the notes of messages: one for each id, and one for each complete answer."""
     return {
         layout.note(session_id, name): {"seq": one["seq"]}
         for one in messages
@@ -348,13 +348,13 @@ def message_in(value: Value, value_field: str) -> Message:
 
 
 class _UnexpectedFormat(Exception):
-    """An item has an unexpected format. The error's text is a predicate of the item, for example "has no seq"."""
+    """An item has an unexpected format. The error's text is a predicate, for example "has no seq"."""
 
 
 class _Fields:
-    """The fields of an item. Each method returns the field with a name as one type, or raises `_UnexpectedFormat`.
+    """The fields of an item, each read as one type. Raises `_UnexpectedFormat` for other types.
 
-    If the field is missing or null, the method returns the default, or raises the error if there is no default.
+    A missing field has the default, if there is one.
     """
 
     def __init__(self, value: Value) -> None:
@@ -403,7 +403,7 @@ class _Fields:
         return tuple(found)
 
     def ranges(self, name: str, *, most: int) -> Ranges:
-        """Return a field with `seq` ranges that are in order, do not overlap and end at `most` or before."""
+        """Return a field with ordered, separate `seq` ranges up to `most`."""
         found = self._get(name, list | tuple, "a list", ((),))
         try:
             ranges = tuple((low, high) for low, high in found)
@@ -417,7 +417,7 @@ class _Fields:
         return ranges
 
     def json_text(self, name: str) -> str:
-        """Return a field with a JSON object as JSON text. It is stored as text, or by other programs as an object."""
+        """Return a field with a JSON object as JSON text; other programs store it as an object."""
         found = self._get(name, str | Mapping, "a JSON object", ("{}",))
         if isinstance(found, str) and isinstance(_parsed(name, found), dict):
             return found

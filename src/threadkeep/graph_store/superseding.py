@@ -1,4 +1,4 @@
-"""The superseding of messages and the branching of conversations; each operation is a single write."""
+"""The superseding of messages and the branching of conversations, each in a single write."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ConversationSuperseding:
         self._layout = writer.layout
 
     async def supersede(self, superseding: Superseding, new: Prepared | None, now: datetime) -> Superseded:
-        """Supersede messages; if `new` is given, store it. Raises the errors of `Transcripts.supersede`."""
+        """Supersede messages, and store `new`. Raises the errors of `Transcripts.supersede`."""
 
         async def work(writing: Writing, found: Conversation | None) -> Superseded:
             if found is not None and superseding.user_id not in (None, found.user_id):
@@ -51,7 +51,7 @@ class ConversationSuperseding:
         return await self._writer.hold(superseding.session_id, work)
 
     async def append_instead(self, turn: Turn, seq: int, seen: tuple[int, int], new: Prepared, now: datetime) -> None:
-        """Supersede the messages after a `seq` and store a turn, prepared as `new`, instead of them.
+        """Store a turn, prepared as `new`, instead of the messages after a `seq`.
 
         Raises:
             WrongUser: the conversation belongs to another user.
@@ -72,7 +72,7 @@ class ConversationSuperseding:
         await self._writer.hold(turn.session_id, work)
 
     async def _named(self, writing: Writing, chunks: HeldChunks, superseding: Superseding) -> Ranges | Superseded:
-        """Return the `seq` ranges to supersede. If an equal earlier call has done so already, return its result."""
+        """Return the `seq` ranges to supersede, or the result of an equal earlier call."""
         conversation, message_id = chunks.conversation, str(superseding.message_id)
         ids = [message_id]
         if superseding.by is not None and superseding.by.id is not None:
@@ -90,7 +90,7 @@ class ConversationSuperseding:
         return ranges_of(seqs_down(last, first, conversation.superseded))
 
     async def _of_run(self, chunks: HeldChunks, question: Message, last: int) -> Ranges:
-        """Return the `seq` ranges of a question, and of later active messages up to `last` that its run stored."""
+        """Return the `seq` ranges of a question and of later active messages of its run."""
         first, found = question.seq or 0, {question.seq or 0}
         for part in chunk_spans(first, last, chunks.conversation.chunk_size) if question.run_id is not None else ():
             of_run = [message for message in await chunks.messages(part.chunk) if message.run_id == question.run_id]
@@ -120,7 +120,7 @@ class ConversationSuperseding:
         return Superseded(size_of(ranges), *bounds, tuple(taken) if superseding.newest else (), by)
 
     async def _retitled(self, chunks: HeldChunks, conversation: Conversation, taken: Sequence[Message]) -> Conversation:
-        """Return the conversation with the last message, and possibly the title, that it has without `taken`."""
+        """Return the conversation with the title and the last message that it has without `taken`."""
         last_message, last_user_seq = None, 0
         async for message in chunks.active(conversation, newest_first=True):
             if last_message is None:
@@ -134,7 +134,7 @@ class ConversationSuperseding:
     async def _appended(
         self, chunks: HeldChunks, conversation: Conversation, new: Prepared, now: datetime
     ) -> tuple[Conversation, Message]:
-        """Append `new` to the unwritten changes in `chunks`; return the changed conversation and the stored message."""
+        """Append `new` to the unwritten changes; return the conversation and the stored message."""
         appended = await self._writer.appended(ReadItems(chunks.writing, chunks.items), conversation, new, {}, now)
         chunks.items |= appended.items
         field = self._layout.value_field
@@ -144,7 +144,7 @@ class ConversationSuperseding:
     async def replace_answers(
         self, writing: Writing, conversation: Conversation, prepared: Prepared, losers: Sequence[Value], now: datetime
     ) -> Receipt:
-        """Store an answer, supersede the answers `losers`, and return the receipt of the new answer."""
+        """Store an answer instead of the answers `losers`, and return its receipt."""
         message = prepared.messages[0]
         superseding = Superseding(conversation.session_id, message_id=losers[-1]["id"], scope="message", by=message)
         ranges = ranges_of(int(loser["seq"]) for loser in losers)
@@ -153,7 +153,7 @@ class ConversationSuperseding:
         return Receipt(first_seq=seq, last_seq=seq, cleaned=prepared.cleaned, ids=(str(message.id),))
 
     async def tell(self, session_id: str, message_id: str, now: datetime) -> Message | None:
-        """Mark the last version of an answer as delivered, and return it; return None if the answer does not exist."""
+        """Mark the last version of an answer as delivered, and return it if it exists."""
 
         async def work(writing: Writing, found: Conversation | None) -> Message | None:
             chunks = None if found is None else HeldChunks(writing, self._layout, found)
@@ -168,7 +168,7 @@ class ConversationSuperseding:
         return await self._writer.hold(session_id, work)
 
     async def empty(self, session_id: str, seqs: Collection[int], now: datetime) -> None:
-        """Remove the content of messages and supersede them; delete the recall index and all stored tool calls."""
+        """Remove the content of messages and supersede them; delete the recall index and tool calls."""
 
         async def work(writing: Writing, found: Conversation | None) -> None:
             if found is None:
@@ -192,7 +192,7 @@ class ConversationSuperseding:
         self._reader.known.forget(session_id)
 
     async def _current_version(self, chunks: HeldChunks, message_id: str) -> Value | None:
-        """Return a message or, if it was replaced, its last replacement; None if one of these messages is missing."""
+        """Return the last replacement of a message, or the message itself, if it exists."""
         known, wanted = set[str](), message_id
         while True:
             seqs = await self._writer.seqs_of(chunks.writing, chunks.conversation, [wanted])

@@ -1,4 +1,4 @@
-"""Transcripts in a LangGraph store, with the tool calls and the recall indexes of its conversations."""
+"""Transcripts in a LangGraph store, with tool calls and recall indexes."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ _ANSWER_REACH = 10_000
 class GraphTranscripts:
     """Transcripts in a LangGraph store; for the guarantees, see `threadkeep.store.transcripts.Transcripts`.
 
-    `count` counts the tokens of a text once, when the text is stored. `clock` supplies `created_at` and `updated_at`.
-    `conflicted` is called with the session id each time a write conflicts with another writer. The write is retried
-    three times; then `append` raises `ConversationChanged`, and the caller must store the turn later.
+    `count` counts the tokens of a text when it is stored. `clock` supplies the times. `conflicted` is called with the
+    session id each time a write conflicts with another writer. After three retries, `append` raises
+    `ConversationChanged`, and the caller must store the turn later.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class GraphTranscripts:
         return Recent(tuple(found), conversation.reset_seq, newest_user, deleted, deleted, conversation.revision)
 
     async def find(self, session_id: str, message_id: str) -> Message | None:
-        """Return the message with an id, even if it is superseded, or None if there is no such message."""
+        """Return the message with an id, if it exists, even if it is superseded."""
         found = await self.with_ids(session_id, [message_id])
         return found[0] if found else None
 
@@ -157,7 +157,7 @@ class GraphTranscripts:
         return [] if conversation is None else await self.reader.at(conversation, seqs)
 
     async def answers_to(self, session_id: str, question: Message) -> list[Message]:
-        """Return the complete answers to a stored question among the 10,000 messages after it, in order.
+        """Return the complete answers to a stored question, in order, from the 10,000 messages after it.
 
         Superseded answers are included only if the question is superseded.
         """
@@ -173,32 +173,32 @@ class GraphTranscripts:
                 found.append(message)
             elif message.answers is None and message.run_id is not None and message.run_id == question.run_id:
                 of_run.append(message)
-        # Also find answers stored before version 0.2, which do not name their question but have its run id.
+        # Answers from before version 0.2 do not name their question, but have its run id.
         return found[::-1] or of_run[:1]
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark the last version of an answer as delivered, and return it; return None if the answer does not exist."""
+        """Mark the last version of an answer as delivered, and return it if it exists."""
         return await self._superseding.tell(session_id, message_id, self._clock())
 
     async def supersede(self, superseding: Superseding) -> Superseded:
-        """Supersede messages in one write. If the `newest` are requested and there is no session, do nothing."""
+        """Supersede messages in one write."""
         now = self._clock()
         given = () if superseding.by is None else (superseding.by,)
         new = prepare(given, count=self._count, stored_at=time_text(now)) if given else None
         return await self._superseding.supersede(superseding, new, now)
 
     async def append_instead(self, turn: Turn, seq: int, seen: tuple[int, int]) -> None:
-        """Supersede the messages after a `seq` and store a turn instead of them, in one transaction."""
+        """Store a turn instead of the messages after a `seq`, in one transaction."""
         now = self._clock()
         prepared = prepare_turn(turn, count=self._count, now=time_text(now))
         await self._superseding.append_instead(turn, seq, seen, prepared, now)
 
     async def empty(self, session_id: str, seqs: Collection[int]) -> None:
-        """Remove the content of messages, for an erasure. They keep `seq` and id; windows and searches omit them."""
+        """Remove the content of messages, for an erasure. Windows and searches then omit them."""
         await self._superseding.empty(session_id, seqs, self._clock())
 
     async def superseded(self, session_id: str, *, after: int = 0, before: int = END) -> list[tuple[int, int]]:
-        """Return the `seq` ranges of superseded messages between `after` and `before`, both excluded, in order."""
+        """Return the ranges of superseded messages between `after` and `before`, both excluded."""
         conversation = await self.reader.conversation(session_id)
         if conversation is None:
             return []
@@ -209,12 +209,12 @@ class GraphTranscripts:
         await self._superseding.branch(branching, self._clock())
 
     async def session(self, session_id: str, *, user_id: str | None = None) -> SessionInfo | None:
-        """Return the metadata of a session, or None if it does not exist or belongs to another user."""
+        """Return the metadata of a session, unless it is missing or another user's."""
         conversation = await self.reader.conversation(session_id, user_id=user_id)
         return None if conversation is None else conversation.info()
 
     async def sessions(self, query: SessionQuery) -> list[SessionInfo]:
-        """Return one page of sessions, newest activity first; each call reads the metadata of all sessions."""
+        """Return one page of sessions, newest activity first; reads the metadata of all sessions."""
         return selected([conversation.info() async for conversation in self.reader.all()], query)
 
     async def change(self, session_id: str, changes: SessionChanges) -> None:
@@ -222,24 +222,21 @@ class GraphTranscripts:
         await self.writer.change(session_id, changes)
 
     async def reset(self, session_id: str, *, user_id: str | None = None, run_id: str | None = None) -> int | None:
-        """Let later windows begin after the stored messages; return the last `seq`, or None if nothing was reset.
-
-        Nothing is reset if the session does not exist or belongs to another user. `run_id` is ignored.
-        """
+        """Let later windows begin after the stored messages. Return the last `seq` if it exists. `run_id` is ignored."""
         return await self.writer.reset(session_id, user_id=user_id)
 
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:
-        """Delete a session and its messages; return False if it did not exist. `run_id` is ignored."""
+        """Delete a session and its messages. Return False if it did not exist. `run_id` is ignored."""
         for own_session_id in await self.writer.own_sessions(session_id):
             await self.delete(own_session_id)
         return await self.writer.delete(session_id)
 
 
 class ConversationContexts(NullContexts):
-    """The tool calls of conversations, for later model calls. A graph store has no window anchors and no summaries.
+    """The tool calls of conversations, for later model calls.
 
-    Each agent has an item with the tool calls of its newest turns. If the question of a turn was deleted, or its
-    question or answer was superseded, the turn is ignored, and the next write removes it.
+    Each agent has an item with the tool calls of its newest turns. If a message of a turn was deleted or superseded,
+    the turn is ignored, and the next write removes it.
     """
 
     def __init__(self, items: Items, writer: ConversationWriter) -> None:
@@ -248,7 +245,7 @@ class ConversationContexts(NullContexts):
         self._writer = writer
 
     async def steps(self, session_id: str, author: str, *, since: int) -> list[Steps]:
-        """Return an agent's tool calls, oldest first, for answers to questions with a `seq` of at least `since`."""
+        """Return an agent's tool calls for questions from `since` on, oldest first."""
         conversation = await self._writer.reader.conversation(session_id)
         if conversation is None:
             return []
@@ -259,7 +256,7 @@ class ConversationContexts(NullContexts):
     async def keep_steps(
         self, session_id: str, steps: Steps, *, question_id: str, author: str, ordinal: int = 1, turns: int = 1
     ) -> None:
-        """Store the tool calls of an answer if its question is active. Keep only the agent's newest `turns` turns."""
+        """Store the tool calls of an answer to an active question. Only the newest `turns` turns stay."""
         key = self._writer.layout.steps(session_id, author)
 
         async def work(writing: Writing, found: Conversation | None) -> None:
@@ -279,10 +276,10 @@ class ConversationContexts(NullContexts):
 
 
 class RecallIndexItems:
-    """The recall indexes of conversations in a LangGraph store; the caller defines the format of an index.
+    """The recall indexes of conversations in a LangGraph store, in any format.
 
-    Each write that removes texts or messages also deletes the index. But other programs may delete messages from the
-    store too, so `has_texts` compares an index with the stored texts.
+    Writes that remove texts also delete the index. Other programs may delete messages too, so `has_texts` compares the
+    index with the stored texts.
     """
 
     def __init__(self, items: Items, writer: ConversationWriter) -> None:
@@ -291,12 +288,12 @@ class RecallIndexItems:
         self._layout = writer.layout
 
     async def of_session(self, session_id: str, version: str, last_seq: int) -> bytes | None:
-        """Return the index if it has this version and ends at or before `last_seq`. Otherwise delete the index."""
+        """Return the index if it has this version and ends by `last_seq`; otherwise delete it."""
         [item] = await self._items.get([self._layout.recall_index(session_id)])
         if item is None:
             return None
         data, upto = item.get("data"), item.get("last_seq")
-        # An index with later messages is of an earlier conversation, which another program has deleted.
+        # An index with later messages is of an earlier conversation, deleted by another program.
         is_usable = item.get("version") == version and isinstance(upto, int) and upto <= last_seq
         if is_usable and isinstance(data, str):
             with contextlib.suppress(ValueError):
@@ -305,7 +302,7 @@ class RecallIndexItems:
         return None
 
     async def save(self, session_id: str, version: str, data: bytes, last_seq: int, state: IndexedState) -> None:
-        """Store an index in place of the old one. If the conversation is no longer in `state`, do nothing."""
+        """Store an index in place of the old one, unless the conversation has left this `state`."""
         item = {"version": version, "last_seq": last_seq, "data": b64encode(data).decode()}
 
         async def work(writing: Writing, found: Conversation | None) -> None:
@@ -340,7 +337,7 @@ class RecallIndexItems:
         return found == texts
 
     async def _texts_in(self, conversation: Conversation, chunks: Sequence[int]) -> list[tuple[int, str]]:
-        """Return the `seq` and the text of each message in the chunks. Raises `SessionDamaged`."""
+        """Return the `seq` and the text of each message in the chunks."""
         found: list[tuple[int, str]] = []
         values = await self._items.get([self._layout.chunk(conversation.session_id, chunk) for chunk in chunks])
         for chunk, value in zip(chunks, values, strict=True):
@@ -350,6 +347,6 @@ class RecallIndexItems:
         return found
 
     async def _put(self, writing: Writing, found: Conversation, item: Value | None) -> None:
-        """Write the index item, or delete it if `item` is None. The version of the conversation does not change."""
+        """Write or delete the index item without changing the version of the conversation."""
         changes = {self._layout.recall_index(found.session_id): item}
         await writing.put(metadata_value(found), changes, version=found.version)

@@ -1,4 +1,4 @@
-"""Writes to conversations. Each write locks a conversation, reads items of it, and writes all changes at once."""
+"""Writes to conversations, each with a lock and all changes at once."""
 
 from __future__ import annotations
 
@@ -24,37 +24,36 @@ from threadkeep.store.transcripts import SessionChanges
 type Work[T] = Callable[[ReadOnce, Conversation | None], Awaitable[T]]
 
 type Beside = Callable[[Written], Sequence[Statement]]
-"""A function that returns statements to execute when a turn is appended. If all succeed, the last returns a row."""
+"""A function that returns statements to execute with an appended turn. If all succeed, the last returns a row."""
 
 _PAUSES_SECONDS: Final = (0.025, 0.05, 0.1)
 _MOST_CHUNKS = 10_000
-"""The maximum number of chunk keys to compute. If metadata imply more, they may be wrong, so search the keys."""
+"""The maximum number of chunk keys to compute. Metadata that imply more may be wrong."""
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """The oldest messages, after `after_seq` up to `upto_seq`, to delete if nothing was written since `idle_before`."""
+    """The oldest messages to delete, if nothing was written since `idle_before`."""
 
     after_seq: int
     upto_seq: int
     idle_before: datetime | None = None
 
     def is_of(self, conversation: Conversation) -> bool:
-        """Return True if no message after `after_seq` was deleted and nothing was written since `idle_before`."""
+        """Return True if the conversation still begins so and was idle long enough."""
         idle = self.idle_before is None or conversation.updated_at < self.idle_before
         return idle and conversation.deleted_seq == self.after_seq
 
 
 type ReplaceAnswers = Callable[[Writing, Conversation, Prepared, Sequence[Value], datetime], Awaitable[Receipt]]
-"""A function that stores an answer and supersedes the stored answers that are passed to it."""
+"""A function that stores an answer and supersedes the given ones."""
 
 
 class ConversationWriter:
     """A writer of the conversations of a layout.
 
-    If a write conflicts with another writer, it is retried up to three times, each time after a short, random pause;
-    `conflicted` is called with the session id at each conflict. If all attempts fail, `ConversationChanged` is raised
-    and nothing is written.
+    If a write conflicts with another writer, `conflicted` is called with the session id, and the write is retried up to
+    three times after short, random pauses. Then `ConversationChanged` is raised, and nothing is written.
     """
 
     def __init__(
@@ -70,14 +69,14 @@ class ConversationWriter:
         self.reader = reader
         self._conflicted = conflicted
         self.beside: Beside | None = None
-        """A function; its statements are executed with an appended turn. If the write fails, a retry may omit them."""
+        """Returns statements for an appended turn. If the write fails, a retry may omit them."""
 
     async def append(self, turn: Turn, prepared: Prepared, now: datetime, replace_answers: ReplaceAnswers) -> Written:
         """Append a turn to a conversation; create it if it does not exist.
 
-        The turn's answer may have been delivered while the store was down, although another answer to the question is
-        stored. If that one was delivered too, the turn's answer is stored as superseded; otherwise it replaces that one
-        with `replace_answers`. If the turn has `completes`, its answer replaces the message with this id.
+        The answer may have been delivered while the store was down, although another one is stored. If that one was
+        delivered too, the turn's answer is stored as superseded; otherwise it replaces that one with `replace_answers`.
+        If the turn has `completes`, its answer replaces the message with this id.
 
         Raises:
             WrongUser: the conversation belongs to another user.
@@ -127,7 +126,7 @@ class ConversationWriter:
     async def _losers(
         self, writing: Writing, conversation: Conversation, turn: Turn, adopted: Value | None
     ) -> list[Value]:
-        """Return the stored answers that `turn` replaces: the message `turn.completes`, if active, and `adopted`."""
+        """Return the stored answers that `turn` replaces."""
         names = [] if turn.completes is None else [id_note(turn.completes)]
         found = await self._noted(writing, conversation, names, lambda message: id_note(message.get("id") or ""))
         active = [one for one in found.values() if not one.get("superseded_at")]
@@ -148,7 +147,7 @@ class ConversationWriter:
     async def _locked_with_rows(
         self, session_id: str, work: Callable[..., Awaitable[Written]], needed: Sequence[ItemKey]
     ) -> Written:
-        """Do `work` with the statements of `beside`. If this fails, perhaps because of them, do it without them."""
+        """Do `work` with the statements of `beside`, or without them if they may make it fail."""
         async with self._order(session_id):
             if self.beside is not None:
                 try:
@@ -159,11 +158,11 @@ class ConversationWriter:
             return await self._attempts(session_id, work, needed)
 
     def _order(self, session_id: str) -> asyncio.Lock:
-        """Return this process's lock of a conversation. A writer must hold the lock until its last attempt is over."""
+        """Return this process's lock of a conversation, to hold until the last attempt is over."""
         return self._items.locks.setdefault(self.layout.metadata(session_id), asyncio.Lock())
 
     def _named(self, turn: Turn, prepared: Prepared) -> list[ItemKey]:
-        """Return the keys of the notes that are needed to append `turn`, and of the first chunk if none is cached."""
+        """Return the keys of the notes, and possibly the first chunk, that appending `turn` needs."""
         names = [id_note(str(message.id)) for message in prepared.messages]
         names += [note for row in prepared.columns if (note := answer_note(row)) is not None]
         names += [] if turn.answers is None else [id_note(turn.answers)]
@@ -187,7 +186,7 @@ class ConversationWriter:
     async def _without_answered(
         self, writing: Writing, conversation: Conversation, prepared: Prepared, there: Mapping[str, int]
     ) -> tuple[Prepared, Value | None]:
-        """Omit answers to questions that have a complete answer. Return the rest, and the stored answer or None."""
+        """Omit answers to answered questions. Return the rest, and a stored answer."""
         notes = {str(row["id"]): note for row in prepared.columns if (note := answer_note(row)) is not None}
         notes = {message_id: note for message_id, note in notes.items() if message_id not in there}
         if not notes or conversation.version < 0:
@@ -211,10 +210,10 @@ class ConversationWriter:
         names: Sequence[str],
         name_of: Callable[[Value], str | None],
     ) -> dict[str, Value]:
-        """Return a map from note names to the messages that these notes refer to.
+        """Map note names to the messages that these notes refer to.
 
-        A note may be left from an incomplete write, so a message is only returned if `name_of` returns the name of its
-        note. If a note is damaged, all messages are searched.
+        A note may be left from an incomplete write, so `name_of` must confirm the name for a message. If a note is
+        damaged, all messages are searched.
         """
         keys = [self.layout.note(conversation.session_id, name) for name in names]
         notes = zip(names, await writing.get(keys), strict=True)
@@ -247,7 +246,7 @@ class ConversationWriter:
         there: Mapping[str, int],
         now: datetime,
     ) -> Appended:
-        """Return the changes that append messages, but do not write them. `there` maps stored ids to their `seq`."""
+        """Return the changes that append messages. `there` maps stored ids to their `seq`."""
         last_seq, size = conversation.last_seq, conversation.chunk_size
         chunks = chunk_of(last_seq + 1, size), chunk_of(max(last_seq, 1), size)
         last, newest = await writing.get([self.layout.chunk(conversation.session_id, chunk) for chunk in chunks])
@@ -285,10 +284,10 @@ class ConversationWriter:
         await self.hold(session_id, work)
 
     async def reset(self, session_id: str, *, user_id: str | None, known: Conversation | None = None) -> int | None:
-        """Let later windows begin after the stored messages. Return the last `seq`, or None if nothing was reset.
+        """Let later windows begin after the stored messages. Return the last `seq` if it was reset.
 
-        If `known`, an earlier state of the conversation, is given, windows begin after the last message of that state.
-        If the conversation has been deleted since then, nothing is reset.
+        If `known`, an earlier state, is given, windows begin after its last message, unless the conversation was
+        deleted since.
         """
 
         async def work(writing: Writing, found: Conversation | None) -> int | None:
@@ -304,9 +303,9 @@ class ConversationWriter:
         return await self.hold(session_id, work)
 
     async def take_away(self, session_id: str, beginning: Beginning, *, title: tuple[str | None, str | None]) -> bool:
-        """Delete the messages of `beginning`; if the title is still `title[0]`, replace it by `title[1]`.
+        """Delete the oldest messages, and replace `title[0]` by `title[1]`.
 
-        Return False, without a change, if the conversation does not exist or `beginning.is_of` is False for it.
+        Return False, without a change, if `beginning.is_of` is False for the conversation.
         """
 
         async def work(writing: Writing, found: Conversation | None) -> bool:
@@ -335,9 +334,9 @@ class ConversationWriter:
     ) -> bool:
         """Delete every item of a conversation, even a damaged one; return False if it did not exist.
 
-        If `idle_before` is given, delete it only if all its messages are deleted and nothing was written at or after
-        this time. If `created_at` is given, delete it only if it was created then or its metadata are damaged. If
-        another program has deleted the metadata, delete only the items in the namespace of the message ids.
+        With `idle_before`, delete it only if it is empty and nothing was written since. With `created_at`, delete it
+        only if it was created then or its metadata are damaged. If another program has deleted the metadata, delete
+        only the items in the namespace of the message ids.
         """
 
         async def work(writing: Writing, found: Conversation | None) -> bool:
@@ -361,13 +360,13 @@ class ConversationWriter:
         return deleted
 
     async def own_sessions(self, session_id: str) -> list[str]:
-        """Return the ids of the conversations that agents keep below a session; they are deleted with the session."""
+        """Return the ids of the agents' conversations that are deleted with a session."""
         async with self._items.writing(self.layout.metadata(session_id)) as writing:
             keys = await writing.keys(self.layout.message_ids(session_id), OWN)
         return [key.removeprefix(OWN) for key in keys]
 
     async def remove_rest(self, session_id: str) -> None:
-        """Delete the items in the namespace of message ids if another program has deleted the metadata."""
+        """Delete the other items of a conversation if another program has deleted the metadata."""
 
         async def work(writing: Writing, found: Conversation | None) -> None:
             if found is None:
@@ -376,7 +375,7 @@ class ConversationWriter:
         await self.hold(session_id, work)
 
     async def _remove_damaged(self, session_id: str) -> bool:
-        """Delete every item of a conversation with damaged metadata; their keys are found by a search in the store."""
+        """Delete every item of a conversation with damaged metadata, after searching for the keys."""
         metadata = self.layout.metadata(session_id)
         async with self._order(session_id), self._items.writing(metadata) as writing:
             found = [*await self._written_chunks(writing, session_id), *await self._ids(writing, session_id)]
@@ -393,7 +392,7 @@ class ConversationWriter:
             return await self._attempts(session_id, work)
 
     async def _attempts[T](self, session_id: str, work: Work[T], needed: Sequence[ItemKey] = ()) -> T:
-        """Execute work on a conversation, with retries; each attempt first reads the metadata and `needed` items."""
+        """Execute work on a conversation, with retries. Each attempt reads `needed` items first."""
         pauses = list(_PAUSES_SECONDS)
         broken = False
         while True:
@@ -406,14 +405,14 @@ class ConversationWriter:
                     raise
                 await asyncio.sleep(pauses.pop(0) * random.uniform(0.5, 1.5))
             except StoreUnavailable as error:
-                # The transaction may have been committed although the connection broke. Retry once: the retry finds
-                # its messages if they are stored.
+                # The transaction may have been committed although the connection broke. Retry once, because the retry
+                # finds stored messages.
                 if broken or not error.interrupted:
                     raise
                 broken = True
 
     async def _once[T](self, session_id: str, work: Work[T], needed: Sequence[ItemKey]) -> T:
-        """Lock a conversation and execute work on it once; the metadata and the `needed` items are read first."""
+        """Lock a conversation and execute work on it once, after reading the `needed` items."""
         keys = [*self.reader.beginning(session_id), *(needed if self.reader.is_snapshot else ())]
         async with self._items.writing(keys[0]) as held:
             writing = ReadOnce(held)
@@ -427,9 +426,9 @@ class ConversationWriter:
         conversation: Conversation,
         others: Mapping[ItemKey, Value | None] | None = None,
     ) -> None:
-        """Write the items `others`, and the conversation's metadata with the version after `former.version`.
+        """Write items, and the metadata with the version after `former.version`.
 
-        A new conversation of an agent below a session is also named by an item of that session (`GraphLayout.own`).
+        A new conversation of an agent below a session is also named by an item of that session.
         """
         version, items = former.version if former.version >= 0 else None, dict(others or {})
         if version is None and conversation.agent is not None and conversation.parent_session_id is not None:
@@ -439,7 +438,7 @@ class ConversationWriter:
     async def _without(
         self, writing: Writing, conversation: Conversation, beginning: Beginning
     ) -> dict[ItemKey, Value | None]:
-        """Return the items that change when messages are removed; None removes an item: a note, or an empty chunk."""
+        """Return the items that change when messages are removed; None removes an item."""
         session_id, changed = conversation.session_id, dict[ItemKey, Value | None]()
         for part in chunk_spans(beginning.after_seq + 1, beginning.upto_seq, conversation.chunk_size):
             key = self.layout.chunk(session_id, part.chunk)
@@ -451,7 +450,7 @@ class ConversationWriter:
         return changed
 
     async def _steps_without(self, writing: Writing, shorter: Conversation) -> dict[ItemKey, Value | None]:
-        """Return the items of tool calls without turns of deleted questions. An item without turns becomes None."""
+        """Return the items of tool calls without deleted questions."""
         namespace = self.layout.message_ids(shorter.session_id)
         keys = [ItemKey(namespace, key) for key in await writing.keys(namespace, STEPS)]
         return steps_left(dict(zip(keys, await writing.get(keys), strict=True)), shorter) if keys else {}
