@@ -251,7 +251,6 @@ def _name_of(holder: LockHolder) -> str:
 
 
 def _partitions(state: PartitionState, wanted: int | None) -> list[Finding]:
-    """Return findings about the partitions of the tables."""
     if state.is_begun:
         count = state.copied_into or wanted or "COUNT"
         cure = f"Run: threadkeep partition {count} (with --abandon to remove the copy)"

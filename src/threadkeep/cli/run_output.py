@@ -169,7 +169,7 @@ def _tokens(usages: Sequence[TokenUsage]) -> str:
 def _duration(run: Run) -> str:
     """Return the duration of a run, up to now if it is running.
 
-    It includes waits for answers of a person; only the trace shows them.
+    It includes the time that a person took to answer; only the trace shows this time.
     """
     if run.started_at is None or run.status in ("queued", "waiting"):
         return ""

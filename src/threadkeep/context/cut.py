@@ -107,7 +107,7 @@ def _first_miss(length: int, budget: int, total: int, fits: Callable[[int], bool
 
 
 def _boundary(text: str, end: int) -> int:
-    """Return the nearest position before which no character is separated from its combining marks."""
+    """Return the nearest position up to `end` that separates no character from its combining marks."""
     for index in range(end, max(end - _MAX_CLUSTER, 0), -1):
         if index >= len(text) or not _belongs(text[index - 1], text[index]):
             return index

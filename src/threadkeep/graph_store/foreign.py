@@ -1,4 +1,4 @@
-"""Conversations in any LangGraph store, to which only one process may write. It imports LangGraph."""
+"""Conversations in any LangGraph store. Only one process may write to such a store. This module imports LangGraph."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ class IndexedTranscripts(GraphTranscripts):
         await self._follow(session_id)
 
     async def reset(self, session_id: str, *, user_id: str | None = None, run_id: str | None = None) -> int | None:
-        """Let later windows begin after the stored messages. Return the last `seq` if it was reset."""
+        """Let later windows begin after the stored messages. Return the last `seq`, or None if nothing was reset."""
         # Read the conversation before the check of the run, because no later message may be hidden.
         known = await self.reader.conversation(session_id, user_id=user_id)
         if known is None:

@@ -295,7 +295,6 @@ class _Reading:
 
 
 def _groups(sql: str, rows: Sequence[Parameters]) -> list[Statement]:
-    """Return the statements that execute `sql` for all rows, in groups."""
     return [(for_rows(sql, len(group)), row_parameters(group)) for group in batched(rows, _ITEMS_AT_ONCE)]
 
 

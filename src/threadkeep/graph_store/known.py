@@ -59,7 +59,6 @@ class KnownMessages:
                 self._checked = True
 
     def _take(self, conversation: Conversation, value: Value) -> None:
-        """Replace the cached values by those of a chunk."""
         if self._taken is not None and self._taken[0] is value and self._taken[1] == conversation.chunk_size:
             return
         self._keep(conversation, value, values_in(conversation, self.chunk, value))

@@ -284,7 +284,7 @@ class ConversationWriter:
         await self.hold(session_id, work)
 
     async def reset(self, session_id: str, *, user_id: str | None, known: Conversation | None = None) -> int | None:
-        """Let later windows begin after the stored messages. Return the last `seq` if it was reset.
+        """Let later windows begin after the stored messages. Return the last `seq`, or None if nothing was reset.
 
         If `known`, an earlier state, is given, windows begin after its last message, unless the conversation was
         deleted since.
@@ -303,10 +303,7 @@ class ConversationWriter:
         return await self.hold(session_id, work)
 
     async def take_away(self, session_id: str, beginning: Beginning, *, title: tuple[str | None, str | None]) -> bool:
-        """Delete the oldest messages, and replace `title[0]` by `title[1]`.
-
-        Return False, without a change, if `beginning.is_of` is False for the conversation.
-        """
+        """Delete the oldest messages and update the title. Return False if the conversation has changed meanwhile."""
 
         async def work(writing: Writing, found: Conversation | None) -> bool:
             if found is None or not beginning.is_of(found):
