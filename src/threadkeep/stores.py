@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 def create_graph_store(
     settings: Settings, *, index: IndexConfig | None = None, ttl: TTLConfig | None = None
 ) -> AbstractAsyncContextManager[BaseStore]:
-    """Return a LangGraph store in the configured database, for `graph.compile(store=…)`; open it once at startup.
+    """Return a LangGraph store in the configured database, for `graph.compile(store=…)`.
 
-    `index` and `ttl` are the options of LangGraph's stores: semantic search, and expiry of items.
+    Open it once at startup. `index` (semantic search) and `ttl` (expiry of items) are options of LangGraph's stores.
 
     ::
 

@@ -57,10 +57,10 @@ class Search(Protocol):
     async def catch_up(
         self, *, seconds: float | None = None, user_id: str | None = None, session_id: str | None = None
     ) -> bool:
-        """Update the index (of one user, or of one session) for at most `seconds`; return True if it is complete."""
+        """Update the index for at most `seconds`; return True if it is complete."""
 
     async def unindexed(self, *, user_id: str | None = None, session_id: str | None = None) -> int:
-        """Return the number of messages (of one user, or of one session) that searches cannot find yet."""
+        """Return the number of messages that searches cannot find yet."""
 
     async def search(
         self, query: str, *, limit: int, user_id: str | None = None, session_id: str | None = None, after: int = 0
@@ -201,7 +201,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         return [next(weights, _COMMON) if len(word) >= TRIGRAM else _COMMON for word in words]
 
     async def _step(self, sessions: Sequence[_Behind]) -> list[_Behind]:
-        """Index the next messages of sessions in one transaction; return the sessions with more to index."""
+        """Index the next messages in one transaction; return the sessions with more to index."""
         async with self._driver.reading() as connection:
             found = await connection.fetch_each([(self._sql["texts"], session.step) for session in sessions])
         steps = _in_budget(sessions, found)

@@ -26,7 +26,7 @@ _ROW = re.compile(r"^VALUES \((?P<row>[^()]*)\)$", re.MULTILINE)
 
 @cache
 def load_statements(*paths: str) -> Mapping[str, str]:
-    """Return statements by name from files below `sql/`. A line `-- include: x` inserts the earlier statement `x`."""
+    """Return statements by name from files below `sql/`; `-- include: x` inserts the statement `x`."""
     found: dict[str, str] = {}
     for path in paths:
         text = files("threadkeep.store").joinpath("sql", *path.split("/")).read_text(encoding="utf-8")

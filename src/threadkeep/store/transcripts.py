@@ -325,6 +325,6 @@ class Transcripts(Protocol):
         """Delete a session, its messages and all derived data; return False if it did not exist.
 
         With a `run_id`, return None and do nothing if that run is not being executed, or its message has already
-        deleted the session. Otherwise a process that wakes up late might delete a session that was created in the
+        deleted the session. A process that wakes up late must not delete a session that was created in the
         meantime.
         """

@@ -36,7 +36,7 @@ class ReadingGuarantees(TranscriptSource):
             assert seqs((await transcripts.newest("room:1", limit=5, before=6)).messages) == [1, 2, 3, 4, 5]
 
     async def test_a_place_beyond_every_message_is_the_end(self) -> None:
-        """A `before` above the last `seq` returns all messages, and one of 1 or less none."""
+        """A `before` above the last `seq` returns all messages; a `before` of 1 returns none."""
         async with self.open_transcripts() as transcripts:
             await _say_numbers(transcripts, 3)
             assert seqs((await transcripts.newest("room:1", limit=5, before=10**30)).messages) == [1, 2, 3]
@@ -83,7 +83,7 @@ class ReadingGuarantees(TranscriptSource):
             assert await transcripts.find("room:2", "p:2") is None
 
     async def test_the_answers_to_a_question_are_the_complete_ones(self) -> None:
-        """Each author's complete answer is returned; partial answers and answers to others are not."""
+        """The complete answer of each author is returned; partial answers are not."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("question", "q"), assistant("earlier")))
             question = await transcripts.find("room:1", "q")

@@ -139,7 +139,7 @@ class Caller:
         return self.user_id
 
     def repeat_id(self, user_id: str | None, key: str | None) -> str | None:
-        """Return the same id for each repetition of a request with an idempotency key."""
+        """Return an id that is the same for each repetition of a request."""
         if key is None:
             return None
         return hashlib.sha256(f"{self.name}\n{user_id or ''}\n{key}".encode()).hexdigest()[:32]
@@ -192,7 +192,7 @@ type CallerInUse = Annotated[Caller, Depends(caller_of)]
 
 
 def _access_of(route: BaseRoute, method: str) -> tuple[KeyScope, bool]:
-    """Return the scope that a route requires, and whether callers limited to one user may call it."""
+    """Return the scope that a route requires, and whether it serves callers of one user."""
     if isinstance(route, Mount):
         return "read", isinstance(route.app, StaticFiles)
     usual: KeyScope = "read" if method in _READING else "write"

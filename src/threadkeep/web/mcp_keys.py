@@ -36,7 +36,7 @@ class KeyVerifier:
         self._credentials = credentials
 
     async def verify_token(self, token: str) -> AccessToken | None:
-        """Return the owner of a key or token and count the request, or return None if it is not valid.
+        """Return the owner of a valid key or token, and count the request.
 
         Raises:
             ProblemRaised: 429 if the owner sent too many requests or has too many open; 503 if keys cannot be read.

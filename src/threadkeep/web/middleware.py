@@ -114,7 +114,7 @@ def _is_loopback_address(address: str) -> bool:
 
 
 class SafeResponses:
-    """Middleware against caching, content sniffing and framing. Headers of a response are kept.
+    """Middleware that adds headers against caching, content sniffing and framing.
 
     For a HEAD request, it sends the headers of the GET response, but no body.
     """

@@ -249,7 +249,7 @@ class Edited(BaseModel):
 
 
 class RegenerateBody(BaseModel, extra="forbid", json_schema_extra=example(message_id="web-0001")):
-    """The question to answer again, by `message_id` or by the `run_id` of its answer, or else the newest."""
+    """The question to answer again, by `message_id` or `run_id`; by default, the newest."""
 
     run_id: GivenId | None = Field(None, description="A run that answered the question.")
     message_id: GivenId | None = Field(None, description="The id of the question; not together with `run_id`.")

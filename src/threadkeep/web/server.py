@@ -131,7 +131,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._deadline = None if seconds is None else self.loop.call_later(seconds, self._wait_a_moment)
 
     def _wait_a_moment(self) -> None:
-        """Wait 0.2 seconds to read arrived data: after a suspension of the process, the timer fires first."""
+        """Wait 0.2 seconds for arrived data: after a suspension of the process, the timer fires first."""
         self._deadline = self.loop.call_later(_LATE_SECONDS, self._close_late)
 
     def _close_late(self) -> None:

@@ -283,7 +283,7 @@ async def _work(app: App) -> None:
 
 
 def announcement(settings: Settings, host: str, port: int, bots: Sequence[str] = ()) -> str:
-    """Return the startup message, which names the addresses, the database, the model and the bots."""
+    """Return the startup message."""
     address = address_of(host, port)
     model = f"  model     {settings.model}"
     if settings.model == "demo":

@@ -27,7 +27,7 @@ from threadkeep.workflows.yaml_source import Path
 
 
 def targets_of(entry: Entry) -> Iterator[tuple[Path, str]]:
-    """Yield the possible next nodes of a node, each after the path of the option that names it."""
+    """Yield the possible next nodes of a node, with the paths of the options that name them."""
     if isinstance(entry, Continuing):
         if isinstance(entry.next, str):
             yield ("next",), entry.next
@@ -255,7 +255,7 @@ def _ready(name: str, entry: Entry, document: WorkflowDocument, plan: TurnPlan, 
 
 
 def _ending_at(entry: Entry, ends: str) -> Mapping[str, object]:
-    """Return the options with which a node continues at the node `ends` instead of ending the run."""
+    """Return the options that make a node continue at `ends` instead of ending the run."""
 
     def there(target: str) -> str:
         return ends if target == END_NAME else target

@@ -77,9 +77,9 @@ class ChatNode(AgentNode):
         ask: AskModel,
         options: Mapping[ConversationKind, TurnOptions],
     ) -> AIMessage:
-        """Answer the run's question without an agent: store it, call the model once, and store the answer.
+        """Answer the run's question with one model call and without an agent.
 
-        If an answer is already stored, return it. The current LangChain config must be the config of the run.
+        A stored answer is returned without a call. The current LangChain config must be the config of the run.
         """
         conversation, messages = session_conversation(step), self.asked(state, step)
         session = conversation.memory.session(conversation.session_id, user_id=conversation.user_id)
@@ -107,7 +107,7 @@ class ChatNode(AgentNode):
     async def _asked_model(
         self, turn: OpenTurn, step: Step, ask: AskModel, model: BaseChatModel, messages: list[BaseMessage]
     ) -> AIMessage:
-        """Call the model with `ask` and return its answer. After a failure, store the partial answer."""
+        """Call the model with `ask`. After a failure, store the partial answer."""
         partial = PartialAnswer()
 
         async def close(kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:

@@ -132,7 +132,7 @@ class Workflow:
 
     @cached_property
     def known_conversations(self) -> tuple[ConversationFields, ...]:
-        """The nodes that use a conversation in the graph store with a key that depends on no results."""
+        """The nodes with a conversation in the graph store whose key depends on no results."""
         found: list[ConversationFields] = []
         for node in self.nodes.values():
             if not isinstance(node, AgentNode | AppendMessageNode) or not node.use_graph_chat_history:
@@ -214,9 +214,9 @@ def _digest_of_module(name: str) -> str:
 
 
 def options_at_once(workflow: Workflow, resources: Resources) -> TurnOptions | None:
-    """Return the options of a workflow's only node if the question may be stored before it runs.
+    """Return the options of a workflow's only node, or None if its question must not be stored first.
 
-    The result is None if the workflow has other nodes or, for example, if middleware may change the question.
+    It must not be stored first if, for example, middleware may change it.
     """
     if not workflow.has_one_speaker or any(map(sees_question, resources.middleware)):
         return None

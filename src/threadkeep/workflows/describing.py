@@ -34,7 +34,7 @@ def describe(workflow: Workflow) -> dict[str, Any]:
 
 
 def describe_whole(workflow: Workflow) -> dict[str, Any]:
-    """Return the full description as JSON values: nodes with edges, options and the definition.
+    """Return the full description of a workflow as JSON values.
 
     Raises:
         InvalidWorkflow: the graph cannot be compiled.
@@ -201,7 +201,7 @@ def _id_of(name: str, number: int) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return a text as a label of at most 60 characters, with Mermaid's special characters escaped."""
+    """Return a text as a short, escaped label."""
     line = " ".join(text.split())
     shown = line if len(line) <= _MOST_LABEL_CHARACTERS else f"{line[:_MOST_LABEL_CHARACTERS]}…"
     return re.sub(r"[^\w →…=,-]", lambda found: f"#{ord(found[0])};", shown)

@@ -238,7 +238,7 @@ def document_of(source: YamlSource) -> WorkflowDocument:
             if one["type"] not in _PYTHON_ONLY:
                 path, problem = _problem_of(source, one)
                 problems.setdefault(path, problem)
-        # Drop the error of a part around another invalid part, because it only repeats that error.
+        # Drop errors of parts around another invalid part, because they only repeat its error.
         around = {path[:length] for path in problems for length in range(len(path))}
         outer = [problem for path, problem in problems.items() if path not in around]
         raise InvalidWorkflow(in_order(outer)) from None
@@ -250,13 +250,13 @@ def in_order(problems: Iterable[WorkflowProblem]) -> list[WorkflowProblem]:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return a hint with the known name that is most similar to an unknown name, if there is one."""
+    """Return a hint with the known name that is most similar, or an empty text."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def _problem_of(source: YamlSource, error: Mapping[str, Any]) -> tuple[Path, WorkflowProblem]:
-    """Return the path of the invalid part in the file, and the problem of pydantic's error."""
+    """Return the path of the invalid part in the file, and the problem."""
     path, rest = _path_in(source.value, error["loc"])
     where = _name_of(path)
     at_key = "[key]" in rest
@@ -282,7 +282,7 @@ def _problem_of(source: YamlSource, error: Mapping[str, Any]) -> tuple[Path, Wor
 
 
 def _path_in(value: Json, loc: Sequence[str | int]) -> tuple[Path, tuple[str | int, ...]]:
-    """Split the location of pydantic's error into steps in the file and others, such as tags."""
+    """Split the location of pydantic's error into steps in the file and others."""
     path: list[str | int] = []
     rest: list[str | int] = []
     here: object = value

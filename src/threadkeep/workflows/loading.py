@@ -184,7 +184,7 @@ def restore_workflow(definition: Mapping[str, Json]) -> Workflow:
 
 
 def load_python(name: str, reference: str) -> Workflow:
-    """Return the workflow that an import string names: a graph, a `Workflow`, or a function that returns one of them.
+    """Return the workflow that an import string names: a graph, a `Workflow`, or a function that returns one.
 
     Raises:
         InvalidWorkflow: the import string names no workflow or a workflow with another name, or LangGraph rejects the

@@ -36,7 +36,7 @@ _MOST_DRAWN = 8
 
 
 def circles(children: Children) -> Iterator[Way]:
-    """Yield cycles of workflows that run each other: if there are any, at least one.
+    """Yield cycles of workflows that run each other (at least one, if there are any).
 
     Each cycle is a path from a workflow back to itself.
     """
@@ -78,7 +78,7 @@ class Workflows:
     """All registered workflows, by their unique names, with the built-in `chat`."""
 
     def __init__(self, workflows: Iterable[Workflow] = (), *, chat: Workflow | None = None) -> None:
-        """Raise `InvalidWorkflow` if a name is used twice or reserved, or if calls nest too deeply."""
+        """Raise `InvalidWorkflow` if names clash, or if calls form a cycle or nest too deeply."""
         self._workflows: dict[str, Workflow] = {}
         problems: list[WorkflowProblem] = []
         for workflow in (chat or chat_workflow(), *workflows):

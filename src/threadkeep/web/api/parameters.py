@@ -24,7 +24,7 @@ from threadkeep.web.schemas import GivenId
 class EncodedPathRoute(APIRoute):
     """A route matched against the encoded path: `/sessions/a%2Fb` names the session `a/b`.
 
-    Servers decode the path before matching, which would make a separator of the slash in a parameter.
+    Servers decode the path before matching, which would turn an encoded slash into a path separator.
     """
 
     def matches(self, scope: RequestScope) -> tuple[Match, RequestScope]:

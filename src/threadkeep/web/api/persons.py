@@ -99,7 +99,7 @@ async def unmerge_person(person_id: PersonId, app: AppInUse) -> Person:
 
 
 async def _seen(memory: Memory, person_id: str, user_id: str | None) -> Person:
-    """Return a person, checking that `user_id` is an id of this person.
+    """Return a person, if `user_id` is one of the person's ids.
 
     Raises:
         KnowledgeNotFound: the person does not exist, or this user may not see them.

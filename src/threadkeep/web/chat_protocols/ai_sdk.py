@@ -90,7 +90,7 @@ class ChatBody(
 
 
 class _Parts(StreamParts):
-    """The parts of a UI message stream. Its only message begins when the id of the answer is known."""
+    """The parts of a UI message stream with one message."""
 
     def started(self, event: ChatStarted) -> Iterator[bytes]:
         self._names = asdict(event)

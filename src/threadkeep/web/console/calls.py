@@ -49,7 +49,7 @@ class Unfolded:
 
 @dataclass(frozen=True)
 class QuotedFact:
-    """A fact that the model received, with its evidence. `fact` is None if Threadkeep does not have it."""
+    """A fact that the model received, with its evidence."""
 
     reference: FactReference
     fact: Fact | None
@@ -68,7 +68,7 @@ class CallMessage:
 
 @dataclass(frozen=True)
 class Gap:
-    """A range of messages that the model did not receive, the reason, and up to 20 of the messages."""
+    """A range of messages that the model did not receive, with the reason."""
 
     exclusion: Exclusion
     why: str
@@ -98,7 +98,7 @@ class CallView:
 
 
 class CallReader:
-    """A reader of model calls and their data, limited to the data of a user if there is one."""
+    """A reader of model calls and their data, which may be limited to one user."""
 
     def __init__(self, memory: Memory, user_id: str | None) -> None:
         self._memory = memory
@@ -284,7 +284,7 @@ class _Search:
         return (await self._all.find(session_id, user_id=self._user_id))[1]
 
     async def find(self, words: str, chosen: SessionInfo | None) -> AsyncIterator[Found]:
-        """Yield the best 40 messages with all words, and messages of the chosen session from `_hidden`."""
+        """Yield the messages with all words, best first, then those that searches omit."""
         seen: set[tuple[str, int | None]] = set()
         for hit in (await self._all.search(words, user_id=self._user_id, limit=_HITS)).hits:
             home = await self._known(hit.session_id)

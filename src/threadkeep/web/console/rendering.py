@@ -1,4 +1,4 @@
-"""Pages of the console: templates, filters, headers, error pages, and forms (with CSRF tokens)."""
+"""Rendering of the console: templates, filters, charts, headers, and forms."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ async def show_session(
 
 
 async def _run_to_show(app: App, session_id: str) -> Run | None:
-    """Return the newest unfinished run of a session, or else the newest one if it failed."""
+    """Return the newest unfinished run of a session, or a failed newest run."""
     found, _ = await (await app.runs.service()).list(RunQuery(session_id=session_id, limit=_RUNS_LOOKED_AT))
     runs = [run for run in found if run.parent_run_id is None]
     return next((run for run in runs if not run.over), runs[0] if runs and runs[0].status == "failed" else None)
@@ -186,7 +186,7 @@ async def delete(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs 
 
 @_session.get("/export")
 async def export_session(session_id: SessionId, app: AppInUse, user: SeenAs = None) -> Response:
-    """Return a session's history as JSONL, in the format of `threadkeep sessions export`."""
+    """Return a session's history in the format of `threadkeep sessions export`."""
     stream = io.BytesIO()
     chosen = named_sessions(app.memory, [session_id], user)
     await export(chosen, stream, lambda _: None, view="history")

@@ -60,7 +60,7 @@ async def _newest_turns(app: App) -> list[Run]:
 
 
 def _over_time(runs: Sequence[Run]) -> tuple[list[Column], list[Column]]:
-    """Return the columns of two charts: the number of turns over time, and their durations."""
+    """Return the columns of two charts: the numbers of turns, and their durations."""
     if not runs:
         return [], []
     first = runs[0].created_at

@@ -110,7 +110,7 @@ async def start_run(app: App, thread_id: str | None, start: Start, *, mode: Mode
 
 
 async def _forked(app: App, session: Session, start: Start, fork: int) -> RunRequest | None:
-    """Return a request to answer the first question after the checkpoint `fork` again, if there is one.
+    """Return a request to answer the first question after the checkpoint `fork` again.
 
     Later messages are superseded. A new message in `start` replaces the question.
     """
@@ -244,7 +244,7 @@ class Commands:
 async def send_command(
     thread_id: ThreadId, body: CommandBody, app: AppInUse, caller: CallerInUse, request: Request, user_id: UserId = None
 ) -> CommandResponseBody:
-    """Start a run, answer its question, or read the state. Errors have status 200 and `type: error`."""
+    """Start a run, answer a question, or read the state. An invalid command returns 200 with `type: error`."""
     app.memory.session(thread_id)  # validates the id
     commands = Commands(app, thread_events_of(request.app), caller, thread_id, user_id)
     try:

@@ -36,7 +36,7 @@ type ProtocolEvent = dict[str, Any]
 type ReadState = Callable[[Run], Awaitable[ThreadStateBody | None]]
 
 _SEQ_BITS = 24
-"""The number of low bits of `seq` that count a run's events; the others are the run's position."""
+"""The number of low bits of `seq` that count a run's events."""
 
 
 def seq_base(run: Run) -> int:
@@ -75,7 +75,7 @@ class RunEvents:
         self._task = asyncio.create_task(self._follow(), name=f"threadkeep-events-{run.run_id}")
 
     async def events_from(self, position: int) -> AsyncIterator[ProtocolEvent]:
-        """Yield the events from index `position` on, until the run ends, waits, or cannot be read."""
+        """Yield the events from index `position` on, until the run ends or waits."""
         while True:
             change = self._changed
             while position < len(self.events):
@@ -134,7 +134,7 @@ class RunEvents:
             self._finish_counted(message_id)
 
     def _begin_message(self, message_id: str, node: str | None) -> _OpenMessage:
-        # Some clients match pieces to messages by node only, so make up a node if this one is in use.
+        # Some clients match pieces to messages by node only, so messages need different nodes.
         is_alone = all(one.node != node or one.is_whole for one in self._open.values())
         message = self._open[message_id] = _OpenMessage(message_id, node if is_alone else f"{node or ''}:{message_id}")
         metadata: dict[str, Json] = {"run_id": self.run.run_id}

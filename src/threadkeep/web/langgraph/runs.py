@@ -140,7 +140,7 @@ class ThreadRuns:
         return registry.follow_run(await self._app.runs.service(), run), known
 
     async def values(self, run_id: str) -> dict[str, Any]:
-        """Wait for a run and return the values of its thread, with the run's questions or error."""
+        """Wait for a run and return the values of its thread."""
         runs = await self._app.runs.service()
         run = (await runs.result(run_id)).run
         values = await values_of_run(self._app, run)
@@ -178,7 +178,7 @@ type RunsAlone = Annotated[ThreadRuns, Depends(_alone)]
 
 
 def _answer(waiting: Run, given: JsonValue) -> tuple[Json, Collection[str]]:
-    """Return the answer to a waiting run, and the ids of questions that it answers by id."""
+    """Return the answer to a waiting run, and the ids of the questions that it names."""
     asked = {one.id for one in questions(waiting)}
     if not isinstance(given, dict) or not (given.keys() <= asked or all(map(QUESTION_ID.fullmatch, given))):
         return cast("Json", given), ()
@@ -235,7 +235,7 @@ async def stream_stateless_run(asked: RunsAlone, body: RunCreateBody) -> EventSt
 
 @router.post("/threads/{thread_id}/runs/wait", summary="Run an assistant in a thread, and wait", responses=_STARTING)
 async def wait_for_run(asked: RunsInThread, body: RunCreateBody, response: Response) -> dict[str, Any]:
-    """Return the thread's values after the run, with `__interrupt__` if it waits or `__error__`."""
+    """Return the thread's values after the run, with `__interrupt__` or `__error__` if it did not finish."""
     run, _ = await asked.start(body, "wait")
     response.headers["Content-Location"] = _address(run)
     response.headers["Location"] = f"{_address(run)}/join"
@@ -272,7 +272,7 @@ async def list_thread_runs(
     offset: Annotated[int, Query(ge=0, le=_MOST, description="The number of newest runs to skip.")] = 0,
     status: Annotated[ThreadRunStatus | None, Query(description="Only runs with this status.")] = None,
 ) -> list[ThreadRunBody]:
-    """List the runs of a thread without child runs, newest first. Its newest 400 runs are searched."""
+    """List the newest runs of a thread, newest first, without child runs."""
     try:
         await find_thread(app, thread_id, user_id=user_id)
     except SessionNotFound:

@@ -212,7 +212,7 @@ async def values_of_run(app: App, run: Run) -> dict[str, Json]:
 async def history_of(
     thread: Thread, *, limit: int, before: int | None = None, at: int | None = None
 ) -> list[ThreadStateBody]:
-    """Return up to `limit` states of a thread, one after each turn and one before the first, newest first.
+    """Return up to `limit` states of a thread at the ends of turns, newest first.
 
     Only the newest 1,000 messages are read. `before` selects the states before a checkpoint, `at` the state at one.
     """

@@ -69,7 +69,7 @@ class ItemBody(BaseModel):
 
 
 def _in_utc(moment: datetime) -> datetime:
-    """Return a time with a time zone, which the times of the store in SQLite do not have."""
+    """Return a time in UTC; times of the store in SQLite have no time zone."""
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
 
 

@@ -38,7 +38,7 @@ _FAILED: ProtocolEvent = {
 
 @dataclass(frozen=True)
 class EventChoice:
-    """A choice of the events of `channels` with a `seq` above `since`, or of none without `at_root`."""
+    """A choice of the events of `channels` with a `seq` above `since`."""
 
     channels: frozenset[str]
     since: int | None

@@ -132,7 +132,7 @@ class AgentNode(SpeakingNode, HistoryFields):
         return options if self.tool_memory is None else replace(options, tool_memory=self.tool_memory)
 
     async def conversation(self, step: Step, state: WorkflowState) -> Conversation:
-        """Return the session, the conversation in the graph's store, or an unstored conversation."""
+        """Return the conversation of the node: in the session, in the graph's store, or unstored."""
         if self.input is not None:
             return run_conversation(step)
         if not self.use_graph_chat_history:
@@ -148,7 +148,7 @@ class AgentNode(SpeakingNode, HistoryFields):
         model = step.model(self.model)
         # The key includes the node, because copies of a node share this cache.
         parts = (self, conversation.memory, resources.memory, model, resources.turn_options, *resources.middleware)
-        # Keep the parts in the cache: after a deletion, another object could get a part's id and match the key.
+        # Keep the parts, too: if one were deleted, another object could get its id and match the key.
         key = (conversation.kind, *map(id, parts))
         if key not in self._agents:
             if len(self._agents) >= _MOST_AGENTS:
@@ -252,7 +252,7 @@ def _tools_of(reference: str | BaseTool) -> Iterator[Tool]:
 
 
 def _final(loop: Sequence[BaseMessage]) -> AIMessage:
-    """Return an agent's answer: its last message without tool calls, or the results of the last tools."""
+    """Return an agent's answer: its last message, or the results of the last tools."""
     replies = [message for message in loop if isinstance(message, AIMessage | ToolMessage)]
     if not replies:
         return AIMessage("")

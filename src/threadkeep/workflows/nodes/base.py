@@ -198,7 +198,7 @@ class Node(BaseModel):
 
 
 def found(step: Step, output: Json, result: Mapping[str, Json]) -> WorkflowState:
-    """Return a state update with the node's `output` in `node_outputs` and its `result` in `results`."""
+    """Return a state update with the `output` and the `result` of the node."""
     return {"node_outputs": {step.name: output}, "results": {step.name: dict(result)}}
 
 

@@ -83,7 +83,7 @@ class ConversationFields(BaseModel):
         )
 
     def channel_in(self, state: WorkflowState) -> Channel:
-        """Return the channel of the first key candidate with a parser that has a result in this run."""
+        """Return the channel whose parser has a result in this run."""
         results = state.get("results") or {}
         for candidate in self.history_key_candidates:
             if not isinstance(candidate, str):
@@ -93,7 +93,7 @@ class ConversationFields(BaseModel):
         return "other"
 
     def resolve(self, scope: Mapping[str, object], *, by_hand: bool) -> KeyResolution:
-        """Return the key of a conversation for the values in `scope`, or the reason why it has none."""
+        """Return the key of a conversation, or the reason why it has none."""
         return resolve_key(self.history_key_candidates, scope, template=self.history_key_template, manual=by_hand)
 
     def resolve_in(self, state: WorkflowState, step: Step) -> KeyResolution:
@@ -157,14 +157,14 @@ class Conversation:
 
 @dataclass(frozen=True, kw_only=True)
 class StepContext(RunContext):
-    """The runtime context of an agent inside a node: a run's context with the node's conversation."""
+    """The runtime context of an agent inside a node, with the node's conversation."""
 
     conversation: Conversation
     passages: tuple[tuple[str | None, str], ...] = ()
 
 
 def step_context() -> StepContext | None:
-    """Return the runtime context of the agent that is being called in a node, or None."""
+    """Return the runtime context of the agent that is being called, if it is in a node."""
     context = get_runtime().context
     return context if isinstance(context, StepContext) else None
 
@@ -178,7 +178,7 @@ def run_conversation(step: Step) -> Conversation:
 
 
 def session_conversation(step: Step) -> Conversation:
-    """Return the run's session as the conversation, or an unstored one without a session."""
+    """Return the run's session as the conversation, or else an unstored one."""
     context = step.context
     if context.session_id is None:
         return run_conversation(step)
@@ -189,8 +189,8 @@ def session_conversation(step: Step) -> Conversation:
 def order_of(memory: Memory, store: BaseStore, layout: GraphLayout, key: str) -> str:
     """Return the name under which the turns of a conversation are ordered.
 
-    Usually a session may have the same id as the key, so the name is one that is never a session id. If the memory
-    itself keeps its sessions in this `store` and `layout`, the key is a session id, and is the name.
+    The name is never a session id, because a session may have the same id as the key. But if the memory itself keeps
+    its sessions in this `store` and `layout`, the key is a session id, and is the name.
     """
     return key if memory.has_namespace(store, layout) else order_name(layout, key)
 

@@ -77,7 +77,7 @@ class AskingNode(Node):
     timeout_seconds: float = Field(60.0, gt=0, description="The time limit of a model call in seconds.")
 
     def window_in(self, given: TurnOptions) -> int | None:
-        """Return the context window in the options of the node or service; None for the model's own."""
+        """Return the context window of the node or service; None stands for the model's own."""
         if self.context_window is not None or self.model is not None:
             return self.context_window
         return given.context_window

@@ -54,7 +54,7 @@ class SubworkflowNode(Node):
         """Run the child.
 
         Raises:
-            ChildFailed: the child has no result and `on_failure` is `raise`, or it must not be started (a cycle).
+            ChildFailed: the child has no result and `on_failure` is `raise`, or must not start (in a cycle, say).
         """
         try:
             result = await self._run(step, state)
