@@ -205,8 +205,8 @@ class ThreadkeepStore[TContext](Store[TContext]):
     async def _change(self, session: Session, item_id: str, item: ThreadItem | None) -> None:
         """Store a new version of an item, or a note that it is deleted.
 
-        If the text of a message changes, the later messages are copied behind the new version. A change is one
-        transaction, and is repeated if another writer has changed the session meanwhile.
+        If the text of a message changes, copies of the later messages follow the new version. Each attempt is one
+        transaction.
 
         Raises:
             StoreUnavailable: the database does not answer, or other writers changed the session during each attempt.
@@ -221,7 +221,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         raise StoreUnavailable("The item was not changed: the database is busy. Try again.")
 
     async def _change_once(self, session: Session, item_id: str, new: Message, note: Message) -> bool:
-        """Store the change in one transaction. Return False if another writer changed the session meanwhile."""
+        """Store the change in one transaction, unless another writer changed the session meanwhile."""
         await session.deliver()
         info = await self._info(session)
         messages = await messages_after(session, 0)

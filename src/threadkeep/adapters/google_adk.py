@@ -171,7 +171,7 @@ class SessionService(BaseSessionService):
     async def _append(
         self, stored: StoredSession, app_name: str, delta: Mapping[str, object] | None, *messages: Message
     ) -> bool:
-        """Store messages and shared state in one transaction. Return False if the revision exists already."""
+        """Store messages and shared state in one transaction, unless the revision exists already."""
         state = self._memory.channels.state
         statements: list[Statement] = []
         for key, value in _json_safe(delta).items():
@@ -313,10 +313,7 @@ class MemoryService(BaseMemoryService):
 
 
 def _has_word(text: str, word: str) -> bool:
-    """Return True if the text of a search hit really contains the word.
-
-    A search may ignore accents, and may find a short word inside a longer one ("a" in "parcel").
-    """
+    """Return True if the text really contains the word: searches also find parts and other accents."""
     if not word.isascii():
         return word.lower() in text.lower()
     return len(word) > 2 or word.lower() in _WORD.findall(text.lower())

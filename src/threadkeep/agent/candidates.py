@@ -163,7 +163,7 @@ class CandidateNodes:
         }
 
     def _remembered(self, messages: Sequence[BaseMessage], question: HumanMessage) -> list[BaseMessage]:
-        """Return the messages with the question last, without earlier copies of the question and its answer."""
+        """Return the messages with the question last, without earlier copies of it."""
         before: list[BaseMessage] = []
         again = False
         for message in messages:

@@ -239,6 +239,6 @@ def count_message(message: BaseMessage, counter: TokenCounter) -> int:
 
 
 def _calls(message: AIMessage) -> list[str]:
-    """Return the name and arguments of each tool call, including invalid calls, which models receive too."""
+    """Return the name and arguments of each tool call, also of invalid ones, as models receive them."""
     calls = [call["name"] + as_json(call["args"]) for call in message.tool_calls]
     return calls + [(call["name"] or "") + (call["args"] or "") for call in message.invalid_tool_calls]

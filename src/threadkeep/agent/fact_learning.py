@@ -130,7 +130,7 @@ class ModelLearner:
 def _listed(text: str) -> list[Any]:
     """Return the first JSON list that contains an object, or else the last list.
 
-    Stop after 100 brackets that begin no list, because each attempt may read the whole text.
+    Each attempt may read the whole text, so the number of attempts is limited.
 
     Raises:
         ValueError: there is no list.

@@ -168,7 +168,7 @@ class TurnHooks:
         return {"messages": [RemoveMessage(id=str(answer.id)), named_as_agent(winner, call.config)]}
 
     def _run_ended(self, part: Participation, state: object, error: BaseException | None) -> Awaitable[None] | None:
-        """Release the session after a run. If the run failed, return a coroutine that first ends the call.
+        """Release the session after a run. Return a coroutine that does this if the run failed.
 
         This method is called in the OS thread of the run.
         """
@@ -189,10 +189,7 @@ class TurnHooks:
             await self.memory.loop.run_from_any_loop(part.fail(error))
 
     def _part(self, call: AgentCall) -> Participation:
-        """Return the `Participation` of an agent's call.
-
-        Create it if the call continues after an interrupt, or if other middleware skipped `before_agent`.
-        """
+        """Return the `Participation` of an agent's call, or a new one after an interrupt."""
         part = self._open.calls.get(call.key)
         if part is None:
             run = root_callbacks.call

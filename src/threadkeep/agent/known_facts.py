@@ -208,10 +208,7 @@ def _notes(text: str, missing: Collection[ScopeKind]) -> tuple[str, ...]:
 def _block(
     facts: Sequence[Fact], recalled: GraphRecall, request: ExtraRequest, room: int, notes: Sequence[str] = ()
 ) -> Extra | None:
-    """Return a block with the facts, the Graphiti facts that also fit, and the notes.
-
-    `request.graph` gets the number of shown Graphiti facts of each scope, and of those that did not fit.
-    """
+    """Return a block with the facts, the Graphiti facts that also fit, and the notes."""
     lines = [fact_line(fact) for fact in facts]
     known = {normalised(fact.text) for fact in facts} if recalled.facts else set()
     fresh = [(rank, fact) for rank, fact in enumerate(recalled.facts, start=1) if normalised(fact.text) not in known]

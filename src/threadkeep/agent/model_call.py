@@ -246,10 +246,7 @@ def _excluded_seqs(recollection: Recollection, reason: ExclusionReason) -> set[i
 
 
 def _left_out(call: Call, out: Sequence[tuple[str | None, ExclusionReason]], rows: Rows) -> Iterator[LeftOut]:
-    """Yield the excluded messages that are not in the transcript, as ranges of the state if possible.
-
-    A range may include messages of the transcript, so that the steps and texts of a turn form one range.
-    """
+    """Yield the excluded messages that are not in the transcript, as ranges of the state if possible."""
     placed = {key for key, row in rows.items() if row.seq is not None}
     reasons = dict(out)
     state_ids = [key for message in call.messages if not isinstance(message, SystemMessage) and (key := id_of(message))]

@@ -226,9 +226,8 @@ class Participation:
     def _number_of_resumed(self, turn: OpenTurn, name: str, messages: Sequence[BaseMessage]) -> int | None:
         """Return the number of the answer in a resumed run, if the author's stored answers determine it.
 
-        If the task `name` has already stored an answer, LangGraph repeats it, with the same number. Otherwise, return
-        the next number after the stored answers in `messages`. A run that was resumed at the same time may have stored
-        an answer with this number.
+        A task that LangGraph repeats keeps the number of its stored answer. Otherwise, return the next number after
+        the stored answers in `messages`; another run that was resumed at the same time may have the same number.
         """
         root = self.root
         earlier = [one for one in turn.earlier if one.author == self.author]
@@ -271,7 +270,7 @@ class Participation:
             turn.speak_as(self.author, ordinal)
 
     async def _ask(self, messages: Sequence[BaseMessage]) -> OpenTurn:
-        """Store the question without its first messages if they are stored: clients may send the whole chat."""
+        """Store the question without its stored beginning: clients may send the whole chat."""
         if len(self.root.question) > 1:
             self.root.question = await self._without_later_turns(self.root.question)
         history = SentHistory(self.root.question)
@@ -291,7 +290,7 @@ class Participation:
         """Return the question without messages at its end that belong to a later turn.
 
         In a checkpointed state, a repeated question without a reply is directly followed by the next question, or by a
-        text that the graph's code wrote for another agent. The session has them in other runs, or only one of them.
+        text that the graph's code wrote for another agent.
         """
         sent = [id(message) for message in self.root.sent]
         end = max([at for at, message in enumerate(question, start=1) if id(message) in sent], default=len(question))
@@ -341,8 +340,7 @@ class Participation:
         """Continue the turn of a resumed agent; its question is the newest block of human messages.
 
         A human message that a tool added, such as an image, is not a question: it follows the tool's result, and the
-        session does not have it. If the state has replies to the question, the question is not stored again. If it has
-        only a summary of it, the question is read from the session.
+        session does not have it.
         """
         question = question_before(messages)
         for block in questions_back(messages):
@@ -430,8 +428,7 @@ class Participation:
     async def _settle_abandoned(self) -> None:
         """Store the held answer of a run that makes no further call, so that its question has an answer.
 
-        The answer gets a new id, because the run may still end normally: with the same id, the final answer would count
-        as a duplicate.
+        The run may still end normally, and with the same id the final answer would count as a duplicate.
         """
         said = self.text
         await self.end(text_of(said) if not self.is_over and isinstance(said, AIMessage) else said, self.status)

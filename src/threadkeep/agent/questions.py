@@ -242,8 +242,7 @@ def known_messages(
 def _rows_between(gap: Sequence[_Sent], rows: Sequence[Message], beside: range) -> Sequence[Message]:
     """Return rows for the messages in `gap`, which are between known messages.
 
-    If the numbers differ, only answers directly after a known message get rows, because clients join, split and omit
-    answers.
+    Clients join, split and omit answers, so only answers directly after a known message are certain.
     """
     if len(gap) == len(beside):
         return rows[beside.start : beside.stop]

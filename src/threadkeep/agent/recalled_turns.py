@@ -174,10 +174,7 @@ def _sizes(quoted: Sequence[QuotedTurn], counter: TokenCounter) -> list[int]:
 def _block_of(
     found: Sequence[FoundTurn], quoted: Sequence[QuotedTurn], indexes: Sequence[int], request: ExtraRequest
 ) -> Extra:
-    """Return the turns at `indexes` as one message, by session, the current session last.
-
-    The entry refers to stored messages, or to a text if summaries are quoted.
-    """
+    """Return the turns at `indexes` as one message, by session, the current session last."""
     home = request.session.session_id
     begins: dict[str, datetime] = {}
     for index in indexes:

@@ -292,8 +292,8 @@ def _without_bindings(graph: Runnable[Any, Any]) -> Any:
 def _update_to(winner: AIMessage, state: Any, config: RunnableConfig) -> tuple[RunnableConfig, list[list[StateUpdate]]]:
     """Return the arguments of `bulk_update_state` that replace the last reply by `winner`.
 
-    A reply that calls tools stays, because the tools' results need it. Each update names a node as its writer: the
-    first `START`, which every graph has; the second `END`, which removes the tasks that would run next.
+    A reply that calls tools stays, because the tools' results need it. The writer `START` exists in every graph; `END`
+    removes the tasks that would run next.
     """
     last = next(message for message in reversed(state["messages"]) if isinstance(message, AIMessage))
     removed = [] if last.tool_calls else [RemoveMessage(str(last.id))]

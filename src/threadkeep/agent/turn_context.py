@@ -37,7 +37,7 @@ from threadkeep.store.manifests import NotedManifest
 
 
 class TurnContext:
-    """The contexts of one turn's model calls, and the calls' manifests. The last manifest is stored with the answer.
+    """The contexts of one turn's model calls, and their manifests. The last is stored with the answer.
 
     - `question_id`: the id with which the newest message of the question is stored; it identifies the turn.
     - `question_seq`: the `seq` of this message, if it is known.
@@ -267,10 +267,7 @@ class TurnContext:
         return [*in_order(messages[:start], known.rows), *messages[start:]]
 
     async def _of_later_turns(self, messages: Sequence[BaseMessage]) -> set[str | None]:
-        """Return the ids of messages of later turns, which follow a repeated question in a checkpointed state.
-
-        Messages behind the last message of another run belong to this run, unless they are steps of a later question.
-        """
+        """Return the ids of messages of later turns, which follow a repeated question in a saved state."""
         begin, end = self._end(messages) if self.question_seq else len(messages), len(messages)
         with contextlib.suppress(StoreError, TimeoutError):
             # A later turn begins with its question or with a reply to another question.
@@ -331,10 +328,7 @@ class TurnContext:
         self._extras = None
 
     async def _draft(self, assembler: Assembler, call: Call) -> Draft:
-        """Return a draft with the window and the extra sections.
-
-        The extra sections are read at the turn's first call, and again after `read_sources_again`.
-        """
+        """Return a draft with the window and the extra sections, which the turn's first call reads."""
         if self._extras is not None:
             return assembler.draft(call, extras=self._extras)
         # If the options exclude history, do not quote older turns either.

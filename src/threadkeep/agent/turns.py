@@ -262,10 +262,7 @@ class OpenTurn(TurnContext):
         return await self._store_answer(answer, told=told)
 
     async def _store_answer(self, answer: Message, *, told: bool) -> AIMessage | None:
-        """Store the answer, with the call's manifest and the window's anchor if possible.
-
-        If another answer was stored in its place, return that answer.
-        """
+        """Store the answer, with the manifest and the anchor if possible. Return an answer stored instead."""
         question_id = self._known_question_id
         try:
             joined = await self.session.record_joined([answer], self.joined, answers=question_id, told=told)

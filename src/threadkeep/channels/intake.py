@@ -288,10 +288,7 @@ class Intake:
         content: str | None = None,
         started: StartedRuns = None,
     ) -> bool:
-        """Add an outbox entry for the answer, and start the run.
-
-        Return False if the message was already processed.
-        """
+        """Add an outbox entry for the answer, and start the run. Return False if it was done already."""
         session_id = message.session_id or ""
         added = await self._expect_answer(bot, message, content)
         # A process may have died after adding the entry: if it still waits, start a run again.
@@ -416,10 +413,10 @@ class Intake:
         self._wake()
 
     async def _forget(self, bot: Bot, message: IncomingMessage, text: str) -> bool:
-        """Request the deletion of a person's conversations in this chat.
+        """Request the deletion of a person's conversations in this chat. Return False if it was done already.
 
         Each conversation is deleted after its earlier turns end, together with messages that arrive in the meantime.
-        Then the deletion is confirmed. Return False if the message was already taken.
+        Then the deletion is confirmed.
         """
         session_id = message.session_id or ""
         # Give the entry its own key, which names no person: with the session's id, it would be deleted with the

@@ -67,10 +67,10 @@ _USERNAME = re.compile(r"[A-Za-z0-9_]{1,64}")
 class TelegramOptions:
     """Options of a Telegram bot.
 
-    `secret` is the secret of the webhook; without it every callback is rejected. An update is ignored if its kind is
-    not in `allowed_updates` or its chat type not in `chat_types`. If `edited_message` is allowed, an edit is processed
-    as a new message. In a group, the bot accepts commands, replies to the bot's messages, and messages that mention
-    `username`. If `group_messages` is `all` or the `username` is not known yet, it accepts everything in the group.
+    `secret` is the secret of the webhook; without it every callback is rejected. Updates of other kinds than
+    `allowed_updates` and from other chats than `chat_types` are ignored. An allowed `edited_message` is processed as a
+    new message. In a group, the bot accepts commands, replies to the bot's messages, and messages that mention
+    `username`. If `group_messages` is `all` or the `username` is not known yet, it accepts everything.
     """
 
     name: str
