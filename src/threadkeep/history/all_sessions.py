@@ -223,7 +223,6 @@ class AllSessions:
         raise SessionNotFound(session_id)
 
     async def _found(self, session_id: str, user_id: str | None) -> tuple[GraphLayout | None, Session, SessionInfo]:
-        """Return the layout, the session or conversation, and its metadata."""
         session = self._memory.session(session_id, user_id=user_id)
         try:
             return None, session, await session.info()

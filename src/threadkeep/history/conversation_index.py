@@ -322,7 +322,6 @@ class ConversationIndex:
 
 
 def _bytes_of(vectors: Vectors) -> int:
-    """Return the estimated bytes of vectors of the same length."""
     first = next(iter(vectors.values()), array("f"))
     return len(vectors) * (_VECTOR_BYTES + len(first) * first.itemsize)
 

@@ -377,7 +377,6 @@ def _people(user_id: str | None, messages: Sequence[Message]) -> set[str]:
 
 
 def _senders(message: Message) -> set[str]:
-    """Return the author of a message and the sender id that a channel stored."""
     sender = message.metadata.get("sender_id")
     named = (message.author, str(sender) if type(sender) in (str, int) else None)
     return {name for name in named if name is not None}

@@ -223,7 +223,6 @@ async def _checked(info: SessionInfo, memory: Memory) -> SessionInfo:
 
 
 async def _with_origin(info: SessionInfo, memory: Memory, view: View) -> SessionInfo:
-    """Return metadata with the exported position of a branch in its parent."""
     if info.parent_session_id is None or view == "history":
         return info
     parent = memory.session(info.parent_session_id)

@@ -280,7 +280,6 @@ class OlderTurns:
     async def _new_summaries(
         self, index: ConversationIndex, infos: Mapping[str, SessionInfo], most: int
     ) -> dict[str, list[Summary]]:
-        """Return up to `most` summaries of archived messages to index."""
         if self._summaries is None:
             return {}
         return await index.new_summaries(reversed(list(infos.values())), self._summaries, most)

@@ -127,7 +127,6 @@ class PendingTurns:
 
     @property
     def _listed(self) -> list[PendingTurns]:
-        """The objects whose turns `entries` has."""
         return self._all if self._all[0] is self else [self]
 
     async def start(self) -> None:

@@ -187,7 +187,6 @@ class WindowReader:
         return found[0], known.superseded_between(after, before), known
 
     async def _with_superseded(self, known: SessionRows, after: int) -> SessionRows:
-        """Return the rows with the ranges of superseded messages after a `seq`."""
         if known.superseded is not None and known.superseded[0] <= after:
             return known
         ranges = await self.transcripts.superseded(self.session_id, after=after, before=END)

@@ -399,7 +399,7 @@ class Session:
         metadata: Mapping[str, Json] | None = None,
         active: bool | None = None,
     ) -> SessionInfo:
-        """Change fields of the session, and return its new metadata; a field that is None stays unchanged.
+        """Change the given fields of the session, and return its new metadata.
 
         Raises:
             SessionNotFound: the session does not exist, or belongs to another user.
@@ -411,8 +411,8 @@ class Session:
     async def reset(self, *, run_id: str | None = None) -> None:
         """Let later windows begin after the existing messages; the transcript keeps these messages.
 
-        Pending turns are written first, so that they precede the reset. If the session does not exist, do nothing. If
-        `run_id` is given but this run is not being executed, do nothing.
+        Pending turns are written first, so that they precede the reset. If the run `run_id` is not being executed, do
+        nothing.
         """
         await self.deliver()
         await self._transcripts.reset(self.session_id, user_id=self.user_id, run_id=run_id)
@@ -432,9 +432,7 @@ class Session:
         return list((await self._supersede(Superseding(self.session_id, newest=n))).messages)
 
     async def take_back_turn(self, question_id: str) -> int:
-        """Supersede a question, and the messages that its run stored after it; return how many were superseded.
-
-        Return 0 if the question does not exist, or if it is superseded already.
+        """Supersede a question and the later messages of its run; return how many were superseded.
 
         Raises:
             WrongUser: the session belongs to another user.
@@ -447,10 +445,10 @@ class Session:
         return 0
 
     async def edit(self, message_id: str, text: str, *, new_id: str | None = None) -> Message:
-        """Supersede an active message and all messages after it; store and return a new version of that message.
+        """Supersede an active message and all messages after it, and store a new version of the message.
 
-        The new version has the role, author and metadata of the old one and, if it is an answer, the same question. Its
-        id is `new_id`; by default, it gets a new id. Repeating the call with the same `new_id` changes nothing.
+        The new version keeps role, author and metadata, and answers the same question. Repeating the call with the same
+        `new_id` changes nothing.
 
         Raises:
             MessageNotFound: the session has no such message.
@@ -483,7 +481,7 @@ class Session:
         return new if stored is None else stored
 
     async def question(self, run: str | None = None) -> Message:
-        """Return the newest question or, if `run` is given, the question with this id or of this run.
+        """Return the newest question, or the one with the id `run` or of this run.
 
         Raises:
             MessageNotFound: the session has no such question.
@@ -522,12 +520,11 @@ class Session:
         return {"messages": [{"role": question.role, "content": question.content, "id": str(question.id)}]}
 
     async def branch(self, at: int | None = None, *, session_id: str | None = None) -> Session:
-        """Create and return a session with copies of this session's messages: all, or those whose `seq` is up to `at`.
+        """Create and return a session with copies of this session's messages, up to the `seq` `at`.
 
-        The copies keep their ids and times, and are numbered from 1. Active messages are copied; but if the message
-        `at` is superseded, messages that were active until then are copied. Title, tags, metadata, the last reset,
-        retention limits, and summaries that cover only copied messages are copied too. Repeating the call with this
-        `session_id` changes nothing.
+        The copies keep their ids and times, and are numbered from 1. If the message `at` is superseded, messages that
+        were active until then are copied. Title, tags, metadata, the last reset, retention limits, and summaries that
+        cover only copied messages are copied too. Repeating the call with this `session_id` changes nothing.
 
         Raises:
             SessionNotFound: there is no such session.
@@ -556,8 +553,8 @@ class Session:
     async def append_instead(self, messages: Sequence[Message], seq: int, seen: tuple[int, int]) -> bool:
         """Supersede the messages after a `seq` and store messages instead of them, in one transaction.
 
-        `seen` is the `last_seq` and the `revision` that the caller has read. If the session has others now, or has one
-        of the messages already, store nothing and return False.
+        Store nothing and return False if the session has changed since `seen`, its `last_seq` and `revision`, or has
+        one of the messages already.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -571,7 +568,7 @@ class Session:
         return True
 
     async def _deliver_all(self) -> None:
-        """Write the session's pending turns, so that they are stored before the next operation.
+        """Write the session's pending turns before the next operation.
 
         Raises:
             StoreUnavailable: turns are still pending after the attempt.
@@ -582,7 +579,7 @@ class Session:
             )
 
     async def delete(self, *, run_id: str | None = None) -> bool:
-        """Delete the session with all its messages; return False if it did not exist or belongs to another user.
+        """Delete the session with all its messages; return False if the user has no such session.
 
         If the run `run_id` is not being executed, or its message has already deleted the session, do nothing.
         """
@@ -595,7 +592,7 @@ class Session:
         return was_there
 
     async def _if_visible[T](self, read: Callable[[], Awaitable[T]], otherwise: T) -> T:
-        """Return the result of a read; if this user may not see the session, return `otherwise` without reading."""
+        """Return the result of a read, or `otherwise` if this user may not see the session."""
         if self.user_id is not None and await self._info() is None:
             return otherwise
         async with ReportedRead(self._events):
@@ -607,12 +604,12 @@ class Session:
 
 
 def _keys(message: Message) -> set[object]:
-    """Return keys that no other message has: the id, and for a complete answer also its `answer_key`."""
+    """Return the keys of a message: its id, and the `answer_key` of a complete answer."""
     return {message.id} if message.answer_key is None else {message.id, message.answer_key}
 
 
 def _end(seq: int | None, name: str = "before") -> int:
-    """Return `seq`, limited to numbers that databases can store; if it is None, return `END`."""
+    """Return `seq`, limited to numbers that databases can store."""
     check_argument(name, seq, int)
     return END if seq is None else min(max(seq, 0), END)
 

@@ -37,7 +37,7 @@ class _Labels(TypedDict):
 
 
 class SessionEvents:
-    """A reporter of a session's events; each argument `started` is a value of `time.perf_counter()`."""
+    """A reporter of a session's events; `started` is always a value of `time.perf_counter()`."""
 
     def __init__(self, observer: Observer, backend: Backend, session_id: str) -> None:
         self._observer = observer
@@ -53,7 +53,7 @@ class SessionEvents:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Time and report the write in the block. A refused turn is not reported, because nothing was stored."""
+        """Time and report the write in the block, except a refused turn, which stores nothing."""
         started = time.perf_counter()
         try:
             yield
@@ -106,7 +106,7 @@ class SessionEvents:
 
 @dataclass(eq=False)
 class ReportedRead:
-    """A context manager that times and reports a read; it is a class, because a generator would make reads slower."""
+    """A context manager that times and reports a read; a generator would make reads slower."""
 
     events: SessionEvents
     on_failure: Outcome = "error"

@@ -1,8 +1,8 @@
 """A cache of the rows of sessions that this process has read.
 
 Stored messages never change, so cached rows stay valid while the marks of their session (reset, archiving, revision and
-so on) are unchanged. For a model call, one statement reads the marks, the newest known row and all later rows, so
-changes by other processes are noticed at once.
+so on) are unchanged. For a model call, one statement reads the marks and all later rows, so changes by other processes
+are noticed at once.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class SessionRows:
     def counted(
         self, begin: int, before: int, most: int | None, counter: TokenCounter
     ) -> tuple[tuple[Message, ...], int] | None:
-        """Return the messages that `between` returns, and their tokens; None if there are more than `most` messages."""
+        """Return the messages that `between` returns, unless there are more than `most`, and their tokens."""
         start = _index(self.messages, begin)
         end = max(start, _index(self.messages, before))
         if most is not None and end - start > most:
@@ -70,7 +70,7 @@ class SessionRows:
         return replace(self, messages=(*reversed(older), *self.messages), first_seq=first_seq)
 
     def superseded_between(self, after: int, before: int) -> list[tuple[int, int]]:
-        """Return the ranges of superseded messages between two `seq` values, both of which are excluded."""
+        """Return the ranges of superseded messages between two `seq` values, both excluded."""
         _, ranges = self.superseded or (0, ())
         inside = [(first, last) for first, last in ranges if first < before and last > after]
         return [(max(first, after + 1), min(last, before - 1)) for first, last in inside]
@@ -84,7 +84,7 @@ class SessionRows:
 
 
 class _TokenSums:
-    """Running sums of the tokens of a session's messages, so that the tokens of each message are counted once."""
+    """Running sums of tokens, so that each message is counted once."""
 
     def __init__(self, counter: TokenCounter, first: Message) -> None:
         self.counter = counter
@@ -92,18 +92,17 @@ class _TokenSums:
         self._sums = [0]
 
     def between(self, messages: Sequence[Message], start: int, end: int) -> int:
-        """Return the tokens of `messages[start:end]`. All calls must pass lists that begin with the same message."""
+        """Return the tokens of `messages[start:end]`; each list must begin with the same message."""
         for message in messages[len(self._sums) - 1 : end]:
             self._sums.append(self._sums[-1] + self.counter(message.content))
         return self._sums[end] - self._sums[start]
 
 
 def rows_of(found: Sequence[Row], limit: int, known: SessionRows | None = None) -> SessionRows | None:
-    """Append the rows that the statement `recent` returned (newest first) to the known rows; return all rows.
+    """Append the rows that the statement `recent` returned (newest first) to the known rows.
 
-    If `known` is given, the statement must have begun at its newest row. If it returned `limit` newer rows, rows may be
-    missing between them and the known rows, so return only the newer ones. If there are no rows, or if the known rows
-    are no longer valid, return None.
+    With `known` rows, the statement must have begun at the newest of them. Only the newer ones are returned if rows may
+    be missing in between. None means that there are no rows, or that the known ones are no longer valid.
     """
     if not found:
         return None
@@ -119,7 +118,7 @@ def rows_of(found: Sequence[Row], limit: int, known: SessionRows | None = None) 
 
 
 class SessionCache:
-    """A cache of the rows of the most recently used sessions, up to `most_bytes`; 0 turns the cache off.
+    """A cache of the rows of the last used sessions, up to `most_bytes`; 0 turns the cache off.
 
     `bytes` is the estimated size of all entries.
     """
@@ -138,7 +137,7 @@ class SessionCache:
         return found[0]
 
     def put(self, session_id: str, rows: SessionRows, *, window: int) -> None:
-        """Cache a session's newest rows. Above `most_bytes`, drop the sessions that were used least recently."""
+        """Cache a session's newest rows, and drop the least recently used sessions above the limit."""
         if len(rows.messages) > 4 * window + _SPARE_ROWS:
             rows = rows.newest(2 * window + _SPARE_ROWS)
         size = self._size(session_id, rows)
@@ -156,7 +155,7 @@ class SessionCache:
             self.bytes -= found[1]
 
     def _size(self, session_id: str, rows: SessionRows) -> int:
-        """Return the bytes of rows. If they extend the cached rows of the session, only the new rows are measured."""
+        """Return the bytes of rows; rows that are cached already are not measured again."""
         known = self._entries.get(session_id)
         count = 0 if known is None else len(known[0].messages)
         if known is not None and len(rows.messages) >= count and rows.messages[0] is known[0].messages[0]:
@@ -165,7 +164,7 @@ class SessionCache:
 
 
 def _index(messages: Sequence[Message], seq: int) -> int:
-    """Return the index of the first message with at least this `seq`; try both ends first, the usual results."""
+    """Return the index of the first message with at least this `seq`."""
     if not messages or seq <= (messages[0].seq or 0):
         return 0
     if seq >= (last := messages[-1].seq or 0):
@@ -174,7 +173,7 @@ def _index(messages: Sequence[Message], seq: int) -> int:
 
 
 def _size_of(message: Message) -> int:
-    """Return an estimate of the bytes of a message, with the objects that a model call derives from it."""
+    """Return the estimated bytes of a message, with the objects that are derived from it."""
     size = _MESSAGE_BYTES + sys.getsizeof(message.content)
     for extra in (message.original, message.metadata):
         size += 4 * len(dump_json(extra)) if extra else 0

@@ -18,14 +18,14 @@ from threadkeep.store.summaries import Summaries
 from threadkeep.store.transcripts import Transcripts
 
 _LEAST_STORED, _LEAST_JOINED = 1_000, 50
-"""The minimum numbers of turns of a stored index: if it is used alone, and if it is joined into a user's index."""
+"""The least turns of a stored index that is used alone, and of one that is joined."""
 
 _UNREADABLE = (zlib.error, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
-"""The errors that invalid stored data can cause; such data are deleted, and the index is built again."""
+"""The errors of invalid stored data, which are deleted, so that the index is built again."""
 
 
 class StoredIndexes:
-    """The stored recall indexes of sessions. The indexes of a user's sessions can be joined into one."""
+    """The stored recall indexes of sessions, which can be joined into one of a user."""
 
     def __init__(
         self, rows: RecallIndexes, transcripts: Transcripts, summaries: Summaries | None, observer: Observer
@@ -36,7 +36,7 @@ class StoredIndexes:
         self._observer = observer
 
     async def load(self, info: SessionInfo, summaries: Sequence[Summary]) -> ConversationIndex | None:
-        """Return the stored index of a session; if it no longer matches the session, delete it and return None.
+        """Return the stored index of a session; delete it if it is outdated.
 
         Also return None if the database role lacks rights on the stored indexes.
         """
@@ -59,10 +59,9 @@ class StoredIndexes:
         return None
 
     async def save(self, index: ConversationIndex, session_id: str) -> None:
-        """Store the index of one session. A failure is reported. When the index has grown, it is stored again.
+        """Store the index of one session, and report a failure.
 
-        If another program has changed or deleted indexed texts, store nothing, and delete the index that was stored
-        before.
+        If another program has changed indexed texts, delete the stored index instead.
         """
         state = await index.dump()
         extent, texts = index.extent_of(session_id), index.texts_of(session_id)
@@ -75,10 +74,10 @@ class StoredIndexes:
             self._observer.notify(RecallIndexNotStored(error=type(error).__name__, session_id=session_id))
 
     async def join(self, infos: Mapping[str, SessionInfo], allowed: Mapping[str, int]) -> ConversationIndex:
-        """Return one index of several sessions; `allowed` has the number of newest messages to index by session.
+        """Return one index of several sessions, each with its `allowed` number of newest messages.
 
-        If a session has at least 50 turns and all may be indexed, its stored index is used; a missing or outdated one
-        is first built and stored. Damaged sessions are left out.
+        Stored indexes are used for sessions that may be indexed whole; missing ones are built and stored. Damaged
+        sessions are left out.
         """
         joined = ConversationIndex()
         summaries: Mapping[str, Sequence[Summary]] = {}
@@ -97,7 +96,7 @@ class StoredIndexes:
         return joined
 
     def grown(self, index: ConversationIndex, infos: Iterable[SessionInfo], *, of_user: bool) -> list[SessionInfo]:
-        """Return sessions whose index was never stored, or has grown by an eighth since; leave out short sessions."""
+        """Return the longer sessions whose index is new or has grown by an eighth."""
         if len(index.tokens) < _LEAST_STORED:
             return []
         by_id = {info.session_id: info for info in infos}
@@ -115,7 +114,7 @@ class StoredIndexes:
                 await self._current(info, summaries)
 
     async def _current(self, info: SessionInfo, summaries: Sequence[Summary]) -> ConversationIndex:
-        """Load or create a session's index, and bring it up to date; store the index if it has grown by an eighth."""
+        """Load or create a session's index, bring it up to date, and store it if it has grown."""
         index = await self.load(info, summaries) or ConversationIndex()
         await index.catch_up(info, self._transcripts, summaries)
         if index.grown([info.session_id], _LEAST_JOINED):

@@ -24,17 +24,17 @@ from threadkeep.store.codec import clean_text
 from threadkeep.store.summaries import Summaries, Uncovered
 
 _SHORTER = 3
-"""If a summary is too long, a second one is requested, with the length divided by this number."""
+"""If a summary is too long, another is requested, shorter by this factor."""
 
 PURPOSE = "compression"
 CLAIM_SECONDS = 300.0
-"""The timeout of one summarizer call. If a process dies, its claim on the session expires after the same time."""
+"""The timeout of one summarizer call, and the time after which a dead process loses its claim."""
 _LEAST_ASKED = 30
 _MOST_STEPS = 8
 _MOST_PARTS = 50
 """A merge also reads the sources of earlier merges: at most this number of summaries."""
 _READ_AGAIN = 4
-"""The maximum tokens of the sources of a merge, as a multiple of the token limit of all active summaries."""
+"""The most tokens of a merge's sources, as a multiple of the limit for all active summaries."""
 
 
 class SummaryWriter:
@@ -60,7 +60,7 @@ class SummaryWriter:
         """The remaining work, if there was too much for the steps of one call; otherwise None."""
 
     async def compress(self, *, most_steps: int | None = _MOST_STEPS) -> Summary | None:
-        """Write the due summaries; return the newest, or None if none is due or another process compresses the session.
+        """Write the due summaries; return the newest, or None if none was written.
 
         If `most_steps` is None, nothing is left in `rest`, and no other process can claim the session before the end.
 
@@ -81,7 +81,7 @@ class SummaryWriter:
         return await self._summaries.claim(self._request.session_id, PURPOSE, self._owner, CLAIM_SECONDS)
 
     async def _due(self, uncovered: Uncovered) -> tuple[int, int]:
-        """Return the `seq` before the first message to summarise (if no summary is active), and that of the last."""
+        """Return the `seq` after which to summarise if no summary is active, and the last `seq`."""
         session_id = self._request.session_id
         if self._request.upto_seq:
             return self._request.upto_seq, self._request.upto_seq
@@ -115,7 +115,7 @@ class SummaryWriter:
         return summary
 
     async def _merge(self, summaries: Sequence[Summary]) -> Summary:
-        """Store one summary in place of several. Facts are copied as far as they fit; a model writes new prose."""
+        """Store one summary in place of several, with their facts and new prose from a model."""
         started = time.perf_counter()
         carried = merged_facts(SummaryText.read(summary.text) for summary in summaries)
         facts = fitting_facts(carried, self._room.facts, self._counter)
@@ -141,9 +141,9 @@ class SummaryWriter:
     async def _write(
         self, records: Sequence[str], task: SummaryTask, earlier: str | None, facts: tuple[str, ...] = ()
     ) -> SummaryText:
-        """Return one summary text for all records; the model gets each with the prose about the earlier ones.
+        """Return one summary text for all records; the model gets each with the prose about earlier ones.
 
-        If `facts` are given, the text has exactly these facts, and facts in the model's answers are ignored.
+        If `facts` are given, facts in the model's answers are ignored.
         """
         text = SummaryText("", facts)
         room = self._room.one - self._counter(text.render())
@@ -155,7 +155,7 @@ class SummaryWriter:
         return text
 
     async def _ask(self, record: str, earlier: str | None, task: SummaryTask, room: int) -> SummaryText:
-        """Return a text for a record. If it is too long, request a shorter one, and then cut it to `room` tokens."""
+        """Return a text for a record, if necessary a shorter one, cut to `room` tokens."""
         known = self._counter(earlier) if earlier and task == "continuation" else 0
         most = self._room.asked * room // self._room.one
         asked = max(min(most, (self._counter(record) + known) // 2), _LEAST_ASKED)
@@ -164,14 +164,13 @@ class SummaryWriter:
             try:
                 text = await self._answer(record, earlier, task, length)
             except CompressionFailed as error:
-                # The model ran out of tokens and returned no text that could be cut: ask for a shorter text.
+                # The model ran out of tokens and returned no text to cut: ask for a shorter one.
                 if error.reason != "too_long" or length != asked:
                     raise
                 continue
             if self._counter(text) <= room:
                 break
-        # Without a summary, no model call would have these messages until the next attempt, so cut a text that is still
-        # too long.
+        # Cut a text that is still too long: without a summary, no model call would have these messages.
         return SummaryText.read(text).within(room, self._room.facts, self._counter)
 
     async def _answer(self, record: str, earlier: str | None, task: SummaryTask, length: int) -> str:
@@ -188,13 +187,12 @@ class SummaryWriter:
         except asyncio.CancelledError:
             if _is_stopped():
                 raise
-            # Only the model raised CancelledError. Convert it, so that it does not end the compression of other
-            # sessions.
+            # Only the model raised this error, which must not end the compression of other sessions.
             raise CompressionFailed("model", "CancelledError") from None
         if call.error is not None:
             # Do not chain the error, because the error of a model may quote the record.
             raise CompressionFailed("model", type(call.error).__name__)
-        # Reject a text without letters and digits, because some models answer `[]` or an empty code block.
+        # Some models answer `[]` or an empty code block.
         if not any(map(str.isalnum, text := clean_text(answer).strip())):
             raise CompressionFailed("empty")
         return text

@@ -1,4 +1,4 @@
-"""The vectors of turns. A model computes one vector per message, once; this module stores and compares the vectors."""
+"""The vectors of turns, which a model computes once for each message."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COMPARED_AT_ONCE = 500
 _MOST_CHARACTERS = 8_000
 _QUERY_SECONDS = 2.0
 _MOST_FAILURES = 12
-"""After this many failures in a row, assume that the model fails; a single bad text in a batch causes only seven."""
+"""After so many failures in a row, assume that the model fails; one bad text causes seven."""
 
 
 class TurnVectors:
@@ -34,7 +34,7 @@ class TurnVectors:
         self._observer = observer
 
     async def similarities(self, index: ConversationIndex, query: str, embedder: Embedder) -> dict[str, float]:
-        """Return the cosine similarity of the query to every embedded turn, and schedule missing embeddings.
+        """Return the cosine similarity of the query to every embedded turn, and embed missing turns later.
 
         The result is empty if no turn is embedded yet, or if the model fails, which is reported.
         """
@@ -59,7 +59,7 @@ class TurnVectors:
         return similar
 
     async def _embed(self, index: ConversationIndex, vectors: Vectors, embedder: Embedder) -> None:
-        """Read the stored vectors, and compute missing ones. A failure is reported, and the next query tries again."""
+        """Read the stored vectors, and compute missing ones; report a failure."""
         with ErrorBoundary(self._report):
             for session_id in list(index.read):
                 if (embedder.name, session_id) not in index.embedded:
@@ -81,7 +81,7 @@ class TurnVectors:
     async def _embed_session(
         self, session_id: str, seqs: Sequence[int], index: ConversationIndex, embedder: Embedder
     ) -> None:
-        """Embed turns in batches. A failing batch is halved until the failing text is found, which is then skipped."""
+        """Embed turns in batches; halve a failing batch to find and skip the failing text."""
         batches = [seqs[start : start + _BATCH] for start in range(0, len(seqs), _BATCH)]
         batches.reverse()
         refused, in_a_row = 0, 0
@@ -109,7 +109,7 @@ class TurnVectors:
     async def _embed_some(
         self, session_id: str, seqs: Sequence[int], index: ConversationIndex, embedder: Embedder
     ) -> None:
-        """Embed messages and store their vectors; also embed summaries, whose vectors are only kept in the index."""
+        """Embed messages and store their vectors; those of summaries are only kept in the index."""
         summaries = {seq: one for seq in seqs if (one := index.summaries.get(id_at(session_id, seq))) is not None}
         messages = await self._transcripts.at(session_id, [seq for seq in seqs if seq not in summaries])
         texts = {message.seq or 0: message.content for message in messages}

@@ -1,1 +1,1 @@
-"""Facts, procedures and persons: knowledge that agents keep beyond the session in which they learned it."""
+"""Facts, procedures and persons: knowledge that agents keep beyond a session."""

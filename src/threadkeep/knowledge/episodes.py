@@ -1,4 +1,4 @@
-"""Episodes: a person's questions, their answers and the outcomes of their runs, read from the transcripts."""
+"""Episodes: a person's questions, their answers and the outcomes of their runs."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ class _EpisodeMessage(NamedTuple):
 
 
 class Episodes(ClockedTables, sql=("episodes.sql",)):
-    """The episodes of a session, or of all ids of a person, read from the transcripts of a database."""
+    """The episodes of a session or a person, read from the transcripts of a database."""
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime], messages_at: MessagesAt | None = None) -> None:
-        """Create a reader; `messages_at` reads the texts of messages in a graph store, whose rows have no texts."""
+        """Create a reader; `messages_at` reads the texts of messages in a graph store."""
         super().__init__(driver, clock=clock)
         self._messages_at = messages_at
 
     async def latest(self, scope: Scope, *, limit: int = 5) -> list[Episode]:
-        """Return the newest episodes of a scope, newest first. Only the last messages of up to 50 sessions are read.
+        """Return the newest episodes of a scope, newest first, from up to 50 sessions.
 
         Args:
             scope: a session or a person.
@@ -74,8 +74,7 @@ class Episodes(ClockedTables, sql=("episodes.sql",)):
     async def recall(self, query: str, scopes: Sequence[Scope], *, limit: int = 5) -> list[Episode]:
         """Return up to `limit` episodes that are relevant to a query, best first.
 
-        For each scope, the last 40 messages of the newest 50 sessions are searched. Workspaces are skipped, because
-        they have no episodes.
+        Of each scope, the last 40 messages of the newest 50 sessions are searched. Workspaces have no episodes.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -107,7 +106,7 @@ class Episodes(ClockedTables, sql=("episodes.sql",)):
 
 
 def _episodes(messages: Iterable[_EpisodeMessage]) -> Iterator[Episode]:
-    """Yield each question with its last answer. Several user messages before an answer count as one question.
+    """Yield each question, which may be several messages, with its last answer.
 
     A question without an answer is skipped until its run has ended.
     """
@@ -154,7 +153,7 @@ def _is_over(message: _EpisodeMessage) -> bool:
 
 
 def _messages(rows: Iterable[Row]) -> Iterator[_EpisodeMessage]:
-    """Yield messages from rows. A message has one row for each of its steps; these rows differ in the last column."""
+    """Yield messages from rows, which repeat a message for each of its steps."""
     for _, group in groupby(rows, key=lambda row: row[:2]):
         same = list(group)
         said, steps = _EpisodeMessage(*same[0]), [row[-1] for row in same if row[-1] is not None]
@@ -162,7 +161,7 @@ def _messages(rows: Iterable[Row]) -> Iterator[_EpisodeMessage]:
 
 
 async def _with_texts(messages: Iterable[_EpisodeMessage], messages_at: MessagesAt) -> list[_EpisodeMessage]:
-    """Return messages with their stored texts and metadata; omit superseded and missing ones, and damaged sessions."""
+    """Return the active messages with their stored texts and metadata, without damaged sessions."""
     found: list[_EpisodeMessage] = []
     for session_id, group in groupby(messages, key=lambda message: message.session_id):
         rows = list(group)

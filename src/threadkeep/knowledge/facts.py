@@ -52,16 +52,16 @@ _MOST_REMEMBERED = 5_000
 _MOST_RANKED = 10_000
 """The maximum number of facts of a scope that `recall` reads, newest first."""
 _MOST_INDEXES, _MOST_ENTRIES = 500, 10_000_000
-"""The maximum numbers of owners whose facts are indexed in this process, and of entries in all these indexes."""
+"""The most owners whose facts are indexed in this process, and the most entries of all indexes."""
 _RANKED_AT_ONCE = 2_000
-"""More facts than this are ranked in an OS thread, because indexing a new fact takes 20 microseconds of CPU."""
+"""More facts than this are ranked in a thread, because indexing a fact takes 20 microseconds of CPU."""
 
 
 class Knowledge(ClockedTables, sql=OWNER_SQL):
     """The facts of a database.
 
     A key has one valid fact in its scope, even with several writers and processes. Remembering the same value again
-    confirms the fact. A different value ends its validity and creates a new fact. Nothing is overwritten.
+    confirms the fact. A different value ends its validity and creates a new fact, so nothing is overwritten.
     """
 
     def __init__(self, driver: Driver, *, observer: Observer, clock: Callable[[], datetime]) -> None:
@@ -83,9 +83,8 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
     ) -> Fact:
         """Remember a value of a key, and return the valid fact.
 
-        The same value confirms the fact, which keeps the highest confidence. If the fact already has this `evidence`,
-        the call is a repeat and changes only `updated_at`. A different value contradicts the fact: it ends the fact's
-        validity and creates a new fact.
+        The same value confirms the fact, which keeps the highest confidence; with the same `evidence`, the call is a
+        repeat. A different value ends the fact's validity and creates a new fact.
 
         Args:
             scope: the session, the workspace or the person that the fact is about.
@@ -157,7 +156,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         return (await self.facts_page(FactQuery(scope, None, kind, key, text, past, limit=limit)))[0]
 
     async def facts_page(self, query: FactQuery) -> tuple[list[Fact], tuple[datetime, str] | None]:
-        """Return one page of facts, and the cursor of the next page (None at the end).
+        """Return one page of facts, and the cursor of the next page.
 
         Raises:
             InvalidInput: the page size is out of range, or the text is too long.
@@ -200,9 +199,8 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
     ) -> list[Fact]:
         """Return the valid facts that are relevant to a query: the best of each scope, the most specific scope first.
 
-        The limit is divided among the scopes; a scope receives more only if others need less. If two scopes have the
-        same statement, the fact of the more specific scope is returned. Of each scope, the newest 10,000 facts are
-        searched.
+        The limit is divided among the scopes. If two scopes have the same statement, the more specific scope wins. Of
+        each scope, the newest 10,000 facts are searched.
 
         Args:
             query: the new input, or a description of the wanted facts.
@@ -232,7 +230,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         limit: int = 10,
         embedder: Embedder | None = None,
     ) -> list[Fact]:
-        """Return the facts relevant to a query, as `recall` does; `facts` must be sorted as `valid` sorts them."""
+        """Return the facts relevant to a query; `facts` must be sorted as `valid` sorts them."""
         check_argument("query", query, str, required=True)
         check_argument("limit", limit, int, required=True)
         check_each("facts", facts, Fact)
@@ -247,7 +245,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         return take_of_each(ranked, limit, lambda fact: (fact.id, normalised(fact.text)))
 
     def _words_of(self, facts: Sequence[Fact]) -> FactWords:
-        """Return the index of the owner's facts; create a missing or outdated one. Keep only recently used indexes."""
+        """Return the index of the owner's facts, and drop indexes that were not used recently."""
         scope = facts[0].scope
         index = self._words.pop(scope, None)
         if index is None or index.is_outdated:
@@ -275,8 +273,8 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
     async def forget(self, scope: Scope, key: str, *, user_id: str | None = None) -> int:
         """Delete all values of a key, including past ones, and return their number.
 
-        Proposals of the key are deleted too. If a value was promoted to Graphiti but its message is still queued, the
-        message is dropped. If Graphiti has received it, it is deleted there when the worker next serves its group.
+        Proposals of the key are deleted too. A queued message to Graphiti is dropped; a sent one is deleted there when
+        the worker next serves its group.
 
         Raises:
             InvalidInput: the key is not a valid key of a fact.
@@ -285,7 +283,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         return (await self.forget_keys(scope, [key], user_id=user_id))[key]
 
     async def forget_keys(self, scope: Scope, keys: Sequence[str], *, user_id: str | None = None) -> dict[str, int]:
-        """Delete all values of some keys in one transaction; return the number of values by key. See `forget`.
+        """Delete all values of some keys in one transaction; return the number of values by key.
 
         Raises:
             InvalidInput: a key is not a valid key of a fact; nothing was deleted.
@@ -322,13 +320,13 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         return deleted, missing
 
     async def _forget(self, connection: Connection, scope: Scope, keys: Collection[str]) -> dict[str, int]:
-        """Delete all values of the given keys, including values that were stored before keys had a canonical form."""
+        """Delete all values of the given keys, even if stored under an older form of the key."""
         owner = {"scope": scope.kind, "owner": scope.owner}
         spellings: defaultdict[str, list[str]] = defaultdict(list)
         for (stored,) in await connection.fetch(self._sql["keys_of"], owner):
             spellings[canonical_key(stored)].append(stored)
         deleted = dict.fromkeys(keys, 0)
-        # Sort the keys, so that all calls lock them in the same order, which prevents deadlocks.
+        # All calls lock keys in the same order, which prevents deadlocks.
         for key in sorted(deleted, key=canonical_key):
             for one in sorted(spellings.pop(canonical_key(key), ())):
                 await connection.execute(self._sql["forget_proposals"], {**owner, "key": one})
@@ -339,15 +337,15 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
     async def _retract(
         self, connection: Connection, scope: Scope, *, key: str | None = None, fact_id: str | None = None
     ) -> None:
-        """Drop queued messages with promoted facts that will be deleted; mark sent ones for deletion in Graphiti."""
+        """Drop queued messages with facts to be deleted; mark sent ones for deletion in Graphiti."""
         named = {"scope": scope.kind, "owner": scope.owner, "key": key, "fact_id": fact_id}
         await connection.execute(self._sql["retract_facts"], {**named, "now": time_text(self._clock())})
 
     async def take_back(self, fact_id: str, evidence: Evidence | None = None) -> bool:
-        """Undo one call of `remember`; return False if the call is undone already, or the fact does not exist.
+        """Undo one call of `remember`; return False if there is nothing to undo.
 
-        If that call had evidence, pass it as `evidence`. If no other call has confirmed the value, the value is
-        deleted, and the value before it is valid again. Otherwise the value stays, with one confirmation less.
+        If the call had evidence, pass it as `evidence`. If no other call has confirmed the value, it is deleted, and
+        the value before it is valid again.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -359,7 +357,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
                 return False
             fact = fact_of(rows[0])
             await self._lock(connection, fact.scope, fact.key, self._clock())
-            # Read the fact again, because another call may have changed it before the key was locked.
+            # Another call may have changed the fact before the key was locked.
             if not (rows := await connection.fetch(self._sql["fact"], {"fact_id": fact_id})):
                 return False
             fact = fact_of(rows[0])
@@ -394,8 +392,8 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
     async def restore(self, facts: Sequence[Fact]) -> int:
         """Store exported facts with their ids, times and counts, and return the number of new facts.
 
-        A stored fact with the same id is not changed. If a key would have two valid values, the newer one stays valid,
-        and the older one ends when the newer one begins. A value that is already valid is not stored again.
+        A stored fact with the same id is not changed, and a value that is already valid is not stored again. Of two
+        valid values of a key, the newer one stays valid.
 
         Raises:
             InvalidInput: a fact cannot be stored; nothing was stored.
@@ -404,7 +402,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         """
         check_each("facts", facts, Fact)
         facts = [replace(fact, key=NewFact(fact.key, fact.value, fact.kind, fact.confidence).key) for fact in facts]
-        # Sort by key, so that all calls lock keys in the same order, which prevents deadlocks; then by time.
+        # All calls lock keys in the same order, which prevents deadlocks.
         ordered = sorted(facts, key=lambda one: (one.scope.kind, one.scope.owner, one.key, one.valid_from))
         async with self._driver.writing() as connection:
             return sum([await self._restore(connection, fact) for fact in ordered])
@@ -428,7 +426,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
     async def _valid(
         self, connection: Connection, scopes: Sequence[Scope], limit: int, most: int = MAX_PAGE
     ) -> list[Row]:
-        """Return the rows of the newest valid facts of each scope, the most specific scope first."""
+        """Return the rows of the newest valid facts, most specific scope first."""
         ordered = sorted(dict.fromkeys(scopes), key=lambda scope: SCOPE_KINDS.index(scope.kind))
         page = {**page_parameters(limit, None, "fact_id", most), "limit": limit}
         unfiltered = dict.fromkeys(("kind", "key", "former_key", "escaped"))
@@ -441,7 +439,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         return (await self._with_evidence(connection, [fact_of(row)]))[0]
 
     async def _lock(self, connection: Connection, scope: Scope, key: str, now: datetime) -> Fact | None:
-        """Lock a key until the transaction ends. Return the valid fact of the key, or None if there is none."""
+        """Lock a key until the transaction ends, and return its valid fact."""
         parameters = {"scope": scope.kind, "owner": scope.owner, "key": key}
         if self.backend == "postgres":
             await connection.fetch(self._sql["lock_key"], parameters)
@@ -451,7 +449,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
     async def _begin(
         self, connection: Connection, scope: Scope, fact: NewFact, before: Fact | None, now: datetime
     ) -> str:
-        """Store a fact that is valid from now on, end the previous value, and return the new fact's id."""
+        """Store a fact that is valid from now on, end the previous value, and return the new id."""
         valid_from = now if before is None else max(now, before.valid_from)
         if before is not None:
             closing = {"fact_id": before.id, "valid_to": time_text(valid_from)}
@@ -494,7 +492,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
     async def _valid_with_evidence(
         self, connection: Connection, scopes: tuple[Scope, ...], limit: int
     ) -> Sequence[Fact]:
-        """Return the valid facts of scopes. They are cached until a row changes, as it does when evidence is added."""
+        """Return the valid facts of scopes, which are cached until a row changes."""
         rows = await self._valid(connection, scopes, limit)
         before, facts = self._remembered.get((scopes, limit), ([], []))
         if rows != before:

@@ -1,9 +1,8 @@
 """Learning: fact proposals from people's messages, created in the background after a turn.
 
-`enqueue` returns at once, and one task for each kind of learner reads the queued sessions. The `seq` up to which each
-session was read is stored in the database, so after a failure or a crash, the session's next turn continues from there.
-If the model fails on the same messages in three turns, it is tested with a harmless text: if it accepts this text, the
-messages are skipped.
+`enqueue` returns at once, and one task for each kind of learner reads the queued sessions. The database has the `seq`
+up to which each session was read, so after a failure or a crash, the session's next turn continues from there. If the
+model repeatedly fails on the same messages, but not on a harmless text, these messages are skipped.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from threadkeep.store.statements import Tables
 
 _MOST_SESSIONS = 1_000
 _REACH = 40
-"""The most new messages that one learner call reads. A learner begins an unread session with its last 40 messages."""
+"""The most new messages of one learner call. An unread session begins with its last 40 messages."""
 _CONTEXT_MESSAGES = 4
 _MOST_PROPOSED: dict[LearnerKind, int] = {"model": 20, "directives": 100 * _REACH}
-"""The most proposals of one learner call; further ones are dropped. A message has at most 100 directives."""
+"""The most proposals of one learner call; further ones are dropped."""
 _MOST_REFUSALS = 3
 _HARMLESS = Message(role="user", content="I like tea.", seq=1)
 _CLOSING_SECONDS = 5.0
@@ -42,7 +41,7 @@ _CLOSING_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Record:
-    """The input of a learner. `lines` has messages quoted as JSON; `learnable` has the new user messages by `seq`.
+    """The input of a learner: messages quoted as JSON, and the new user messages (`learnable`) by `seq`.
 
     `scopes` contains the owners of the run, and `known_keys` the keys of their valid facts (at most 200 per owner).
     """
@@ -54,7 +53,7 @@ class Record:
 
 
 class Learner(Protocol):
-    """A finder of facts in messages. If `learn` raises, nothing is stored, and a later turn reads the messages again.
+    """A finder of facts in messages. If `learn` raises, a later turn reads the messages again.
 
     Only messages of people are learnable. Text that was recalled for a model is in no transcript, so it is never read.
     """
@@ -73,7 +72,7 @@ class Learner(Protocol):
 
 @dataclass(frozen=True)
 class LearningRequest:
-    """A session to learn from. If `accept_from` is set, proposals with at least this confidence are accepted."""
+    """A session to learn from. Proposals with a confidence of `accept_from` are accepted."""
 
     session_id: str
     learner: Learner
@@ -87,7 +86,7 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
     def __init__(
         self, driver: Driver, proposals: Proposals, *, observer: Observer, messages_at: MessagesAt | None = None
     ) -> None:
-        """Create a queue; `messages_at` reads the texts of messages in a graph store, whose rows have no texts."""
+        """Create a queue; `messages_at` reads the texts of messages in a graph store."""
         super().__init__(driver)
         self._messages_at = messages_at
         self._proposals = proposals
@@ -98,7 +97,7 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         self._closed = False
 
     def enqueue(self, request: LearningRequest) -> None:
-        """Queue a session whose newest turn is stored, and return at once. After `close`, this does nothing."""
+        """Queue a session whose newest turn is stored, and return at once."""
         if self._closed:
             return
         kind = request.learner.kind
@@ -107,7 +106,7 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
             # Drop the oldest waiting session, which is read after its next turn.
             self._waiting.popitem(last=False)
         if kind not in self._tasks or self._tasks[kind].done():
-            # Give the task its own context; otherwise its model calls would appear in the caller's stream.
+            # In the caller's context, the task's model calls would appear in the caller's stream.
             self._tasks[kind] = asyncio.create_task(self._work(kind), context=Context(), name="threadkeep-learning")
 
     async def learn(self, request: LearningRequest) -> int:
@@ -119,14 +118,14 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         return proposed
 
     async def _learn_some(self, request: LearningRequest) -> tuple[int, bool]:
-        """Read the first unread messages; return the number of new proposals, and True if there are more messages."""
+        """Read the first unread messages; return the number of proposals, and whether to continue."""
         learner = request.learner
         messages, before_seq = await self._unread(request)
         learnable = {m.seq: m for m in messages if m.role == "user" and m.seq is not None and m.seq > before_seq}
         is_more = len(messages) == _REACH + _CONTEXT_MESSAGES
         if not learnable and not is_more:
             return 0, False
-        # After a refusal, leave out the messages that were read before, because they may have caused the refusal.
+        # Leave out the messages that were read before, because they may have caused the refusal.
         first_seq = before_seq if (request.session_id, learner.kind) in self._refused else -1
         lines = [quoted_message(message) for message in messages if (message.seq or 0) > first_seq]
         record = Record(lines, learnable, request.scopes, await self._known_keys(request.scopes))
@@ -148,8 +147,7 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
     ) -> tuple[Sequence[Proposed], Reading]:
         """Ask the learner; return the facts and the range of messages that was read.
 
-        Errors are raised. But messages may be the cause of an error that is not temporary: if it occurs three times,
-        and the learner accepts a harmless text, the messages are skipped without facts.
+        Errors are raised. But messages that repeatedly cause an error, while a harmless text does not, are skipped.
         """
         key = request.session_id, to_read.kind
         with ErrorBoundary() as attempt:
@@ -175,7 +173,7 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
             await asyncio.wait(working)
 
     async def close(self) -> None:
-        """Wait at most 5 seconds until the queue is empty, then stop. Unread sessions are read after a later turn."""
+        """Wait at most 5 seconds until the queue is empty. Unread sessions are read after a later turn."""
         self._closed = True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.idle(), _CLOSING_SECONDS)
@@ -184,10 +182,10 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         await self.idle()
 
     async def _work(self, kind: LearnerKind) -> None:
-        """Read the queued sessions for one kind of learner. Each kind has its own task: directives need no model."""
+        """Read the queued sessions for one kind of learner."""
         while key := next((one for one in self._waiting if one[1] == kind), None):
             request = self._waiting.pop(key)
-            # No session may stop the others or delay them for long: catch errors, and read one batch at a time.
+            # No session may stop or delay the others: catch errors, and read one batch at a time.
             with ErrorBoundary() as attempt:
                 if (await self._learn_some(request))[1]:
                     self._waiting.setdefault(key, request)
@@ -196,7 +194,7 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
                 self._observer.notify(failed)
 
     async def _unread(self, request: LearningRequest) -> tuple[list[Message], int]:
-        """Return the first unread messages with a few earlier ones, and the `seq` up to which the learner has read."""
+        """Return the first unread messages with a few earlier ones, and the last read `seq`."""
         asked = {"session_id": request.session_id, "kind": request.learner.kind}
         page = {**asked, "before": _CONTEXT_MESSAGES, "limit": _REACH + _CONTEXT_MESSAGES}
         rows = await self._driver.fetch(self._sql["unread_messages"], page)
@@ -221,7 +219,7 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         return sorted({row[0] for each in rows for row in each})
 
     async def _accept_confident(self, request: LearningRequest) -> int:
-        """Accept proposals with enough confidence, including those of a process that died before it accepted them."""
+        """Accept proposals with enough confidence, even those of a process that died."""
         if request.accept_from is None:
             return 0
         accepted = 0
@@ -235,13 +233,13 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
 
 
 class DirectiveLearner:
-    """A learner without a model. It finds directives, such as `preference (user): Keep diffs small`."""
+    """A learner that finds directives, such as `preference (user): Keep diffs small`, without a model."""
 
     kind: LearnerKind = "directives"
     name = "directives"
 
     async def learn(self, record: Record) -> Sequence[Proposed]:
-        """Return the directives in the learnable messages; skip directives for scopes that the run does not have."""
+        """Return the directives in the learnable messages for scopes that the run has."""
         found = []
         for seq, message in record.learnable.items():
             for one in accepted_directives(message.content)[0]:
@@ -253,7 +251,7 @@ class DirectiveLearner:
 
 
 def _is_sound(one: Proposed, record: Record) -> bool:
-    """Return True if a proposal can be stored, names a learnable message and an owner, and contains no secret."""
+    """Return True if a proposal can be stored and contains no secret."""
     with contextlib.suppress(InvalidInput):
         NewFact(one.key, one.value, one.kind, one.confidence)
         return (

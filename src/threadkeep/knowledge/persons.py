@@ -1,4 +1,4 @@
-"""Persons: the ids and names of each person. Facts of a person are found under all ids."""
+"""Persons: the ids and names of each person, whose facts are found under all ids."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Persons(ClockedTables, sql=OWNER_SQL):
     """The persons of a database.
 
     An id is a `user_id` or a channel's sender, such as `telegram:123`. Each id is a separate person until it is merged
-    into another. A merge moves no data, so it can be undone: facts stay under the id for which they were remembered,
-    and are found under all ids of the person.
+    into another. A merge moves no data, so it can be undone: facts stay under their id, and are found under all ids of
+    the person.
     """
 
     async def resolve(self, alias: str, *, name: str | None = None) -> Person:
@@ -70,11 +70,11 @@ class Persons(ClockedTables, sql=OWNER_SQL):
             return await self._get(connection, person_id)
 
     async def all(self, *, text: str | None = None, limit: int = 100) -> list[Person]:
-        """Return up to `limit` persons, most recently seen first; if `text` is given, an id or a name contains it."""
+        """Return up to `limit` persons, last seen first, with `text` in an id or a name."""
         return (await self.page(PersonQuery(text, limit)))[0]
 
     async def page(self, query: PersonQuery) -> tuple[list[Person], tuple[datetime, str] | None]:
-        """Return one page of persons, and the cursor of the next page (None at the end).
+        """Return one page of persons, and the cursor of the next page.
 
         Raises:
             InvalidInput: the page size is out of range.
@@ -94,8 +94,7 @@ class Persons(ClockedTables, sql=OWNER_SQL):
     async def merge(self, person_id: str, into: str) -> Person:
         """Merge a person into another person, and return the merged person, who has the id `into`.
 
-        Merging two ids of the same person changes nothing. If both persons have a fact with the same key, both facts
-        are kept, and recall returns the fact that changed last.
+        If both have a fact with the same key, both facts are kept, and recall returns the fact that changed last.
 
         Raises:
             KnowledgeNotFound: one of the ids belongs to no person.
@@ -126,7 +125,7 @@ class Persons(ClockedTables, sql=OWNER_SQL):
             return await self._get(connection, person_id)
 
     async def forget(self, person_id: str) -> bool:
-        """Delete a person with all ids, facts and procedures; return False if the id belongs to no person."""
+        """Delete a person with all ids, facts and procedures; return False if there is none."""
         check_name("person's id", person_id, MAX_OWNER_CHARACTERS)
         async with self._driver.writing() as connection:
             await self._lock_merges(connection)

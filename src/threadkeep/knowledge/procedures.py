@@ -1,4 +1,4 @@
-"""Procedures: instructions that agents were taught or have learned, and their selection for a goal."""
+"""Procedures: instructions that agents were taught or have learned."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Procedures(ClockedTables, sql=(*OWNER_SQL, "procedures.sql")):
     """The procedures of a database. Names are unique in a scope."""
 
     async def teach(self, procedure: Procedure, *, user_id: str | None = None) -> Procedure:
-        """Store a procedure, or replace the procedure with the same name; return the stored procedure.
+        """Store a procedure, or replace the procedure with the same name, and return it.
 
         New content resets the counts of uses.
 
@@ -58,14 +58,14 @@ class Procedures(ClockedTables, sql=(*OWNER_SQL, "procedures.sql")):
     async def all(
         self, scope: Scope | None = None, *, text: str | None = None, active: bool | None = None, limit: int = 100
     ) -> list[Procedure]:
-        """Return up to `limit` procedures of one scope, or of all scopes, most recently changed first.
+        """Return up to `limit` procedures of one scope or of all, last changed first.
 
         If `text` is given, the name or the description contains it. `active` selects active or inactive procedures.
         """
         return (await self.page(ProcedureQuery(scope, text=text, active=active, limit=limit)))[0]
 
     async def page(self, query: ProcedureQuery) -> tuple[list[Procedure], tuple[datetime, str] | None]:
-        """Return one page of procedures, and the cursor of the next page (None at the end).
+        """Return one page of procedures, and the cursor of the next page.
 
         Raises:
             InvalidInput: the page size is out of range.
@@ -114,7 +114,7 @@ class Procedures(ClockedTables, sql=(*OWNER_SQL, "procedures.sql")):
         return applying([procedure_of(row) for rows in pages for row in rows], goal, frozenset(context))[:limit]
 
     async def used(self, procedure_id: str, *, succeeded: bool | None = None) -> None:
-        """Count a use of a procedure, and its outcome if it is known.
+        """Count a use of a procedure, and its outcome, if known.
 
         Raises:
             KnowledgeNotFound: there is no such procedure.
@@ -147,9 +147,8 @@ class Procedures(ClockedTables, sql=(*OWNER_SQL, "procedures.sql")):
 def applying(procedures: Sequence[Procedure], goal: str, context: Collection[str]) -> list[Procedure]:
     """Return the procedures that apply to a goal, best first.
 
-    Procedures that need an input which `context` lacks are left out. Procedures with a phrase that occurs in the goal
-    come first, sorted by their success. Then follow procedures without phrases that match by name and description. If
-    several procedures have the same name, the first one is used.
+    All inputs that they need are in `context`. Procedures with a phrase that occurs in the goal come first, sorted by
+    their success. Then follow procedures without phrases that match by name and description.
     """
     words = goal.casefold()
     index = RecallIndex()

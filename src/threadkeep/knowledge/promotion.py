@@ -1,4 +1,4 @@
-"""Promoted facts and directives: their kinds, their texts, and the rejection of secrets."""
+"""Promoted facts and directives, and the rejection of secrets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SHAPED = re.compile(
 
 
 def looks_like_secret(text: str) -> bool:
-    """Return True if a text seems to contain a password, a token or a key, judged by its shape or the word before it.
+    """Return True if a text seems to contain a password, a token or a key.
 
     A short value without a digit may be a plain word, so it usually does not count after a word for a token or a key.
     """
@@ -118,7 +118,7 @@ class Promotion:
 
     @property
     def fact_key(self) -> str:
-        """The key of the fact: the given key, or the kind and a hash of the text; for `repo_state`, only the kind."""
+        """The key of the fact: the given key, or one made from the kind and a hash of the text."""
         digest = hashlib.sha256(self.text.strip().encode(errors="surrogatepass")).hexdigest()[:8]
         return self.key or (self.kind if self.kind == "repo_state" else f"{self.kind}_{digest}")
 
@@ -137,10 +137,8 @@ class Promotion:
 def accepted_directives(text: str) -> tuple[list[Promotion], int]:
     """Return a message's directives, such as `preference (user): Keep diffs small`, and how many were rejected.
 
-    The text of a directive follows on the same line, or on the next lines up to a blank one or another directive. If a
-    directive names no scope, it belongs to the workspace. But if it begins like "I prefer", it belongs to the user,
-    unless it is a decision, procedure or task. A directive is rejected if it looks like a secret, if it is too long, or
-    if 100 were accepted before.
+    The text of a directive follows on the same line, or on the next lines up to a blank one or another directive. A
+    directive without a scope belongs to the workspace, or usually to the user if it begins like "I prefer".
     """
     found: list[Promotion] = []
     refused = 0

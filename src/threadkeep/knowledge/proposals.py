@@ -36,7 +36,7 @@ type LearnerKind = Literal["model", "directives"]
 
 @dataclass(frozen=True)
 class Proposed:
-    """A fact that a learner found in the message `seq` of a session. `promoted` is set for a directive: its kind."""
+    """A fact that a learner found in the message `seq` of a session. `promoted` is the kind of a directive."""
 
     scope: Scope
     key: str
@@ -74,9 +74,9 @@ class Proposals(ClockedTables, sql=(*OWNER_SQL, "learning.sql")):
         self._graphiti = graphiti
 
     async def add(self, reading: Reading, proposed: Sequence[Proposed]) -> int | None:
-        """Store proposals and the `seq` up to which the learner has read; return the number of new proposals.
+        """Store proposals and the last `seq` that was read; return the number of new proposals.
 
-        Returns None if the session no longer exists, or if another process has read the messages first.
+        Return None if the session no longer exists, or if another process has read the messages first.
         """
         check_argument("reading", reading, Reading, required=True)
         check_each("proposed", proposed, Proposed)
@@ -118,7 +118,7 @@ class Proposals(ClockedTables, sql=(*OWNER_SQL, "learning.sql")):
             return await self._find(connection, proposal_id, user_id)
 
     async def page(self, query: ProposalQuery) -> tuple[list[Proposal], tuple[datetime, str] | None]:
-        """Return one page of proposals, last changed first, and the cursor of the next page (None at the end).
+        """Return one page of proposals, last changed first, and the cursor of the next page.
 
         Raises:
             InvalidInput: the page size is out of range.
@@ -137,7 +137,7 @@ class Proposals(ClockedTables, sql=(*OWNER_SQL, "learning.sql")):
         return found, (found[-1].updated_at, found[-1].id) if len(rows) > query.limit else None
 
     async def accept(self, proposal_id: str, *, by: str, user_id: str | None = None) -> Proposal:
-        """Remember a proposed fact with its message as evidence; queue a directive for Graphiti if consent covers it.
+        """Remember a proposed fact with its message as evidence; queue a permitted directive for Graphiti.
 
         Raises:
             KnowledgeNotFound: the proposal does not exist, or the user may not see it.
@@ -198,7 +198,7 @@ class Proposals(ClockedTables, sql=(*OWNER_SQL, "learning.sql")):
             return await self._decide(connection, proposal, "undone", by)
 
     async def acceptable(self, session_id: str, kind: LearnerKind, confidence: float) -> list[str]:
-        """Return the ids of a learner's open proposals in a session whose confidence is `confidence` or more."""
+        """Return the ids of a learner's open proposals in a session with at least this confidence."""
         row = {"session_id": session_id, "kind": kind, "confidence": confidence}
         return [found[0] for found in await self._driver.fetch(self._sql["open_proposals_of"], row)]
 

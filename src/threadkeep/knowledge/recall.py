@@ -1,4 +1,4 @@
-"""The selection of facts for an input, by words and by an embedding model if there is one."""
+"""The selection of facts for an input, by words and by embeddings."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ _PARTS_OF_KEY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[\W_]+")
 _SPACES = re.compile(r"\s+")
 
 # The weights of matches of a word of the query: with the same word in a key or a value, with a synonym, with a key or a
-# topic about which the word asks, and with a word that begins alike. The kind of a question (where, when) counts only
-# half.
+# topic about which the word asks, and with a word that begins alike. The kind of a question (where) counts half.
 _KEY, _VALUE, _SYNONYM, _ATTRIBUTE, _TOPIC, _ALIKE = 1.0, 0.9, 0.7, 0.7, 0.45, 0.5
 _KIND_SHARE = 0.5
 _BEGINNING = 4
-# A similarity is added with this weight for each standard deviation; a word in the key weighs 1. If a fact's similarity
-# is below `_LEAST_SIMILAR`, the fact is returned only if it matches a word of the query.
+# A similarity has this weight for each standard deviation; a word in the key weighs 1. Facts below `_LEAST_SIMILAR` are
+# returned only if they match a word of the query.
 _SIMILAR_SHARE, _LEAST_SIMILAR = 0.5, 0.5
 
 _MOST_VECTORS = 20_000
@@ -51,7 +50,7 @@ def _attributes() -> dict[str, frozenset[str]]:
 
 
 def _stems(words: str) -> list[str]:
-    """Return one index term for each word: its stem or, in a script without spaces, the longest part of the word."""
+    """Return one index term for each word; in scripts without spaces, its longest part."""
     return [stem(word) if word.isascii() else max(terms_of([word]), key=len) for word in words.split()]
 
 
@@ -64,7 +63,7 @@ def _groups() -> dict[int, frozenset[str]]:
 
 
 _ASKED: Final = _attributes()
-"""A map from stems, and from kinds of questions such as `?where`, to the stems of the keys that they ask for."""
+"""Maps stems, and kinds of questions such as `?where`, to the stems of keys that they ask for."""
 _MEMBERS: Final = _groups()
 
 
@@ -83,19 +82,19 @@ class FactWords:
         self._most = 0
         self.entries = 0
         """The number of pairs of a fact and a term."""
-        # Maps each term to entries: 2 * number + 1 if the fact has it in its key, 2 * number if it has it in its value.
+        # Maps each term to entries: 2 * number + 1 for a fact's key, 2 * number for its value.
         self._terms: dict[str, array[int]] = {}
         self._beginnings: dict[str, list[str]] = {}
 
     @property
     def is_outdated(self) -> bool:
-        """True if the index has far more facts than `rank` ever got at once, so that most of them are not valid now."""
+        """True if most of the indexed facts can no longer be valid."""
         return len(self._numbers) > 2 * self._most + _MOST_OLD
 
     def rank(
         self, query: str, facts: Sequence[Fact], *, recent: Sequence[str] = (), similar: Mapping[str, float]
     ) -> list[Fact]:
-        """Return the facts that are relevant to a query, best first; facts with equal scores keep their order.
+        """Return the facts that are relevant to a query, best first; ties keep their order.
 
         Args:
             query: the new input.
@@ -115,7 +114,7 @@ class FactWords:
         return [facts[index] for index in order if scores[index] > 0]
 
     def _number(self, fact: Fact) -> int:
-        """Return the number of a fact; index its terms if it is new. `editor.fontSize` is indexed as three words."""
+        """Return the number of a fact, and index a new fact. `editor.fontSize` is indexed as three words."""
         value = fact.text[len(fact.key) + 2 :][:_READ_CHARACTERS]
         if (known := self._numbers.get((fact.key, value))) is not None:
             return known
@@ -143,7 +142,7 @@ class FactWords:
         return [scores[number] for number in numbers]
 
     def _worth(self, term: str) -> dict[int, float]:
-        """Return a map from the numbers of facts to the weight of each fact's best match with a term of the query."""
+        """Return the weight of each fact's best match with a term of the query."""
         alike = self._beginnings.get(term[:_BEGINNING], ()) if term.isascii() else ()
         worth: dict[int, float] = {}
         for terms, in_key, in_value in _matches(term, alike):
@@ -156,7 +155,7 @@ class FactWords:
 
 
 def _matches(term: str, alike: Collection[str]) -> Iterator[tuple[Collection[str], float, float]]:
-    """Yield the terms that match a term of the query, with the weights of a match in the key and in the value."""
+    """Yield the terms that match a term of the query, with their weights in key and value."""
     yield (term,), _KEY, _VALUE
     yield _ASKED.get(term, ()), _ATTRIBUTE, 0.0
     for group in ASKS.get(term, ()):
@@ -166,17 +165,17 @@ def _matches(term: str, alike: Collection[str]) -> Iterator[tuple[Collection[str
 
 
 class FactVectors:
-    """A cache of the vectors of facts in this process, per model; the least recently used vectors are dropped."""
+    """A cache of the vectors of facts in this process, per model."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self._vectors: OrderedDict[tuple[str, str], array[float]] = OrderedDict()
 
     async def similar(self, query: str, facts: Sequence[Fact], embedder: Embedder) -> dict[str, float]:
-        """Map fact ids to the similarity of fact and query, in standard deviations from the mean similarity.
+        """Return the similarity of each fact to the query, in standard deviations from the mean.
 
-        One call embeds at most 256 new facts; later calls embed the rest. If the model fails or takes more than two
-        seconds, the result is empty, and an event reports it.
+        One call embeds at most 256 new facts. If the model fails or takes more than two seconds, the result is empty,
+        and an event reports it.
         """
         texts = {
             fact.id: (embedder.name, _PARTS_OF_KEY.sub(" ", fact.key) + fact.text[len(fact.key) :]) for fact in facts
@@ -207,8 +206,8 @@ class FactVectors:
 def without_shadowed(facts: Iterable[Fact]) -> list[Fact]:
     """Keep only the first fact of each key.
 
-    The facts must be sorted by scope, most specific first, and within a scope by their last change, newest first.
-    Merged persons can have several facts with a key in one scope; the last changed one is kept.
+    The facts must be sorted by scope, most specific first, and within a scope by their last change, newest first,
+    because merged persons can have several facts with a key.
     """
     by_key: dict[str, Fact] = {}
     for fact in facts:
@@ -217,7 +216,7 @@ def without_shadowed(facts: Iterable[Fact]) -> list[Fact]:
 
 
 def take_of_each[T](found: Sequence[Sequence[T]], limit: int, names: Callable[[T], Collection[str]]) -> list[T]:
-    """Take at most `limit` entries, one from each list in turn; return them in the order of the lists.
+    """Take at most `limit` entries, one from each list in turn, and return them in the order of the lists.
 
     Args:
         found: the results of each scope, best first.
@@ -243,5 +242,5 @@ def take_of_each[T](found: Sequence[Sequence[T]], limit: int, names: Callable[[T
 
 @lru_cache(maxsize=2_000)
 def normalised(text: str) -> str:
-    """Normalise case, spaces and the final punctuation of a text, to recognise equal statements."""
+    """Normalise case, spaces and final punctuation, to recognise equal statements."""
     return _SPACES.sub(" ", text.casefold()).strip().rstrip(".!?。")

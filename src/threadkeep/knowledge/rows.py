@@ -20,14 +20,14 @@ from threadkeep.store.driver import Connection, Row
 
 MAX_PAGE = 1000
 OWNER_SQL = ("persons.sql", "facts.sql", "{backend}/sessions.sql", "postgres/knowledge.sql")
-"""The SQL files that this module needs. Only PostgreSQL uses the last file, which contains locks."""
+"""The SQL files that this module needs; the last one, with locks, is only used on PostgreSQL."""
 
 type MessagesAt = Callable[[str, Collection[int]], Awaitable[Sequence[Message]]]
 """A reader of a session's messages by their `seq`, for sessions whose rows have no texts."""
 
 
 async def known_owner(connection: Connection, sql: Mapping[str, str], scope: Scope, now: datetime) -> Scope:
-    """Return the scope that owns new knowledge. For a person, use the canonical id; create the person if unknown.
+    """Return the scope that owns new knowledge, with the canonical id of a person.
 
     Raises:
         SessionNotFound: the scope is a session that does not exist.
@@ -43,7 +43,7 @@ async def known_owner(connection: Connection, sql: Mapping[str, str], scope: Sco
 
 
 def owner_columns(scope: Scope) -> dict[str, object]:
-    """Return the owner columns of a row. `session_id` and `person_id` delete the row with its owner (foreign keys)."""
+    """Return the owner columns of a row, by which the row is deleted with its owner."""
     return {
         "scope": scope.kind,
         "owner": scope.owner,
@@ -95,7 +95,7 @@ async def seen_row(
 def page_parameters(
     limit: int, cursor: tuple[datetime, str] | None, id_name: str, most: int = MAX_PAGE
 ) -> dict[str, object]:
-    """Return the parameters of a page, with one row more than the limit to detect a next page.
+    """Return the parameters of a page, with one more row to detect a next page.
 
     Raises:
         InvalidInput: the limit is not from 1 to `most`.

@@ -1,4 +1,4 @@
-"""Input and output models of facts, procedures and persons for HTTP, the command line and other interfaces."""
+"""Input and output models of facts, procedures and persons."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from threadkeep.store.codec import in_utc
 _MOST_IDS = 1_000
 _MOST_TIMES = 2**53
 
-# These are assignments, because pydantic cannot add further limits to `type` aliases.
+# Assignments, because pydantic cannot add further limits to `type` aliases.
 Owner = Annotated[
     str,
     Field(

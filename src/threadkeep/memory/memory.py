@@ -1,4 +1,4 @@
-"""`Memory`, the class that applications open: the sessions and the knowledge of one database."""
+"""`Memory`, the class that applications open: the sessions and knowledge of one database."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Memory(history.Memory):
     def __init__(self, parts: MemoryParts) -> None:
         super().__init__(parts)
         clock = parts.options.clock
-        # If sessions are in a graph store, the tables have no texts of messages, so read them from the graph store.
+        # Sessions in a graph store have no texts in the tables.
         messages_at = self._backend.transcripts.at if self.in_graph_store else None
         self.knowledge = Knowledge(parts.driver, observer=parts.observers, clock=clock)
         self.procedures = Procedures(parts.driver, clock=clock)
@@ -67,12 +67,12 @@ class Memory(history.Memory):
     async def erase(
         self, *, session_id: str | None = None, user_id: str | None = None, dry_run: bool = False, vacuum: bool = False
     ) -> EraseReceipt:
-        """Erase a session, or a person under all their ids, from every store of this memory; return a signed receipt.
+        """Erase a session, or a person under all their ids, from every store; return a signed receipt.
 
         The person's sessions are deleted completely; their messages in sessions of others become empty rows. An
         interrupted call can be repeated. If `dry_run` is true, nothing is erased. If `vacuum` is true, the SQLite file
-        or the PostgreSQL tables are rewritten; this also removes dead rows and remains of earlier deletions, and blocks
-        writes meanwhile.
+        or the PostgreSQL tables are rewritten; this also removes remains of earlier deletions, and blocks writes
+        meanwhile.
 
         Raises:
             InvalidInput: not exactly one of `session_id` and `user_id` is given.
@@ -88,9 +88,9 @@ class Memory(history.Memory):
     def export(self, *, user_id: str, after: str | None = None) -> AsyncIterator[str]:
         """Yield a person's data, under all their ids, as lines of JSON: the data that `erase` would delete.
 
-        To continue an interrupted export, pass as `after` the value `after` of its last line of type `position`. A
-        complete export ends with a line of type `end`; its first line names the data that are left out. Nothing is
-        locked, so data that are written meanwhile may be missing.
+        To continue an interrupted export, pass as `after` the value `after` of its last line of type `position`. The
+        first line names the data that are left out, and the last line has the type `end`. Nothing is locked, so data
+        that are written meanwhile may be missing.
 
         Raises:
             InvalidInput: the user id or the position is not valid.
@@ -103,11 +103,11 @@ class Memory(history.Memory):
         return archive(self.export(user_id=user_id), self.clock())
 
     async def verify_erased(self, receipt: EraseReceipt) -> Verification:
-        """Return `gone`, `there` (data exist or were left), or `unsigned` (this database did not sign the receipt)."""
+        """Return `gone`, `there` (data exist), or `unsigned` (this database did not sign the receipt)."""
         return await self.eraser.verify(receipt)
 
     async def _purge_graphs(self, wanted: Erasable) -> tuple[ErasedStore, list[str]]:
-        """Delete the Graphiti groups of the target and of its sessions; return the counts, and texts on data that stay.
+        """Delete the Graphiti groups of the target; return the counts, and texts on remaining data.
 
         For a person, the groups of all sessions that no longer exist are deleted too, because their owners are unknown.
         """
@@ -155,7 +155,7 @@ class Memory(history.Memory):
     async def _opened(
         cls, address: DatabaseAddress, observers: Sequence[Observer], options: MemoryOptions
     ) -> AsyncIterator[Self]:
-        """Open the sessions of a database; send messages to Graphiti in the background if the options enable this."""
+        """Open the sessions of a database, and start the delivery to Graphiti if enabled."""
         async with AsyncExitStack() as stack:
             opening = open_sessions(address, cls, observers=observers, options=options)
             memory = await stack.enter_async_context(opening)
@@ -200,7 +200,7 @@ async def open_memory_at(
 
 
 class Lifetime[T](AbstractAsyncContextManager[T]):
-    """A context manager that enters and leaves another one in a separate task, so that any task may open and close it.
+    """A context manager that runs another one in a separate task, so that any task may open and close it.
 
     When an event loop ends, asyncio closes all async generators at once. Nested context managers that are generators
     would then be closed twice and fail ("asynchronous generator is already running"). But before that, asyncio cancels
@@ -213,7 +213,7 @@ class Lifetime[T](AbstractAsyncContextManager[T]):
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> T:
-        """Enter the context in a task, and wait until it is entered; if entering it fails, raise the error here."""
+        """Enter the context in a task, wait until it is entered, and raise its error here."""
         entered: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._live(entered), name="threadkeep-memory")
         try:
@@ -230,7 +230,7 @@ class Lifetime[T](AbstractAsyncContextManager[T]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leave the context, and raise its error here. If the task was cancelled with the event loop, do nothing."""
+        """Leave the context, and raise its error here."""
         self._leave.set()
         if self._task is not None and not (self._task.done() and self._task.cancelled()):
             await self._task

@@ -1,4 +1,4 @@
-"""Wrappers of objects that belong to a memory, for callers on any event loop and in any OS thread."""
+"""Wrappers of a memory's objects, for callers on any event loop and in any OS thread."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from threadkeep.memory.sync_memory import SyncMemory
 
 _companions: WeakKeyDictionary[history.Memory, SyncMemory] = WeakKeyDictionary()
 _BLOCKED_SECONDS = (0.5, 0.1)
-"""A loop is blocked if it does not begin a call within these seconds: without, and with a companion memory."""
+"""The seconds after which a loop counts as blocked: without, and with a companion memory."""
 
 _making = threading.RLock()
 caller_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("threadkeep_caller_loop", default=None)
-"""The event loop on which the caller awaits this code; None if the caller blocks, or is on the memory's loop."""
+"""The event loop on which the caller awaits this code, unless it is the memory's."""
 
 blocked_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("threadkeep_blocked_loop", default=None)
-"""The event loop that is blocked while its caller waits for this code; None if no loop is blocked."""
+"""The event loop that is blocked while its caller waits for this code, if any."""
 
 
 class OnLoop[M: history.Memory, H]:
     """A wrapper of an object that belongs to a memory; it runs calls on the memory's event loop.
 
-    A blocking call may come from the thread of that loop, as from `agent.invoke` in a notebook cell, or from a thread
-    for which the loop waits. Such a call runs on a companion memory: the same database, opened again on the loop of
-    another thread. The companion has its own wrapped object, and is closed with the memory.
+    A blocking call may come from the thread of that loop, as from `agent.invoke` in a notebook cell. Such a call runs
+    on a companion memory: the same database, opened again on the loop of another thread. The companion has its own
+    wrapped object, and is closed with the memory.
     """
 
     def __init__(self, memory: M | SyncMemory, make: Callable[[M], H]) -> None:
@@ -41,13 +41,13 @@ class OnLoop[M: history.Memory, H]:
 
     @property
     def made(self) -> list[H]:
-        """The objects that were created so far: the memory's own and, after it, the companion's, if there is one."""
+        """The memory's own object and, if it exists, the companion's."""
         return [self._own] if self._second is None else [self._own, self._second]
 
     async def call[**P, T](
         self, verb: Callable[Concatenate[H, P], Coroutine[Any, Any, T]], *arguments: P.args, **named: P.kwargs
     ) -> T:
-        """Run a method of the wrapped object on the memory's loop. For a caller on the companion's loop, run it there.
+        """Run a method of the wrapped object on the memory's loop, or on the companion's.
 
         Raises:
             StoreClosed: the memory is closed.
@@ -65,7 +65,7 @@ class OnLoop[M: history.Memory, H]:
             blocked_loop.reset(blocked)
 
     def wait_for[T](self, verb: Callable[[H], Coroutine[Any, Any, T]], of: H | None = None) -> T:
-        """Run a method of the wrapped object on a loop that the caller does not block, and wait for its result.
+        """Run a method of the wrapped object on a loop that the caller does not block, and wait for the result.
 
         Raises:
             StoreClosed: the memory is closed.

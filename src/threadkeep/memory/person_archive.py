@@ -1,4 +1,4 @@
-"""The ZIP archive of a person's export. It contains the lines, and a page for people to read."""
+"""The ZIP archive of a person's export: the lines, and a page for people to read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _TITLES: Final[Mapping[str, str]] = {
 
 
 class _Sink:
-    """A file to which a ZIP archive is written; `take` returns the bytes written since its last call."""
+    """A file for a ZIP archive; `take` returns the bytes written since its last call."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -61,7 +61,7 @@ class _Sink:
 
 
 async def archive(lines: AsyncIterator[str], now: datetime) -> AsyncIterator[bytes]:
-    """Yield, in parts, a ZIP archive with the lines of an export, as they arrive, and a page that shows them.
+    """Yield, in parts, a ZIP archive with the lines of an export, and a page that shows them.
 
     The lines are also written to an anonymous temporary file, from which the page is made.
     """
@@ -86,8 +86,7 @@ async def archive(lines: AsyncIterator[str], now: datetime) -> AsyncIterator[byt
 def whole_lines(file: BinaryIO) -> tuple[str | None, int]:
     """Truncate an unfinished export after its last complete line of type `position`.
 
-    Return the `after` value of this line and the number of lines that were kept. The file is left at its end, so that
-    the caller can append to it.
+    Return the `after` value of this line and the number of lines that were kept. The caller can append to the file.
     """
     after, count, end, number = None, 0, 0, 0
     while line := file.readline():

@@ -55,10 +55,10 @@ class Person:
 
 
 class PersonExport:
-    """The lines of a person's export.
+    """The lines of a person's export, each a JSON object with a `type`.
 
-    Each line is a JSON object with a `type`. The data have a fixed order, so an interrupted export can be continued
-    after any line of type `position`. The last line has the type `end`.
+    The data have a fixed order, so an interrupted export can be continued after any line of type `position`. The last
+    line has the type `end`.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class PersonExport:
         }
 
     async def lines(self, user_id: str, after: str | None = None) -> AsyncIterator[str]:
-        """Yield the lines of a person's export; if `after` is given, continue after this position.
+        """Yield the lines of a person's export, from the start or after a position.
 
         Raises:
             InvalidInput: the user id or the position is not valid, or the position belongs to another person's export.
@@ -150,7 +150,7 @@ class PersonExport:
                     yield unit
 
     async def _session(self, memory: Memory, session_id: str) -> AsyncIterator[_Unit]:
-        """Yield a session: its metadata, all messages (also superseded and archived ones), and the summaries."""
+        """Yield a session: its metadata, all messages of any state, and the summaries."""
         session = memory.session(session_id)
         try:
             found = [await session.info()]
@@ -196,7 +196,6 @@ class PersonExport:
                 yield (position, *unit), lines
 
     async def _calls(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
-        """Yield the records of model calls in the person's sessions, newest first in each session."""
         for session_id in person.sessions:
             number, before = 0, None
             while page := await self._memory.manifests.of_session(session_id, limit=_PAGE, before=before):
@@ -217,7 +216,7 @@ class PersonExport:
             yield (run_id,), lines
 
     async def _run_ids(self, person: Person) -> set[str]:
-        """Return the ids of the runs of the person and of their sessions, and of all descendants of these runs."""
+        """Return the ids of the runs of the person and their sessions, with all descendants."""
         queries = [RunQuery(user_id=id_, limit=_PAGE) for id_ in person.wanted.ids]
         queries += [RunQuery(session_id=session_id, limit=_PAGE) for session_id in person.sessions]
         found: set[str] = set()
@@ -273,7 +272,7 @@ class PersonExport:
                 yield (entry.entry_id,), [_retyped("pending_message", line) for line in lines]
 
     async def _values(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
-        """Yield values that front ends and frameworks store outside of sessions: attachments, app state and names."""
+        """Yield values that are stored outside of sessions: attachments, app state and names."""
         for scope, name, value in await self._eraser.rows.values(person.wanted.ids):
             yield (scope, name), [_line("value", {"scope": scope, "name": name, "value": value})]
 
@@ -285,7 +284,7 @@ class PersonExport:
                 yield ("\0".join(namespace), key), [_line("item", values)]
 
     async def _keys(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
-        """Yield the API keys of the HTTP service that belong to the person, without their digests."""
+        """Yield the person's API keys of the HTTP service, without their digests."""
         for key in await self._eraser.rows.keys(person.wanted.ids):
             yield (str(key["key_id"]),), [_line("api_key", key)]
 

@@ -1,4 +1,4 @@
-"""A memory with blocking methods, for scripts, Flask and Celery. It runs on an event loop in a thread of its own."""
+"""A memory with blocking methods, which runs on an event loop in a thread of its own."""
 
 from __future__ import annotations
 
@@ -133,13 +133,13 @@ class SyncMemory(Wrapper[Memory]):
 
     @classmethod
     def open(cls, url: str, *, observers: Sequence[Observer] = (), options: MemoryOptions | None = None) -> Self:
-        """Open a database until `close()` is called; see `threadkeep.open_memory` for the arguments and errors."""
+        """Open a database until `close()` is called; see `threadkeep.open_memory`."""
         thread = _MemoryThread(open_memory(url, observers=observers, options=options))
         return cls(thread.start(), thread.close)
 
     @classmethod
     def companion_of(cls, memory: history.Memory) -> Self:
-        """Open the database of a memory again, in a thread; closing the given memory also closes the returned memory.
+        """Open the database of a memory again, in a thread, until the given memory is closed.
 
         The returned memory takes over search indexing and retention, which stop in the given memory.
 
@@ -202,7 +202,7 @@ def _opens_twice(address: DatabaseAddress, options: MemoryOptions) -> bool:
 
 
 class _MemoryThread:
-    """A thread with an event loop, which opens a memory and closes it when `close` is called."""
+    """A thread with an event loop, on which a memory is open until `close` is called."""
 
     def __init__(self, opening: AbstractAsyncContextManager[Memory]) -> None:
         self._opening = opening

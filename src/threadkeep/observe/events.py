@@ -24,7 +24,7 @@ OUTCOMES: tuple[Outcome, ...] = get_args(Outcome.__value__)
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class _Record:
-    """A base class that makes each of its subclasses a frozen dataclass with keyword-only fields."""
+    """A base class whose subclasses are frozen dataclasses with keyword-only fields."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -32,7 +32,7 @@ class _Record:
 
 
 class Event(_Record):
-    """An event. A field `error` has the name of an error class, never the error's message, which may quote people."""
+    """An event. A field `error` has the name of an error class, never its message, which may quote people."""
 
 
 class SessionEvent(Event):
@@ -56,21 +56,21 @@ class WorkflowRunEvent(SessionEvent):
 
 
 class StoreRead(StoreEvent):
-    """A read of the store succeeded or failed. The outcome is `fallback` if the caller continued without the data."""
+    """A read of the store ended, with the outcome `fallback` if the caller continued without the data."""
 
     outcome: Outcome = "ok"
     milliseconds: float
 
 
 class StoreWrite(StoreEvent):
-    """A write to the store succeeded or failed. The outcome is `fallback` if the turn was added to the pending ones."""
+    """A write to the store ended, with the outcome `fallback` if the turn became pending."""
 
     outcome: Outcome = "ok"
     milliseconds: float
 
 
 class ReadFailed(StoreEvent):
-    """Memory could not be read. The outcome is `fallback` if the agent answered without memory, otherwise `error`."""
+    """Memory could not be read. The outcome is `fallback` if the agent answered without it."""
 
     outcome: Outcome = "error"
     error: str
@@ -79,10 +79,9 @@ class ReadFailed(StoreEvent):
 class WriteFailed(StoreEvent):
     """A turn, or data of a turn such as its tool steps, could not be written.
 
-    The outcome is `fallback` if the turn was added to the pending writes. It is `conflict` if another writer changed
-    the conversation in a graph store; otherwise it is `error`. Each failed attempt emits this event, and only this
-    event raises the counter of failed writes. `reason` is set if retries alone cannot succeed; it says what the
-    operator has to do.
+    The outcome is `fallback` if the turn became pending, and `conflict` if another writer changed the conversation in a
+    graph store. Each failed attempt emits this event, and only this event raises the counter of failed writes. `reason`
+    is set if retries alone cannot succeed; it says what the operator has to do.
     """
 
     outcome: Outcome = "error"
@@ -91,7 +90,7 @@ class WriteFailed(StoreEvent):
 
 
 class WriteDeferred(StoreEvent):
-    """A turn was added to the pending writes, where it stays until it is written or a person drops it."""
+    """A turn became pending, until it is written or a person drops it."""
 
     messages: int
 
@@ -107,38 +106,38 @@ class WriteDropped(StoreEvent):
 
 
 class AgentOutsideTurn(SessionEvent):
-    """An agent with memory got an input without the turn's question; this call neither reads nor writes the session."""
+    """An agent with memory got no question of a turn, so this call does not use the session."""
 
 
 class TurnBegunInTool(SessionEvent):
-    """The first agent with memory runs in a tool of an agent without memory, so the tool's message begins the turn."""
+    """The first agent with memory runs in another agent's tool, so the tool's message begins the turn."""
 
 
 class TurnWaits(SessionEvent):
-    """A turn has waited `seconds`, because this process is still executing an earlier turn of the same session."""
+    """A turn has waited `seconds` for an earlier turn of the same session in this process."""
 
     seconds: float
 
 
 class HistoryDiffers(SessionEvent):
-    """A client sent earlier messages of a person that are not in the transcript; these were stored as new messages."""
+    """A client sent earlier messages that are not in the transcript; they were stored as new ones."""
 
     messages: int
 
 
 class AnswerDiscarded(StoreEvent):
-    """An answer was not stored, because its question was deleted meanwhile, for example with the session."""
+    """An answer was not stored, because its question was deleted meanwhile."""
 
 
 class PendingWrites(Event):
-    """Turns may have been added to or removed from the pending writes of this process; `count` is their number now."""
+    """The number of pending writes of this process may have changed to `count`."""
 
     backend: Backend
     count: int
 
 
 class HistoryTruncated(SessionEvent):
-    """A window left out older messages because of its limits, or shortened a message (`cut`)."""
+    """A window left out older messages because of its limits, or cut a message."""
 
     channel: Channel = "other"
     dropped: int
@@ -146,7 +145,7 @@ class HistoryTruncated(SessionEvent):
 
 
 class KeyResolutionFailed(Event):
-    """The values in a run gave no valid id of a conversation. `reason` is one of `threadkeep.history.keys.Reason`."""
+    """The values in a run gave no valid id of a conversation."""
 
     channel: Channel = "other"
     reason: str
@@ -155,7 +154,7 @@ class KeyResolutionFailed(Event):
 
 
 class ContextBuilt(SessionEvent):
-    """The context of a model call was built. `dropped` is the number of earlier messages that were left out."""
+    """The context of a model call was built, without `dropped` earlier messages."""
 
     run_id: str | None = None
     messages: int
@@ -166,8 +165,7 @@ class ContextBuilt(SessionEvent):
 class MemoryUpdated(Event):
     """Messages were added to a candidate graph's memory, which was then trimmed to its limits.
 
-    `trimmed_by_chars` is the number of characters that were removed, with or from messages, because of the limit of
-    characters; `trimmed_by_count` is the number of messages that were removed because of the limit of messages.
+    `trimmed_by_chars` counts characters, and `trimmed_by_count` messages, that were removed because of that limit.
     """
 
     before_count: int
@@ -178,7 +176,7 @@ class MemoryUpdated(Event):
 
 
 class PromptSent(Event):
-    """A candidate graph sent its messages to a model, as one text if `flat` is true. `tokens` is an estimate."""
+    """A candidate graph sent its messages to a model, as one text if `flat` is true."""
 
     messages: int
     characters: int
@@ -188,7 +186,7 @@ class PromptSent(Event):
 
 
 class SummaryMade(SessionEvent):
-    """A summary of `messages` messages was stored; `of` says if it was written from messages or older summaries."""
+    """A summary of `messages` messages was stored; `of` names its source."""
 
     channel: Channel = "other"
     messages: int
@@ -198,7 +196,7 @@ class SummaryMade(SessionEvent):
 
 
 class SummaryFailed(SessionEvent):
-    """An attempt to compress a session failed; earlier summaries stay. `error` is set if an error was the cause."""
+    """An attempt to compress a session failed; earlier summaries stay."""
 
     channel: Channel = "other"
     reason: SummaryFailure
@@ -206,7 +204,7 @@ class SummaryFailed(SessionEvent):
 
 
 class FactsProposed(SessionEvent):
-    """Facts were proposed from people's messages in a session, or proposed facts were accepted automatically.
+    """Facts were proposed from messages in a session, or accepted automatically.
 
     `dropped` is the number of proposals above the limit of one call.
     """
@@ -217,13 +215,13 @@ class FactsProposed(SessionEvent):
 
 
 class LearningFailed(SessionEvent):
-    """Facts could not be learned from a session, for all or one of its scopes; the session's next turn tries again."""
+    """Facts could not be learned from a session, or for one scope; its next turn tries again."""
 
     error: str
 
 
 class LearningSkipped(SessionEvent):
-    """Learning skipped some messages, up to `last_seq`, because the learner failed for them in three turns."""
+    """Learning skipped messages up to `last_seq`, because the learner failed for them in three turns."""
 
     error: str
     last_seq: int
@@ -242,7 +240,7 @@ class ManifestsDropped(Event):
 
 
 class ManifestWriteFailed(Event):
-    """An attempt to write manifests failed. They wait for a retry or are dropped; model calls and turns continue."""
+    """An attempt to write manifests failed; model calls and turns continue."""
 
     backend: Backend
     error: str
@@ -266,7 +264,7 @@ class RunsPruned(Event):
 
 
 class IndexingBegan(Event):
-    """Many messages must be indexed, for example after an upgrade; until `IndexingDone`, searches are incomplete."""
+    """Many messages must be indexed; searches are incomplete until `IndexingDone`."""
 
     messages: int
 
@@ -279,27 +277,27 @@ class IndexingDone(Event):
 
 
 class PruningFailed(Event):
-    """A retention pass was interrupted by an error; the next pass continues where this pass stopped."""
+    """A retention pass was interrupted by an error; the next pass continues there."""
 
     error: str
 
 
 class ExtraNotFound(SessionEvent):
-    """A search for text of a prompt failed, completely or in one scope. The model is called without its results."""
+    """A search for text of a prompt failed; the model is called without its results."""
 
     section: ExtraSection
     error: str
 
 
 class EmbeddingsSkipped(SessionEvent):
-    """An embedding model failed for some messages. Full-text search finds them; embedding them is retried later."""
+    """An embedding model failed for some messages, which full-text search still finds."""
 
     count: int
     error: str
 
 
 class RecallIndexNotStored(SessionEvent):
-    """The recall index of a session could not be stored. The next attempt follows when the index has grown."""
+    """The recall index of a session could not be stored; it is tried again when it has grown."""
 
     error: str
 
@@ -338,14 +336,14 @@ class BudgetCrossed(WorkflowRunEvent):
 
 
 class RunRetried(WorkflowRunEvent):
-    """A run failed with a temporary error and is retried after a pause. `attempt` is the number of the next attempt."""
+    """A run failed with a temporary error; `attempt` is the number of the next attempt."""
 
     error: str
     attempt: int
 
 
 class RunTakenOver(WorkflowRunEvent):
-    """A run was taken over, usually because its process died. `attempt` is the number of the new attempt."""
+    """A run was taken over, usually because its process died."""
 
     attempt: int
 
@@ -358,13 +356,13 @@ class RunTrouble(Event):
 
 
 class RunWorkRecovered(Event):
-    """Work for runs succeeds again after `RunTrouble` reported it. This is emitted only for `keeping_progress`."""
+    """Work for runs succeeds again after `RunTrouble` reported it for `keeping_progress`."""
 
     work: RunWork
 
 
 class TurnFinished(SessionEvent):
-    """A turn ended, successfully or not. `estimated` is true if a provider did not report all tokens."""
+    """A turn ended. `estimated` is true if a provider did not report all tokens."""
 
     channel: Channel = "other"
     status: TurnStatus = "complete"
@@ -399,7 +397,7 @@ type DeliveryOutcome = Literal["delivered", "nothing", "postponed", "failed"]
 type ChannelWork = Literal["taking", "delivery", "polling", "following"]
 
 DELIVERY_FAILURES = ("ReplyLimit", "ReplyTimeOver", "SessionState", "InvalidUser", "Forbidden", "NoResponseAddress")
-"""The errors of failed deliveries that have their own label value in the metric; all other errors count as `other`."""
+"""The errors of failed deliveries with their own label value; all others count as `other`."""
 
 
 class UpdateReceived(SessionEvent):
@@ -412,10 +410,9 @@ class UpdateReceived(SessionEvent):
 
 
 class AnswerSent(SessionEvent):
-    """An attempt of a bot to deliver an answer ended. `milliseconds` is the time since the question was taken.
+    """An attempt of a bot to deliver an answer ended, `milliseconds` after the question was taken.
 
-    `uncertain` is true if a part may have arrived unnoticed or twice, because an attempt to send it had no clear
-    result.
+    `uncertain` is true if a part may have arrived unnoticed or twice, because an attempt had no clear result.
     """
 
     channel: Channel
@@ -428,7 +425,7 @@ class AnswerSent(SessionEvent):
 
 
 class ChannelTrouble(Event):
-    """The work of a bot failed and will be retried; if `bot` is None, the work is for all bots."""
+    """The work of one bot or of all bots failed and will be retried."""
 
     channel: Channel
     bot: str | None = None
@@ -453,7 +450,7 @@ type GraphRecallOutcome = Literal["ok", "partial", "deadline", "failed", "breake
 
 
 class EpisodesDelivered(Event):
-    """Messages for a Graphiti server were queued, sent, confirmed by the server, queued again or given up (`dead`)."""
+    """Messages for a Graphiti server were queued, sent, confirmed, queued again or given up (`dead`)."""
 
     result: DeliveryResult
     count: int
@@ -461,7 +458,7 @@ class EpisodesDelivered(Event):
 
 
 class GraphRecalled(SessionEvent):
-    """A turn requested facts from a Graphiti server. It waited for `milliseconds` and used `facts` facts."""
+    """A turn waited `milliseconds` for a Graphiti server and used `facts` facts."""
 
     outcome: GraphRecallOutcome
     facts: int = 0

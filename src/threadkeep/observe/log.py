@@ -1,4 +1,4 @@
-"""Structured log lines for events, and the removal of private text from log lines of other libraries."""
+"""Structured log lines for events, and other libraries' log lines without private text."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class LogObserver:
     """An observer that writes one line for each event to the logger `threadkeep.events`."""
 
     def __init__(self) -> None:
-        # Wrap a separate logger, because structlog's global configuration belongs to the application.
+        # Wrap a separate logger: structlog's global configuration belongs to the application.
         self._target = logging.getLogger("threadkeep.events")
         self._logger: structlog.stdlib.BoundLogger = structlog.wrap_logger(
             self._target,
@@ -69,7 +69,7 @@ class LogObserver:
         )
 
     def notify(self, event: events.Event, /) -> None:
-        """Write the event's name and the fields that have a value; do nothing if the event's log level is off."""
+        """Write the event's name and the fields that have a value."""
         level = _LEVELS.get(type(event), logging.INFO)
         if isinstance(event, events.RunFinished) and event.status == "done" and event.session_id is not None:
             level = logging.DEBUG  # because `TurnFinished` is logged as INFO for the same turn
@@ -86,16 +86,15 @@ class LogObserver:
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """The handler that `configure_logging` adds; a second call finds the handler by its class and replaces it."""
+    """The handler of `configure_logging`, whose class tells a second call to replace it."""
 
 
 def configure_logging(level: Level = "INFO", *, json: bool = False, stream: TextIO | None = None) -> None:
     """Send all logging to one stream (stderr by default) as readable lines or as JSON.
 
     `level` applies to Threadkeep's own logger. Other libraries log at WARNING and above, uvicorn at INFO and above,
-    because more detailed logs contain request data. Except for Threadkeep and uvicorn, a message template is logged
-    without its arguments. An error is logged with its class and its locations but not its message, and a request with
-    its path but not its query.
+    because more detailed logs contain request data. Messages of other libraries, except uvicorn, are logged without
+    their arguments, errors without their messages, and requests without their queries.
     """
     target = sys.stderr if stream is None else stream
     handler = _Handler(target)
@@ -139,7 +138,7 @@ def _formatter(*, json: bool, colors: bool) -> structlog.stdlib.ProcessorFormatt
 
 
 def _message_of_others(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Reduce a log entry to the first line of its template. Insert the arguments only for trusted loggers."""
+    """Reduce a log entry to its template, except for trusted loggers."""
     record: logging.LogRecord = event["_record"]
     arguments = event.pop("positional_args", ())
     template = record.msg if isinstance(record.msg, str) else type(record.msg).__name__
@@ -154,7 +153,7 @@ def _message_of_others(_: WrappedLogger, __: str, event: EventDict) -> EventDict
 
 
 def _name_error(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Replace an error with its class and its locations in the code; leave out its message and the source lines."""
+    """Replace an error with its class and its locations in the code, without its message."""
     given = event.pop("exc_info", None)
     error = given[1] if isinstance(given, tuple) else sys.exception() if given is True else given
     if isinstance(error, BaseException):

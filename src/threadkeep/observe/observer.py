@@ -1,4 +1,4 @@
-"""The protocol of observers, and an observer that passes events to others and hides their failures from the caller."""
+"""The protocol of observers, and an observer that passes events to several others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Observer(Protocol):
 
 
 class Observers:
-    """An observer that passes each event to other observers (sinks), in the order in which they were added.
+    """An observer that passes each event to other observers (sinks), in order.
 
     A sink may raise errors: they are counted, and the first error of each sink is logged.
     """
@@ -63,7 +63,7 @@ _came_by: ContextVar[Channel | None] = ContextVar("threadkeep_came_by", default=
 
 
 def work_for(channel: Channel) -> None:
-    """Set the channel for the events of the current task, if this is not the channel of the process."""
+    """Set the channel for the events of the current task."""
     _came_by.set(channel)
 
 
@@ -78,9 +78,9 @@ def working_for(channel: Channel) -> Iterator[None]:
 
 
 class FromChannel:
-    """An observer that sets the channel of events whose channel is `other`, and passes all events on.
+    """An observer that replaces the channel `other` of events, and passes all events on.
 
-    A channel set for the current task (see `work_for`) takes precedence over the channel given here.
+    A channel set for the current task (see `work_for`) takes precedence.
     """
 
     def __init__(self, channel: Channel, observer: Observer) -> None:

@@ -91,10 +91,10 @@ def _values(closed_set: TypeAliasType) -> tuple[str, ...]:
 
 
 class PrometheusObserver:
-    """An observer that counts events. `render` returns the body of `/metrics`, with the media type `content_type`.
+    """An observer that counts events. `render` returns the body of `/metrics`.
 
     The time series of the given backend exist from the start with the value zero, so that rates and alerts work from
-    the first scrape. Runs are counted for each workflow in `workflows`, and together for all other workflows.
+    the first scrape. Runs are counted for each workflow in `workflows`, and together for all others.
     """
 
     content_type = CONTENT_TYPE_LATEST
@@ -115,7 +115,7 @@ class PrometheusObserver:
         self._add_graphiti()
 
     def set_runs(self, counts: Mapping[str, int] | None) -> None:
-        """Set the numbers of runs in the database for `RUN_STATES`. If `counts` is None (unknown), remove them."""
+        """Set the numbers of runs in the database, or remove unknown ones."""
         if counts is None:
             self._runs_now.clear()
             return
@@ -244,7 +244,7 @@ class PrometheusObserver:
     def _count(
         self, kind: type[events.Event], name: str, *labels: str, amount: str | None = None, first: _Labels | None = None
     ) -> None:
-        """Count events of a kind. Labels are fields of the event. If `amount` names a field, add its value."""
+        """Count events of a kind, or add up their field `amount`."""
         series = self._counter(name, self._closed_sets(kind, labels), first)
 
         def count(event: Any) -> None:
@@ -270,7 +270,6 @@ class PrometheusObserver:
         self._counts[kind].append(count)
 
     def _closed_sets(self, kind: type[events.Event], fields: tuple[str, ...]) -> _Labels:
-        """Map each field of an event to its possible values: those of its type or, for `workflow`, known workflows."""
         hints = get_type_hints(kind)
         return {field: self._workflows if field == "workflow" else _values(hints[field]) for field in fields}
 
@@ -288,8 +287,7 @@ class PrometheusObserver:
 class _Series[M: MetricWrapperBase]:
     """The time series of a metric, whose label values come from closed sets.
 
-    All series exist from the start. But if `first` has a label, only its values in `first` exist from the start; others
-    are added when they first occur.
+    All series exist from the start, except for label values that `first` leaves out.
     """
 
     def __init__(self, metric: M, labels: _Labels, first: _Labels) -> None:
@@ -299,7 +297,7 @@ class _Series[M: MetricWrapperBase]:
             self.of(*values)
 
     def of(self, *values: str) -> M:
-        """Return the series with these label values; a value that is not in the closed set becomes `other`."""
+        """Return the series with these label values; unknown values become `other`."""
         if not values:
             return self._metric
         known = zip(values, self._allowed, strict=True)

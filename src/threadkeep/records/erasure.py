@@ -1,4 +1,4 @@
-"""The receipt of an erasure. It has counts by store, but no texts and no ids of persons."""
+"""The receipt of an erasure: counts by store, but no texts and no ids of persons."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class EraseReceipt:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EraseReceipt:
-        """Return the receipt that `to_dict` described. Other values raise `KeyError`, `TypeError` or `ValueError`."""
+        """Return the receipt that `to_dict` described; raise an error for other values."""
         return cls(
             **{
                 **values,

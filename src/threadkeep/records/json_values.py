@@ -11,12 +11,12 @@ from threadkeep.errors import InvalidMessage
 
 type Json = None | bool | int | float | str | Sequence[Json] | Mapping[str, Json]
 
-# The most frequent types of values. Checking for these first is faster than checking for a mapping.
+# Checking for the most frequent types first is faster than checking for a mapping.
 _WITHOUT_KEYS = frozenset({type(None), bool, int, float, str})
 _TEXT = frozenset({str})
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 DESCRIBED = {"use_attribute_docstrings": True, "json_schema_serialization_defaults_required": True}
-"""The `__pydantic_config__` of records that are HTTP responses: their JSON schemas get the docstrings of fields."""
+"""A `__pydantic_config__` that puts the docstrings of fields into the JSON schemas of responses."""
 
 _NO_JSON = "Metadata and original must be JSON: text keys, finite numbers, no bytes, not too deep."
 
@@ -79,7 +79,7 @@ def _copied(value: Any) -> Json:
 
 def _check_keys(value: Any) -> None:
     if type(value) is dict or isinstance(value, Mapping):
-        # Check the types of all keys at once: a loop over the keys would take longer than the encoding.
+        # Check all keys at once: a loop would take longer than the encoding.
         if not _TEXT.issuperset(map(type, value)):
             for key in value:
                 if not isinstance(key, str):

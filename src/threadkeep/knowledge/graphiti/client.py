@@ -1,4 +1,4 @@
-"""The client interface of a Graphiti server for all transports, its records, and a circuit breaker."""
+"""The client interface of a Graphiti server, its records, and a circuit breaker."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SeenEpisode:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphFact:
-    """A statement of the graph. It is untrusted: anyone who can write into the group may have caused it."""
+    """A statement of the graph. It is untrusted, because any writer of the group may have caused it."""
 
     uuid: str
     fact: str = field(repr=False)
@@ -60,7 +60,7 @@ class GraphFact:
 
     @property
     def since(self) -> datetime | None:
-        """The time from which the fact is valid, or else the time when it was created; None if both are unknown."""
+        """The time from which the fact is valid, or else of its creation, if known."""
         return self.valid_at or self.created_at
 
 
@@ -73,22 +73,22 @@ class GraphitiClient(Protocol):
     """
 
     newest_first: bool
-    """True if `episodes` returns the newest episodes of a group; false if their order is undefined."""
+    """True if `episodes` returns the newest episodes; false if their order is undefined."""
 
     async def send(self, group_id: str, episodes: Sequence[Episode], *, may_continue: MayContinue | None = None) -> int:
-        """Send messages in order, and return the number of messages that were sent.
+        """Send messages in order, and return how many were sent.
 
-        A client that sends one request per message calls `may_continue` before each request after the first, and stops
-        when the result is False. The server stores messages later and may lose them; use `episodes` to verify.
+        If each message needs a request, `may_continue` is called before each further one; False stops the client. The
+        server stores messages later and may lose them; use `episodes` to verify.
         """
 
     async def episodes(self, group_id: str, last: int) -> list[SeenEpisode]:
-        """Return up to `last` messages of a group; see `newest_first`. An unknown group has no messages."""
+        """Return up to `last` messages of a group; see `newest_first`."""
 
     async def search(
         self, group_ids: Sequence[str], query: str, limit: int, *, seconds: float | None = None
     ) -> list[GraphFact]:
-        """Return facts of some groups, best first. There may be duplicates, and more facts than `limit`."""
+        """Return facts of some groups, best first, possibly with duplicates and more than `limit`."""
 
     async def delete_episode(self, group_id: str, uuid: str) -> None:
         """Delete a message by its uuid. Callers must check the result, as for `delete_group`."""
@@ -104,7 +104,7 @@ class GraphitiClient(Protocol):
 
 
 def fact_in(value: Json) -> GraphFact | None:
-    """Return the fact in a part of a response, or None if there is none. Older servers omit fields; these are empty."""
+    """Return the fact in a part of a response, or None. Older servers omit fields."""
     if not isinstance(value, Mapping):
         return None
     uuid, fact, name = value.get("uuid"), value.get("fact"), value.get("name")
@@ -130,7 +130,7 @@ def episode_in(value: Json) -> SeenEpisode | None:
 
 
 def time_in(value: Json) -> datetime | None:
-    """Return a time in UTC, or None if `value` is no time. Some databases send UTC times without a zone."""
+    """Return a time in UTC, or None. Some databases send UTC times without a zone."""
     if not isinstance(value, str):
         return None
     try:
@@ -141,7 +141,7 @@ def time_in(value: Json) -> datetime | None:
 
 
 class Breaker:
-    """A circuit breaker. It opens after `failures` consecutive failures, and then allows one call after each pause.
+    """A circuit breaker that opens after `failures` consecutive failures, and then allows one call after each pause.
 
     The pause doubles with each failure up to a maximum, with jitter, so that processes retry at different times.
     """
@@ -165,18 +165,17 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """True after too many consecutive failures. Until a call succeeds, only one call at a time is allowed."""
+        """True after too many consecutive failures, until a call succeeds."""
         return self._failures >= self._most
 
     def allows(self) -> bool:
         """Return True if a call may be made now. An open breaker allows one call at a time, after the pause.
 
-        Report the result of an allowed call by `succeeded`, `failed` or `give_back`. An open breaker allows the next
-        call only after this report.
+        Report the result of an allowed call by `succeeded`, `failed` or `give_back`; only then is the next one allowed.
         """
         if not self.is_open:
             return True
-        # If the clock was set back, the time since the failure is negative. The pause might not end, so allow a call.
+        # If the clock was set back, the pause might not end, so allow a call.
         if self._probing or 0 <= self._clock() - self._failed_at < self._pause:
             return False
         self._probing = True

@@ -21,7 +21,7 @@ class Consents(ClockedTables, sql=("graph_consents.sql",)):
     """The tables of consents and trusted workspaces.
 
     Each check reads the database, because another process may just have withdrawn consent. The statements that record a
-    turn and mark a message as sent contain the same check.
+    turn or mark a message as sent contain the same check.
     """
 
     def __init__(self, driver: Driver, options: GraphitiOptions | None, *, clock: Callable[[], datetime]) -> None:
@@ -36,7 +36,7 @@ class Consents(ClockedTables, sql=("graph_consents.sql",)):
         return _granted_in(rows)
 
     async def closed(self, workspace: str | None, data_class: DataClass = "chat_text") -> GraphitiClosure | None:
-        """Return the reason why this kind of data of a workspace may not be sent now; None if it may be sent."""
+        """Return the reason why this kind of data of a workspace may not be sent now, or None."""
         if self._options is None:
             return "off"
         async with self._driver.reading() as connection:
@@ -52,14 +52,14 @@ class Consents(ClockedTables, sql=("graph_consents.sql",)):
             raise GraphitiClosed(reason, data_class)
 
     def statements(self, workspace: str | None) -> list[Statement]:
-        """Return the statements that fetch the rows for `closure_in`; if Graphiti is off, return []."""
+        """Return the statements that fetch the rows for `closure_in`."""
         if self._options is None:
             return []
         named = None if workspace is None else clean_text(workspace)
         return [self._granted_statement(self._options), (self._sql["is_trusted"], {"workspace": named})]
 
     async def decide(self, decision: Decision, data_classes: Sequence[DataClass], *, by: str) -> Consent:
-        """Store a person's decision about the endpoint; it replaces the previous decision.
+        """Store a person's decision about the endpoint, instead of the previous one.
 
         Raises:
             GraphitiClosed: Graphiti is off.
@@ -121,7 +121,7 @@ class Consents(ClockedTables, sql=("graph_consents.sql",)):
 
 
 def _workspace(name: str | None) -> str:
-    """Return the name under which a workspace is stored, which is empty for runs without a workspace.
+    """Return the name under which a workspace is stored, empty for runs without one.
 
     Raises:
         InvalidInput: the name is not a valid name of a workspace.
@@ -133,7 +133,7 @@ def _workspace(name: str | None) -> str:
 
 
 def closure_in(rows: Sequence[Sequence[Row]], data_class: DataClass = "chat_text") -> GraphitiClosure | None:
-    """Return why the rows of `Consents.statements` forbid to send a kind of data; None if it may be sent."""
+    """Return why these rows forbid to send a kind of data, or None if they allow it."""
     if not rows:
         return "off"
     granted, trusted = rows
@@ -143,7 +143,7 @@ def closure_in(rows: Sequence[Sequence[Row]], data_class: DataClass = "chat_text
 
 
 def allowed_since(rows: Sequence[Sequence[Row]]) -> datetime:
-    """Return the earliest time of messages that may be sent, from rows for which `closure_in` returns None."""
+    """Return the earliest time of messages that may be sent, from rows that allow sending."""
     [granted], [trusted] = rows
     if "backfill" in _classes(granted[0]):
         return datetime.min.replace(tzinfo=UTC)
@@ -172,7 +172,7 @@ class GitMetadata:
         self._known: dict[str, object] | None = None
 
     async def read(self) -> dict[str, object] | None:
-        """Return branch, commit, and whether tracked files have changes; None if there is no folder or git fails."""
+        """Return branch, commit, and whether tracked files have changes, or None if git fails."""
         if self._folder is None:
             return None
         if self._read_at and time.monotonic() - self._read_at < CACHED_SECONDS:

@@ -21,7 +21,7 @@ _DEAD_PERIOD = timedelta(minutes=1)
 
 
 class Unconfirmed(NamedTuple):
-    """A sent message that the server does not show yet; or, if `forgotten` is true, one that must be deleted there."""
+    """A sent message that is not confirmed yet or, if `forgotten`, must be deleted on the server."""
 
     number: int
     name: str
@@ -33,7 +33,7 @@ class Unconfirmed(NamedTuple):
 
 @dataclass(frozen=True)
 class Waiting:
-    """A queued message or promoted fact. If `content` is None, the text was deleted or superseded: do not send it."""
+    """A queued message or promoted fact. Without `content`, its text was deleted or superseded: do not send it."""
 
     number: int
     name: str
@@ -52,12 +52,12 @@ class Waiting:
         """The name of the speaker in the graph, or a stable pseudonym; never empty."""
         if self.role == "user" and self.author is None and self.user_id is not None:
             return f"user_{hashlib.sha256(self.user_id.encode()).hexdigest()[:8]}"
-        # The server takes the text before the first colon as the speaker, so a name must have no colon.
+        # The server takes the text before the first colon as the speaker.
         return " ".join((self.author or "").replace(":", " ").replace("(", " ").split()) or self.role
 
 
 class GroupState(NamedTuple):
-    """An owner's group: its id (None before the first message), and its numbers of queued and unconfirmed messages."""
+    """An owner's group, if it has one, and its numbers of queued and unconfirmed messages."""
 
     owner: str
     group_id: str | None
@@ -86,9 +86,9 @@ class Lease:
 class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge.sql")):
     """The tables `chat_graph_deliveries` and `chat_graph_groups`.
 
-    A message is queued, sent, confirmed or dead; a dead message was given up. Guarantees: one process at a time owns a
-    group. Only that process marks a message as sent, before sending it, and only with consent. A message is in a group
-    at most once.
+    A message is queued, sent, confirmed or dead, which means given up. Guarantees: one process at a time owns a group.
+    Only that process marks a message as sent, before sending it, and only with consent. A message is in a group at most
+    once.
     """
 
     def __init__(self, driver: Driver, endpoint: str, *, observer: Observer, clock: Callable[[], datetime]) -> None:
@@ -98,12 +98,12 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         self._dead: tuple[datetime, dict[str, int]] | None = None
 
     async def due_groups(self, limit: int) -> list[str]:
-        """Return up to `limit` groups that have open deliveries, are due, and are owned by no process."""
+        """Return up to `limit` groups with due deliveries that no process owns."""
         times = {"now": self._now(), "beyond": self._beyond()}
         return [row[0] for row in await self._fetch("due_groups", {**times, "limit": limit})]
 
     async def claim(self, group_id: str, owner: str, *, seconds: float) -> Lease | None:
-        """Lease a group for `seconds`; return None if it is not due or another process has a lease."""
+        """Lease a group for `seconds`; return None if it is not due or leased already."""
         until = time_text(self._clock() + timedelta(seconds=seconds))
         times = {"until": until, "now": self._now(), "beyond": self._beyond()}
         async with self._driver.writing() as connection:
@@ -111,25 +111,25 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return Lease(group_id, owner, rows[0][0]) if rows else None
 
     async def renew(self, lease: Lease, *, seconds: float) -> bool:
-        """Extend a lease; return False if it has expired, or if another process owns the group now."""
+        """Extend a lease; return False if it has expired."""
         now = self._clock()
         until = time_text(now + timedelta(seconds=seconds))
         row = {"group_id": lease.group_id, "owner": lease.owner, "until": until, "now": time_text(now)}
         return await self._execute("renew", row) > 0
 
     async def release(self, lease: Lease, *, seconds: float, failures: int = 0, error: str | None = None) -> None:
-        """Release a group, and store its number of failures and its error. The group is due again after `seconds`."""
+        """Release a group with its failures and error; it is due again after `seconds`."""
         at = time_text(self._clock() + timedelta(seconds=seconds))
         row = {"group_id": lease.group_id, "owner": lease.owner, "at": at, "failures": failures, "error": error}
         await self._execute("release", row)
 
     async def unconfirmed(self, group_id: str) -> list[Unconfirmed]:
-        """Return the unconfirmed messages of a group and the episodes to delete, in the order of their numbers."""
+        """Return the unconfirmed messages of a group and the episodes to delete, in order."""
         rows = await self._fetch("unconfirmed", {"group_id": group_id})
         return [Unconfirmed(row[0], row[1], time_of(row[2]), row[3], time_of(row[4]), bool(row[5])) for row in rows]
 
     async def waiting(self, group_id: str, limit: int) -> list[Waiting]:
-        """Return the first `limit` queued messages of a group that may be sent now, those of earlier turns last."""
+        """Return the first `limit` messages of a group that may be sent now, those of earlier turns last."""
         allowed = {"endpoint": self._endpoint, "version": CONSENT_VERSION}
         rows = await self._fetch("waiting", {"group_id": group_id, "limit": limit, **allowed})
         return [_waiting(row) for row in rows]
@@ -137,9 +137,9 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
     async def mark_sent(
         self, lease: Lease, messages: Mapping[int, DataClass], *, backfill_per_minute: int = 60
     ) -> list[int]:
-        """Mark messages as sent if the lease is valid and they may still be sent; return the numbers of those marked.
+        """Mark messages as sent if the lease is valid and they may still be sent; return their numbers.
 
-        `backfill_per_minute` is the limit for messages of earlier turns in each workspace, for all processes together.
+        `backfill_per_minute` limits the messages of earlier turns in each workspace, for all processes together.
         """
         marked: list[int] = []
         now = self._clock()
@@ -169,7 +169,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         self._observer.notify(EpisodesDelivered(result="confirmed", count=len(numbers)))
 
     async def take_back(self, numbers: Sequence[int]) -> None:
-        """Queue again the messages that the server did not accept. This does not count as an attempt."""
+        """Queue again the messages that the server did not accept, without counting an attempt."""
         await self._execute_each("take_back", [{"number": number} for number in numbers])
 
     async def try_again(self, number: int) -> None:
@@ -177,7 +177,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         await self._execute("try_again", {"number": number})
 
     async def repeat(self, numbers: Sequence[int]) -> None:
-        """Queue again the messages that the server accepted but did not store, and count each repetition."""
+        """Queue again, and count, the messages that the server accepted but did not store."""
         await self._execute_each("repeat", [{"number": number} for number in numbers])
         if numbers:
             self._observer.notify(EpisodesDelivered(result="repeated", count=len(numbers)))
@@ -189,21 +189,21 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         self._count_dead(len(numbers), reason)
 
     async def give_up_open(self, reason: DeadReason, group_id: str | None = None, *, queued_only: bool = False) -> int:
-        """Give up queued and (unless `queued_only` is true) unconfirmed messages of one or all groups; count them."""
+        """Give up the open, or only the queued, messages of one or all groups; return how many."""
         row = {"group_id": group_id, "reason": reason, "queued_only": queued_only, "now": self._now()}
         return self._count_dead(await self._execute("give_up_open", row), reason)
 
     async def withdrawn(self, group_id: str, period: timedelta) -> set[str]:
-        """Return the names of messages sent in the last `period` and then given up because consent was withdrawn."""
+        """Return the names of messages sent in the last `period` that lost their consent."""
         row = {"group_id": group_id, "since": time_text(self._clock() - period)}
         return {str(name) for (name,) in await self._fetch("withdrawn", row)}
 
     async def purge_dead(self, group_id: str) -> None:
-        """Delete the content of a deleted group's dead messages, and mark them, so that `retry` does not send them."""
+        """Delete the content of a deleted group's dead messages, so that `retry` does not send them."""
         await self._execute("purge_dead", {"group_id": group_id})
 
     async def episode_of(self, name: str) -> FactDelivery | None:
-        """Return the delivery of a promoted fact by the name of its episode; None if it was never queued."""
+        """Return the delivery of a promoted fact by the name of its episode, or None."""
         rows = await self._fetch("episode_of", {"name": name})
         return FactDelivery(*rows[0]) if rows else None
 
@@ -222,12 +222,12 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         await self._execute("wake", {"group_id": group_id, "now": self._now()})
 
     async def entries(self, status: DeliveryStatus | None, *, after: int, limit: int) -> list[Delivery]:
-        """Return up to `limit` deliveries whose number is above `after`; if `status` is given, only those with it."""
+        """Return up to `limit` deliveries after a number, with any status or only the given one."""
         rows = await self._fetch("entries", {"status": status, "after": after, "limit": limit})
         return [_delivery(row) for row in rows]
 
     async def retry(self, number: int | None = None) -> int:
-        """Queue dead messages again: the one with this number or, by default, all that were not dropped or deleted.
+        """Queue dead messages again: one by number, or all that were not dropped or deleted.
 
         Raises:
             KnowledgeNotFound: no dead message has this number.
@@ -235,7 +235,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return self._found(number, await self._execute("retry", {"number": number}))
 
     async def drop(self, number: int | None = None, status: DeliveryStatus | None = None) -> int:
-        """Permanently drop queued or dead messages: one by `number`, all of a `status`, or all. Return how many.
+        """Permanently drop queued or dead messages, by number or status, or all; return how many.
 
         Raises:
             KnowledgeNotFound: no queued or dead message has this number.
@@ -244,7 +244,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return self._count_dead(self._found(number, await self._execute("drop", row)), "dropped")
 
     async def counts(self) -> tuple[dict[str, int], dict[str, int], int]:
-        """Return the numbers of messages by status, of dead messages by reason, and the total number of repeats.
+        """Return the numbers of messages by status, of dead messages by reason, and of repeats.
 
         In the first map, `turns` is the number of turns that are not split into messages yet.
         """
@@ -260,7 +260,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return {**by_status, "turns": int(unmade)}, dead, repeats
 
     async def troubles(self) -> dict[str, int]:
-        """Return a map from each error to the number of groups that cannot be delivered now because of it."""
+        """Return the number of groups that cannot be delivered now, by error."""
         return {str(error): int(count) for error, count in await self._fetch("troubles", {})}
 
     async def open_of(self, group_id: str) -> tuple[int, int]:
@@ -269,7 +269,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return int(queued), int(sent)
 
     def groups_statement(self, scope: Scope, limit: int = 20) -> Statement:
-        """Return the statement for the `GroupState` rows of a scope; a person has one for each of up to `limit` ids."""
+        """Return the statement for the `GroupState` rows of a scope; a person has one row for each id."""
         return self._sql["groups_of_scope"], {"scope": scope.kind, "owner": scope.owner, "limit": limit}
 
     async def groups_of(self, scope: Scope) -> list[str]:
@@ -278,7 +278,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return [str(row[1]) for row in rows if row[1] is not None]
 
     async def dead_of_groups(self) -> dict[str, int]:
-        """Return a map from groups to their numbers of dead messages; dropped and deleted messages do not count.
+        """Return the numbers of dead messages by group, without dropped and deleted ones.
 
         The result is cached for up to a minute, because it counts all dead messages.
         """

@@ -1,4 +1,4 @@
-"""Work that an operator starts: connection tests, backfill of earlier turns, and deletion of groups and facts."""
+"""Work that an operator starts: connection tests, backfills, and deletions of groups and facts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NO_FACT = "It finds no fact from the message. Its model may have found none; se
 
 @dataclass(frozen=True)
 class Check:
-    """The result of a check: its duration, and the problem with its solution, if there is one."""
+    """The result of a check: its duration, and the problem with its solution, if any."""
 
     name: str
     milliseconds: float
@@ -107,7 +107,7 @@ class _Smoke:
 
 
 async def remains(client: GraphitiClient, group_id: str) -> str:
-    """Describe in words what a server still has of a deleted group; return an empty text if it has nothing.
+    """Describe the data that a server still has of a deleted group; the text is empty if there are none.
 
     The check takes some seconds, because messages in the server's queue can create the group again.
 
@@ -188,7 +188,7 @@ class Backfill(ClockedTables, sql=("graph_turns.sql",)):
     """
 
     async def sessions(self, user_id: str | None = None) -> list[str]:
-        """Return the ids of up to 10,001 sessions with turns that were never queued, of one user or of all users."""
+        """Return up to 10,001 sessions with turns that were never queued, of one user or of all."""
         rows = await self._driver.fetch(self._sql["sessions_to_backfill"], {"user_id": user_id, "limit": 10_001})
         return [row[0] for row in rows]
 
@@ -197,8 +197,7 @@ class Backfill(ClockedTables, sql=("graph_turns.sql",)):
     ) -> Backfilled:
         """Queue up to `limit` earlier turns of sessions, the oldest of each session first.
 
-        Deliveries record which turns were queued. Agents' conversations and sessions without a group have no
-        deliveries, so they are skipped.
+        Sessions without a group, and agents' conversations, are skipped.
 
         Raises:
             SessionNotFound: a session does not exist.
@@ -230,9 +229,9 @@ async def purge(
 ) -> Purged:
     """Delete a group, and check that it is gone.
 
-    Queued messages are given up first. Accepted messages would create the group again, so this function calls `deliver`
-    until they are confirmed as stored, for at most 120 seconds. It also waits for messages that were accepted in the
-    last 120 seconds and then given up, because consent was withdrawn.
+    Queued messages are given up first. Accepted messages would create the group again, so `deliver` is called until
+    they are confirmed as stored, for at most 120 seconds. It also waits for messages that were sent in the last 120
+    seconds and then lost their consent.
 
     Raises:
         GraphitiError: the server failed.
@@ -260,12 +259,12 @@ async def purge(
 async def retract(client: GraphitiClient | None, deliveries: Deliveries, fact_id: str) -> Retracted:
     """Delete the episode of a forgotten fact on the server now, and check that it is gone.
 
-    If this fails, the worker of the group tries again. If `client` is None, send no request; the result says so.
+    If this fails, the worker of the group tries again. Without a client, no request is sent, and the result says so.
     """
     name = fact_episode(fact_id)
     recorded = await deliveries.episode_of(name)
     if recorded is None or recorded.reason not in ("forgotten", "not_deleted"):
-        # There is no episode to delete now. Or another message still confirms the fact, so the fact was not forgotten.
+        # There is no episode to delete now, or another message still confirms the fact.
         return Retracted(int(recorded is not None and recorded.reason == "undone"), "")
     if client is None:
         return Retracted(1, "the episode; if Graphiti is off, or without consent, no request to delete it is sent")
@@ -281,7 +280,7 @@ async def retract(client: GraphitiClient | None, deliveries: Deliveries, fact_id
 
 
 async def delete_episodes(client: GraphitiClient, group_id: str, names: Collection[str]) -> tuple[set[str], set[str]]:
-    """Delete named episodes among a group's last 10,000; return the names found, and those still found afterwards.
+    """Delete named episodes among a group's last 10,000; return those found before and afterwards.
 
     Raises:
         GraphitiError: the server does not answer.

@@ -1,4 +1,4 @@
-"""The MCP client of Graphiti. The MCP server deletes reliably; it has one worker per group, which survives failures.
+"""The MCP client of Graphiti. The MCP server deletes reliably, and its workers survive failures.
 
 Errors arrive inside successful responses and may quote messages, so their text is not passed on.
 """
@@ -25,15 +25,15 @@ _TOOLS = ("add_memory", "get_episodes", "search_memory_facts", "clear_graph", "g
 _STOP_SECONDS = 5.0
 # The JSON-RPC code of a message that the server refuses.
 _INVALID_PARAMETERS = -32602
-# The codes of an unreadable response, an invalid request and an unknown method. The library also uses them for
-# redirects, status 404 and responses without JSON, so they are faults of the endpoint and not of one message.
+# The codes of an unreadable response, an invalid request and an unknown method. Redirects and status 404 also cause
+# them, so they are faults of the endpoint and not of one message.
 _NOT_MCP = (-32700, -32600, -32601, -32602)
 # The statuses with which a proxy refuses one message.
 _REFUSING_STATUSES = (413, 422)
 
 
 class McpClient:
-    """A Graphiti server over MCP; see `GraphitiClient`. It uses one connection, and reconnects after a failure."""
+    """A Graphiti server over MCP, with one connection, which is opened again after a failure."""
 
     newest_first = False
     """The server returns episodes in no order, so all are read to find one."""
@@ -143,7 +143,7 @@ class McpClient:
         return result
 
     async def _request[T](self, send: Callable[[Client], Awaitable[T]], *, seconds: float | None = None) -> T:
-        # Catch all errors, because the library also raises errors of its transport, some in exception groups.
+        # The library also raises errors of its transport, some in exception groups.
         is_connected = False
         with ErrorBoundary() as attempt:
             async with asyncio.timeout(self._seconds if seconds is None else seconds):
@@ -163,7 +163,7 @@ class McpClient:
 
 
 class _Connection:
-    """A connection with its own task, because the library requires that one task opens and closes it."""
+    """A connection with its own task, because one task must open and close it."""
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         self.failed: httpx2.Response | None = None
@@ -208,19 +208,19 @@ class _Connection:
             self._fail(GraphitiError("broken"))  # the task was cancelled before it was connected
 
     async def _note(self, response: httpx2.Response) -> None:
-        # Ignore failures of GET, because a server that sends no events of its own answers GET with 405.
+        # A server that sends no events of its own answers GET with 405.
         if not response.is_success and response.request.method == "POST":
             self.failed = response
 
     def _fail(self, error: Exception) -> None:
-        """Raise an error in the caller that waits for the connection. If the connection was open before, do nothing."""
+        """Raise an error in the caller that waits for the connection, if there is one."""
         if not self._opened.done():
             self._opened.set_exception(error)
             self._opened.exception()  # otherwise asyncio logs the error if the caller is gone
 
 
 def _failure_of(error: BaseException, failed: httpx2.Response | None, *, is_connected: bool) -> GraphitiError:
-    """Convert an error of the library into a `GraphitiError`; for a group of errors, convert its first error."""
+    """Convert an error of the library, or the first one of a group, into a `GraphitiError`."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, GraphitiError):
@@ -233,7 +233,7 @@ def _failure_of(error: BaseException, failed: httpx2.Response | None, *, is_conn
 
 
 def _failure_of_answer(code: int, failed: httpx2.Response | None, *, is_connected: bool) -> GraphitiError:
-    """Convert a JSON-RPC error with this code; `failed` is the HTTP response from which the library made it, if any.
+    """Convert a JSON-RPC error with this code, which may stem from the HTTP response `failed`.
 
     Before the client has connected, no message has been sent, so no error means that a message was refused.
     """

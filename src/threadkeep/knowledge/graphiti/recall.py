@@ -48,7 +48,7 @@ class RecalledFact:
 
 @dataclass(frozen=True)
 class GraphRecall:
-    """The facts found for an input, the most specific scope first, with a report on the search of each scope."""
+    """The facts found for an input, most specific scope first, and a report on each scope."""
 
     facts: tuple[RecalledFact, ...] = ()
     scopes: tuple[ScopeRecall, ...] = ()
@@ -56,9 +56,9 @@ class GraphRecall:
 
 @dataclass(frozen=True)
 class RecallQuestion:
-    """An input to search facts for: the new message, the last messages before it, and the owner of each scope.
+    """An input to search facts for, with the last messages before it, and the owner of each scope.
 
-    `workspace` is the workspace of the run, which must be trusted; by default the workspace of the options.
+    `workspace` is the workspace of the run, which must be trusted; by default that of the options.
     """
 
     text: str
@@ -70,7 +70,7 @@ class RecallQuestion:
 
 @dataclass(frozen=True)
 class _Groups:
-    """The groups to search in each scope, and a report for each scope with the numbers of undelivered messages.
+    """The groups to search in each scope, with reports of undelivered messages.
 
     Messages from before `since` may not be sent.
     """
@@ -83,8 +83,8 @@ class _Groups:
 class GraphRecaller:
     """A finder of facts, which searches a Graphiti server once per turn.
 
-    A turn waits at most until the deadline. After a missed deadline or a failure, turns do not search; they resume when
-    a search in the background has succeeded.
+    A turn waits at most until the deadline. After a failure, turns do not search until a search in the background has
+    succeeded.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class GraphRecaller:
         )
 
     async def recall(self, question: RecallQuestion) -> GraphRecall:
-        """Return the facts that are relevant to an input; failures are in the reports of the scopes."""
+        """Return the facts that are relevant to an input, with any failures in the reports."""
         started = time.monotonic()
         kinds = scopes_asked(question.text, self._options)
         scopes = {kind: question.scopes.get(kind) if kind in kinds else None for kind in SCOPE_KINDS}
@@ -145,7 +145,7 @@ class GraphRecaller:
     async def _groups(
         self, asked: Mapping[ScopeKind, Scope | None], workspace: str | None
     ) -> _Groups | GraphitiClosure:
-        """Return the groups to search, or the reason why no search is allowed; both are found in one query.
+        """Return the groups to search, or the reason why no search is allowed.
 
         Up to 20 ids of a person are searched. The groups in `recall_extra_group_ids` are searched with the workspace.
         """
@@ -171,7 +171,7 @@ class GraphRecaller:
         return _Groups(ids, reports, allowed_since(rows[: len(consent)]))
 
     async def _new_group_id(self, scope: Scope) -> str:
-        """Return the id for a new group of a scope: a hashed id if the raw id already belongs to another owner."""
+        """Return the id for a new group, hashed if the raw id already belongs to another owner."""
         group_id = group_id_of(scope, self._options.group_id_strategy)
         if self._options.group_id_strategy == "raw" and await self._deliveries.is_taken(group_id):
             return group_id_of(scope)
@@ -181,7 +181,7 @@ class GraphRecaller:
         return self._options.recall_extra_group_ids if kind == "workspace" else ()
 
     async def _query(self, question: RecallQuestion, since: datetime) -> str:
-        """Return the text to search for. The new message comes first, because the text is cut at its end.
+        """Return the text to search for, newest message first, because its end may be cut.
 
         Messages from before `since` are left out.
         """
@@ -195,7 +195,7 @@ class GraphRecaller:
     async def _ask(
         self, groups: Mapping[ScopeKind, Sequence[str]], query: str, seconds: float
     ) -> dict[ScopeKind, list[GraphFact] | GraphOutcome]:
-        """Search all scopes within `seconds`. Return each scope's facts or, if its search failed, the outcome."""
+        """Search all scopes within `seconds`; return the facts or the failure of each."""
         tasks = {
             kind: asyncio.create_task(
                 self._client.search(group_ids, query, self._options.recall_max_facts, seconds=seconds)
@@ -240,7 +240,7 @@ class GraphRecaller:
         return GraphRecall(tuple(shown), tuple(reported))
 
     def _judge(self, answers: Sequence[list[GraphFact] | GraphOutcome]) -> GraphRecallOutcome:
-        """Count a failure if a search was late or all searches failed, else close the breaker; return the outcome."""
+        """Tell the breaker if the search was late or failed, and return the outcome."""
         failed = [answer for answer in answers if not isinstance(answer, list)]
         if "deadline" in failed or len(failed) == len(answers):
             self._breaker.failed()
@@ -255,7 +255,7 @@ class GraphRecaller:
         )
 
     def _probe(self, groups: _Groups, query: str) -> None:
-        """Start a search in the background, unless one is running or the breaker does not allow a call now."""
+        """Start a search in the background, if the breaker allows it."""
         if (self._probing is None or self._probing.done()) and self._breaker.allows():
             group_ids = next(iter(groups.ids.values()))
             self._probing = asyncio.create_task(

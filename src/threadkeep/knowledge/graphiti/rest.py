@@ -51,7 +51,7 @@ class _Answer(NamedTuple):
 
 
 class RestClient:
-    """A Graphiti server over its REST API; see `GraphitiClient`.
+    """A Graphiti server over its REST API.
 
     Connections are not reused after a failure of the server, because the server closes them silently.
     """
@@ -62,7 +62,7 @@ class RestClient:
         self._endpoint = endpoint
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._seconds = timeout_seconds
-        # Create the TLS context only once, because this reads all certificates that the machine trusts.
+        # Create the TLS context only once, because this reads all trusted certificates.
         self._verify: SSLContext | None = None
         self._http: httpx2.AsyncClient | None = None
         self._in_use: Counter[httpx2.AsyncClient] = Counter()
@@ -123,7 +123,7 @@ class RestClient:
         await self._call("DELETE", f"/group/{check_group_id(group_id)}")
 
     def checks(self) -> list[tuple[str, Step]]:
-        """Return the checks of the server's health, its paths, its error handling and its database."""
+        """Return the checks of the server: health, paths, error handling and database."""
         return [
             ("healthcheck", partial(self._failure, "/healthcheck")),
             ("paths", self._missing_paths),
@@ -167,7 +167,7 @@ class RestClient:
     ) -> _Answer:
         """Send a request and read the response within one time limit.
 
-        If the connection breaks, a GET or a `repeatable` request is sent a second time.
+        A GET or a `repeatable` request is sent again if the connection breaks.
 
         Raises:
             GraphitiError: the response is not a success.
@@ -181,7 +181,7 @@ class RestClient:
                 except _BROKEN:
                     if not (repeatable or method == "GET"):
                         raise
-                    # Send the request again, because the server may just have closed an idle connection.
+                    # The server may just have closed an idle connection.
                     return await self._exchange(method, path, body)
         except TimeoutError:
             raise GraphitiError("timeout", uncertain=True) from None

@@ -1,4 +1,4 @@
-"""The connection of a memory to Graphiti: consent, deliveries, recall, and actions of a person (such as a purge)."""
+"""The connection of a memory to Graphiti: consent, deliveries, recall, and a person's actions."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class GraphitiStatus:
 
 @dataclass(frozen=True)
 class Promoted:
-    """A stored fact and the number of its queued episodes; `closed` is the reason if the fact may not be sent."""
+    """A stored fact and the number of its queued episodes, or the reason why it may not be sent."""
 
     fact: Fact
     queued: int
@@ -76,7 +76,7 @@ class Promoted:
 
 
 class Graphiti:
-    """The Graphiti connection of a memory (`memory.graphiti`). It is off without options, or if `enabled` is false."""
+    """The Graphiti connection of a memory (`memory.graphiti`), which is off by default."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Graphiti:
 
     @property
     def workspace(self) -> str | None:
-        """The workspace of runs that do not name one; None if the options have none, or if Graphiti is off."""
+        """The workspace of runs that do not name one, if any."""
         return None if self.options is None else self.options.workspace
 
     @property
@@ -118,7 +118,7 @@ class Graphiti:
         return self.options is not None and self.options.recall_enabled
 
     async def recall(self, question: RecallQuestion) -> GraphRecall:
-        """Return facts that are relevant to an input, within the deadline of the options; no facts if recall is off.
+        """Return facts that are relevant to an input, within the deadline of the options.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -187,7 +187,7 @@ class Graphiti:
     async def deliveries(
         self, *, status: DeliveryStatus | None = None, after: int = 0, limit: int = 100
     ) -> list[Delivery]:
-        """Return up to `limit` deliveries whose number is above `after`; if `status` is given, only those with it.
+        """Return up to `limit` deliveries after a number, with any status or only the given one.
 
         Raises:
             InvalidInput: the limit is not from 1 to 1,000.
@@ -199,7 +199,7 @@ class Graphiti:
         return await self._deliveries.entries(status, after=after, limit=limit)
 
     async def retry(self, number: int | None = None) -> int:
-        """Queue dead messages again: the one with this number or, by default, all that were not dropped or deleted.
+        """Queue dead messages again: one by number, or all that were not dropped or deleted.
 
         Raises:
             GraphitiClosed: Graphiti is off, or there is no consent.
@@ -214,7 +214,7 @@ class Graphiti:
         return count
 
     async def drop(self, number: int | None = None, *, status: DeliveryStatus | None = None) -> int:
-        """Permanently drop queued or dead messages: one by `number`, all of a `status`, or all. Return how many.
+        """Permanently drop queued or dead messages, by number or status, or all; return how many.
 
         Raises:
             KnowledgeNotFound: no queued or dead message has this number.
@@ -223,7 +223,7 @@ class Graphiti:
         return await self._deliveries.drop(number, status)
 
     async def test(self, *, smoke: bool = False) -> list[Check]:
-        """Check the server. If it passes and `smoke` is true, write, find and delete a test message.
+        """Check the server. If `smoke` is true, also write, find and delete a test message.
 
         Raises:
             GraphitiClosed: Graphiti is off.
@@ -253,7 +253,7 @@ class Graphiti:
         return await self.send_fact(fact, promotion)
 
     async def send_fact(self, fact: Fact, promotion: Promotion) -> Promoted:
-        """Queue the episode of a promoted fact if consent covers it, even if the episode was given up before."""
+        """Queue the episode of a promoted fact if consent covers it, even if it was given up before."""
         check_argument("fact", fact, Fact, required=True)
         check_argument("promotion", promotion, Promotion, required=True)
         closed = await self.fact_closure(fact.scope)
@@ -270,10 +270,7 @@ class Graphiti:
         return await self.consents.closed(self._workspace_of(scope), "promoted_facts")
 
     async def queue_fact(self, connection: Connection, fact: Fact, promotion: Promotion) -> int:
-        """Queue the episode of a promoted fact in the caller's transaction, even if the episode was given up before.
-
-        Return 1, or 0 if the episode was queued or sent already.
-        """
+        """Queue the episode of a promoted fact in the caller's transaction; return how many were queued."""
         text, workspace = clean_text(promotion.episode(fact.scope.owner)), self._workspace_of(fact.scope)
         name = fact_episode(fact.id)
         outbound = Outbound(fact.id, name, "user", fact.updated_at, len(text), content=text, workspace=workspace)
@@ -281,7 +278,7 @@ class Graphiti:
         return queued or await self._turns.revive(connection, fact.scope, outbound)
 
     def notify_queued(self, count: int) -> None:
-        """Report queued episodes of facts and wake the worker; call this after the transaction is committed."""
+        """Report queued episodes and wake the worker; call this after the commit."""
         if count:
             self._turns.notify_queued(count)
             self.wake()
@@ -290,7 +287,7 @@ class Graphiti:
         return scope.owner if scope.kind == "workspace" else self.workspace
 
     async def note_repo_state(self) -> Promoted | None:
-        """Promote the state of the configured Git folder if it has changed; return None if nothing was promoted.
+        """Promote the state of the configured Git folder if it has changed.
 
         If consent does not cover `git_metadata` and `promoted_facts`, the folder is not read.
         """
@@ -321,7 +318,7 @@ class Graphiti:
         self._observer.notify(GraphitiTrouble(work="delivery", error=type(error).__name__))
 
     async def undo_promotion(self, fact_id: str) -> Retracted:
-        """Undo the promotion of a fact in the database and in Graphiti, including repeated promotions.
+        """Undo all promotions of a fact, in the database and in Graphiti.
 
         Raises:
             KnowledgeNotFound: there is no such fact.
@@ -336,10 +333,9 @@ class Graphiti:
         return await self.retract(fact_id)
 
     async def retract(self, fact_id: str) -> Retracted:
-        """Delete the episode of a forgotten fact on the server, if it is there, and check that it is gone.
+        """Delete the episode of a forgotten fact on the server, and check that it is gone.
 
-        If Graphiti is off, or if there is no consent, no request may be sent. The episode then stays on the server, and
-        the result says so.
+        Without consent no request may be sent; the episode then stays on the server, and the result says so.
         """
         check_name("fact's id", fact_id, MAX_OWNER_CHARACTERS)
         client = self.client() if await self.consents.granted() else None
@@ -348,10 +344,10 @@ class Graphiti:
     async def backfill(
         self, session_ids: Sequence[str] | None = None, *, user_id: str | None = None, limit: int = 1_000
     ) -> Backfilled:
-        """Queue up to `limit` earlier turns of sessions, of a user, or of all users; repeat the call for further turns.
+        """Queue up to `limit` earlier turns of sessions, of a user, or of all users; repeat the call for more.
 
-        Earlier turns are sent after new ones, with a limit per minute. Stored messages do not record their workspace,
-        so all turns count as turns of the workspace in the options. If runs used other workspaces, name the sessions.
+        They are sent after new ones, with a limit per minute. Stored messages do not record their workspace, so all
+        turns count as turns of the workspace in the options. If runs used other workspaces, name the sessions.
 
         Raises:
             GraphitiClosed: earlier turns may not be sent.
@@ -397,7 +393,7 @@ class Graphiti:
             self._worker.wake()
 
     async def deliver(self) -> None:
-        """Deliver all messages that are due now. A memory with background tasks does this by itself."""
+        """Deliver all messages that are due now, as background tasks do by themselves."""
         await self._delivery_worker().deliver_due(wait=True)
 
     @asynccontextmanager

@@ -85,7 +85,7 @@ class GraphitiSettings(BaseSettings):
         return self
 
     def graphiti_options(self, workspace: str | None, *, promotes: bool = False) -> GraphitiOptions | None:
-        """Return the options of Graphiti; None if it is off. `workspace` applies to runs that do not name one."""
+        """Return the options of Graphiti, or None if it is off."""
         if not self.graphiti_enabled:
             return None
         key = self.graphiti_api_key

@@ -1,4 +1,4 @@
-"""Episodes of stored turns: their messages, their names, and the groups that receive them."""
+"""Episodes of stored turns: their messages, their names, and their groups."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MARK = "\n…[truncated]"
 _MOST_GROUP_CHARACTERS = 80
 _KEPT_GROUP_CHARACTERS = 63
 _UNSAFE = re.compile(r"[^A-Za-z0-9_]+")
-# Characters that stop the worker of the server permanently, or that its database rejects.
+# Characters that stop the server's worker permanently, or that its database rejects.
 _REMOVED = re.compile("[\x00\ud800-\udfff]")
 _EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
 
@@ -37,7 +37,7 @@ def group_key(scope: Scope) -> str:
 
 
 def group_id_of(scope: Scope, strategy: GroupStrategy = "hashed") -> str:
-    """Return the id of a scope's group. Two owners may have the same `raw` id; see `TurnQueue.group_of`."""
+    """Return the id of a scope's group; two owners may have the same `raw` id."""
     key = group_key(scope)
     if strategy == "raw":
         readable = _UNSAFE.sub("_", f"threadkeep_{key}")
@@ -48,12 +48,12 @@ def group_id_of(scope: Scope, strategy: GroupStrategy = "hashed") -> str:
 
 
 def turn_id(session_id: str, message_id: str, stored_at: datetime) -> str:
-    """Return the id of a turn in the names of its episodes. It is stable, and does not contain the session's id."""
+    """Return the id of a turn in episode names, stable and without the session's id."""
     return _digest("\x00".join((session_id, message_id, stored_at.astimezone(UTC).isoformat())), 32)
 
 
 def episode_name(turn: str, role: str, number: int = 1) -> str:
-    """Return the name that identifies a message among the episodes of a group.
+    """Return the name of a message among the episodes of a group.
 
     `number` counts the messages of one role in a turn, starting at 1.
     """
@@ -66,7 +66,7 @@ def fact_episode(fact_id: str) -> str:
 
 
 def cut(text: str, limit: int) -> str:
-    """Cut a text to `limit` characters. `MARK` is included at the end if the limit leaves room for more than it."""
+    """Cut a text to `limit` characters, with `MARK` at the end if there is room."""
     if len(text) <= limit:
         return text
     return text[:limit] if limit <= len(MARK) else text[: limit - len(MARK)] + MARK
@@ -78,7 +78,7 @@ def sendable(text: str, limit: int) -> str:
 
 
 def clamped(moment: datetime, now: datetime) -> datetime:
-    """Limit a time to the range from 2000 to now, because the server rejects older times and hides future ones."""
+    """Limit a time, because the server rejects times before 2000 and hides future ones."""
     return min(max(moment, _EARLIEST), now).astimezone(UTC)
 
 
@@ -107,7 +107,7 @@ class _Turn:
 
 @dataclass(frozen=True)
 class Outbound:
-    """A message to deliver. `turn` is the id of its turn, and `name` identifies the message in the group."""
+    """A message to deliver; `name` identifies it in the group, and `turn` its turn."""
 
     turn: str
     name: str
@@ -122,7 +122,7 @@ class Outbound:
 
 
 class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
-    """The queue of stored turns. One process at a time converts them to deliveries, in order."""
+    """The queue of stored turns, which one process at a time converts to deliveries, in order."""
 
     def __init__(
         self, driver: Driver, options: GraphitiOptions, *, observer: Observer, clock: Callable[[], datetime]
@@ -132,9 +132,9 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
         self._options = options
 
     async def make_deliveries(self) -> int:
-        """Create the deliveries of the oldest 50 turns, and return the number of these turns; 0 if there are none.
+        """Create the deliveries of the oldest 50 turns, and return the number of these turns.
 
-        If too many messages are queued, whole turns are given up: the least urgent kind first, its oldest turn first.
+        If too many messages are queued, whole turns are given up, the least urgent and oldest first.
         """
         now = self._clock()
         async with self._driver.reading() as connection:
@@ -162,7 +162,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
             self._observer.notify(EpisodesDelivered(result="queued", count=count))
 
     async def add(self, connection: Connection, scopes: Sequence[Scope], messages: Sequence[Outbound]) -> int:
-        """Queue messages for the groups of some scopes, and return the number of new deliveries."""
+        """Queue messages for the groups of some scopes; return the number of new deliveries."""
         now = time_text(self._clock())
         added = 0
         for scope in scopes:
@@ -180,12 +180,12 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
         return added
 
     async def revive(self, connection: Connection, scope: Scope, message: Outbound) -> int:
-        """Queue again a message that was given up for a scope; return 1, or 0 if there is no such message."""
+        """Queue again a message that was given up for a scope; return how many were queued."""
         row = {"group_id": await self.group_of(connection, scope), "name": message.name, "content": message.content}
         return await connection.execute(self._sql["revive"], row)
 
     async def group_of(self, connection: Connection, scope: Scope) -> str:
-        """Return the id of a scope's group, and register the group if it is new.
+        """Return the id of a scope's group, and register a new group.
 
         If two owners have the same raw id, the second one gets a hashed id, so that neither reads the other's messages.
         """
@@ -207,7 +207,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
     async def scopes_of(
         self, connection: Connection, session_id: str, user_id: str | None, workspace: str | None
     ) -> list[Scope]:
-        """Return the configured scopes whose groups get a session's messages; omit those without a valid owner."""
+        """Return the configured scopes of a session that have a valid owner."""
         person = user_id
         if user_id is not None:
             rows = await connection.fetch(self._sql["canonical_id"], {"person_id": user_id})
@@ -215,13 +215,13 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
         owners = {"session": session_id, "workspace": workspace, "user": person}
         scopes = []
         for kind in self._options.scopes:
-            # An older version may have stored an invalid owner. Skip it, so that it does not block later turns.
+            # An older version may have stored an invalid owner, which must not block later turns.
             with contextlib.suppress(InvalidInput):
                 scopes.append(Scope(kind, owners[kind] or ""))
         return scopes
 
     async def _make(self, connection: Connection, turn: _Turn) -> int:
-        """Queue the messages of a turn and return their number. Messages between two agents are not queued."""
+        """Queue the messages of a turn, except those between agents, and return their number."""
         if turn.agent is not None:
             return 0
         between = {"session_id": turn.session_id, "first_seq": turn.first_seq - _REACH, "last_seq": turn.last_seq}
@@ -238,7 +238,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
     async def _of_answer(
         self, connection: Connection, turn: _Turn, answer: Message, messages: Sequence[Message]
     ) -> list[Outbound]:
-        """Return an answer with its question, and with the system messages between them if the options include them."""
+        """Return an answer with its question and, if configured, the system messages between them."""
         number = 1
         if answer.answers is None:
             question = _before(answer, messages)
@@ -247,7 +247,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
             asked = {"session_id": turn.session_id, "question": answer.answers, "seq": answer.seq}
             [(number,)] = await connection.fetch(self._sql["answer_number"], asked)
         spoken = [*question, *(self._notes(question, answer, messages) if question else ()), answer]
-        # In every group, a turn is identified by its newest question or, if it has none, by the answer.
+        # In every group, a turn is identified by its newest question, or else by the answer.
         key = question[-1] if question else answer
         name = turn_id(turn.session_id, str(key.id), key.created_at or self._clock())
         counts = {"user": 0, "system": 0, "assistant": int(number) - 1}
@@ -272,7 +272,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
     async def _question(
         self, connection: Connection, turn: _Turn, answer: Message, messages: Sequence[Message]
     ) -> list[Message]:
-        """Return an answer's question with the earlier user messages of the same run; [] if the question is gone."""
+        """Return an answer's question with the earlier user messages of the same run."""
         asked = next((one for one in messages if one.id == answer.answers), None)
         if asked is None:
             key = {"session_id": turn.session_id, "message_id": answer.answers}
@@ -314,13 +314,13 @@ def source_of(scope: str, git: dict[str, object] | None) -> str:
 
 
 def _time_of(message: Message) -> datetime | None:
-    """Return the time of a message, or None if it has none. If times are equal, added microseconds keep the order."""
+    """Return the time of a message; added microseconds keep the order of equal times."""
     moment = message.sent_at or message.created_at
     return None if moment is None else moment + timedelta(microseconds=(message.seq or 0) % 10_000)
 
 
 def _before(answer: Message, messages: Sequence[Message]) -> list[Message]:
-    """Return the user messages directly before an answer, which are its question if `answers` is not set."""
+    """Return the user messages directly before an answer, which are its question if it names none."""
     found: list[Message] = []
     for message in reversed([one for one in messages if (one.seq or 0) < (answer.seq or 0)]):
         if message.role == "assistant":

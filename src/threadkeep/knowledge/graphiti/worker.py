@@ -1,4 +1,4 @@
-"""Delivery of queued messages to Graphiti. A group's messages are sent in order; groups are served in parallel."""
+"""Delivery of queued messages to Graphiti, in order within a group, and in parallel for several."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _GROUPS_AT_ONCE = 8
 _LEASE_TIMEOUTS = 3
 _LONGEST_POLL_SECONDS = 15.0
 _DENIED_SECONDS = 300.0
-# Other writers may have added newer episodes than those to confirm, so read this many more.
+# Other writers may have added newer episodes, so read this many more.
 _EPISODES_OF_OTHERS = 50
 _MOST_EPISODES = 10_000
 _BEGINNING = datetime(1, 1, 2, tzinfo=UTC)
 
 
 class _Pause(NamedTuple):
-    """The time until a group is served again, its number of failures in a row, and the error that causes the pause."""
+    """The time until a group is served again, its failures in a row, and their error."""
 
     seconds: float
     failures: int = 0
@@ -44,7 +44,7 @@ class _Pause(NamedTuple):
 
 
 class DeliveryWorker:
-    """A worker that sends the messages of groups in batches and reads them back, because the server may lose messages.
+    """A worker that sends messages in batches and reads them back, because the server may lose messages.
 
     A group has at most one unconfirmed batch. Messages that the server does not show in time are sent again, before any
     later message.
@@ -138,7 +138,7 @@ class DeliveryWorker:
             finally:
                 await self._deliveries.release(lease, seconds=pause.seconds, failures=pause.failures, error=pause.error)
         except StoreError as error:
-            # No release is needed: when the lease expires, any worker can serve the group again.
+            # No release is needed, because the lease expires.
             self._observer.notify(GraphitiTrouble(work="delivery", error=type(error).__name__))
 
     @property
@@ -163,7 +163,7 @@ class DeliveryWorker:
         return await self._send_next(lease)
 
     async def _delete(self, lease: Lease, forgotten: Sequence[Unconfirmed]) -> None:
-        """Delete episodes of forgotten facts; try again later if the server does not show an episode yet.
+        """Delete episodes of forgotten facts, once the server shows them.
 
         Raises:
             GraphitiError: the server does not answer.
@@ -175,7 +175,7 @@ class DeliveryWorker:
         await self._deliveries.give_up([one.number for one in forgotten if one.name in left], "not_deleted")
 
     async def _send_next(self, lease: Lease) -> _Pause:
-        """Send the next messages of a group, if there are any; return the pause until the next poll.
+        """Send the next messages of a group; return the pause until the next poll.
 
         Raises:
             GraphitiError: the server did not accept all messages.
@@ -199,19 +199,19 @@ class DeliveryWorker:
             waits = is_backfill and "backfill" in await self._consents.granted()
             return _Pause(_LONGEST_POLL_SECONDS, error=None if waits else "no_consent")
         if time.monotonic() - started > self._lease_seconds / 2:
-            # Do not send: this process was suspended, and another may own the group before the request arrives.
+            # This process was suspended, and another may own the group before the request arrives.
             await self._deliveries.take_back(marked)
             return _Pause(0.0)
         await self._send(lease, batch)
         return _Pause(min(self._options.poll_seconds, 1.0) / 2)
 
     async def _pause_without_messages(self, lease: Lease) -> _Pause:
-        """Return the pause of a group that has no messages to send now. Its queued messages wait for consent."""
+        """Return the pause of a group whose queued messages wait for consent."""
         queued, _ = await self._deliveries.open_of(lease.group_id)
         return _Pause(_LONGEST_POLL_SECONDS, error="no_consent") if queued else _Pause(self._options.poll_seconds)
 
     async def _progress(self) -> tuple[int, datetime | None]:
-        """Return the number of unconfirmed messages and the time of the last confirmation, from a short-lived cache."""
+        """Return the number of unconfirmed messages and the time of the last confirmation."""
         now = self._clock()
         if (
             self._known_progress is None
@@ -221,7 +221,7 @@ class DeliveryWorker:
         return self._known_progress[1]
 
     async def _read_back(self, lease: Lease, sent: Sequence[Unconfirmed], *, deep: bool = False) -> list[Unconfirmed]:
-        """Confirm the sent messages that the server shows; return the others. If `deep` is true, read more episodes."""
+        """Confirm the sent messages that the server shows, and return the others."""
         oldest = min(one.said_at for one in sent) if self._client.newest_first else _BEGINNING
         newer = await self._deliveries.newer_episodes(lease.group_id, oldest)
         last = min(newer + _EPISODES_OF_OTHERS * (20 if deep else 1), _MOST_EPISODES)
@@ -232,7 +232,7 @@ class DeliveryWorker:
         return [one for one in sent if one.name not in names]
 
     async def _wait_for(self, lease: Lease, left: Sequence[Unconfirmed], *, progressed: bool) -> _Pause:
-        """Return the pause before messages are read back again. Queue overdue messages again, or give them up."""
+        """Return the pause before messages are read back again; queue or give up overdue ones."""
         if progressed:
             return _Pause(self._options.poll_seconds)
         unconfirmed, seen_at = await self._progress()
@@ -286,7 +286,7 @@ class DeliveryWorker:
         return {_class_of(one) for one in batch} <= await self._consents.granted()
 
     async def _stopped_at(self, failed: Waiting, later: Sequence[Waiting], error: GraphitiError) -> None:
-        """Handle the failure of one message of a batch: earlier messages were sent, and `later` ones were not.
+        """Handle the failure of one message of a batch, before the `later` ones were sent.
 
         A tool may refuse a message temporarily, so a refused message is given up only after several attempts.
 
@@ -304,7 +304,7 @@ class DeliveryWorker:
         raise error
 
     async def _send_each(self, lease: Lease, batch: Sequence[Waiting], episodes: Sequence[Episode]) -> None:
-        """Send messages one by one, so that a message that the server refuses does not block the others."""
+        """Send messages one by one, so that a refused message does not block the others."""
         for position, (one, episode) in enumerate(zip(batch, episodes, strict=True)):
             if not await self._may_send(batch):
                 await self._deliveries.take_back([one.number for one in batch[position:]])
