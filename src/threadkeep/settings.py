@@ -414,7 +414,7 @@ class Settings(RunSettings, GraphitiSettings):
 
 
 def load_settings(**overrides: object) -> Settings:
-    """Return the settings of the environment; an override takes precedence over the variable for the same setting.
+    """Return the settings of the environment. An override takes precedence over its variable.
 
     Raises:
         InvalidSettings: a setting is invalid; the error names its variable and the fix, and quotes no secret.
@@ -426,7 +426,7 @@ def load_settings(**overrides: object) -> Settings:
 
 
 def unknown_variables() -> list[str]:
-    """Return a sentence for each `THREADKEEP_*` variable, in the environment or in `.env`, that is not a setting."""
+    """Return a sentence for each `THREADKEEP_*` variable that is not a setting."""
     known = [name.upper() for name in Settings.model_fields]
     names = (name.upper() for name in (*os.environ, *dotenv_values(".env")))
     # Compare the names without their common prefix, which would make any two names similar.

@@ -78,8 +78,7 @@ class Fact:
     """A fact: the value of a key in a scope.
 
     `confirmed` counts how often the value was remembered, and `contradicted` how often another value replaced it. A
-    fact is valid from `valid_from` until `valid_to`; None means that it is still valid. A scope has at most one valid
-    fact for each key. `evidence` is in the order in which it was added.
+    fact is valid until `valid_to`, if that is set. A scope has at most one valid fact for each key.
     """
 
     id: str
@@ -161,7 +160,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class ProposalQuery:
-    """A filter for a list of proposals, most recently changed first. Its fields mean the same as in `FactQuery`."""
+    """A filter for a list of proposals, most recently changed first. See `FactQuery` for its fields."""
 
     status: ProposalStatus | None = None
     scope: Scope | None = None
@@ -233,7 +232,7 @@ class Procedure:
 
 @dataclass(frozen=True)
 class ProcedureQuery:
-    """A filter for a list of procedures, most recently changed first. Its fields mean the same as in `FactQuery`."""
+    """A filter for a list of procedures, most recently changed first. See `FactQuery` for its fields."""
 
     scope: Scope | None = None
     scope_kind: ScopeKind | None = None

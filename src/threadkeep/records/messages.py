@@ -144,7 +144,7 @@ class Message:
 
     @property
     def answer_key(self) -> tuple[str, str | None, int] | None:
-        """The question, author and ordinal, which together identify a complete answer; None for any other message."""
+        """The question, author and ordinal, which together identify a complete answer."""
         if self.answers is None or self.status != "complete":
             return None
         return self.answers, self.author, self.ordinal or 1
@@ -203,7 +203,7 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Page:
-    """A page of messages, oldest first. Pass `next_before` as `before` to read the next older page, if any."""
+    """A page of messages, oldest first. Pass `next_before` as `before` to read the next older page."""
 
     messages: tuple[Message, ...]
     next_before: int | None

@@ -75,7 +75,7 @@ NO_BUDGET: Final = RunBudget()
 
 @dataclass(frozen=True)
 class RunInput:
-    """The input that a run gets from one message. `message_id` is the platform's id; None without a message."""
+    """The input that a run gets from one message. `message_id` is the platform's id."""
 
     values: Mapping[str, Json]
     message_id: str | None = None

@@ -359,7 +359,7 @@ class ChatAnswers:
 
     @contextlib.asynccontextmanager
     async def _optional(self, turn: ChatTurn) -> AsyncIterator[None]:
-        """Suppress the error of the block if the database does not respond in time, or if the session was deleted."""
+        """Suppress the errors of a slow database and of a deleted session."""
         with contextlib.suppress(RunNotFound, StoreError, TimeoutError):
             async with self._memory.session(turn.session_id).timeout():
                 yield

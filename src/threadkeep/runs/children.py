@@ -59,7 +59,6 @@ class RunChildren:
         return _result_of(run)
 
     async def _create_or_retry(self, request: ChildRequest, parent: ActiveRun) -> tuple[Run, Beginning | None]:
-        """Create the child, or retry it if needed."""
         run_id = _child_id(request)
         run = await self._runs.run(run_id)
         if run is None:

@@ -36,16 +36,16 @@ from threadkeep.workflows.nodes.base import Step
 from threadkeep.workflows.turn_ends import reset_commands
 
 type RunStop = Stop | Literal["cancelled"]
-"""The reason why a run is stopped: a reason of the engine, or `cancelled` after a request to cancel the run."""
+"""The reason why a run is stopped: a reason of the engine, or `cancelled` by a request."""
 
 
 @dataclass(eq=False)
 class ActiveRun:
     """A run that this process is executing.
 
-    `stop` is the reason why the run is being stopped. `begins` is true if no process has executed the run before.
-    `workflow` is set from the start only if this process created the run. `over` is the record of the run after its
-    end. `has_following` is false if no other run was waiting for this run to end.
+    `begins` is true if no process has executed the run before. `workflow` is set from the start only if this process
+    created the run. `over` is the record of the run after its end. `has_following` is false if no other run was waiting
+    for this run to end.
     """
 
     run: Run

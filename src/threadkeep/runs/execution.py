@@ -130,7 +130,7 @@ class RunExecution:
     async def _execute_with_retries(self) -> Outcome:
         tries, again = max(self._run.attempts, 1), False
         while True:
-            # Catch all errors, because a graph may raise any. The run is then retried, or it fails with the error.
+            # Catch all errors, because a graph may raise any.
             with ErrorBoundary() as attempt:
                 return await self._execute_once(again=again)
             error = attempt.caught
@@ -184,7 +184,7 @@ class RunExecution:
         try:
             await query()
         except StoreUnavailable as away:
-            # Publish this outcome, although the run continues later, so that the chat answers with an unrecorded run.
+            # Publish this outcome although the run continues, so that the chat answers with an unrecorded run.
             self._stream.set_outcome(Outcome("failed", error=type(away).__name__))
             await retry_until_available(query)
             return True

@@ -1,4 +1,4 @@
-"""Intake of runs: requests to start, resume or retry a run. If a caller waits for a run, this process executes it."""
+"""Intake of runs: requests to start, resume or retry a run."""
 
 from __future__ import annotations
 
@@ -42,8 +42,7 @@ class RunIntake:
     async def submit(self, request: RunRequest, *, mode: Mode = "wait") -> Submitted:
         """Store a run and start it: in this process if the caller waits, otherwise on any worker.
 
-        If another turn of the session is active, the double-texting policy decides what happens; for example, the run
-        starts later.
+        If another turn of the session is active, the double-texting policy decides what happens.
 
         In mode `later` the run starts when a caller requests its result, and until then further messages can join the
         run. If no caller requests the result, a worker starts the run later.

@@ -1,4 +1,4 @@
-"""Pauses between attempts, and helpers for work that waits for the database, must not be cancelled, or is delayed."""
+"""Pauses between attempts, and helpers for work that waits, is delayed, or must not be cancelled."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class RunPiece:
 
 
 class RunEndEvent(asyncio.Event):
-    """An event that is set when a run ends or waits for a person. `run` is its record, or None if unknown here."""
+    """An event that is set when a run ends or waits for a person. `run` is its record, if known."""
 
     run: Run | None = None
 
@@ -101,7 +101,7 @@ class RunStream:
         changed.set()
 
     def end(self, run: Run | None = None) -> None:
-        """Wake all tasks that wait for the run's end or for a change; `run` is the run's record, if it is known."""
+        """Wake all tasks that wait for the run's end or for a change."""
         ended, self.next_end = self.next_end, RunEndEvent()
         ended.run = run
         ended.set()

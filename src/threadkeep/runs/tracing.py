@@ -1,4 +1,4 @@
-"""The trace of an active run: its events are collected in memory, and the owner of the run stores them in groups."""
+"""The trace of an active run: its events are collected in memory and stored in groups."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ class ToolTrace(AsyncCallbackHandler):
 
 
 def node_of(metadata: Mapping[str, Any] | None) -> str | None:
-    """Return the node of the workflow in which an event happened, even inside a subgraph; None without a node."""
+    """Return the node of the workflow in which an event happened, even inside a subgraph."""
     namespace = (metadata or {}).get("langgraph_checkpoint_ns")
     return namespace.partition(":")[0] or None if isinstance(namespace, str) else None
 

@@ -290,7 +290,6 @@ class Worker:
         await self._endings.release(active)
 
     async def _run_graph(self, active: ActiveRun) -> Outcome:
-        """Execute a run with its workflow and its budgets."""
         run, dependencies = active.run, self.dependencies
         _set_channel(run)
         run_hold.set(active.hold)
@@ -375,8 +374,8 @@ class Worker:
     async def _clear_up(
         self, run: Run, outcome: Outcome, *, unstored: bool = False, has_following: bool = True
     ) -> None:
-        """Start the runs that waited for this run. If it is done, also remove its stored checkpoints."""
-        # Catch all errors: the run is over or waits, so it must not be retried. Maintenance does the missing work.
+        """Start the runs that waited for this run; if it is done, remove its checkpoints."""
+        # Catch all errors, because the run must not be retried. Maintenance does the missing work.
         with ErrorBoundary(lambda error: self.report(type(error).__name__, "clearing_up")):
             if has_following:
                 await self.start_following(run)
@@ -387,6 +386,6 @@ class Worker:
 
 
 def _set_channel(run: Run) -> None:
-    """Set the channel of the current task, unless the run is a child, which runs in the task of its parent."""
+    """Set the channel of the current task, unless it is the task of a parent run."""
     if run.trigger != "child":
         work_for("http" if run.trigger == "http" else "other")

@@ -215,8 +215,7 @@ class Archive:
         if info.reset_seq in here:
             parameters = {"session_id": info.session_id, "reset_seq": here[info.reset_seq]}
             await connection.execute(self._sql["restore_reset"], parameters)
-        # Archive only if the last archived message keeps its `seq`; otherwise messages that must stay active may
-        # precede it.
+        # Archive only if the last archived message keeps its `seq`; otherwise active messages may precede it.
         if here.get(info.archived_seq) == info.archived_seq:
             border = {"session_id": info.session_id, "archived_seq": info.archived_seq}
             await connection.execute(self._sql["restore_archived"], border)

@@ -17,7 +17,7 @@ from threadkeep.store.private_files import is_read_only, locked_part, make_priva
 from threadkeep.store.sqlite_connection import connect, export_plain, read_only_uri, sqlite_errors
 
 type Report = Callable[[int, int], object]
-"""A callback that is called after each part of a copy with the numbers of copied pages and of all pages."""
+"""A callback that gets the numbers of copied pages and of all pages, after each part of a copy."""
 
 _LOGS = ("-wal", "-shm")
 _BESIDE = ("-journal", *_LOGS)

@@ -35,8 +35,7 @@ def open_checkpointer(
     While a graph runs, the checkpointer raises Threadkeep's errors, such as `StoreUnavailable`. It deserializes only
     `types` and the types that LangGraph calls safe, such as messages; values of other types stay plain data.
     """
-    # Without this list, LangGraph would import and call any function that a row names, unless the environment forbids
-    # it.
+    # Without this list, LangGraph would import and call any function that a row names.
     return _opened(address, options, JsonPlusSerializer(allowed_msgpack_modules=list(types) or None))
 
 

@@ -44,7 +44,7 @@ def in_utc(moment: datetime) -> datetime:
 
 
 def time_text(moment: datetime) -> str:
-    """Return a time as text for both databases, in UTC and fixed width, so that texts and times have the same order."""
+    """Return a time as text in UTC and of fixed width, so that texts and times have the same order."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds")
 
 
@@ -172,7 +172,7 @@ def marks_of(message: Message) -> dict[str, object]:
 
 
 def message_of(row: Row) -> Message:
-    """Return the message in a row, which begins with the columns that every statement for messages selects.
+    """Return the message in a row.
 
     Messages are validated when they are written, but not here, because every model call reads many of them.
     """
@@ -274,7 +274,7 @@ _SESSION_READERS: Mapping[str, tuple[Callable[[str], Any], Any]] = {
 
 
 def session_parameters(turn: Turn, messages: list[Message], *, now: str) -> dict[str, object]:
-    """Return the parameters of the statement `reserve`, which reserves `seq` values for messages of one session."""
+    """Return the parameters of `reserve`, which reserves `seq` values for messages of one session."""
     asked = [position for position, message in enumerate(messages, start=1) if message.role == "user"]
     first_user = next(filter(None, [messages[position - 1].content for position in asked]), None)
     parent_session_id, agent = turn.parent or (None, None)

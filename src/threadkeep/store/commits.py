@@ -86,7 +86,7 @@ class TurnWriter:
 
     async def _question(self, connection: Connection, turn: Turn) -> Message:
         """Return the message that the turn answers."""
-        # Lock the session first: a concurrent deletion is then either complete, or waits until this turn is stored.
+        # Lock the session first, so that a concurrent deletion is complete or waits until this turn is stored.
         await connection.execute(self._sql["lock_session"], {"session_id": turn.session_id})
         rows = await connection.fetch(self._sql["message_with_id"], self._key(turn, turn.answers))
         if not rows:
@@ -101,7 +101,7 @@ class TurnWriter:
         columns: dict[str, object],
         found: _Sorted,
     ) -> None:
-        """Classify a message as new, as existing, or as a duplicate answer, and record this in `found`."""
+        """Record in `found` whether a message is new, existing, or a duplicate answer."""
         message_id = str(message.id)
         if rows := await connection.fetch(self._sql["seq_of"], self._key(prepared.turn, message_id)):
             [(seq, is_deleted), *_] = rows
@@ -168,7 +168,7 @@ type _Outcome = Receipt | StoreError | WrongUser | QuestionGone
 _GROUP_TURNS = 512
 # Limit the waiting sessions, because each of them occupies a database connection while it waits for a lock.
 _WAITING_SESSIONS = 2
-# If this many sessions of a group are locked, the whole table probably is. The other sessions then fail at once.
+# If this many sessions of a group are locked, the whole table probably is, so the others fail at once.
 _MOST_LOCKED = 4
 _REFUSED = "The turn cannot be stored together with its other statements; store one after the other."
 
@@ -214,7 +214,6 @@ class GroupCommit:
             await asyncio.wait(self._waiting)
 
     async def _write_groups(self) -> None:
-        """Write the queued turns in groups, until no turn is queued."""
         try:
             while self._queue:
                 group, self._queue = self._queue[:_GROUP_TURNS], self._queue[_GROUP_TURNS:]
@@ -293,8 +292,7 @@ class GroupCommit:
         except StoreUnavailable as error:
             if not error.interrupted:
                 raise
-            # The transaction may have been committed before the connection broke, so store the turns with a check of
-            # each id.
+            # Check each id, because the transaction may have been committed before the connection broke.
             receipts = await self._store_separately(group)
         _settle(group, receipts)
 
@@ -308,7 +306,7 @@ class GroupCommit:
         return [receipts.get(id(prepared)) or TurnRefused(_REFUSED) for prepared in group]
 
     async def _write_alone(self, group: list[PreparedTurn], error: Exception) -> None:
-        """Write each turn separately after the database rejected their group, so that only the invalid turn fails."""
+        """Write each turn separately after a group was rejected, so that only the invalid turn fails."""
         if len(group) == 1:
             _fail(group[0], error)
             return

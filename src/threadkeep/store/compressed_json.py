@@ -84,7 +84,7 @@ def json_of(stored: str | bytes | None, shape: type = object) -> Any:
 
 @cache
 def _compressor() -> zstandard.ZstdCompressor:
-    # Cache this: a new compressor takes four times as long as compressing a manifest. It serves one thread at a time.
+    # Cached, because a new compressor takes longer than compressing. It serves one thread at a time.
     return zstandard.ZstdCompressor(dict_data=_dictionary(_NEWEST), write_checksum=True)
 
 
@@ -103,8 +103,8 @@ def _dictionary(number: int) -> zstandard.ZstdCompressionDict:
     return dictionary
 
 
-# The format before migration 25: the text is deflated with a vocabulary; ids and hashes are stored as bytes before the
-# text; the entries of a manifest are stored as one list for each field.
+# The format before migration 25: the text is deflated with a vocabulary, behind ids and hashes as bytes; a manifest's
+# entries are stored as one list for each field.
 
 _FIRST_FORMAT = b"\x01"
 _RAW_DEFLATE = -15

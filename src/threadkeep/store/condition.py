@@ -15,7 +15,7 @@ from threadkeep.store.migrations import known_migrations, known_tables, schema_v
 from threadkeep.store.statements import load_statements
 
 _LONG_SECONDS = 10.0
-# Do not recommend returning less free space than this to the disk, because doing so blocks other writers.
+# Do not recommend returning less free space than this, because doing so blocks other writers.
 _MUCH_FREE_BYTES = 10 * 1024 * 1024
 _MUCH_FREE_SHARE = 0.1
 
@@ -130,7 +130,7 @@ class _Lock(NamedTuple):
 
 
 def lock_holders(path: Path, *, locks: Path = Path("/proc/locks")) -> tuple[LockHolder, ...]:
-    """Return the other processes with locks on a SQLite file, writers first. Without `/proc/locks`, return none."""
+    """Return the other processes with locks on a SQLite file, writers first."""
     inodes = {_inode(path): _RESERVED, _inode(path.with_name(path.name + "-shm")): _WAL_WRITE}
     writes: dict[int, bool] = {}
     for lock in _locks(locks):

@@ -78,7 +78,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
         return self._sql["move_anchor"], parameters
 
     async def steps(self, session_id: str, author: str, *, since: int) -> list[Steps]:
-        """Return the tool calls of an agent's answers to questions whose `seq` is at least `since`, oldest first."""
+        """Return the tool calls of answers to questions whose `seq` is at least `since`, oldest first."""
         parameters = {"session_id": session_id, "author": author, "since": since}
         rows = await self._driver.fetch(self._sql["steps"], parameters)
         return [Steps(int(seq), decompress(body)) for seq, body in rows]
@@ -230,7 +230,7 @@ class RecallIndexRows(Tables, sql=("{backend}/sessions.sql", "recall_indexes.sql
             await self._driver.write([(self._sql["delete_index"], {"session_id": session_id})])
 
     async def has_texts(self, session_id: str, texts: IndexedTexts) -> bool:
-        """Return True: other programs never change these tables, and this package deletes outdated indexes itself."""
+        """Return True, because other programs never change these tables."""
         return True
 
 

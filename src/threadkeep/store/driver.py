@@ -1,4 +1,4 @@
-"""The interface through which stores use a database: a few methods, the same for SQLite and PostgreSQL."""
+"""The interface through which stores use a database, the same for SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ class Driver(Protocol):
         """The name of the database system."""
 
     async def check_file(self) -> None:
-        """Check that the path of a SQLite database still names the file that was opened; do nothing on PostgreSQL.
+        """Check that the path of a SQLite database still names the file that was opened.
 
         Raises:
             DatabaseFileReplaced: the file was removed or replaced.

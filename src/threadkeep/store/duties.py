@@ -1,4 +1,4 @@
-"""Tables that coordinate processes: tasks that one process does at a time ("duties"), and the state of channels."""
+"""Tables that coordinate processes: tasks that one process does at a time, and the state of channels."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ async def empty_log(driver: Driver, *, vacuum: bool) -> bool:
 
 @dataclass(frozen=True)
 class Erasable:
-    """The target of an erasure: all `ids` of a person, or the session `session_id`; the other field is empty.
+    """The target of an erasure: all `ids` of a person, or the session `session_id`.
 
     `noted` is the scope in `chat_channel_state` under which the sessions to erase are noted until they are erased.
     """
@@ -213,7 +213,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         await self._driver.write([(self._sql["delete_group_of_session"], {"session_id": session_id})])
 
     async def episodes_elsewhere(self, wanted: Erasable) -> int:
-        """Return the number of the target's episodes that stay in shared Graphiti groups, such as a workspace's."""
+        """Return the number of the target's episodes that stay in shared Graphiti groups."""
         return int((await self._fetch("episodes_elsewhere", wanted))[0][0])
 
     async def branches(self, session_id: str) -> int:
@@ -269,7 +269,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return await empty_log(self._driver, vacuum=vacuum)
 
     async def _merge_search(self) -> None:
-        """Merge all segments of SQLite's search index in steps, between which other processes can write."""
+        """Merge SQLite's search index in steps, between which other processes can write."""
         [(stored,)] = await self._driver.fetch(self._sql["search_pages"], {})
         pages = -_PAGES_AT_ONCE
         for _ in range(2 * int(stored) // _PAGES_AT_ONCE + 10):
@@ -289,8 +289,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         async with self._driver.reading() as connection:
             for (table,) in await connection.fetch(self._sql["tables"], {}):
                 await connection.execute(f"VACUUM (FULL, ANALYZE) {table}", {})
-            # Ignore missing permissions: VACUUM only warns, and the server's next checkpoint replaces a failed
-            # CHECKPOINT.
+            # Ignore missing permissions: VACUUM only warns, and the server makes its next checkpoint anyway.
             await connection.execute("VACUUM FULL pg_catalog.pg_statistic", {})
         with contextlib.suppress(StoreError):
             async with self._driver.reading() as connection:

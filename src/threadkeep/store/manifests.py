@@ -17,7 +17,7 @@ from threadkeep.store.compressed_json import compress, json_of, reads_record, un
 from threadkeep.store.driver import GROUP_LOCK_SECONDS, Connection, DuplicateRow, Parameters, Row, Statement
 from threadkeep.store.statements import ClockedTables, for_values
 
-# A placeholder for a value that is stored in a column of the row, or in the transcript at the `seq` of the entry.
+# A placeholder for a value that is stored in a column of the row, or in the transcript.
 _ELSEWHERE: Json = True
 type Cursor = tuple[datetime, str, int]
 type _Noted = tuple[NotedManifest, dict[str, Json]]
@@ -25,7 +25,7 @@ type _Noted = tuple[NotedManifest, dict[str, Json]]
 _TRIES = 5
 _LAST: Cursor = (datetime.max.replace(tzinfo=UTC), "~", 2**31 - 1)
 _ROWS_AT_ONCE = 500
-# So that not every model call writes each text that it uses, `used_at` is renewed only if it is older than this.
+# `used_at` is renewed only if it is older than this, so that not every model call writes its texts.
 _RENEWAL = timedelta(hours=1)
 # The largest expected difference between the clocks of two processes.
 _CLOCKS_DIFFER = timedelta(minutes=1)
@@ -137,7 +137,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         ]
 
     def _dropping(self, session_id: str, entries: Iterable[NotedManifest]) -> Statement:
-        """Return the statement that deletes a session's stored texts if messages were erased after a call began."""
+        """Return the statement that deletes stored texts if messages were erased after a call began."""
         begun = min(entry.created_at for entry in entries) - _CLOCKS_DIFFER
         key = {"session_id": session_id, "marker": erase_marker(session_id), "begun": time_text(begun)}
         return self._sql["drop_texts_after_erase"], key

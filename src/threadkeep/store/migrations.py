@@ -19,9 +19,9 @@ from threadkeep.store.partitions import RETRY_SECONDS, check_partitions, make_pa
 from threadkeep.store.statements import load_script
 
 type ToldOfMigration = Callable[[int, int, str], object]
-"""A callback that gets, before each migration, the numbers of finished and of all due migrations, and the file name.
+"""A callback that gets, before each migration, the numbers of finished and due migrations, and the file name.
 
-If other transactions make a try fail, the next try begins with the first due migration again.
+If a try fails, the next one begins with the first due migration again.
 """
 
 _logger = logging.getLogger("threadkeep.store")
@@ -45,7 +45,7 @@ _LOCK = (
 _MADE = re.compile(r"^CREATE (?:TABLE|VIEW|SEQUENCE) (chat_\w+)", re.MULTILINE)
 _IS_THERE: dict[Backend, str] = {
     "sqlite": "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'threadkeep_migrations'",
-    # Do not use the view pg_tables: it joins more tables, whose descriptions each new connection would read first.
+    # Do not use the view pg_tables, because it joins more tables, which each new connection would read first.
     "postgres": "SELECT count(*) FROM pg_class WHERE relname = 'threadkeep_migrations' AND relkind IN ('r', 'p') "
     "AND relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = current_schema())",
 }
@@ -122,7 +122,7 @@ async def migrate(
         return []
     if not found and driver.backend == "postgres":
         await _check_search_path(driver)
-    # By default, log no warning for an empty database: its first connection alone may take `_LOCK_NOTE_SECONDS`.
+    # By default, log no warning for an empty database, because its first connection alone may take long.
     held = cache(held or (partial(_log_wait, driver.backend) if found else lambda: None))
     waits = asyncio.get_running_loop().call_later(_LOCK_NOTE_SECONDS, held)
 

@@ -56,7 +56,7 @@ class Outgoing:
 
 @dataclass(frozen=True)
 class Recipient:
-    """The recipient of a session: channel and address of the person's last message, and the session's owner."""
+    """The recipient of a session: the channel and address of the last message, and the session's owner."""
 
     channel: str
     address: Address = field(repr=False)
@@ -204,7 +204,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return str(rows[0][0]) if rows else None
 
     async def make_ready(self, session_id: str | None = None) -> int:
-        """Mark answers in one session or all as ready if their run ended or waits for a person. Return their number."""
+        """Mark answers as ready if their run ended or waits for a person; return their number."""
         parameters = {"session_id": session_id, "now": self._now()}
         async with self._driver.writing() as connection:
             return await self._drop_copies(connection, await connection.fetch(self._sql["make_ready"], parameters))
@@ -269,7 +269,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return await self._change("fail", number, owner, error=error, now=self._now())
 
     async def sent(self, channel: str, session_id: str, *, limit: int = 50) -> list[Outgoing]:
-        """Return up to `limit` ready or delivered messages of a session that arrived at least in part, newest first."""
+        """Return up to `limit` ready or delivered messages that arrived at least in part, newest first."""
         parameters = {"channel": channel, "session_id": session_id, "limit": limit}
         return [_outgoing(row) for row in await self._driver.fetch(self._sql["sent"], parameters)]
 
@@ -350,7 +350,7 @@ def _address(text: str | None) -> Address:
     return value if isinstance(value, Mapping) else {}
 
 
-# The statements for messages select columns in the order of these fields; the last fields may have no column.
+# The columns of the statements for messages have the order of these fields; the last may be missing.
 _FIELDS = tuple(column.name for column in fields(Outgoing))
 
 

@@ -36,8 +36,7 @@ from threadkeep.store.statements import load_statements
 
 type DictConnection = psycopg.AsyncConnection[DictRow]
 
-# This is longer than `RunServiceOptions.owner_check_seconds`; otherwise each query of an idle worker would be preceded
-# by a check.
+# This is longer than `RunServiceOptions.owner_check_seconds`, so that queries of an idle worker need no check.
 TRUSTED_SECONDS = 3.0
 _CONNECT_SECONDS = 10
 _LEAST_SECONDS = 0.01
@@ -162,7 +161,7 @@ class PostgresDriver(Driver):
         await self._pool.close()
 
     async def _configure(self, raw: RawConnection) -> None:
-        """Set up a new connection with UTC and the timeouts. It returns JSON as text, which this package parses."""
+        """Set up a new connection with UTC, the timeouts, and JSON as text."""
         for name in ("json", "jsonb"):
             raw.adapters.register_loader(name, TextLoader)
         # Do not pass the time zone as a connection option, which would replace the options in the DSN.
@@ -192,7 +191,7 @@ class PostgresDriver(Driver):
 
     @asynccontextmanager
     async def _working(self) -> AsyncIterator[RawConnection]:
-        """Lend a connection for writing. If it breaks, the other connections are checked before their next use."""
+        """Lend a connection for writing. If it breaks, the others are checked before their next use."""
         with translated():
             loan = _Loan(self._pool, self._used)
             try:
@@ -269,7 +268,7 @@ async def _reach(dsn: str, options: StoreOptions) -> None:
     """
     seconds, told = options.pool_timeout_seconds, False
     deadline = time.monotonic() + seconds
-    # With several hosts, retry after any error, because the error of one host says nothing about the others.
+    # With several hosts, retry after any error, because it says nothing about the other hosts.
     parameters = conninfo_to_dict(dsn)
     several = any("," in str(parameters.get(name)) for name in ("host", "hostaddr"))
     while True:

@@ -84,7 +84,7 @@ class PostgresConnection:
 
     async def execute_many(self, sql: str, rows: Sequence[Parameters]) -> None:
         """Execute a statement once for each row of parameters."""
-        # Open the pipeline here, because psycopg's own would turn a cancellation at its start into an AssertionError.
+        # Open the pipeline here, because psycopg's own turns a cancellation at its start into an AssertionError.
         async with self._pipeline(), self.raw.cursor() as cursor:
             await cursor.executemany(_query(sql), rows)
 

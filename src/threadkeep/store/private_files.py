@@ -1,4 +1,4 @@
-"""Files and folders that only this user may read, because they contain people's messages. All I/O is blocking."""
+"""Files and folders that only this user may read, because they contain people's messages."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def locked_part(part: Path) -> Iterator[int]:
     """
     descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
-        # Compare the files, because another process may have completed and renamed this one before it was locked.
+        # Compare the files, because another process may have renamed this one before it was locked.
         if not lock_at_once(descriptor) or not os.path.samestat(os.fstat(descriptor), part.stat()):
             raise InvalidInput(f"Another process writes {part}; wait until it ends, or name another file.")
         os.fchmod(descriptor, 0o600)

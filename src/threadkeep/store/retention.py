@@ -48,8 +48,7 @@ class Prunable:
     """The data about a session that retention needs.
 
     `first_stored_at` is the time of the first existing message, and `first_live_at` that of the first message that is
-    not archived; each is None if there is no such message. If `retention` is None, the limits in the settings apply.
-    `message_count` is the number of active messages, including archived ones.
+    not archived. `message_count` is the number of active messages, including archived ones.
     """
 
     session_id: str
@@ -224,7 +223,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
             await connection.execute(sql[name], parameters)
 
     async def _delete(self, connection: Connection, parameters: dict[str, object], created_at: datetime) -> None:
-        # Count while the session is locked, because another process may have superseded messages since they were read.
+        # Count while the session is locked, because another process may have superseded messages meanwhile.
         [(active,)] = await connection.fetch(self._sql["count_active"], parameters)
         times = {
             "remember_since": time_text(self._clock() - REDELIVERY),
@@ -340,7 +339,7 @@ class FinishedRuns(Tables, sql=("retention.sql", "{backend}/retention.sql")):
         return PrunedRuns(len(pruned), len(deleted), sum(sizes[root].events for root in pruned))
 
     async def delete_some_events(self, tree: FinishedTree, cutoffs: Cutoffs, *, limit: int) -> PrunedRuns:
-        """Delete up to `limit` events of a large tree before the tree itself; do nothing if the tree is not expired."""
+        """Delete up to `limit` events of a large expired tree before the tree itself."""
         async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
             if not await self._still_over(connection, [tree.root_run_id], cutoffs):
                 return PrunedRuns()

@@ -84,8 +84,7 @@ class Connections:
         if self._address.dsn is not None:
             arguments[:] = [self._address.dsn]
             options["connect_timeout"] = _CONNECT_SECONDS
-            # Prepare no statements: behind a pooler in transaction mode, the next transaction may get another server
-            # session, which lacks them.
+            # Prepare no statements, because a pooler may give the next transaction another session, which lacks them.
             options["prepare_threshold"] = None
 
 

@@ -1,4 +1,4 @@
-"""The run engine that queues runs in a database: dbos records the queued runs, and any live worker executes them."""
+"""The run engine that queues runs in a database, where any live worker may execute them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ _POLL_SECONDS = 2.0
 class DbosEngine:
     """An engine for the event loop that creates it. It launches dbos to enqueue a run, or if dbos has records of runs.
 
-    dbos is stopped when its records have been deleted, some minutes after the last run, because its polls cost an idle
-    process 3 % of a core.
+    dbos is stopped some minutes after the last run, because its polls cost an idle process 3 % of a core.
     """
 
     def __init__(self, address: DatabaseAddress, execute: Execute, options: EngineOptions, troubled: Troubled) -> None:
@@ -151,10 +150,7 @@ class DbosEngine:
             await self._launched()
 
     async def _stop_if_unused(self) -> None:
-        """Stop dbos if its tables have no records of runs.
-
-        If dbos takes a run from the queue at this moment, the run continues when dbos is launched again.
-        """
+        """Stop dbos if it has no records of runs. A run that it takes at this moment continues later."""
         async with self._opening:
             lease, queue = self._lease, self._queue
             if lease is None or queue is None or await lease.has_records() or self._calls:
@@ -215,7 +211,7 @@ class DbosEngine:
             await lease.leave(is_idle=is_idle)
 
     def _lost(self) -> None:
-        """Stop all runs, which other processes may have acquired, and register this process under a new name."""
+        """Stop all runs, because other processes may have them, and register under a new name."""
         if not self._closed:
             self._returning = asyncio.create_task(self._return(self._returning))
 

@@ -38,11 +38,11 @@ def run_of(attempt_id: str) -> str:
 _ACTIVE = ("PENDING", "ENQUEUED", "DELAYED")
 _OVER = ("SUCCESS", "ERROR", "CANCELLED")
 
-# dbos dispatches attempts only to processes of the same version. Increase this if the arguments of `_execute` change.
+# Increase this if the arguments of `_execute` change, because dbos gives attempts only to the same version.
 _VERSION = "2"
 _APPLICATION = "threadkeep"
 _QUEUE = "threadkeep-runs"
-# The queue of runs that may have crashed a process. They are executed one at a time, so that a crash shows its cause.
+# The queue of runs that may have crashed a process, executed one at a time so that a crash shows its cause.
 _ALONE = "threadkeep-alone"
 _THREADS = 16
 # dbos needs a second connection only while it migrates its tables.
@@ -115,8 +115,7 @@ class RunQueue:
                 )
             _handlers.append(self._attempt)
             self._loop = asyncio.new_event_loop()
-            # Without this handler, asyncio would log interrupted tasks with their data. Errors of runs are reported by
-            # `RunTasks`.
+            # Without this handler, asyncio would log interrupted tasks with their data.
             self._loop.set_exception_handler(lambda _loop, _context: None)
             self._thread = threading.Thread(target=self._loop.run_forever, name="threadkeep-runs", daemon=True)
             self._thread.start()
@@ -208,7 +207,7 @@ class RunQueue:
         }
 
     async def _attempt(self, run_id: str) -> None:
-        """Wait in dbos's event loop while the run of an attempt is executed in the engine's event loop.
+        """Wait in dbos's event loop while the engine's event loop executes the run of an attempt.
 
         If this process stops or loses the run, record no outcome of the attempt, so that another process takes the run.
         """

@@ -104,7 +104,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return NotYet(run, before[0][0] if before else run_id)
 
     async def stop_as_it_begins(self, run_id: str) -> bool:
-        """Mark a queued run to be stopped by any process when its turn comes; return False if it is not queued."""
+        """Mark a queued run to be stopped when its turn comes; return False if it is not queued."""
         parameters = {"run_id": run_id, "reason": "requested", "now": time_text(self._clock())}
         async with self._driver.writing() as connection:
             await self._locks.hold(connection, "lock_order_of", run_id=run_id)
@@ -154,7 +154,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return await self._ids("ready", limit=limit, before=time_text(before), ahead=ahead)
 
     async def abandoned(self, *, limit: int) -> list[str]:
-        """Return up to `limit` runs whose owners were found dead; a process that begins such a run takes it over."""
+        """Return up to `limit` runs of dead owners; a process that begins such a run takes it over."""
         return await self._ids("abandoned", limit=limit, disowned=DISOWNED)
 
     def beginning(self, new: NewRun, policy: DoubleTexting, owner: str, question_id: str) -> Joined:

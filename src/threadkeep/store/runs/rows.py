@@ -1,4 +1,4 @@
-"""Conversion between run records and table rows. Texts that the transcript has are omitted, and restored on reading."""
+"""Conversion between run records and table rows. Texts that the transcript has are omitted."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ _RUNS_AT_ONCE = 500
 
 @dataclass(frozen=True)
 class RunCounts:
-    """The numbers of runs that are queued, running, waiting or set aside; each is counted only up to a limit."""
+    """The numbers of queued, running, waiting and set-aside runs, each counted only up to a limit."""
 
     queued: int = 0
     running: int = 0
@@ -278,7 +278,7 @@ class RunCounts:
 
 
 class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
-    """Lists, trees and counts of stored runs. It also deletes runs, and records which runs may have checkpoints."""
+    """Lists, trees and counts of stored runs. It also deletes runs."""
 
     async def runs(self, query: RunQuery) -> tuple[list[Run], RunCursor | None]:
         """Return one page of runs, newest first, and the cursor of the next page."""
@@ -295,7 +295,7 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         return found[: query.limit], (last.created_at, last.run_id)
 
     async def tree(self, run_id: str, *, limit: int = 500) -> list[Run]:
-        """Return up to `limit` runs of a run's tree, parents before children. For a deleted run, return it alone."""
+        """Return up to `limit` runs of a run's tree, parents before children."""
         async with self._driver.reading() as connection:
             roots = await connection.fetch(self._sql["root"], {"run_id": run_id})
             if not roots:
@@ -309,7 +309,7 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         return RunCounts(**{state: int(count) for state, count in rows})
 
     async def forget_runs(self, run_ids: Sequence[str]) -> int:
-        """Delete the given runs, their roots and descendants, but only runs without a session; return the number."""
+        """Delete the trees of the given runs, but only of runs without a session; return the number."""
         async with self._driver.writing() as connection:
             return await self._forget(connection, run_ids)
 

@@ -137,7 +137,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         return [run_id for (run_id,) in rows]
 
     async def begin_with(self, run_id: str, owner: str, version: str) -> bool:
-        """Set the workflow version of a run that has not executed anything; return False if the owner has lost it."""
+        """Set the workflow version of a run that has executed nothing; return False if the owner has lost it."""
         return await self._execute("begin_with", {"run_id": run_id, "owner": owner, "version": version}) > 0
 
     async def finish(
@@ -281,7 +281,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         return bool(await self._driver.fetch(self._sql["has_reply"], key))
 
     async def retry(self, run_id: str, *, budget: RunBudget | None = None) -> bool:
-        """Queue again a run that did not succeed, and count its attempts from 0. Return False for any other run.
+        """Queue a run that did not succeed, and count its attempts from 0. Return False for other runs.
 
         A `budget` replaces the total limits of the run.
         """
@@ -307,7 +307,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
             rows = await connection.fetch(self._sql["cancel"], parameters)
             await self.trace.note_cancelled(connection, rows)
             await self._continue(connection, above)
-        # Look again: an ancestor may have begun to wait since `above` was read, before it could see the cancellation.
+        # Look again, because an ancestor may have begun to wait since `above` was read.
         await self._continue_above(run_id)
         return [cancelled for cancelled, *_ in rows]
 
