@@ -192,7 +192,6 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         return await connection.fetch(self._sql[short], {**scope, "patterns": patterns, "limit": limit})
 
     async def _rarities(self, connection: Connection, words: Sequence[str]) -> Sequence[float]:
-        """Return the weight of each word."""
         expressions = [trigram_expression([word]) for word in words[:_WEIGHED_WORDS] if len(word) >= TRIGRAM]
         if len(words) == 1:
             return [1.0]

@@ -170,7 +170,6 @@ class SupersedingWriter:
         await connection.execute(self._sql["name_branch"], known)
 
     async def _superseded_at(self, connection: Connection, parameters: dict[str, object]) -> str | None:
-        """Return when the message at a `seq` was superseded, or None."""
         rows = await connection.fetch(self._sql["place_at"], parameters)
         if not rows:
             raise no_message_at(parameters["session_id"], parameters["at"])

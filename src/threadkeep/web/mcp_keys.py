@@ -111,7 +111,6 @@ async def _nothing(_: float) -> None:
 
 
 def _caller() -> McpCaller:
-    """Return the caller of the current request."""
     token = get_access_token()
     if token is None:
         raise RuntimeError("A request without a token reached a tool.")

@@ -230,7 +230,6 @@ async def _docs_page(request: Request) -> HTMLResponse:
 
 
 def _mount_console(service: FastAPI) -> None:
-    """Serve the pages and files of the console."""
     service.mount(CONSOLE_FILES, StaticFiles(packages=[("threadkeep.web.console", "static")]))
     for pages in (console_sessions, calls, console_runs, status, sign_in):
         service.router.routes.extend(pages.router.routes)

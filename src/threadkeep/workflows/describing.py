@@ -201,7 +201,6 @@ def _id_of(name: str, number: int) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return a text as a short, escaped label."""
     line = " ".join(text.split())
     shown = line if len(line) <= _MOST_LABEL_CHARACTERS else f"{line[:_MOST_LABEL_CHARACTERS]}…"
     return re.sub(r"[^\w →…=,-]", lambda found: f"#{ord(found[0])};", shown)
