@@ -372,6 +372,19 @@ async def test_only_the_user_of_the_process_may_read_the_files(
     assert ("Other users of this machine" in caplog.text) == existing
 
 
+async def test_a_wrong_path_keeps_its_permissions(tmp_path: Path, memory_options: MemoryOptions) -> None:
+    """A person may name a shared folder or another file by mistake."""
+    folder, file = tmp_path / "shared", tmp_path / "notes.txt"
+    await asyncio.to_thread(folder.mkdir)
+    await asyncio.to_thread(file.write_text, "These are notes, and no database. " * 100)
+    for path, mode in ((folder, 0o755), (file, 0o644)):
+        await asyncio.to_thread(path.chmod, mode)
+        with pytest.raises(StoreUnavailable):
+            async with open_memory(f"sqlite:///{path}", options=memory_options):
+                pass
+        assert stat.S_IMODE((await asyncio.to_thread(path.stat)).st_mode) == mode
+
+
 def modes_below(folder: Path) -> dict[str, int]:
     """Return the permissions of a folder and of everything in it, by relative path."""
     return {str(each.relative_to(folder)): stat.S_IMODE(each.stat().st_mode) for each in (folder, *folder.rglob("*"))}

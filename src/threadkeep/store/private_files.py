@@ -33,13 +33,20 @@ def make_private_folder(folder: Path) -> None:
 
 
 def make_private_database(path: Path) -> None:
-    """Create a SQLite file with mode 0600, or restrict an existing one; SQLite creates its WAL with the same mode.
+    """Create a SQLite file with mode 0600, unless it exists. SQLite creates its WAL with the same mode.
 
     An existing file is not opened, because closing it would release all locks that this process has on it; another
     process could then delete the WAL.
     """
     with contextlib.suppress(OSError):  # the file exists already, or SQLite will report the error
         os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o600))
+
+
+def tighten_database(path: Path) -> None:
+    """Remove the permissions of other users from a SQLite file and the files that SQLite created next to it.
+
+    First read from the database: the path may name another file or a folder, which must keep its permissions.
+    """
     for ending in _BESIDE:
         tighten(path.with_name(path.name + ending))
 

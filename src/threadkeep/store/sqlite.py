@@ -15,7 +15,7 @@ import aiosqlite
 from threadkeep.boundary import AsyncOnFailure, OnFailure
 from threadkeep.errors import StoreClosed, StoreUnavailable
 from threadkeep.store.driver import Appended, Backend, Driver, NewTurns, StoreOptions, seconds_left
-from threadkeep.store.private_files import is_read_only, make_private_database
+from threadkeep.store.private_files import is_read_only, make_private_database, tighten_database
 from threadkeep.store.search_terms import RELEVANCE, relevance
 from threadkeep.store.sqlite_connection import (
     Batch,
@@ -277,6 +277,8 @@ class _Connector:
             for pragma in ("foreign_keys = ON", "secure_delete = ON", f"synchronous = {self.options.synchronous}"):
                 connection.execute(f"PRAGMA {pragma}").close()
             [[mode]] = connection.execute("PRAGMA journal_mode").fetchall()
+            if path is not None:
+                tighten_database(path)
             self.needs_wal = path is not None and mode != "wal"
             # Do not set this with SQLCipher, which can read only its own page size.
             if self.needs_wal and key is None:
