@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import signal
 import sys
 from datetime import UTC, datetime, timedelta
@@ -195,6 +196,30 @@ def test_an_export_file_is_replaced_only_when_complete(cli: CommandLine, tmp_pat
     assert file.read_text() == before
     assert list(tmp_path.glob("*.part")) == []
     assert "Check the path" in cli("sessions", "export", "--all", "-o", str(tmp_path / "no" / "f")).err
+
+
+def test_an_export_to_a_pipe_does_not_replace_the_pipe(cli: CommandLine, tmp_path: Path) -> None:
+    """A shell names such a pipe for `-o >(gzip > FILE)`; for root, a rename would replace even `/dev/null`."""
+    cli.store("a", "hi")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert cli("sessions", "export", "--all", "-o", str(pipe)).exit_code == 0
+    assert os.read(reader, 100_000).decode() == cli("sessions", "export", "--all").out
+    os.close(reader)
+    assert pipe.is_fifo()
+    refused = cli("backup", str(pipe), "--replace")
+    assert (refused.exit_code, "folder or a device" in refused.err, pipe.is_fifo()) == (2, True, True)
+
+
+def test_an_export_replaces_the_target_of_a_link(cli: CommandLine, tmp_path: Path) -> None:
+    """With `-o /dev/stdout > FILE`, the link leads to the file."""
+    cli.store("a", "hi")
+    link, target = tmp_path / "link", tmp_path / "target"
+    link.symlink_to(target)
+    for _ in range(2):
+        assert cli("sessions", "export", "--all", "-o", str(link)).exit_code == 0
+        assert (link.is_symlink(), target.read_text()) == (True, cli("sessions", "export", "--all").out)
 
 
 def test_a_folder_is_refused_before_the_export_begins(cli: CommandLine, tmp_path: Path) -> None:

@@ -191,6 +191,8 @@ def backup_database(
 
     settings = command_settings()
     address, target = settings.database, file.absolute()
+    if target.exists() and not target.is_file():
+        raise WrongUse(f"{target} is a folder or a device; name a file.")
     if target.exists() and not replace:
         raise WrongUse(f"{target} exists already; name another file, or add --replace.")
     if address.path is not None and target.resolve() == address.path.resolve():

@@ -153,9 +153,17 @@ def opened_input(path: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for writing. It appears only when it is complete, and only its owner can read it."""
+    """Open a file for writing. It appears only when it is complete, and only its owner can read it.
+
+    A device or a pipe, such as `/dev/stdout`, is written directly. Of a symbolic link, the target is replaced.
+    """
     if path.is_dir():
         raise WrongUse(f"{path} is a folder; name a file.")
+    if path.exists() and not path.is_file():
+        with path.open("wb") as stream:
+            yield stream
+        return
+    path = path.resolve()
     part = path.with_name(path.name + ".part")
     with locked_part(part) as descriptor:
         try:
