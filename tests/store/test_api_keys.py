@@ -55,6 +55,15 @@ async def test_a_rotated_key_is_valid_for_the_time_of_the_overlap(keys: ApiKeys,
     await keys.add("web")
 
 
+async def test_a_rotation_does_not_prolong_a_key(keys: ApiKeys, clock: SettableClock) -> None:
+    added = await keys.add("guest", valid_for=timedelta(days=3))
+    for _ in range(2):
+        assert (await keys.rotate("guest", overlap=timedelta(hours=1))).expires_at == added.expires_at
+    clock.advance(3 * 86_400)
+    with pytest.raises(ApiKeyNotFound):
+        await keys.rotate("guest", overlap=timedelta())
+
+
 @pytest.mark.parametrize(
     ("values", "cure"),
     [

@@ -88,7 +88,9 @@ class ApiKeys(ClockedTables, sql=("api_keys.sql",)):
         return key
 
     async def rotate(self, name: str, *, overlap: timedelta) -> NewKey:
-        """Replace the valid key with this name by a new key; the old key stays valid for at most `overlap`.
+        """Replace the valid key with this name by a new key, which has the same scope, user and end.
+
+        The old key stays valid for at most `overlap`.
 
         Raises:
             ApiKeyNotFound: no valid key has this name.
@@ -98,9 +100,9 @@ class ApiKeys(ClockedTables, sql=("api_keys.sql",)):
             found = await connection.fetch(self._sql["active"], {"name": name, "now": time_text(now)})
             if not found:
                 raise ApiKeyNotFound(name)
-            _, scope, user_id = found[0]
+            scope, user_id, expires_at = found[0]
             await connection.execute(self._sql["expire"], {"name": name, "expires_at": time_text(now + overlap)})
-            key = _new(name, scope, user_id, None)
+            key = _new(name, scope, user_id, time_of(expires_at))
             await self._insert(connection, key, now)
         return key
 

@@ -9,9 +9,9 @@ INSERT INTO chat_api_keys (key_id, name, digest, scope, user_id, created_at, exp
 VALUES (:key_id, :name, :digest, :scope, :user_id, :now, :expires_at)
 
 -- name: active
-SELECT key_id, scope, user_id FROM chat_api_keys
+SELECT scope, user_id, expires_at FROM chat_api_keys
 WHERE name = :name AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > :now)
-ORDER BY created_at DESC, key_id
+ORDER BY created_at DESC, key_id DESC
 
 -- name: expire
 UPDATE chat_api_keys SET expires_at = :expires_at
