@@ -219,5 +219,8 @@ def test_an_invalid_bot_is_not_added(cli: CommandLine) -> None:
     assert cli("channels", "add", "pigeon", "--name", "x").exit_code == 2
     assert cli("channels", "add", "telegram", "--name", "x", "--set", "nothing").exit_code == 2
     assert path.read_text() == before
+    path.write_bytes(before.encode("utf-16"))
+    refused = cli("channels", "add", "telegram", "--name", "x", "--token", "3:x")
+    assert (refused.exit_code, "UTF-8" in refused.err) == (2, True)
     path.write_text("channels: []\n")
     assert "by hand" in cli("channels", "add", "telegram", "--name", "x", "--token", "3:x").err

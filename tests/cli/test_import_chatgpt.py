@@ -167,6 +167,21 @@ def test_a_zip_is_read_without_unpacking(cli: CommandLine, tmp_path: Path) -> No
     assert cli("import", "chatgpt", str(file), "--json").json["sessions"] == 2
 
 
+def test_a_damaged_zip_is_imported_up_to_the_damage(cli: CommandLine, tmp_path: Path) -> None:
+    file = tmp_path / "export.zip"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("conversations-000.json", json.dumps([CAT]))
+        archive.writestr("conversations-001.json", json.dumps([SHORT]))
+    whole = file.read_bytes()
+    file.write_bytes(whole.replace(b'"ok"', b'"no"'))
+    outcome = cli("import", "chatgpt", str(file), "--json")
+    assert (outcome.exit_code, outcome.json["sessions"]) == (1, 1)
+    assert [error["conversation"] for error in outcome.json["errors"]] == ["After conversation 1"]
+    file.write_bytes(whole.replace(b'"mapping"', b'"wrong"  '))
+    refused = cli("import", "chatgpt", str(file))
+    assert (refused.exit_code, "is damaged" in refused.err) == (2, True)
+
+
 def test_invalid_conversations_are_named(cli: CommandLine, tmp_path: Path) -> None:
     gap = conversation("3", [node("q", "root", "user", "hi")], "nowhere")
     circle = conversation("4", [node("a", "root", "user", "hi"), node("b", "a", "assistant", "ho")], "b")

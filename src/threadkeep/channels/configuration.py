@@ -182,13 +182,7 @@ def read_channels(path: Path, environment: Mapping[str, str]) -> ChannelsFile:
     Raises:
         InvalidInput: the file is invalid. The text names the file, the bot and the field, never a value.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(
-            f"{path}: cannot read the channels file ({type(error).__name__}); check that it exists, that this user may "
-            "read it, and that it is UTF-8 text."
-        ) from None
+    text = _read(path)
     try:
         content = _expanded(yaml.safe_load(text), environment)
         file = ChannelsFile.model_validate(content)
@@ -273,7 +267,7 @@ def add_bot(path: Path, fields: Mapping[str, Json], environment: Mapping[str, st
         InvalidInput: the result would be invalid, or `channels` is not a list at the end of the file.
     """
     lines = yaml.safe_dump([dict(fields)], sort_keys=False, allow_unicode=True)
-    text = _read(path)
+    text = _read(path) if path.exists() else ""
     if text.strip():
         indent = _indent_of_last_list(path, text)
         added = "".join(f"{' ' * indent}{line}\n" for line in lines.splitlines())
@@ -297,8 +291,11 @@ def add_bot(path: Path, fields: Mapping[str, Json], environment: Mapping[str, st
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(
+            f"{path}: cannot read the channels file ({type(error).__name__}); check that it exists, that this user may "
+            "read it, and that it is UTF-8 text."
+        ) from None
 
 
 def _indent_of_last_list(path: Path, text: str) -> int:

@@ -340,7 +340,7 @@ def _facts(source: Path) -> Iterator[tuple[int, Fact]]:
             if not line.strip():
                 continue
             try:
-                yield number, FactView.model_validate_json(line).record()
+                yield number, FactView.model_validate_json(line.removeprefix(b"\xef\xbb\xbf")).record()
             except ValidationError as error:
                 first = error.errors(include_input=False, include_url=False)[0]
                 where = "".join(f" ({part})" for part in first["loc"][:1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import zipfile
+import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
@@ -145,9 +146,7 @@ def kinds_of_file(path: Path) -> list[Kind]:
     """Return the kind of a file that is not a database, or an empty list."""
     head = _head(path)
     if head.startswith(b"PK") and zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            members = chatgpt_members(archive)
-            head = archive.open(members[0]).read(_HEAD_BYTES) if members else b""
+        head = _head_in_zip(path)
     head = head.removeprefix(b"\xef\xbb\xbf")
     if _CHATGPT.match(head):
         return ["chatgpt"]
@@ -180,6 +179,18 @@ def _kinds_of_tables(database: ForeignDatabase) -> list[Kind]:
 
 def _address_of_file(path: Path) -> DatabaseAddress:
     return DatabaseAddress("sqlite", path=path.absolute())
+
+
+def _head_in_zip(path: Path) -> bytes:
+    """Return the beginning of the first file with conversations, or an empty text if there is no such file."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for name in chatgpt_members(archive)[:1]:
+                with archive.open(name) as member:
+                    return member.read(_HEAD_BYTES)
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError):  # RuntimeError: the archive is encrypted
+        raise WrongUse("The zip archive is damaged or encrypted; download the export again.") from None
+    return b""
 
 
 def _head(path: Path) -> bytes:

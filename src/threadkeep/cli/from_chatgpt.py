@@ -7,6 +7,7 @@ import json
 import os
 import re
 import zipfile
+import zlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ class ChatGptExport(Source):
                         number += 1
                         yield self._conversation(item, f"Conversation {number}")
                         self.done = before + file.tell()
-            except (ValueError, RecursionError):
+            except (ValueError, RecursionError, EOFError, zipfile.BadZipFile, zlib.error):
                 yield Unreadable(
                     f"After conversation {number}",
                     "The rest is not JSON, or is incomplete; unpack the export again.",
