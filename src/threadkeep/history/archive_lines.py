@@ -292,7 +292,7 @@ def _check_year(moment: datetime | None) -> None:
 
 
 def _sorted(metadata: Mapping[str, Json]) -> Json:
-    """Sort the keys, because PostgreSQL does not keep their order, and exports must be reproducible."""
+    """Sort the keys: PostgreSQL does not keep their order, and exports must be reproducible."""
     if not metadata:
         return {}
     ordered: Json = json.loads(json.dumps(dict(metadata), ensure_ascii=False, sort_keys=True))

@@ -108,7 +108,7 @@ class Compressor:
         left_out_upto_seq: int = 0,
         window: WindowRoom = UNLIMITED,
     ) -> Summary | None:
-        """Compress a session if it is due, regardless of earlier failures, and return the newest new summary.
+        """Compress a session if it is due, even after failures, and return the newest new summary.
 
         Return None if nothing was due, or if another process is compressing the session.
 

@@ -189,7 +189,7 @@ class Eraser:
         return names
 
     async def _erase_all(self, wanted: Erasable) -> dict[str, int]:
-        """Erase until nothing is found or the rounds are over; return the counts of the remaining data."""
+        """Erase until nothing is found, in a few rounds; return the counts of remaining data."""
         after: dict[str, int] = {}
         for _ in range(_ROUNDS):
             sessions = await self.rows.sessions(wanted)
@@ -268,7 +268,6 @@ class Eraser:
         return found
 
     async def _others(self) -> list[Memory]:
-        """Return the memories of agents' conversations. Layouts that differ only in chunk size share one memory."""
         return [memory for layout, memory in await AllSessions(self._memory).locations() if layout is not None]
 
     async def _empty_conversations(self, wanted: Erasable) -> None:
@@ -297,8 +296,7 @@ class Eraser:
     async def _named(self, wanted: Erasable, *, others: bool) -> list[tuple[str, ...]]:
         """Return the namespaces that name the person, either with or without another user.
 
-        Namespaces that also name another user are not erased, because the person's id may be a common word such as
-        `memories`. Conversations are left out, because they are erased by their owners and senders.
+        A namespace with another user is not erased: the person's id may be a common word such as `memories`.
         """
         if not wanted.ids or not await self._memory.has_graph_store():
             return []

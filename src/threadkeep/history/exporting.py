@@ -50,10 +50,7 @@ class Exported:
 
 
 class _Numbering:
-    """The positions of messages in an export.
-
-    Without superseded messages, the others are numbered without gaps, as an import numbers them.
-    """
+    """The positions of messages in an export, without gaps, as an import numbers them."""
 
     def __init__(self, superseded: Sequence[tuple[int, int]]) -> None:
         self._superseded = superseded
@@ -197,10 +194,7 @@ async def _named(
 
 
 async def _pages(session: Session, info: SessionInfo, done: Exported) -> AsyncIterator[tuple[Message, ...]]:
-    """Yield a session's messages in pages, in order, without messages that were deleted meanwhile.
-
-    A page that cannot be read is recorded in `done` and left out, so that the others are exported.
-    """
+    """Yield a session's messages in pages; unreadable pages are recorded in `done` and left out."""
     for first in range(info.deleted_seq + 1, info.last_seq + 1, PAGE_MESSAGES):
         after = min(first + PAGE_MESSAGES, info.last_seq + 1)
         try:

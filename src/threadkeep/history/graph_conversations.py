@@ -160,7 +160,7 @@ def location_in(layout: GraphLayout, key: str) -> ConversationLocation:
 
 
 def order_name(layout: GraphLayout, key: str) -> str:
-    """Return the name under which a conversation's turns are kept in order; no session id is equal to it."""
+    """Return the name under which turns are kept in order; no session id is equal to it."""
     parts = [layout.namespace, layout.meta_key_suffix, layout.value_field, key]
     return _NO_SESSION + json.dumps(parts, ensure_ascii=False, separators=(",", ":"))
 

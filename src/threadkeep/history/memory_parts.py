@@ -170,7 +170,7 @@ class MessageSearch:
     async def search(
         self, query: str, *, limit: int, user_id: str | None = None, session_id: str | None = None, after: int = 0
     ) -> SearchResult:
-        """Return up to `limit` messages that contain all words of a query, and the number of unindexed ones.
+        """Return up to `limit` messages with all words of a query, and the number of unindexed ones.
 
         The search waits only for messages of the given session or user, so a backlog of other sessions does not delay
         it.

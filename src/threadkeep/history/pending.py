@@ -365,7 +365,7 @@ class PendingTurns:
         """Append a turn; give its answer a new id if the session has another message with this id.
 
         A model may return the same id twice, for example from LangChain's cache. If the turn may have been stored
-        before, pass `is_new=False`. A complete answer supersedes the same answer of a run that failed or was cut off.
+        before, pass `is_new=False`.
         """
         receipt = await self._transcripts.append(turn)
         while (renamed := await self._renamed(turn, receipt, is_new=is_new)) is not None:

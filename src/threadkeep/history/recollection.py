@@ -139,10 +139,7 @@ class WindowReader:
     async def _read(
         self, pages: _Pages, limits: Limits, before: int, *, page_rows: int, before_question: bool = False
     ) -> tuple[Window, Recent, SessionRows | None]:
-        """Return the window, the newest page that was read, and the rows for the cache.
-
-        If `before_question` is true, the window ends before a question, and no message is cut.
-        """
+        """Return the window, the newest page that was read, and the rows for the cache."""
         recent = await pages.older(page_rows, before)
         chooser = WindowChooser(limits, newest_user=recent.newest_user, before_question=before_question)
         chooser.add(recent.messages)
@@ -168,10 +165,7 @@ class WindowReader:
     async def _whole(
         self, known: SessionRows | None, begin: int, before: int, limits: Limits
     ) -> tuple[tuple[Message, ...], Sequence[tuple[int, int]], SessionRows] | None:
-        """Return all messages between two `seq` values, the superseded ranges, and the rows for the cache.
-
-        Return None if not all messages are known, or if they exceed the limits.
-        """
+        """Return the messages between two `seq` values if all are known and within the limits."""
         if known is None or limits.nothing or limits.counter is None or known.first_seq > begin:
             return None
         if max(known.marks.reset_seq, known.marks.archived_seq) >= max(begin, 1):
@@ -300,8 +294,7 @@ class WindowReader:
 class _Pages:
     """The rows of a session in pages, newest first; known rows are not read again.
 
-    Rows that are read are added to `known`. If the session was reset, archived or otherwise changed since, `known`
-    becomes None.
+    If the session was reset, archived or otherwise changed since, `known` becomes None.
     """
 
     read: Callable[[int, int, int], Awaitable[Recent]]
@@ -327,10 +320,7 @@ class _Pages:
 
 
 def _before_window(state: ContextState) -> tuple[int, list[Exclusion]]:
-    """Return the last `seq` before all windows, and the excluded ranges up to it, each with a reason.
-
-    Deleted messages are not listed. Archived messages are in no window, but a summary may cover them.
-    """
+    """Return the last `seq` before all windows, and the excluded ranges up to it."""
     gaps: list[Exclusion] = []
     last = state.deleted_seq
     if state.reset_seq > last:

@@ -309,7 +309,7 @@ class Session:
         counter: TokenCounter | str | None = None,
         before: int | None = None,
     ) -> Window:
-        """Return the newest user and assistant messages since the last reset that fit the limits, oldest first.
+        """Return the newest user and assistant messages within the limits, oldest first.
 
         Args:
             max_messages: the maximum number of messages; 0 means none, None means no limit.

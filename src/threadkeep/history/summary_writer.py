@@ -141,10 +141,7 @@ class SummaryWriter:
     async def _write(
         self, records: Sequence[str], task: SummaryTask, earlier: str | None, facts: tuple[str, ...] = ()
     ) -> SummaryText:
-        """Return one summary text for all records; the model gets each with the prose about earlier ones.
-
-        If `facts` are given, facts in the model's answers are ignored.
-        """
+        """Return one summary text for all records; given `facts` replace those of the model."""
         text = SummaryText("", facts)
         room = self._room.one - self._counter(text.render())
         for record in records:

@@ -106,10 +106,7 @@ class Episodes(ClockedTables, sql=("episodes.sql",)):
 
 
 def _episodes(messages: Iterable[_EpisodeMessage]) -> Iterator[Episode]:
-    """Yield each question, which may be several messages, with its last answer.
-
-    A question without an answer is skipped until its run has ended.
-    """
+    """Yield each question, which may be several messages, with its last answer."""
     questions: list[_EpisodeMessage] = []
     answer: _EpisodeMessage | None = None
     for message in messages:

@@ -197,7 +197,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         limit: int = 10,
         embedder: Embedder | None = None,
     ) -> list[Fact]:
-        """Return the valid facts that are relevant to a query: the best of each scope, the most specific scope first.
+        """Return the valid facts that are relevant to a query, the most specific scope first.
 
         The limit is divided among the scopes. If two scopes have the same statement, the more specific scope wins. Of
         each scope, the newest 10,000 facts are searched.

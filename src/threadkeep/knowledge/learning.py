@@ -147,7 +147,7 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
     ) -> tuple[Sequence[Proposed], Reading]:
         """Ask the learner; return the facts and the range of messages that was read.
 
-        Errors are raised. But messages that repeatedly cause an error, while a harmless text does not, are skipped.
+        Messages that repeatedly cause an error, while a harmless text does not, are skipped.
         """
         key = request.session_id, to_read.kind
         with ErrorBoundary() as attempt:

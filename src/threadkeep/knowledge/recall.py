@@ -114,7 +114,7 @@ class FactWords:
         return [facts[index] for index in order if scores[index] > 0]
 
     def _number(self, fact: Fact) -> int:
-        """Return the number of a fact, and index a new fact. `editor.fontSize` is indexed as three words."""
+        """Return the number of a fact, and index a new fact."""
         value = fact.text[len(fact.key) + 2 :][:_READ_CHARACTERS]
         if (known := self._numbers.get((fact.key, value))) is not None:
             return known
@@ -216,7 +216,7 @@ def without_shadowed(facts: Iterable[Fact]) -> list[Fact]:
 
 
 def take_of_each[T](found: Sequence[Sequence[T]], limit: int, names: Callable[[T], Collection[str]]) -> list[T]:
-    """Take at most `limit` entries, one from each list in turn, and return them in the order of the lists.
+    """Take one entry from each list in turn, up to `limit`; return them in the order of the lists.
 
     Args:
         found: the results of each scope, best first.

@@ -65,7 +65,7 @@ class OnLoop[M: history.Memory, H]:
             blocked_loop.reset(blocked)
 
     def wait_for[T](self, verb: Callable[[H], Coroutine[Any, Any, T]], of: H | None = None) -> T:
-        """Run a method of the wrapped object on a loop that the caller does not block, and wait for the result.
+        """Run a method on a loop that the caller does not block, and wait for the result.
 
         Raises:
             StoreClosed: the memory is closed.

@@ -64,7 +64,7 @@ class SyncSession(Wrapper[Session]):
     waiting = Called(Session.waiting)
 
     def branch(self, at: int | None = None, *, session_id: str | None = None) -> SyncSession:
-        """Create a session with copies of this session's messages up to a `seq`; see `threadkeep.Session.branch`."""
+        """Create a session with copies of this session's messages; see `threadkeep.Session.branch`."""
         return SyncSession(self.wait_for(self.asynchronous.branch(at, session_id=session_id)), self.loop)
 
     def __repr__(self) -> str:

@@ -28,7 +28,7 @@ _LONGEST_ENDPOINT = 2_000
 
 
 def normalised_endpoint(text: str) -> str:
-    """Return a Graphiti server's address in a uniform spelling: host in lower case, no outer spaces, no final slash.
+    """Return a Graphiti server's address in a uniform spelling.
 
     Raises:
         InvalidInput: the text is not an http or https address with a host, or it has a user, a query or a fragment.

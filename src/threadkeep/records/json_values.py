@@ -22,7 +22,7 @@ _NO_JSON = "Metadata and original must be JSON: text keys, finite numbers, no by
 
 
 def dump_json(value: Any) -> str:
-    """Return the JSON text of a value as it is stored: compact, without ASCII escapes, keys in insertion order.
+    """Return the compact JSON text of a value, as it is stored.
 
     Raises:
         InvalidMessage: the value contains something that JSON cannot express (NaN, bytes, keys that are not text).
@@ -55,7 +55,7 @@ def example(**values: Any) -> dict[str, Any]:
 
 
 def as_json(value: Any) -> Json:
-    """Return a copy of a value with only the types that a JSON parser returns, so that it equals the stored value.
+    """Return a copy of a value with only the types that a JSON parser returns.
 
     Raises:
         InvalidMessage: the value contains something that JSON cannot express.

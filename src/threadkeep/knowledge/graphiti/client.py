@@ -141,7 +141,7 @@ def time_in(value: Json) -> datetime | None:
 
 
 class Breaker:
-    """A circuit breaker that opens after `failures` consecutive failures, and then allows one call after each pause.
+    """A circuit breaker, which after several `failures` allows one call after each pause.
 
     The pause doubles with each failure up to a maximum, with jitter, so that processes retry at different times.
     """

@@ -107,7 +107,7 @@ class _Smoke:
 
 
 async def remains(client: GraphitiClient, group_id: str) -> str:
-    """Describe the data that a server still has of a deleted group; the text is empty if there are none.
+    """Describe the data that a server still has of a deleted group, if any.
 
     The check takes some seconds, because messages in the server's queue can create the group again.
 

@@ -70,10 +70,7 @@ class RecallQuestion:
 
 @dataclass(frozen=True)
 class _Groups:
-    """The groups to search in each scope, with reports of undelivered messages.
-
-    Messages from before `since` may not be sent.
-    """
+    """The groups to search in each scope; messages from before `since` may not be sent."""
 
     ids: Mapping[ScopeKind, Sequence[str]]
     reports: Sequence[ScopeRecall]
@@ -145,10 +142,7 @@ class GraphRecaller:
     async def _groups(
         self, asked: Mapping[ScopeKind, Scope | None], workspace: str | None
     ) -> _Groups | GraphitiClosure:
-        """Return the groups to search, or the reason why no search is allowed.
-
-        Up to 20 ids of a person are searched. The groups in `recall_extra_group_ids` are searched with the workspace.
-        """
+        """Return the groups to search, or the reason why no search is allowed."""
         consent = self._consents.statements(workspace)
         owned = {kind: scope for kind, scope in asked.items() if scope is not None}
         statements = [*consent, *map(self._deliveries.groups_statement, owned.values())]
@@ -181,10 +175,7 @@ class GraphRecaller:
         return self._options.recall_extra_group_ids if kind == "workspace" else ()
 
     async def _query(self, question: RecallQuestion, since: datetime) -> str:
-        """Return the text to search for, newest message first, because its end may be cut.
-
-        Messages from before `since` are left out.
-        """
+        """Return the text to search for, newest message first, because its end may be cut."""
         recent = [one.content for one in question.recent if one.created_at and one.created_at >= since]
         words = [question.text, *reversed(recent)]
         workspace = question.workspace or self._options.workspace

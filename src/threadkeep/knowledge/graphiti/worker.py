@@ -44,7 +44,7 @@ class _Pause(NamedTuple):
 
 
 class DeliveryWorker:
-    """A worker that sends messages in batches and reads them back, because the server may lose messages.
+    """A worker that sends messages and reads them back, because the server may lose some.
 
     A group has at most one unconfirmed batch. Messages that the server does not show in time are sent again, before any
     later message.
