@@ -271,9 +271,9 @@ class Person:
 class Episode:
     """A question of a person with its answer and the outcome of its run.
 
-    `seq` is the position of the first message of the question. `ended` is the status of the run if the run has ended,
-    otherwise the status of the answer. `tools` has the names of the called tools, as far as the tool calls are still
-    stored. `feedback` is the value of the key `feedback` in the metadata of the answer or the question.
+    `seq` is the position of the first message of the question. `ended` is the status of the ended run, or else of the
+    answer. `tools` has the names of the called tools, as far as they are still stored. `feedback` is the value of this
+    key in the metadata of the answer or the question.
     """
 
     session_id: str

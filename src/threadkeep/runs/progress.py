@@ -239,9 +239,9 @@ def namespace_of(config: RunnableConfig) -> str:
 class ProgressSaver(BaseCheckpointSaver[Any]):
     """A wrapper of a checkpointer that may delay the checkpoints of active runs; other checkpoints are stored at once.
 
-    Before a LangGraph thread is read, its pending progress is stored, so that readers get the newest state. `active`
-    maps the id of each active run to its progress. The synchronous methods run the asynchronous ones in the event loop
-    in which the saver was created, and wait for them; called in that loop, they raise `InvalidStateError`.
+    The pending progress of a LangGraph thread is stored before the thread is read. `active` maps the id of each active
+    run to its progress. The synchronous methods run the asynchronous ones in the saver's event loop; called in that
+    loop, they raise `InvalidStateError`.
     """
 
     def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:

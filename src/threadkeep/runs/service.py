@@ -272,8 +272,7 @@ async def open_runs(
 class RunsOnDemand:
     """A run service that is opened on first use. If opening fails, the error is raised; the next call tries again.
 
-    The service stays open in a separate task, independent of requests, until `close`. `opened` is None until the
-    service is open. After `close` the service accepts no more runs.
+    The service stays open in a separate task until `close`. `opened` is None until the service is open.
     """
 
     def __init__(self, opening: Callable[[InFlightMessages], AbstractAsyncContextManager[RunService]]) -> None:

@@ -140,9 +140,8 @@ type _Key = tuple[str | None, str | None]
 class InFlightMessages:
     """Messages that this process is answering with unrecorded runs, because the database could not store runs.
 
-    Such a message may also have a recorded run, which was active when the outage began, or which was stored although
-    the reply of the database was lost. The recorded run waits for the unrecorded one, then finds the answer in the
-    session.
+    Such a message may also have a recorded run, for example one that was active when the outage began. This run waits
+    for the unrecorded one, then finds the answer in the session.
     """
 
     def __init__(self) -> None:

@@ -189,9 +189,8 @@ class SessionGap:
 class Integrity:
     """The result of a check for damage.
 
-    `damage` has the error messages of the database, which quote no rows; SQLite's are limited to 20. `gaps` has at most
-    20 sessions. `indexes` is the number of PostgreSQL indexes that amcheck has checked; None if this user cannot use
-    amcheck.
+    `damage` has the error messages of the database, which quote no rows. `gaps` has at most 20 sessions. `indexes` is
+    the number of PostgreSQL indexes that amcheck has checked; None if this user cannot use amcheck.
     """
 
     damage: tuple[str, ...] = ()

@@ -56,8 +56,8 @@ class NotedManifest:
 class StoredManifest:
     """The record of one model call; `call` is 1, 2, 3 … in each run. `origin` is the memory from which it was read.
 
-    `session_id` is the session to which the record belongs; it is None if the record belongs to its run. A record that
-    cannot be read has the manifest `{"error": "RecordUnreadable"}`.
+    `session_id` is None if the record belongs to its run. A record that cannot be read has the manifest `{"error":
+    "RecordUnreadable"}`.
     """
 
     session_id: str | None

@@ -104,9 +104,8 @@ async def migrate(
     """Bring a database to the newest schema; return the versions of the migrations that this call applied.
 
     Of concurrent processes, one migrates; the others wait and find nothing to do. A database that is up to date is only
-    read. In a new PostgreSQL database, messages are partitioned by session into `partitions` tables; an existing
-    database keeps its tables. If other transactions use tables of a PostgreSQL database, all migrations are tried
-    again. If the call has to wait for other processes, `held` is called once; by default, it logs a warning.
+    read. A new PostgreSQL database gets `partitions` tables for messages. If the call has to wait for other processes,
+    `held` is called once; by default, it logs a warning.
 
     Raises:
         SchemaTooNew: the database has migrations that this code does not know; nothing was changed.

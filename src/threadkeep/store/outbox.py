@@ -32,9 +32,8 @@ def address_of(user_id: str) -> str:
 class Outgoing:
     """A message to send: the answer of a run to the message `message_id`, or a text `content` that is in no transcript.
 
-    `parts_sent` is the number of parts that have arrived. `uncertain` is true if the next part may have arrived too,
-    because a process died while it sent that part or got no clear reply. `partial` is the text so far of an answer that
-    is still being written.
+    `parts_sent` is the number of parts that have arrived. `uncertain` is true if the next part may have arrived too.
+    `partial` is the text so far of an answer that is still being written.
     """
 
     number: int

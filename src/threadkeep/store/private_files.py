@@ -1,4 +1,4 @@
-"""Files and folders that only this user may read, because they contain people's messages."""
+"""Files and folders that only this user may read, because they contain people's messages. All I/O is blocking."""
 
 from __future__ import annotations
 
