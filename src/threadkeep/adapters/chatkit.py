@@ -51,8 +51,8 @@ _ATTACHMENT: TypeAdapter[Attachment] = TypeAdapter(Attachment)
 class ThreadkeepStore[TContext](Store[TContext]):
     """A ChatKit `Store` that is backed by a memory: a thread is a session, an item is a message.
 
-    User and assistant messages are stored like messages of other channels. Other items (widgets, tasks, hidden context)
-    are stored as notes, which are never sent to a model.
+    User and assistant messages are stored like messages of other channels. Other items, such as widgets, are stored as
+    notes, which are never sent to a model. Threads and attachments of other users are not found.
     """
 
     def __init__(self, memory: Memory, *, user_id: Callable[[TContext], str | None]) -> None:

@@ -139,8 +139,8 @@ class PromptTemplate:
     def render(self, messages: Sequence[BaseMessage], *, summary: str = "", context: str = "") -> str:
         """Return the text for these messages. Braces in messages are not treated as placeholders.
 
-        The input is the newest user message and all later messages. The system messages replace `{{system}}`. The
-        history is the rest, in the form of `flatten_messages`.
+        The input is the newest user message and all later messages. The history is the rest, in the form of
+        `flatten_messages`, with the system messages if there is no placeholder `{{system}}` for them.
 
         Raises:
             InvalidInput: a summary or context is given, but the template has no placeholder for it.

@@ -36,9 +36,9 @@ _UNUSED, _MARGIN = 0.04, 0.01
 class RecalledTurns:
     """A source of relevant older turns of the session (scope `session`) or of all sessions of its user.
 
-    No chat model is needed. With the extra `meaning`, or with LangChain `embeddings`, turns that say the same in other
-    words are also found. Each message is embedded once, in the background. `embeddings_name` is the name under which
-    the vectors are stored.
+    Without a user, a session has only its own turns. With the extra `meaning`, or with LangChain `embeddings`, turns
+    that say the same in other words are also found. Each message is embedded once, in the background. The vectors
+    are stored under `embeddings_name`. No chat model is needed.
     """
 
     section: ExtraSection = "selected"

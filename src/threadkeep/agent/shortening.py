@@ -177,8 +177,8 @@ def trim(
 
     System messages come first and stay whole. The newest user message is always included, cut with a mark if necessary.
     Tool calls stay with their results. Messages after the newest user message take precedence over history, and newer
-    messages over older ones. Large tool results and arguments are cut in the middle, the oldest first. Pass the
-    messages to `repair` before calling this.
+    messages over older ones. Large tool results and arguments are cut in the middle, the oldest first. Marks
+    replace media that do not fit. Pass the messages to `repair` before calling this.
 
     Args:
         messages: everything that could be sent, in order.

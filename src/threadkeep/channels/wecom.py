@@ -85,7 +85,7 @@ class WeComCrypto:
         return hashlib.sha1(b"".join(parts)).hexdigest()  # noqa: S324 - the platform's algorithm
 
     def open(self, callback: Callback, encrypted: str) -> str:
-        """Verify and decrypt the text of a callback.
+        """Verify signature and clock of a callback, decrypt its text, and check the receiver.
 
         Raises:
             CallbackRefused: a check failed, or the text cannot be decrypted.
