@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from langchain.agents.middleware import AgentMiddleware, AgentState
+from langchain.agents.middleware import AgentMiddleware, AgentState, hook_config
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, RemoveMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.runtime import Runtime
@@ -41,6 +41,27 @@ async def test_a_repeated_message_id_returns_the_stored_answer(memory: Memory, c
     assert len(model.calls) == 2
     assert await kept(memory) == [("user", "1 + 2?"), ("assistant", "3")]
     assert state["messages"][-1].id == (await memory.session(ROOM).tail(1))[0].id
+
+
+class Improved(AgentMiddleware[AgentState[Any], Any, Any]):
+    """Middleware that asks the model once more if its answer is a draft."""
+
+    @hook_config(can_jump_to=["model"])
+    def after_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
+        """Jump back to the model with a request."""
+        if state["messages"][-1].text != "draft":
+            return None
+        return {"messages": [HumanMessage("Improve that.")], "jump_to": "model"}
+
+
+async def test_an_agent_answers_again_if_middleware_jumps_to_the_model_after_its_end(memory: Memory) -> None:
+    model = ScriptedModel(["draft", "final"])
+    agent = make_agent(model, [Improved(), SessionMemory(memory)])
+    for _ in range(2):
+        state = await agent.ainvoke(input_of("q", "m1"), config_of())
+        assert [message.text for message in state["messages"]] == ["q", "draft", "Improve that.", "final"]
+    assert len(model.calls) == 2
+    assert await kept(memory) == [("user", "q"), ("assistant", "draft"), ("assistant", "final")]
 
 
 class Signed(AgentMiddleware[AgentState[Any], Any, Any]):

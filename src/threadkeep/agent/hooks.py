@@ -155,7 +155,7 @@ class TurnHooks:
             if answer is None or (turn.answered is not None and not part.said_ids):
                 part.leave()
                 if turn.answered is not None:
-                    part.root.add_answer(turn.answered, part.author)
+                    part.root.add_answer(turn.answered, part.author, part.key)
                 await turn.settle()
                 repeated = part.told_again
                 return None if repeated is None else restored(state["messages"], repeated, part.earlier_ids)

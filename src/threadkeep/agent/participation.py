@@ -451,7 +451,7 @@ class Participation:
         winner = await self.turn.close(answer, status)
         final = answer if winner is None else winner
         if status == "complete" and isinstance(final, BaseMessage):
-            self.root.add_answer(final, self.author)
+            self.root.add_answer(final, self.author, self.key)
         return winner
 
     async def interrupt(self, answer: BaseMessage | str) -> None:

@@ -258,10 +258,17 @@ class RootRun:
         self._resumed.add(call)
         return number
 
-    def add_answer(self, message: BaseMessage, author: str | None) -> None:
-        """Add a complete answer of the turn, unless it is known already."""
+    def add_answer(self, message: BaseMessage, author: str | None, call: Hashable = None) -> None:
+        """Add a complete answer of the turn, unless it is known already.
+
+        `call` keeps its number under another key: middleware may jump to the model, and the agent then answers again.
+        """
         if id_of(message) not in [one.id for one in self.answers]:
             self.answers.append(AIMessage(text_of(message), id=id_of(message), name=author))
+        claims = self._claims.get(author, {})
+        if isinstance(call, tuple) and call in claims:
+            number = claims.pop(call)
+            claims[*call, number] = number
 
 
 def _is_human(message: BaseMessage, texts: Container[str]) -> bool:
