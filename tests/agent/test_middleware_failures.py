@@ -12,6 +12,7 @@ import anyio
 import pytest
 from langchain.agents.middleware import AgentMiddleware, ToolRetryMiddleware
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain_core.runnables import RunnableLambda
 from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
@@ -283,6 +284,19 @@ async def test_an_answer_before_a_failure_of_other_middleware_is_stored(memory: 
         ("user", "and now?", "complete"),
         ("assistant", "fine", "complete"),
     ]
+
+
+async def test_a_failure_that_a_chain_catches_ends_the_turn(memory: Memory) -> None:
+    """The partial answer is stored, and the session is released, before the chain goes on."""
+    agent = make_agent(ScriptedModel(["hello"]), [SessionMemory(memory), Failing()])
+
+    async def chain(words: str) -> list[tuple[str, str, str]]:
+        with pytest.raises(RuntimeError, match="broken"):
+            await agent.ainvoke(input_of(words))
+        return await kept_with_status(memory)
+
+    stopped = [("user", "hi", "complete"), ("assistant", "hello", "interrupted")]
+    assert await RunnableLambda(chain).ainvoke("hi", config_of()) == stopped
 
 
 async def test_the_number_of_open_runs_is_limited(small_memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -56,15 +56,22 @@ class NodeAttempt:
 TASK_IDS: Final = re.compile(r":[^|]*")
 """The task ids in a checkpoint namespace. Graphs with `checkpointer=True` have none."""
 
+_NAMESPACE: Final = "langgraph_checkpoint_ns"
+"""The key in the metadata of the runs inside a graph's node for the checkpoint namespace of the node."""
+
 _NO_ATTEMPTS: Final[Mapping[str, NodeAttempt]] = MappingProxyType({})
 
 
 @dataclass
 class RootCall:
-    """The input and the LangGraph thread id of a root run, and the functions to call at its end."""
+    """The input and the LangGraph thread id of a root run, and the functions to call at its end.
+
+    `outer` is the id of the run around it, such as that of a chain.
+    """
 
     input: object
     thread: object = None
+    outer: UUID | None = None
     at_end: list[OnEnd] = field(default_factory=list)
 
     @property
@@ -86,8 +93,9 @@ class RootCall:
 class RootCallbacks(BaseCallbackHandler):
     """A handler that knows the root run of the current task. It stores at most a thousand root runs.
 
-    It is needed because middleware hooks see neither the input nor the end of a root run. LangChain calls it for every
-    root run of the process, including runs without a memory, so its methods do little work.
+    A root run is a run outside of a graph's nodes: a graph, or a chain around graphs. The handler is needed because
+    middleware hooks see neither the input nor the end of a root run. LangChain calls it for every run of the process,
+    including runs without a memory, so its methods do little work.
     """
 
     run_inline = True
@@ -122,14 +130,14 @@ class RootCallbacks(BaseCallbackHandler):
     ) -> None:
         """Store a root run, or note the attempt and the branch of another run."""
         known = metadata or {}
-        if parent_run_id is not None:
+        if parent_run_id is not None and _NAMESPACE in known:
             self._note_branch(known)
             self._note_attempt(known, run_id, parent_run_id)
         else:
             self.branch.set(None)
             self.attempts.set(_NO_ATTEMPTS)
+            self._calls[run_id] = RootCall(inputs, known.get("thread_id"), self._current.get())
             self._current.set(run_id)
-            self._calls[run_id] = RootCall(inputs, known.get("thread_id"))
             if len(self._calls) > _MOST_RUNS:
                 self._calls.popitem(last=False)
 
@@ -157,7 +165,7 @@ class RootCallbacks(BaseCallbackHandler):
 
     def _note_attempt(self, metadata: Mapping[str, Any], run_id: UUID, parent_run_id: UUID) -> None:
         """Add a run to the attempt of its node, or begin a new attempt."""
-        namespace = str(metadata.get("langgraph_checkpoint_ns", ""))
+        namespace = str(metadata.get(_NAMESPACE, ""))
         if not namespace:
             return
         known = self.attempts.get()
@@ -172,18 +180,24 @@ class RootCallbacks(BaseCallbackHandler):
 
     def on_chain_end(self, outputs: object, *, run_id: UUID, **_: Any) -> None:
         """Call the functions registered for the end of a run."""
-        if (call := self._calls.pop(run_id, None)) is not None:
-            for on_end in call.at_end:
-                on_end(outputs, None)
+        for on_end in self._ended(run_id):
+            on_end(outputs, None)
 
     async def on_chain_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
         """Call the functions registered for the end of a run, before its caller gets the error."""
-        call = self._calls.pop(run_id, None)
         failure = None if isinstance(error, GraphBubbleUp) else error
-        for on_end in call.at_end if call is not None else ():
+        for on_end in self._ended(run_id):
             waiting = on_end(None, failure)
             if waiting is not None:
                 await waiting
+
+    def _ended(self, run_id: UUID) -> Sequence[OnEnd]:
+        """Forget a root run that ended. Return the functions registered for its end."""
+        if (call := self._calls.pop(run_id, None)) is None:
+            return ()
+        if self._current.get() == run_id:
+            self._current.set(call.outer)
+        return call.at_end
 
 
 root_callbacks: Final = RootCallbacks()
