@@ -82,7 +82,7 @@ class TurnSteps:
                 self._own.append(message)
 
     def add(self, messages: Sequence[BaseMessage], result: ToolMessage | Command[Any]) -> None:
-        """Add a finished tool call, in case no model call follows.
+        """Add a finished tool call, in case no model call follows. `messages` are those of the state.
 
         `UNREAD_RESULT` is added instead of the result's text, because other middleware may still redact the text.
         """

@@ -70,8 +70,8 @@ class OpenCalls:
     async def settle_before(self, new: Participation) -> None:
         """Store the held answers of ended runs of the session, before `new` begins.
 
-        Answers of runs that may be alive stay held. If `new` is the next attempt at a question, its answer is
-        discarded.
+        Answers of runs that may be alive stay held. If `new` is the next attempt at the question of a failed or ended
+        run, the answer that this run held is discarded.
         """
         for call in list(self.calls.values()):
             if call is new or call.session.session_id != new.session.session_id or call.silent:

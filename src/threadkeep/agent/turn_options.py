@@ -134,7 +134,7 @@ class TurnOptions:
 
     @cached_property
     def profile(self) -> str | None:
-        """The name of the stored window start (anchor), which agents with equal limits share."""
+        """The name of the stored window start (anchor) of agents with equal limits; None if the window slides."""
         return None if self.plan.window == "sliding" else f"{self.message_limit}/{self.max_tokens}"
 
     @cached_property

@@ -309,7 +309,7 @@ class SummaryText:
         return "\n\n".join(part for part in (self.prose, facts) if part)
 
     def within(self, tokens: int, facts_tokens: int, counter: TokenCounter) -> SummaryText:
-        """Drop the oldest facts, then cut the prose, until the text fits."""
+        """Return the text with its newest facts within `facts_tokens`, and its prose cut so that all fits `tokens`."""
         text = replace(self, facts=fitting_facts(self.facts, facts_tokens, counter))
         if counter(text.render()) <= tokens:
             return text

@@ -158,7 +158,7 @@ class Eraser:
         return found
 
     async def verify(self, receipt: EraseReceipt) -> Verification:
-        """Check the signature of a receipt, and whether its target is really gone."""
+        """Check the signature of a receipt, that its target is gone, and that no erasure of it is incomplete."""
         check_argument("receipt", receipt, EraseReceipt, required=True)
         digest = await self._digest()
         signature = digest(replace(receipt, signature="").signed_text())

@@ -331,7 +331,7 @@ class Memory:
     async def settle_run(self, run_id: str, *, elsewhere: bool = False) -> None:
         """Store the partial answer of an interrupted run before its session continues.
 
-        If another process continues the run (`elsewhere`), it produces the answer again, so discard it here.
+        If `elsewhere` is true, discard it instead: another process produces it again, or the run is taken back.
         """
         for speaker in list(self._speakers):
             await speaker.settle_run(run_id, elsewhere=elsewhere)

@@ -59,7 +59,10 @@ def folder_of(address: DatabaseAddress, folder: Path | None = None) -> Path:
 
 @dataclass(frozen=True)
 class PendingOptions:
-    """Options of pending turns. Those of an in-memory database are kept in memory only."""
+    """Options of pending turns. In `MemoryOptions`, no `folder` means the default folder.
+
+    Pending turns of an in-memory database are kept in memory only.
+    """
 
     folder: Path | None = None
     write_timeout_seconds: float = 5.0

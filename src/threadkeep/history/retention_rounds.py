@@ -153,7 +153,7 @@ class RunRetention:
             raise InvalidInput("keep_set_aside_days must not be below keep_days: runs set aside are kept longer.")
 
     def cutoffs(self, now: datetime) -> Cutoffs | None:
-        """Return the times before which runs must have ended to be deleted, or None."""
+        """Return the times before which runs must have ended to be deleted; None if all runs are kept."""
         if self.keep_days is None:
             return None
         aside = self.keep_set_aside_days

@@ -445,10 +445,10 @@ class Session:
         return 0
 
     async def edit(self, message_id: str, text: str, *, new_id: str | None = None) -> Message:
-        """Supersede an active message and all messages after it, and store a new version of the message.
+        """Supersede an active message and all messages after it; store and return a new version of the message.
 
-        The new version keeps role, author and metadata, and answers the same question. Repeating the call with the same
-        `new_id` changes nothing.
+        The new version keeps role, author, metadata and, if it is an answer, its question. Its id is `new_id`, by
+        default a new id. Repeating the call with the same `new_id` changes nothing.
 
         Raises:
             MessageNotFound: the session has no such message.

@@ -76,8 +76,8 @@ class StoredIndexes:
     async def join(self, infos: Mapping[str, SessionInfo], allowed: Mapping[str, int]) -> ConversationIndex:
         """Return one index of several sessions, each with its `allowed` number of newest messages.
 
-        Stored indexes are used for sessions that may be indexed whole; missing ones are built and stored. Damaged
-        sessions are left out.
+        Stored indexes are used for sessions of at least 50 turns that may be indexed whole; missing or outdated ones
+        are built and stored. Damaged sessions are left out.
         """
         joined = ConversationIndex()
         summaries: Mapping[str, Sequence[Summary]] = {}

@@ -172,10 +172,10 @@ class FactVectors:
         self._vectors: OrderedDict[tuple[str, str], array[float]] = OrderedDict()
 
     async def similar(self, query: str, facts: Sequence[Fact], embedder: Embedder) -> dict[str, float]:
-        """Return the similarity of each fact to the query, in standard deviations from the mean.
+        """Return the similarity of each fact to the query by fact id, in standard deviations from the mean.
 
-        One call embeds at most 256 new facts. If the model fails or takes more than two seconds, the result is empty,
-        and an event reports it.
+        One call embeds at most 256 new facts; the others are missing until later calls. If the model fails or takes
+        more than two seconds, the result is empty, and an event reports it.
         """
         texts = {
             fact.id: (embedder.name, _PARTS_OF_KEY.sub(" ", fact.key) + fact.text[len(fact.key) :]) for fact in facts

@@ -28,9 +28,9 @@ blocked_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("threadk
 class OnLoop[M: history.Memory, H]:
     """A wrapper of an object that belongs to a memory; it runs calls on the memory's event loop.
 
-    A blocking call may come from the thread of that loop, as from `agent.invoke` in a notebook cell. Such a call runs
-    on a companion memory: the same database, opened again on the loop of another thread. The companion has its own
-    wrapped object, and is closed with the memory.
+    A blocking call may come from the thread of that loop, as from `agent.invoke` in a notebook cell, or from a thread
+    for which the loop waits. Such a call runs on a companion memory: the same database, opened again on the loop of
+    another thread. The companion has its own wrapped object, and is closed with the memory.
     """
 
     def __init__(self, memory: M | SyncMemory, make: Callable[[M], H]) -> None:

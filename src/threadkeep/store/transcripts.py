@@ -173,7 +173,7 @@ class Superseded:
 
 @dataclass(frozen=True)
 class Branching:
-    """A request to copy a session's messages, by default all and otherwise up to `at`, to a new session."""
+    """A request to copy a session's messages to a new session: all, or those up to the `seq` in `at`."""
 
     session_id: str
     branch_id: str

@@ -111,7 +111,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return Lease(group_id, owner, rows[0][0]) if rows else None
 
     async def renew(self, lease: Lease, *, seconds: float) -> bool:
-        """Extend a lease; return False if it has expired."""
+        """Extend a lease; return False if it has expired, or if another process owns the group now."""
         now = self._clock()
         until = time_text(now + timedelta(seconds=seconds))
         row = {"group_id": lease.group_id, "owner": lease.owner, "until": until, "now": time_text(now)}
@@ -129,7 +129,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return [Unconfirmed(row[0], row[1], time_of(row[2]), row[3], time_of(row[4]), bool(row[5])) for row in rows]
 
     async def waiting(self, group_id: str, limit: int) -> list[Waiting]:
-        """Return the first `limit` messages of a group that may be sent now, those of earlier turns last."""
+        """Return the first `limit` messages of a group that may be sent now; those of a backfill come last."""
         allowed = {"endpoint": self._endpoint, "version": CONSENT_VERSION}
         rows = await self._fetch("waiting", {"group_id": group_id, "limit": limit, **allowed})
         return [_waiting(row) for row in rows]

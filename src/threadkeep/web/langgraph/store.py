@@ -69,7 +69,7 @@ class ItemBody(BaseModel):
 
 
 def _in_utc(moment: datetime) -> datetime:
-    """Return a time in UTC; times of the store in SQLite have no time zone."""
+    """Return a time with a time zone; the store in SQLite returns times in UTC without one."""
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
 
 

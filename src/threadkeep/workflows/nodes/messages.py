@@ -234,7 +234,7 @@ class TemplateNode(Node):
         yield "text", self.text
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Render the text; with `as_message`, also add it as an assistant message."""
+        """Render the text; with `as_message`, also add it as an assistant message unless it is blank."""
         text = rendered(self.text, state)
         update = found(step, text, {"text": text})
         if self.as_message and text.strip():
