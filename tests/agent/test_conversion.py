@@ -282,6 +282,13 @@ def test_reasoning_of_another_provider_becomes_text() -> None:
     assert plain([foreign], provider="anthropic") == [foreign]
 
 
+def test_citations_of_another_provider_are_removed() -> None:
+    block: dict[str, object] = {"type": "text", "text": "hello", "citations": [{"cited_text": "hello"}]}
+    foreign = AIMessage([block], response_metadata={"model_provider": "anthropic"})
+    assert [message.content for message in plain([foreign], provider="openai")] == ["hello"]
+    assert plain([foreign], provider="anthropic") == [foreign]
+
+
 def test_blocks_of_the_newest_provider_are_kept() -> None:
     """Without a given provider, the blocks of the newest message's provider are kept."""
     old = AIMessage([THINKING, {"type": "text", "text": "a"}], response_metadata={"model_provider": "anthropic"})

@@ -258,7 +258,9 @@ def _is_foreign(message: AIMessage, target: str | None) -> bool:
         return True
     if isinstance(message.content, str):
         return False
-    return any(not isinstance(block, str) and block.get("type") != "text" for block in message.content)
+    blocks = [block for block in message.content if not isinstance(block, str)]
+    # Providers refuse the keys of others in a text block, such as `citations`.
+    return any(block.get("type") != "text" or (said_by and not {"type", "text"}.issuperset(block)) for block in blocks)
 
 
 def merged_system(systems: Sequence[BaseMessage]) -> SystemMessage | None:
