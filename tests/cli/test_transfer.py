@@ -212,6 +212,15 @@ def test_an_export_to_a_pipe_does_not_replace_the_pipe(cli: CommandLine, tmp_pat
     assert (refused.exit_code, "folder or a device" in refused.err, pipe.is_fifo()) == (2, True, True)
 
 
+def test_an_import_from_a_pipe_reads_it_from_the_beginning(cli: CommandLine) -> None:
+    """A shell names such a pipe for `sessions import <(zcat FILE)`."""
+    reader, writer = os.pipe()
+    os.write(writer, _lines(4).encode())
+    os.close(writer)
+    assert cli("sessions", "import", f"/dev/fd/{reader}", "--json").json["stored"] == 4
+    os.close(reader)
+
+
 def test_an_export_replaces_the_target_of_a_link(cli: CommandLine, tmp_path: Path) -> None:
     """With `-o /dev/stdout > FILE`, the link leads to the file."""
     cli.store("a", "hi")

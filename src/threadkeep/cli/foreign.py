@@ -194,5 +194,8 @@ def _head_in_zip(path: Path) -> bytes:
 
 
 def _head(path: Path) -> bytes:
+    """Return the beginning of a file; of a pipe, return none, because the import would then miss it."""
+    if path.is_fifo():
+        return b""
     with path.open("rb") as stream:
         return stream.read(_HEAD_BYTES)
