@@ -147,7 +147,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         await self._change(self.session(thread_id, context), item.id, item)
 
     async def delete_thread_item(self, thread_id: str, item_id: str, context: TContext) -> None:
-        """Remove an item from the thread. The session's history keeps it, but no model receives it."""
+        """Remove an item from the thread, if it exists. The session's history keeps it, but no model receives it."""
         await self._change(self.session(thread_id, context), item_id, None)
 
     async def add_feedback(self, thread_id: str, item_ids: list[str], feedback: str, context: TContext) -> None:

@@ -21,7 +21,8 @@ _PAGE = 50
 def item_message(framework: str, item: Json, *, role: Role | None, text: str, message_id: str | None = None) -> Message:
     """Return the message that stores an item. Its field `original` maps the framework's name to the item.
 
-    Without role or text (a tool result, for example), the message is a note, which context windows leave out.
+    An item without role or text (a tool result, for example) becomes a note with `text` as its label. Context windows
+    leave notes out.
     """
     return Message(
         role=role if role and text else "system",

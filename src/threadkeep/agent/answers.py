@@ -227,7 +227,7 @@ class OtherMiddleware:
                 self._warn("cleared")
 
     def check_calls(self, sent: Sequence[BaseMessage], partial: PartialAnswer) -> None:
-        """Warn if several models were called, or if no call received the messages `sent` unchanged."""
+        """Warn if several models were called, or if no call received messages with the types and texts of `sent`."""
         if len(partial.models) > 1:
             self._warn("model")
         for asked in partial.asked:

@@ -163,7 +163,7 @@ class CandidateNodes:
         }
 
     def _remembered(self, messages: Sequence[BaseMessage], question: HumanMessage) -> list[BaseMessage]:
-        """Return the messages with the question last, without earlier copies of it."""
+        """Return the messages with the question last, without earlier copies of it and of its answer."""
         before: list[BaseMessage] = []
         again = False
         for message in messages:

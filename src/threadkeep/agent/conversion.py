@@ -114,7 +114,7 @@ def role_of(message: BaseMessage) -> Role | None:
 
 
 def is_utterance(message: BaseMessage) -> bool:
-    """Return True if transcripts store a message: they leave out tool calls and results."""
+    """Return True if transcripts store a message: a user's message, or an assistant's message without tool calls."""
     return role_of(message) in SPEAKERS and not (isinstance(message, AIMessage) and message.tool_calls)
 
 

@@ -104,7 +104,8 @@ class SentHistory:
 def sent_by_caller(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
     """Return the agent's messages that the caller of the root run sent, without those of a checkpoint.
 
-    Messages with ids are found by id, because a checkpointer keeps a repeated message at its old position.
+    If all sent messages have ids, they are found by id, because a checkpointer keeps a repeated message at its old
+    position.
     """
     call = root_callbacks.call
     if call is None or call.input is None:

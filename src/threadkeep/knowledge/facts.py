@@ -245,7 +245,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         return take_of_each(ranked, limit, lambda fact: (fact.id, normalised(fact.text)))
 
     def _words_of(self, facts: Sequence[Fact]) -> FactWords:
-        """Return the index of the owner's facts, and drop indexes that were not used recently."""
+        """Return the index of the owner's facts, not an outdated one. Of too many indexes, drop the longest unused."""
         scope = facts[0].scope
         index = self._words.pop(scope, None)
         if index is None or index.is_outdated:

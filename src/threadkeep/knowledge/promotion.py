@@ -118,7 +118,7 @@ class Promotion:
 
     @property
     def fact_key(self) -> str:
-        """The key of the fact: the given key, or one made from the kind and a hash of the text."""
+        """The key of the fact: the given key, or the kind and a hash of the text; for `repo_state`, only the kind."""
         digest = hashlib.sha256(self.text.strip().encode(errors="surrogatepass")).hexdigest()[:8]
         return self.key or (self.kind if self.kind == "repo_state" else f"{self.kind}_{digest}")
 

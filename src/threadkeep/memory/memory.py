@@ -103,7 +103,7 @@ class Memory(history.Memory):
         return archive(self.export(user_id=user_id), self.clock())
 
     async def verify_erased(self, receipt: EraseReceipt) -> Verification:
-        """Return `gone`, `there` (data exist), or `unsigned` (this database did not sign the receipt)."""
+        """Return `gone`, `there` (data exist or were left), or `unsigned` (this database did not sign the receipt)."""
         return await self.eraser.verify(receipt)
 
     async def _purge_graphs(self, wanted: Erasable) -> tuple[ErasedStore, list[str]]:

@@ -223,7 +223,7 @@ class ChatTurn:
             await changed.wait()
 
     def _tokens_end_with_answer(self, response: str) -> bool:
-        """Return whether the sent tokens end with the answer."""
+        """Return whether the sent tokens, if any, end with the answer."""
         pieces = "".join(event.text for event in self._events if isinstance(event, ChatToken))
         return not pieces or pieces.endswith(response)
 

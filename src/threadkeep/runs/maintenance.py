@@ -106,8 +106,9 @@ class RunMaintenance:
     async def _enqueue(self, run_id: str, *, at_once: bool = False) -> None:
         """Enqueue a run that no process executes, at most once a minute unless `at_once` is true.
 
-        A child is left to its parent. A run with a damaged record is set aside, so that the later runs of its session
-        can begin. A run that only a newer Threadkeep can read is left to processes of that version.
+        A child is left to its parent, but ended if the parent is over or was deleted. A run with a damaged record is
+        set aside, so that the later runs of its session can begin. A run that only a newer Threadkeep can read is left
+        to processes of that version.
         """
         run = await self._runs.run(run_id, damaged=True)
         if run is None:

@@ -35,7 +35,7 @@ _LOG_WAIT_MILLISECONDS = 50
 
 
 async def empty_log(driver: Driver, *, vacuum: bool) -> bool:
-    """Empty the WAL of a SQLite file; with `vacuum`, rewrite it first. Return False if a reader uses the WAL."""
+    """Empty the WAL of a SQLite file; with `vacuum`, rewrite the file first. Return False if a reader uses the WAL."""
     sql = load_statements("sqlite/retention.sql")
     async with driver.reading() as connection:
         if vacuum:

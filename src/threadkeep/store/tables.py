@@ -266,7 +266,7 @@ class TableTranscripts:
         await self._driver.write(changes.statements(session_id))
 
     async def reset(self, session_id: str, *, user_id: str | None = None, run_id: str | None = None) -> int | None:
-        """Let later windows begin after the stored messages; return the last `seq`, or None."""
+        """Let later windows begin after the stored messages; return the last `seq`, or None if nothing was reset."""
         async with self._driver.writing() as connection:
             if run_id is not None and not await may_change(connection, self._sql, session_id, run_id):
                 return None

@@ -344,7 +344,7 @@ class Graphiti:
     async def backfill(
         self, session_ids: Sequence[str] | None = None, *, user_id: str | None = None, limit: int = 1_000
     ) -> Backfilled:
-        """Queue up to `limit` earlier turns of sessions, of a user, or of all users.
+        """Queue up to `limit` earlier turns of sessions, of a user, or of all users; repeat the call for further turns.
 
         They are sent after new ones, with a limit per minute. Stored messages do not record their workspace, so all
         turns count as turns of the workspace in the options. If runs used other workspaces, name the sessions.

@@ -221,7 +221,7 @@ class RunQueue:
             raise asyncio.CancelledError
 
     def _enqueue(self, run_id: str, alone: bool) -> None:
-        """Enqueue an attempt at a run; an `alone` attempt replaces one that is already enqueued."""
+        """Enqueue an attempt at a run unless one is enqueued already, which only an `alone` attempt replaces."""
         number = 1
         while True:
             with contextlib.suppress(dbos_error.DBOSWorkflowIDInUseError):

@@ -269,7 +269,7 @@ async def get_trace(
     after: Annotated[int, Query(ge=0, lt=2**53, description="Only events after this number.")] = 0,
     limit: Limit = DEFAULT_LIMIT,
 ) -> RunTraceBody:
-    """Return the events of a run, in order."""
+    """Return the events of a run, in order: nodes, model calls, tools, children, and messages with their text."""
     found = await (await app.runs.service()).trace(run_id, after=after, limit=limit, user_id=user_id)
     events = [RunEventBody.model_validate(event) for event in found]
     return RunTraceBody(run_id=run_id, events=events, next_after=events[-1].number if len(events) == limit else None)
