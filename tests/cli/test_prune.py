@@ -16,6 +16,7 @@ import pytest
 
 from tests.cli.forked import ForkedCommand
 from tests.cli.running import CommandLine
+from tests.databases import execute
 from threadkeep.cli import main
 from threadkeep.errors import StoreUnavailable
 from threadkeep.history.memory import Memory
@@ -105,6 +106,17 @@ def test_prune_removes_messages_beyond_the_limits(any_cli: CommandLine) -> None:
     archived = any_cli("sessions", "prune", "--archive", "--max-messages", "2")
     assert (archived.exit_code, archived.out) == (0, "Archived 2 messages (6 tokens) of 1 session.\n")
     assert count(any_cli, "more") == 4
+
+
+def test_a_session_with_damaged_limits_is_reported(cli: CommandLine) -> None:
+    """The command prunes the others, counts the skipped session, and fails."""
+    store_aged(cli, "bad", 400, 390, 10, 1)
+    store_aged(cli, "old", 400, 390, 10, 1)
+    execute(cli.url, "UPDATE chat_sessions SET retention = '{' WHERE session_id = 'bad'")
+    done = cli("sessions", "prune", "--delete", "--max-age-days", "365", "--yes")
+    assert (done.exit_code, done.out) == (1, "Deleted 2 messages (6 tokens) of 1 session.\n")
+    assert "in use or damaged: 1 session" in done.err
+    assert count(cli, "old") == 2
 
 
 def test_idle_sessions_are_deleted_as_a_whole(cli: CommandLine) -> None:

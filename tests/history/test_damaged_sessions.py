@@ -17,7 +17,7 @@ from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, Message, open_memory
 from threadkeep.errors import RecordUnreadable, SessionDamaged
 from threadkeep.graph_store.layout import GraphLayout
-from threadkeep.observe import PendingWrites
+from threadkeep.observe import PendingWrites, PruningFailed
 from threadkeep.records import Retention, RetentionLimits
 from threadkeep.store.transcripts import SessionQuery
 
@@ -146,3 +146,20 @@ async def test_a_damaged_row_is_listed_with_a_mark(memory: Memory, database_url:
     }
     with pytest.raises(RecordUnreadable, match="session s1 cannot be read"):
         await memory.session("s1").info()
+
+
+@pytest.mark.parametrize("database_url", ["sqlite-file", "postgres"], indirect=True)
+async def test_retention_skips_a_session_with_damaged_limits(
+    memory: Memory, database_url: str, events: RecordedEvents
+) -> None:
+    """The others are pruned; the damaged session is reported, and pruned after its limits are set again."""
+    for name in ("s1", "s2"):
+        await memory.session(name).append([*said("one"), *said("two")])
+    rules = Retention(delete=RetentionLimits(max_messages=2))
+    execute(database_url, "UPDATE chat_sessions SET retention = '[3]' WHERE session_id = 's1'")
+    assert [removal.session_id async for removal in memory.retention.plan(rules)] == ["s2"]
+    pruned = await memory.retention.prune(rules)
+    assert (pruned.deleted.sessions, pruned.busy) == (1, 1)
+    assert [(event.session_id, event.error) for event in events.of(PruningFailed)] == [("s1", "RecordUnreadable")]
+    await memory.retention.change("s1", None)
+    assert (await memory.retention.prune(rules)).deleted.sessions == 1

@@ -215,7 +215,8 @@ def _show_result(done: Pruned, *, vacuum: bool, vacuumed: bool) -> None:
     elif vacuum:
         terminal.note("PostgreSQL frees space by itself (autovacuum).")
     if done.busy:
-        terminal.error(f"Skipped, because they are in use: {counted(done.busy, 'session')}. Prune again later.")
+        skipped = counted(done.busy, "session")
+        terminal.error(f"Skipped, because they are in use or damaged: {skipped}. Prune again later or after a repair.")
 
 
 def _words(done: Pruned) -> str:

@@ -148,7 +148,7 @@ def _prunable(conversation: Conversation) -> Prunable:
         conversation.deleted_seq,
         conversation.info().message_count,
         updated_at=conversation.updated_at,
-        retention=None,
+        retention_text=None,
         first_stored_at=conversation.created_at,
         first_live_at=conversation.created_at,
     )

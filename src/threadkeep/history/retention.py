@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from threadkeep.errors import InvalidInput, SessionDamaged, SessionNotFound
+from threadkeep.errors import InvalidInput, RecordUnreadable, SessionDamaged, SessionNotFound
 from threadkeep.graph_store.retention import ConversationRetention
 from threadkeep.history.keys import check_session_id
 from threadkeep.history.retention_rounds import Round
-from threadkeep.observe import MessagesPruned, Observer
+from threadkeep.observe import MessagesPruned, Observer, PruningFailed
 from threadkeep.records import Retention, RetentionLimits
 from threadkeep.records.sessions import check_argument, check_each
 from threadkeep.store.driver import RowLocked
@@ -216,7 +216,8 @@ class Pruner:
         now = self._clock()
         rules = self.rules if rules is None else rules
         async for session in self._sessions(rules, session_ids, user_id):
-            with contextlib.suppress(SessionDamaged):  # nothing would be removed from a session that cannot be read
+            # Nothing would be removed from a session that cannot be read.
+            with contextlib.suppress(SessionDamaged, RecordUnreadable):
                 for removal in await self._removals(session, rules, now):
                     extent = await self._rows.extent(removal)
                     yield PlannedRemoval(
@@ -261,7 +262,8 @@ class Pruner:
                     break
                 try:
                     removals = await self._removals(session, rules, now)
-                except SessionDamaged:
+                except (SessionDamaged, RecordUnreadable) as error:
+                    self._observer.notify(PruningFailed(session_id=session.session_id, error=type(error).__name__))
                     messages.skip()
                     continue
                 waits = any(entry.turn.session_id == session.session_id for entry in self._pending.own)

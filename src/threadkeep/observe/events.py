@@ -276,8 +276,8 @@ class IndexingDone(Event):
     milliseconds: float
 
 
-class PruningFailed(Event):
-    """A retention pass was interrupted by an error; the next pass continues there."""
+class PruningFailed(SessionEvent):
+    """A retention pass was interrupted by an error, or skipped a damaged session; the next pass continues there."""
 
     error: str
 

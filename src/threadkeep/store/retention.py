@@ -48,7 +48,8 @@ class Prunable:
     """The data about a session that retention needs.
 
     `first_stored_at` is the time of the first existing message, and `first_live_at` that of the first message that is
-    not archived. `message_count` is the number of active messages, including archived ones.
+    not archived. `retention_text` is the stored JSON of the session's own limits. `message_count` is the number of
+    active messages, including archived ones.
     """
 
     session_id: str
@@ -58,9 +59,14 @@ class Prunable:
     deleted_seq: int
     message_count: int
     updated_at: datetime
-    retention: Retention | None
+    retention_text: str | None
     first_stored_at: datetime | None
     first_live_at: datetime | None
+
+    @property
+    def retention(self) -> Retention | None:
+        """The session's own limits, or None if those in the settings apply. Raises `RecordUnreadable`."""
+        return retention_of(self.retention_text)
 
     @property
     def has_superseded(self) -> bool:
@@ -262,9 +268,9 @@ def _of_one_step(rows: list[Row]) -> list[Row]:
 
 
 def _prunable(row: Row) -> Prunable:
-    *first, updated_at, retention, first_stored_at, first_live_at = row
+    *first, updated_at, retention_text, first_stored_at, first_live_at = row
     times = [time_of(moment) for moment in (first_stored_at, first_live_at)]
-    return Prunable(*first, *[time_of(updated_at), retention_of(retention)], *times)
+    return Prunable(*first, *[time_of(updated_at), retention_text], *times)
 
 
 @dataclass(frozen=True)
