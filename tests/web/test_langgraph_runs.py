@@ -221,6 +221,22 @@ async def test_a_run_without_a_thread_stores_nothing(tmp_path: Path) -> None:
     assert threads == []
 
 
+async def test_a_thread_is_interrupted_behind_many_resets(
+    tmp_path: Path, shared_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "asking.py").write_text(ASKING)
+    monkeypatch.syspath_prepend(tmp_path)
+    options: Any = {"workflows": "asking=asking:graph", "database_url": shared_url}
+    async with sdk(tmp_path, ScriptedModel([]), **options) as (langgraph, client):
+        await langgraph.runs.wait("t1", "asking", input=asks("go"))
+        for _ in range(21):
+            assert (await client.post("/api/v1/sessions/t1/reset")).status_code == 200
+        thread = await langgraph.threads.get("t1")
+        state = await langgraph.threads.get_state("t1")
+    assert thread["status"] == "interrupted"
+    assert state["tasks"][0]["interrupts"][0]["value"] == "Ship it?"
+
+
 async def test_a_question_of_a_run_is_answered_by_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The values of an interrupted run contain the question. `resume` streams only what follows it."""
     (tmp_path / "asking.py").write_text(ASKING)

@@ -317,7 +317,10 @@ type RunCursor = tuple[datetime, str]
 
 @dataclass(frozen=True, kw_only=True)
 class RunQuery:
-    """A filter for a list of runs; None matches all values. `since` is the earliest time of creation."""
+    """A filter for a list of runs; None matches all values. `since` is the earliest time of creation.
+
+    With `turns`, child runs, resets and deletions of the session `session_id` are left out.
+    """
 
     session_id: str | None = None
     user_id: str | None = None
@@ -326,6 +329,7 @@ class RunQuery:
     parent_run_id: str | None = None
     since: datetime | None = None
     set_aside: bool | None = None
+    turns: bool = False
     limit: int = 50
     cursor: RunCursor | None = None
 

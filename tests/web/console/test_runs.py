@@ -42,6 +42,13 @@ async def test_a_workflow_that_asks_begins_a_session_on_the_first_page(bots: htt
     assert "A run asks a person" in (await opened(bots, "/console/sessions/room:4")).words
 
 
+async def test_a_question_is_shown_behind_many_resets(bots: httpx2.AsyncClient) -> None:
+    await bots.post("/api/v1/workflows/form/runs", json={"message": "Hi", "session_id": "s"})
+    for _ in range(11):
+        assert (await bots.post("/api/v1/sessions/s/reset")).status_code == 200
+    assert "A run asks a person" in (await opened(bots, "/console/sessions/s")).words
+
+
 async def test_a_session_shows_the_failure_of_its_last_run(tmp_path: Path) -> None:
     """The page of a session shows the kind of the last failure and a link to retry it, until the retry succeeds."""
     model = ScriptedModel([ValueError("secret"), "Yes."])

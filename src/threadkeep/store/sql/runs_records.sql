@@ -18,6 +18,10 @@ WHERE (r.created_at, r.run_id) < (:created_at, :run_id)
 -- name: newest_of_session
 SELECT r.run_id FROM chat_runs r
 WHERE r.session_id = :session_id AND (r.created_at, r.run_id) < (:created_at, :run_id)
+    AND (
+        NOT CAST(:turns AS BOOLEAN)
+        OR (r.parent_run_id IS NULL AND r.workflow NOT IN ('session-reset', 'session-delete'))
+    )
     AND (CAST(:user_id AS TEXT) IS NULL OR r.user_id = :user_id)
 -- include: page
 

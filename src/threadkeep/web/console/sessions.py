@@ -101,10 +101,13 @@ async def show_session(
 
 
 async def _run_to_show(app: App, session_id: str) -> Run | None:
-    """Return the newest unfinished run of a session, or a failed newest run."""
-    found, _ = await (await app.runs.service()).list(RunQuery(session_id=session_id, limit=_RUNS_LOOKED_AT))
+    """Return a session's unfinished run: of the last 10 runs, or a waiting one; else the newest run if it failed."""
+    service = await app.runs.service()
+    found, _ = await service.list(RunQuery(session_id=session_id, limit=_RUNS_LOOKED_AT))
     runs = [run for run in found if run.parent_run_id is None]
-    return next((run for run in runs if not run.over), runs[0] if runs and runs[0].status == "failed" else None)
+    waiting, _ = await service.list(RunQuery(session_id=session_id, status="waiting", turns=True, limit=1))
+    newest = runs[0] if runs and runs[0].status == "failed" else None
+    return next((run for run in (*runs, *waiting) if not run.over), newest)
 
 
 def _workflows(app: App) -> list[str]:

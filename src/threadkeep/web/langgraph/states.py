@@ -15,7 +15,7 @@ from threadkeep.errors import InvalidInput, SessionNotFound
 from threadkeep.history.all_sessions import AllSessions
 from threadkeep.history.session import Session
 from threadkeep.records import Json, Message, SessionInfo
-from threadkeep.records.runs import OWN_NAMES, Run, RunQuery, RunResult, interrupts_of
+from threadkeep.records.runs import Run, RunQuery, RunResult, interrupts_of
 from threadkeep.runs.service import RunService
 from threadkeep.store.codec import clean_text
 from threadkeep.web.langgraph.schemas import (
@@ -156,8 +156,8 @@ async def find_thread(
 
 async def newest_runs(runs: RunService, thread_id: str, *, user_id: str | None = None) -> list[Run]:
     """Return a thread's newest runs without child runs, resets and deletions, newest first."""
-    found, _ = await runs.list(RunQuery(session_id=thread_id, user_id=user_id, limit=_RUNS))
-    return [run for run in found if run.parent_run_id is None and run.workflow not in OWN_NAMES]
+    found, _ = await runs.list(RunQuery(session_id=thread_id, user_id=user_id, turns=True, limit=_RUNS))
+    return list(found)
 
 
 async def values_of(session: Session) -> dict[str, Json]:
