@@ -101,8 +101,8 @@ def outcome_of(message: Message, home: SessionInfo, call: CallRecord) -> Message
     if own:
         return _absent(message, call)
     if home.user_id != call.session.user_id:
-        owner = home.user_id or "nobody"
-        return MessageOutcome("foreign", f"another user's ({owner}), so it is never recalled here")
+        owner = "in a session without a user" if home.user_id is None else f"another user's ({home.user_id})"
+        return MessageOutcome("foreign", f"{owner}, so it is never recalled here")
     return MessageOutcome("elsewhere", "in another session of the same user, and not recalled for this call")
 
 

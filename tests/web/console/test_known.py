@@ -61,6 +61,14 @@ async def test_a_recalled_message_has_its_rank_and_another_users_is_not_recalled
         assert "another user's (ben)" in await verdicts(client, "parrot Miso")
 
 
+async def test_a_message_in_a_session_without_a_user_is_not_recalled(client: httpx2.AsyncClient) -> None:
+    await said(client, "open", "My parrot is called Miso.", user_id=None)
+    await said(client, "s", "What is my parrot called?")
+    found = await verdicts(client, "parrot Miso")
+    assert "in a session without a user, so it is never recalled here" in found
+    assert "nobody" not in found
+
+
 async def test_a_summarised_message(tmp_path: Path) -> None:
     """The page names the range of the summary that replaces the message."""
     async with service(tmp_path, summary_trigger="messages:8", summary_keep="messages:4") as client:
