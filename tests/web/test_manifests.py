@@ -17,6 +17,7 @@ from tests.workflows.test_agent_history import BOT, telegram
 from threadkeep import rebuild
 from threadkeep.app import App
 from threadkeep.context.manifest import ContextManifest
+from threadkeep.errors import RecordUnreadable
 from threadkeep.testing import ScriptedModel
 
 
@@ -60,6 +61,10 @@ async def test_a_damaged_manifest_is_listed_with_a_note(tmp_path: Path, content:
         found = {**kept, "counter": "", "notes": ["record_unreadable"], "sections": {}}
         assert (listed, damaged) == (newest, {**found, "created_at": damaged["created_at"]})
         assert await calls_of(client, f"runs/{runs[0]}") == [damaged]
+        [stored] = await app.memory.manifests.of_run(runs[0])
+        for record in (stored, damaged):
+            with pytest.raises(RecordUnreadable, match="The record of this model call is damaged"):
+                await rebuild(record, app.memory)
         assert "record unreadable" in (await client.get(f"/console/runs/{runs[0]}/calls/1")).text
         assert runs[0] in (await client.get("/console/sessions/s1/calls")).text
         exported = [json.loads(line) async for line in app.memory.export(user_id="ann")]
@@ -119,6 +124,20 @@ async def test_the_calls_of_an_agents_own_conversation_are_paged_and_rebuilt(tmp
             assert [(one.type, one.content) for one in rebuilt] == [(one.type, one.content) for one in sent]
         theirs = await client.get("/api/v1/sessions/telegram:b:7/manifests?user_id=bob")
         check_problem(theirs, 404, "session-not-found")
+
+
+async def test_a_damaged_manifest_of_an_agents_own_conversation_is_listed_with_a_note(tmp_path: Path) -> None:
+    path, url = tmp_path / "bot.yaml", f"sqlite:///{tmp_path}/threadkeep.db"
+    path.write_text(BOT % "")
+    asked = {"message": "Hi", "user_id": "ann", "sessionless": True, "results": telegram(bot_id="b", chat_id=7)}
+    settings = settings_for(tmp_path, workflows=[str(path)], database_url=url)
+    async with opened_app(ScriptedModel(["One."]), settings) as app, client_of(app) as client:
+        assert (await client.post("/api/v1/workflows/bot/runs", json=asked)).json()["status"] == "done"
+        [kept] = await calls_of(client, "sessions/telegram:b:7")
+        content = b'{"conversation":{"key":"telegram:b:7"},"entries":1}'
+        execute(url, f"UPDATE chat_run_manifests SET manifest = x'{content.hex()}'")
+        [damaged] = await calls_of(client, "sessions/telegram:b:7")
+    assert (kept["run_id"], ["record_unreadable"]) == (damaged["run_id"], damaged["notes"])
 
 
 async def test_another_users_calls_are_not_found(client: httpx2.AsyncClient) -> None:

@@ -14,7 +14,7 @@ from langchain_core.utils.uuid import uuid7
 from threadkeep.agent.call_measure import ModelUse
 from threadkeep.agent.conversion import text_of
 from threadkeep.agent.explanations import in_words
-from threadkeep.agent.rebuilding import ContextParts
+from threadkeep.agent.rebuilding import ContextParts, recorded
 from threadkeep.agent.turn_context import TurnContext
 from threadkeep.context.manifest import ContextManifest, Entry, LeftOut, Section
 from threadkeep.context.plan import EXTRAS
@@ -162,16 +162,6 @@ async def recorded_view(memory: Memory, stored: StoredManifest) -> ContextView:
     manifest = recorded(stored)
     parts = await ContextParts.read(manifest, memory)
     return ContextView(manifest, tuple(_seen(parts, entry) for entry in manifest.entries))
-
-
-def recorded(stored: StoredManifest) -> ContextManifest:
-    """Return the manifest of a recorded call, or one with the note `record_unreadable`."""
-    values = {"created_at": stored.created_at.isoformat(), **stored.manifest, "call": stored.call}
-    try:
-        return ContextManifest.from_dict(values)
-    except ValueError:
-        known = {name: getattr(stored, name) for name in ("session_id", "run_id", "call", "created_at")}
-        return ContextManifest(**known, counter="", notes=("record_unreadable",))
 
 
 def _seen(parts: ContextParts, entry: Entry) -> SeenMessage:

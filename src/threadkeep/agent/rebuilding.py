@@ -11,10 +11,12 @@ from threadkeep.agent.conversion import digest_of_all, load_message, to_langchai
 from threadkeep.agent.extras import section_message, turns_message
 from threadkeep.context.manifest import ContextManifest, Entry, TurnReference
 from threadkeep.context.quotation import QuotedTurn, summary_message_text
-from threadkeep.errors import ContextGone, InvalidInput
+from threadkeep.errors import ContextGone, InvalidInput, RecordUnreadable
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json, Message, Summary
 from threadkeep.store.manifests import StoredManifest
+
+_UNREADABLE = "record_unreadable"
 
 
 async def rebuild(
@@ -29,13 +31,16 @@ async def rebuild(
     Raises:
         ContextGone: some of the call's data was deleted or has changed.
         InvalidInput: the record is not a manifest, or its memory is unknown.
+        RecordUnreadable: the stored record is damaged.
     """
     if isinstance(manifest, StoredManifest):
         memory = memory or (manifest.origin if isinstance(manifest.origin, Memory) else None)
-        manifest = manifest.manifest
+        manifest = recorded(manifest)
     if memory is None:
         raise InvalidInput("Pass the memory that stored the manifest: rebuild(manifest, memory).")
     context = manifest if isinstance(manifest, ContextManifest) else _read(manifest)
+    if _UNREADABLE in context.notes:
+        raise RecordUnreadable("The record of this model call is damaged; restore a backup of the database.")
     parts = await ContextParts.read(context, memory)
     messages = [parts.message(entry) for entry in context.entries]
     if digest_of_all(messages) != context.digest:
@@ -44,6 +49,16 @@ async def rebuild(
             "Threadkeep writes a section differently."
         )
     return messages
+
+
+def recorded(stored: StoredManifest) -> ContextManifest:
+    """Return the manifest of a recorded call, or one with the note `record_unreadable`."""
+    values = {"created_at": stored.created_at.isoformat(), **stored.manifest, "call": stored.call}
+    try:
+        return ContextManifest.from_dict(values)
+    except ValueError:
+        known = {name: getattr(stored, name) for name in ("session_id", "run_id", "call", "created_at")}
+        return ContextManifest(**known, counter="", notes=(_UNREADABLE,))
 
 
 def _read(manifest: Mapping[str, Json]) -> ContextManifest:

@@ -92,7 +92,10 @@ def _was_made_in(call: StoredManifest, conversation: ConversationLocation) -> bo
     stored = call.manifest.get("conversation")
     if not isinstance(stored, dict) or stored.get("key") != conversation.key:
         return False
-    return ContextManifest.from_dict(call.manifest).conversation == conversation
+    try:
+        return ContextManifest.from_dict(call.manifest).conversation == conversation
+    except ValueError:
+        return True  # the record is damaged; list it, and readers mark it
 
 
 class AllSessions:

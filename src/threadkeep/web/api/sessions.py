@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 
-from threadkeep.agent.context_view import recorded
+from threadkeep.agent.rebuilding import recorded
 from threadkeep.app import App
 from threadkeep.context.manifest import ContextManifest
 from threadkeep.errors import InvalidInput

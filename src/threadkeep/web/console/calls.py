@@ -11,8 +11,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from threadkeep.agent.context_view import ContextView, Difference, SeenMessage, call_before, recorded, recorded_view
+from threadkeep.agent.context_view import ContextView, Difference, SeenMessage, call_before, recorded_view
 from threadkeep.agent.explanations import CallRecord, MessageOutcome, in_words, outcome_of
+from threadkeep.agent.rebuilding import recorded
 from threadkeep.app import App
 from threadkeep.context.manifest import ContextManifest, FactReference, TurnReference
 from threadkeep.context.window import Exclusion, join_ranges
