@@ -88,7 +88,7 @@ def test_a_damaged_row_is_not_exported(cli: CommandLine, column: str) -> None:
 
     async def prepare(memory: Memory) -> None:
         await memory.session("room").branch(session_id="branch")
-        await memory.session(WELL).update(metadata={"error": "RecordUnreadable"}, tags=["a"])
+        await memory.session(WELL).update(metadata={"threadkeep:error": "RecordUnreadable"}, tags=["a"])
 
     cli.with_memory(prepare)
     execute(cli.url, f"UPDATE chat_sessions SET {column} = '3' WHERE session_id = 'room'")

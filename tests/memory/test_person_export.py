@@ -132,7 +132,9 @@ async def test_damaged_sessions_are_exported_with_a_mark_and_erased(
     blob = "X'01ff'" if database_url.startswith("sqlite") else "decode('01ff', 'hex')"
     execute(database_url, f"UPDATE chat_steps SET body = {blob} WHERE session_id = 's1' AND ordinal = 2")
     lines = await lines_of(memory)
-    marks = {line["session_id"]: line["metadata"].get("error") for line in lines if line["type"] == "session"}
+    marks = {
+        line["session_id"]: line["metadata"].get("threadkeep:error") for line in lines if line["type"] == "session"
+    }
     assert marks == {"s1": "RecordUnreadable", "s11": None}
     assert [line["content"] for line in lines if line["type"] == "message"] == ["hi s1", "hi s11"]
     steps_of = [line["steps"] for line in lines if line["type"] == "step"]

@@ -16,6 +16,7 @@ from threadkeep.history.archive_lines import message_line, session_line, summary
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
 from threadkeep.records import Json, Message, SessionInfo, View
+from threadkeep.store.codec import ERROR_KEY
 from threadkeep.store.summaries import ArchivedSummary
 
 PAGE_MESSAGES = 500
@@ -212,7 +213,7 @@ async def _checked(info: SessionInfo, memory: Memory) -> SessionInfo:
     Raises:
         RecordUnreadable: the session is damaged.
     """
-    marked = info.metadata.get("error") == RecordUnreadable.__name__
+    marked = info.metadata.get(ERROR_KEY) == RecordUnreadable.__name__
     return await memory.session(info.session_id).info() if marked else info
 
 

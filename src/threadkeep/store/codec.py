@@ -80,6 +80,9 @@ _set = object.__setattr__
 type Counter = Callable[[str], int]
 
 
+ERROR_KEY = "threadkeep:error"
+"""The key of the metadata of a listed session that is damaged."""
+
 _ERASED_KEY = "threadkeep:erased"
 ERASED = '{"threadkeep:erased":true}'
 """The stored metadata of an erased message. Such a message keeps its `seq` and `id`, but is empty and in no window."""
@@ -232,7 +235,7 @@ def session_of(row: Row, *, damaged: bool = False) -> SessionInfo:
     """Return the session in a row of the statement `session`.
 
     If the session cannot be read and `damaged` is true, return it without the damaged columns; its metadata have the
-    entry `error` with the value `RecordUnreadable`.
+    entry `threadkeep:error` with the value `RecordUnreadable`.
 
     Raises:
         RecordUnreadable: `damaged` is false, and the session cannot be read; the error names the session.
@@ -248,7 +251,7 @@ def session_of(row: Row, *, damaged: bool = False) -> SessionInfo:
         except RecordUnreadable as error:
             if not damaged:
                 raise RecordUnreadable(f"The session {values['session_id']} cannot be read. {error}") from None
-            values[name], mark = empty, {"error": RecordUnreadable.__name__}
+            values[name], mark = empty, {ERROR_KEY: RecordUnreadable.__name__}
     return SessionInfo(**{**values, "metadata": {**values["metadata"], **mark}})
 
 
