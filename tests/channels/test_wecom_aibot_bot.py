@@ -151,10 +151,12 @@ async def test_a_reply_that_is_too_long_for_its_messages_ends_with_a_mark(
         assert await desk.statuses() == ["delivered"]
     monkeypatch.setattr(intake, "STREAM_TIME", timedelta(seconds=0))
     async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel(["界" * 15_000])) as desk:
-        await say(desk, "hi", 2)
+        stream = await say(desk, "hi", 2)
         [_, text] = await desk.answered(2)
         assert (text.strip("界"), len(text) > 6_700) == ("\n\n[…]", True)
         assert await desk.statuses() == ["delivered"]
+        # A late refresh does not show the text again.
+        assert (await refresh(desk, stream["id"]))["content"] == "This takes longer. The answer follows."
 
 
 async def test_commands_and_pictures_get_their_reply_in_the_response(tmp_path: Path, wecom: FakeWeCom) -> None:

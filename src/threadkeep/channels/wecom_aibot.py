@@ -265,9 +265,8 @@ class AnswerStreams:
                 notify_sent(self._memory, bot, outgoing, "delivered", parts=len(parts[:1]))
                 return self._sealed(channel, stream_id, first)
             outgoing = await self._outbox.entry(bot.name, outgoing.number) or outgoing
-        # Do not stream an answer that was sent to the message's address, which accepts only one message. If some of
-        # several parts count as sent, the first part was streamed, and can be streamed again.
-        is_sent = outgoing.parts_sent == 0 if len(parts) > 1 else outgoing.status == "ready" or outgoing.parts_sent > 0
+        # Do not stream an answer that was sent to the message's address instead.
+        is_sent = not outgoing.partial if len(parts) > 1 else outgoing.status == "ready" or outgoing.parts_sent > 0
         return self._sealed(channel, stream_id, bot.texts.later if is_sent else first)
 
     def _sealed(

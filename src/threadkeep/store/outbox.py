@@ -33,7 +33,8 @@ class Outgoing:
     """A message to send: the answer of a run to the message `message_id`, or a text `content` that is in no transcript.
 
     `parts_sent` is the number of parts that have arrived. `uncertain` is true if the next part may have arrived too.
-    `partial` is the text so far of an answer that is still being written.
+    `partial` is the text so far of an answer that is still being written. Later it is not empty only if the platform
+    fetched the first of several parts.
     """
 
     number: int

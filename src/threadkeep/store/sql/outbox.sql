@@ -137,8 +137,8 @@ UPDATE chat_outbox SET status = 'delivered', address = NULL, ended_at = :now
 WHERE number = :number AND status = 'ready' AND owner IS NULL AND parts_sent = 0
 
 -- name: note_fetched
--- The platform fetched the first part; the other parts will be sent.
-UPDATE chat_outbox SET parts_sent = 1, next_try_at = :now
+-- The platform fetched the first part; the other parts will be sent. `partial` says that the first part was fetched.
+UPDATE chat_outbox SET parts_sent = 1, partial = 'fetched', next_try_at = :now
 WHERE number = :number AND status = 'ready' AND owner IS NULL AND parts_sent = 0
 
 -- name: note_part
