@@ -131,6 +131,23 @@ async def test_streamed_states_do_not_have_the_earlier_turns(small_memory: Memor
     assert "q1" not in str(parts)
 
 
+async def test_an_output_of_earlier_turns_only_is_empty(small_memory: Memory) -> None:
+    """A function that returns no message of its own does not return those that were inserted."""
+
+    @entrypoint()
+    async def without_question(state: dict[str, Any]) -> Modelled:
+        return Modelled(messages=state["messages"][:-1])
+
+    await recorded(create_agent(ScriptedModel(["one"]), []), small_memory).ainvoke(input_of("q1"), config_of())
+    graph = recorded(without_question, small_memory)
+    with pytest.warns(MiddlewareWarning, match="stored no answer"):
+        assert (await graph.ainvoke(input_of("q2"), config_of())).messages == []
+    modes: Any = ["updates", "values"]
+    with pytest.warns(MiddlewareWarning, match="stored no answer"):
+        parts = [part async for part in graph.astream(input_of("q3"), config_of(), stream_mode=modes)]
+    assert "q1" not in str(parts)
+
+
 async def test_a_recorded_graph_is_drawn_as_the_graph(small_memory: Memory) -> None:
     agent: Any = in_line(create_agent(ScriptedModel([]), []))
     graph = recorded(agent, small_memory)

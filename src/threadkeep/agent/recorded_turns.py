@@ -302,7 +302,7 @@ class GraphTurn:
             return replace(result, value=self.without_history(result.value, winner))
         sent = RootCall(result).sent if isinstance(result, Mapping | BaseModel) or is_dataclass(result) else []
         messages = [message for message in sent if getattr(message, "id", None) not in self._history]
-        if not messages or (winner is None and len(messages) == len(sent)):
+        if not sent or (winner is None and len(messages) == len(sent)):
             return result
         replies = [index for index, message in enumerate(messages) if isinstance(message, AIMessage)]
         if winner is not None and replies:
