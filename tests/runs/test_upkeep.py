@@ -18,7 +18,7 @@ from tests.limits import HANG_SECONDS
 from tests.runs.desk import QUICK, RunDesk, carried_out, eventually, living_process
 from threadkeep import MemoryOptions, open_memory
 from threadkeep.errors import StoreUnavailable
-from threadkeep.observe import RunTakenOver, RunTrouble
+from threadkeep.observe import RunFinished, RunTakenOver, RunTrouble, TurnFinished
 from threadkeep.records.runs import NewRun, RunQuery
 from threadkeep.runs.engine.engine import Engine, EngineOptions
 from threadkeep.runs.engine.opening import open_engine
@@ -90,6 +90,26 @@ async def test_a_damaged_run_does_not_stop_the_recovery_of_others(every_desk: Ru
         "other": ("done", None, False),
     }
     assert RunTrouble(error="RecordUnreadable", work="upkeep") in every_desk.events.of(RunTrouble)
+
+
+async def test_the_runs_behind_a_damaged_run_begin_at_once(every_desk: RunDesk, database_url: str) -> None:
+    """The next run begins before maintenance looks for forgotten runs. The end of the damaged run is reported."""
+    order = every_desk.memory.runs.order
+    for name, owner in (("dead", "dead"), ("behind", None)):
+        new = NewRun(run_id=name, workflow="desk", input={"text": name}, session_id="room", message_id=name)
+        await order.add(new, owner=owner)
+    blob = "X'01ff'" if database_url.startswith("sqlite") else "decode('01ff', 'hex')"
+    execute(database_url, f"UPDATE chat_runs SET input = {blob} WHERE run_id = 'dead'")
+    async with every_desk.open(AGENT, options=replace(BUSY, forgotten_seconds=3600.0)):
+
+        async def is_done() -> bool:
+            run = await every_desk.memory.runs.run("behind")
+            return run is not None and run.status == "done"
+
+        await eventually(is_done)
+    ended = [(one.run_id, one.status, one.error, one.set_aside) for one in every_desk.events.of(RunFinished)]
+    assert ended == [("dead", "failed", "RecordUnreadable", True), ("behind", "done", None, False)]
+    assert [one.status for one in every_desk.events.of(TurnFinished)] == ["failed", "complete"]
 
 
 async def test_a_record_of_a_newer_version_is_left_to_its_processes(every_desk: RunDesk, database_url: str) -> None:
