@@ -229,12 +229,18 @@ async def test_the_message_with_most_words_is_found_among_many_with_one(memory: 
 
 
 async def test_a_short_word_is_found_only_as_a_whole_word(memory: Memory) -> None:
-    """Most messages have a short word as a part of other words."""
+    """Most messages have a short word as a part of other words. Chinese has no spaces between words."""
     service, app, user = MemoryService(memory), new_app(), f"ann-{uuid.uuid4()}"
     events = [said("user", text, id=f"short-{user}-{text}") for text in ("The parcel was late.", "I want a dog.")]
     await service.add_events_to_memory(app_name=app, user_id=user, events=events)
     found = (await service.search_memory(app_name=app, user_id=user, query="Is a")).memories
     assert [entry.content.parts[0].text for entry in found] == ["I want a dog."]
+    texts = ("Un café noir.", "Il est né là.", "今天天气好")
+    events = [said("user", text, id=f"short-{user}-{text}") for text in texts]
+    await service.add_events_to_memory(app_name=app, user_id=user, events=events)
+    for query, text in (("né", "Il est né là."), ("é", None), ("天气", "今天天气好")):
+        found = (await service.search_memory(app_name=app, user_id=user, query=query)).memories
+        assert [entry.content.parts[0].text for entry in found] == ([] if text is None else [text])
 
 
 async def test_accents_are_found_in_both_normal_forms(memory: Memory) -> None:

@@ -314,9 +314,9 @@ class MemoryService(BaseMemoryService):
 
 def _has_word(text: str, word: str) -> bool:
     """Return True if the text really contains the word: searches also find parts and other accents."""
-    if not word.isascii():
-        return word.lower() in text.lower()
-    return len(word) > 2 or word.lower() in _WORD.findall(text.lower())
+    if len(word) > 2 or word >= "\u0e00":  # from here on, scripts may have no spaces between words
+        return word.isascii() or word.lower() in text.lower()
+    return word.lower() in _WORD.findall(text.lower())
 
 
 def _prefix(app_name: str) -> str:
