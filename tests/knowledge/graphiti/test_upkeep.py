@@ -212,11 +212,13 @@ async def test_an_erase_is_complete_only_after_the_server_has_stored_the_accepte
         await memory.graphiti.deliver()
         if declined:
             await memory.graphiti.decline(by="ann")
-        receipt = await memory.erase(user_id="ann")
-        assert sum("2 accepted messages that it may store later" in one for one in receipt.not_reached) == 2
-        assert not receipt.complete
+        for _ in range(2):
+            receipt = await memory.erase(user_id="ann")
+            assert sum("2 accepted messages that it may store later" in one for one in receipt.not_reached) == 2
+            assert not receipt.complete
         assert graphiti.ingest() == 4
-        assert (await memory.erase(user_id="ann")).complete
+        for _ in range(2):
+            assert (await memory.erase(user_id="ann")).complete
         assert graphiti.stored == {}
 
 

@@ -193,10 +193,10 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         row = {"group_id": group_id, "reason": reason, "queued_only": queued_only, "now": self._now()}
         return self._count_dead(await self._execute("give_up_open", row), reason)
 
-    async def withdrawn(self, group_id: str, period: timedelta) -> set[str]:
-        """Return the names of messages sent in the last `period` that lost their consent."""
+    async def accepted(self, group_id: str, period: timedelta) -> set[str]:
+        """Return the names of unconfirmed messages, also if they lost their consent in the last `period`."""
         row = {"group_id": group_id, "since": time_text(self._clock() - period)}
-        return {str(name) for (name,) in await self._fetch("withdrawn", row)}
+        return {str(name) for (name,) in await self._fetch("accepted", row)}
 
     async def purge_dead(self, group_id: str) -> None:
         """Delete the content of a deleted group's dead messages, so that `retry` does not send them."""

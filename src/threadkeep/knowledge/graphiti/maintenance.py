@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from hashlib import sha256
 
 from langchain_core.utils.uuid import uuid7
 
@@ -17,6 +19,7 @@ from threadkeep.knowledge.graphiti.deliveries import Deliveries
 from threadkeep.knowledge.graphiti.turns import TurnQueue, fact_episode
 from threadkeep.records.json_values import DESCRIBED
 from threadkeep.store.codec import time_text
+from threadkeep.store.duties import ChannelState
 from threadkeep.store.statements import ClockedTables
 
 _SMOKE_SECONDS = 120.0
@@ -142,6 +145,7 @@ def all_ok(checks: Sequence[Check]) -> bool:
 _DRAIN_SECONDS = 120.0
 _QUEUE_LOOK_SECONDS = 1.0
 _MOST_EPISODES = 10_000
+_LATE = "graphiti-late"
 
 
 @dataclass(frozen=True)
@@ -225,13 +229,20 @@ class Backfill(ClockedTables, sql=("graph_turns.sql",)):
 
 
 async def purge(
-    client: GraphitiClient, deliveries: Deliveries, group_id: str, *, deliver: Callable[[], Awaitable[None]]
+    client: GraphitiClient,
+    deliveries: Deliveries,
+    group_id: str,
+    *,
+    state: ChannelState,
+    expires_at: datetime,
+    deliver: Callable[[], Awaitable[None]],
 ) -> Purged:
     """Delete a group, and check that it is gone.
 
     Queued messages are given up first. Accepted messages would create the group again, so `deliver` is called until
     they are confirmed as stored, for at most 120 seconds. It also waits for messages that were sent in the last 120
-    seconds and then lost their consent.
+    seconds and then lost their consent. A repeated call waits again for messages that have not arrived: `state` has
+    their names until `expires_at`.
 
     Raises:
         GraphitiError: the server failed.
@@ -242,17 +253,20 @@ async def purge(
         await deliveries.wake(group_id)
         await deliver()
         await asyncio.sleep(_QUEUE_LOOK_SECONDS)
-    late = (await deliveries.open_of(group_id))[1]
+    key = sha256(group_id.encode()).hexdigest()  # an id may name a person
+    late = await state.value(_LATE, key)
+    accepted = await deliveries.accepted(group_id, timedelta(seconds=_DRAIN_SECONDS)) | set(json.loads(late or "[]"))
     dropped += await deliveries.give_up_open("purged", group_id)
-    accepted = await deliveries.withdrawn(group_id, timedelta(seconds=_DRAIN_SECONDS))
     while accepted and time.monotonic() < until:
         accepted -= {seen.name for seen in await client.episodes(group_id, _MOST_EPISODES)}
         if accepted:
             await asyncio.sleep(_QUEUE_LOOK_SECONDS)
     await deliveries.purge_dead(group_id)
     await client.delete_group(group_id)
-    late += len(accepted)
-    left = [await remains(client, group_id), f"{late} accepted messages that it may store later" if late else ""]
+    if late or accepted:
+        await state.keep(_LATE, key, json.dumps(sorted(accepted)), expires_at=expires_at)
+    left = [await remains(client, group_id)]
+    left += [f"{len(accepted)} accepted messages that it may store later"] if accepted else []
     return Purged(group_id, dropped, " and ".join(filter(None, left)))
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import GraphitiClosed, GraphitiClosure, InvalidInput
@@ -37,6 +37,7 @@ from threadkeep.records.knowledge import MAX_OWNER_CHARACTERS, Evidence, Fact, S
 from threadkeep.records.sessions import check_argument
 from threadkeep.store.codec import clean_text
 from threadkeep.store.driver import Connection, Driver
+from threadkeep.store.duties import ChannelState
 
 _REPO_CLASSES: tuple[DataClass, ...] = ("git_metadata", "promoted_facts")
 
@@ -380,8 +381,9 @@ class Graphiti:
         async with self._driver.writing() as connection:
             group_ids = [await self._turns.group_of(connection, scope)]
         group_ids += await deliveries.groups_of(scope) if all_ids else ()
+        state, expires_at = ChannelState(self._driver, clock=self._clock), self._clock() + timedelta(hours=1)
         found = [
-            await purge(self.client(), deliveries, group_id, deliver=self.deliver)
+            await purge(self.client(), deliveries, group_id, state=state, expires_at=expires_at, deliver=self.deliver)
             for group_id in dict.fromkeys(group_ids)
         ]
         left = "; ".join(one.remains for one in found if one.remains)

@@ -121,10 +121,11 @@ UPDATE chat_graph_deliveries SET status = 'dead', ended_at = :now,
 WHERE status IN ('queued', 'sent') AND (CAST(:group_id AS TEXT) IS NULL OR group_id = :group_id)
     AND (status = 'queued' OR NOT CAST(:queued_only AS BOOLEAN))
 
--- name: withdrawn
--- Messages that Graphiti accepted shortly before consent was withdrawn, and which it may not have stored yet.
+-- name: accepted
+-- Messages that Graphiti has accepted but does not show yet, also if consent was withdrawn shortly after they were sent.
 SELECT name FROM chat_graph_deliveries
-WHERE group_id = :group_id AND status = 'dead' AND reason = 'consent_withdrawn' AND sent_at > :since
+WHERE group_id = :group_id
+    AND (status = 'sent' OR (status = 'dead' AND reason = 'consent_withdrawn' AND sent_at > :since))
 
 -- name: purge_dead
 UPDATE chat_graph_deliveries SET reason = 'purged', content = NULL
