@@ -44,7 +44,7 @@ def default_database() -> Path:
 def plain_database(url: str | None = None) -> DatabaseAddress | None:
     """Return the database at `url` or, without it, at the environment's URL.
 
-    Return None if a `.env` file or a variable changes how sessions are read.
+    Return None if there is a `.env` file, or if a variable changes how sessions are read.
 
     Raises:
         InvalidSettings: the URL is not a database URL.

@@ -388,7 +388,7 @@ class GraphitiError(ThreadkeepError, ConnectionError):
 
     @property
     def is_final(self) -> bool:
-        """True if Graphiti would reject the same request again. 404 and 405 may come from another server."""
+        """True if Graphiti would reject the same request again; not for 404 and 405, which another server may send."""
         return self.kind == "refused" and self.status not in (404, 405)
 
 

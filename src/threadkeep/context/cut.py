@@ -49,8 +49,9 @@ def keep_ends(text: str, kept: int) -> str:
 def pieces(text: str, budget: int, counter: TokenCounter) -> list[str]:
     """Split a text into pieces of at most `budget` tokens, which joined equal the text.
 
-    A piece ends at white space if possible, and never between a character and its combining marks. Long pieces may be
-    shorter than allowed, because an exact search would take longer.
+    A piece ends at white space if possible, and not between a character and its combining marks, unless there are too
+    many marks. A piece of one character may exceed the budget. Long pieces may be shorter than allowed, because an
+    exact search would take longer.
     """
     found: list[str] = []
     start = 0

@@ -87,10 +87,13 @@ class ContextPlan:
     ) -> dict[Section, int]:
         """Return how many tokens each wanted extra may use after the window's share has been reserved.
 
-        Args: budget: the tokens of the whole call. fixed: the tokens of the system message, the summary and the turn.
-        wanted: the extras that may be present. shared: the tokens of which the extras get their shares; by default
-        `budget`. newest: the tokens of the newest messages; if they exceed the window's share, at least half of the
-        budget is reserved for the window.
+        Args:
+            budget: the tokens of the whole call.
+            fixed: the tokens of the system message, the summary and the turn.
+            wanted: the extras that may be present.
+            shared: the tokens of which the extras get their shares; by default `budget`.
+            newest: the tokens of the newest messages; if they exceed the window's share, at least half of the budget is
+                reserved for the window.
         """
         whole = min(budget, shared or budget)
         window = self.shares["window"]

@@ -243,7 +243,7 @@ def summary_message_text(summaries: Sequence[Summary]) -> str:
 def fitting_summaries(summaries: Sequence[Summary], budget: int, counter: TokenCounter) -> tuple[Summary, ...]:
     """Return the newest summaries that fit into the budget of one message.
 
-    If not even the newest fits, return only its beginning.
+    If not even the newest fits, return only its beginning, or nothing if too little of it fits.
     """
     for oldest in range(len(summaries)):
         if counter(summary_message_text(summaries[oldest:])) <= budget:

@@ -74,7 +74,7 @@ def context_window(model: str | None, override: object = None) -> int:
 
 
 def known_window(model: str | None, override: object = None) -> int | None:
-    """Return the context window like `context_window`, but None for an unknown model."""
+    """Return the context window like `context_window`, but None instead of the default for unknown models."""
     return _positive(override) or _window_by_name(model)
 
 

@@ -2,9 +2,11 @@
 
 Tokens are given to the messages in this order:
 
-1. The system messages, which are never cut. 2. The newest user message, which is cut if it does not fit. 3. The newest
-step of the turn, which may be cut, but is never excluded. 4. The turn's earlier steps, which are cut before they are
-excluded (`steps`). 5. History, newest first. Its newest message is cut if no other message of it fits.
+- the system messages, which are never cut
+- the newest user message, which is cut if it is too big, alone or beside the shortest form of the steps
+- the newest step of the turn, which may be cut, but is only excluded with `whole_steps`
+- the turn's earlier steps, which are cut before they are excluded (`steps`)
+- history, newest first; its newest message is cut if no other message of it fits
 
 A tool call and its results form one group, which is kept or excluded as a whole.
 
@@ -65,7 +67,8 @@ class Plan:
     cuts: maps a cut message to its new size.
     begin: the message at which history begins or, if there is no history, the turn.
     cut_back: True if history does not begin at the anchor.
-    lasting: True if later turns begin at `begin` too, because not only this turn's steps leave no room.
+    lasting: True if later turns begin at `begin` too; False if later turns send messages again that only this turn's
+        steps exclude.
     opened: True if `tokens` includes the opening message (see `plan`).
     """
 
@@ -92,13 +95,15 @@ def plan(
 ) -> Plan:
     """Choose the messages of one model call.
 
-    Args: items: the messages in order. measure: a function that returns the size of the message at an index; called
-    only for messages that may be sent. budget: the maximum number of tokens of all messages together. max_messages: the
-    maximum number of messages before the turn, not counting tool calls and results. turn: the start of the current turn
-    if its question has several messages; by default the newest user message. anchor: the start of history; without one,
-    history is the newest messages that fit. whole_steps: True to exclude older steps of the turn instead of cutting
-    them; the newest may be excluded too. opening: the tokens of a message that says that the assistant speaks first, if
-    history begins so.
+    Args:
+        items: the messages in order.
+        measure: a function that returns the size of the message at an index; called only for messages that may be sent.
+        budget: the maximum number of tokens of all messages together.
+        max_messages: the maximum number of messages before the turn, not counting tool calls and results.
+        turn: the start of the current turn if its question has several messages; by default the newest user message.
+        anchor: the start of history; without one, history is the newest messages that fit.
+        whole_steps: True to exclude older steps of the turn instead of cutting them; the newest may be excluded too.
+        opening: the tokens of a message that is placed before history if no user message begins it; 0 for none.
 
     Raises:
         BudgetTooSmall: the system messages exceed the budget, alone or together with the newest user message and the

@@ -1,8 +1,9 @@
 """Windows: the newest stored rows that fit into a model call.
 
 A window takes rows without gaps, from the newest one backwards, until a message does not fit. The newest user message
-is always included, if necessary as the first and only message, and cut. If the newest message does not fit beside it,
-that message is cut, so that the history is not empty. A limit of 0 allows no messages; None means no limit.
+is always included: before the others if it is older than they are, and cut and alone if it exceeds the budget. If the
+newest message does not fit beside it, that message is cut, so that the history is not empty. A limit of 0 allows no
+messages; None means no limit.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class Limits:
 class Extent:
     """The limits of a session, so that a window can name excluded ranges before the rows that were read.
 
-    All are `seq` values: of the oldest stored message, the last reset, and the newest archived message.
+    All are `seq` values: of the oldest stored message, the last reset, and the newest archived message; 0 means none.
     """
 
     first_seq: int = 1

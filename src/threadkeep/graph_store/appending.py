@@ -28,7 +28,8 @@ class Target:
 class Appended:
     """A conversation with an appended turn.
 
-    `items` are the changed items without the metadata; `rows` are the columns of the new messages.
+    `items` are the changed items without the metadata; `rows` are the columns of the new messages. Both are empty if no
+    message was new.
     """
 
     conversation: Conversation
@@ -111,7 +112,7 @@ def _grown(
 def chunk_items(
     conversation: Conversation, messages: Iterable[Value], target: Target, *, before: Sequence[Value] = ()
 ) -> dict[ItemKey, Value]:
-    """Return the chunks with `messages`, in order. The first chunk begins with those in `before`."""
+    """Return the chunks with `messages`, which must be in order. The first chunk begins with those in `before`."""
     found: dict[ItemKey, Value] = {}
     last = chunk_of(conversation.last_seq + 1, conversation.chunk_size)
     for chunk, within in groupby(messages, key=lambda message: chunk_of(message["seq"], conversation.chunk_size)):

@@ -57,7 +57,7 @@ class SessionIndex:
             pass
 
     async def add(self, written: Written) -> bool:
-        """Add the rows of a turn. Return False if that is not possible because of other rows."""
+        """Add the rows of a turn. Return False if other rows prevent it, or the write did not only append."""
         statements = self.additions(written)
         try:
             return bool(statements) and bool((await self._driver.write(statements))[-1])
@@ -179,7 +179,7 @@ class SessionIndex:
         *,
         former: int | None,
     ) -> bool:
-        """Add index rows to those of version `former`. Return False if there are rows of another one."""
+        """Add index rows to those of version `former`. Return False if it is None and the session has a row."""
         row = _session_row(conversation, upto)
         if former is None and not await connection.execute(self._sql["begin_indexing"], row):
             return False
@@ -205,7 +205,7 @@ class SessionIndex:
 
 
 def _begun(seen: Indexed | None, conversation: Conversation) -> bool:
-    """Return True if the rows do not belong to an earlier conversation with the same id."""
+    """Return True if there are rows, and they do not belong to an earlier conversation with the same id."""
     return seen is not None and seen.created_at == conversation.created_at and seen.last_seq <= conversation.last_seq
 
 

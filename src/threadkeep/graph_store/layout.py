@@ -220,7 +220,7 @@ def namespace_label(session_id: str) -> str:
 
 
 class ConversationLayouts(ClockedTables, sql=("conversation_layouts.sql",)):
-    """The layouts in the table `chat_conversation_layouts`; each conversation has its chunk size."""
+    """The layouts in the table `chat_conversation_layouts`, without the chunk size, which each conversation has."""
 
     async def add(self, layout: GraphLayout) -> None:
         """Register a layout; do nothing if it is registered already."""

@@ -271,11 +271,15 @@ async def open_graph_backend(
 ) -> AsyncIterator[TranscriptBackend]:
     """Open a transcripts backend in a LangGraph store.
 
-    Args: driver: the driver of the tables. store: the LangGraph store with the conversations, which stays open, or the
-    database in which to open one. own: the database of the tables. If the store is in the same database, it shares the
-    connections of `driver`. options: options for opening databases. count: counts the tokens of a text. clock: returns
-    the current time. troubled: called if a write conflicted with another writer, and if rows in the tables could not be
-    updated.
+    Args:
+        driver: the driver of the tables.
+        store: the LangGraph store with the conversations, which stays open, or the database in which to open one.
+        own: the database of the tables. If the store is in the same database, it shares the connections of `driver`.
+        options: options for opening databases.
+        count: counts the tokens of a text.
+        clock: returns the current time.
+        troubled: called for each attempt of a write that conflicted with another writer (`ConversationChanged`), and if
+            rows in the tables could not be updated.
 
     Raises:
         InvalidSettings: the database has sessions whose messages are in its tables.

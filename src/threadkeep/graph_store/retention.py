@@ -20,9 +20,9 @@ from threadkeep.store.retention import STEP_MESSAGES, Prunable, Removal, Removed
 class ConversationRetention:
     """The retention interface for conversations that agents store in a graph store.
 
-    Old messages are deleted, never archived. Conversations have no limits of their own. Before a deletion,
-    `forget_runs` deletes the runs that stored the messages, so that no derived data stays. If one of them is queued or
-    running, it raises `RowLocked`, and the conversation is left for the next round.
+    Old messages are deleted, never archived, and their ids are not remembered. Conversations have no limits of their
+    own. Before a deletion, `forget_runs` deletes the runs that stored the messages, so that no derived data stays. If
+    one of them is queued or running, it raises `RowLocked`, and the conversation is left for the next round.
     """
 
     archives = False

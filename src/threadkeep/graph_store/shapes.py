@@ -316,7 +316,7 @@ def answer_note(value: Mapping[str, object]) -> str | None:
 
 
 def notes_of(layout: GraphLayout, session_id: str, messages: Iterable[Value]) -> dict[ItemKey, Value]:
-    """Return the notes of messages: one for each id, and one for each complete answer."""
+    """Return the notes of messages: one for each id, and one for each active, complete answer."""
     return {
         layout.note(session_id, name): {"seq": one["seq"]}
         for one in messages

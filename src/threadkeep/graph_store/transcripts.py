@@ -222,7 +222,10 @@ class GraphTranscripts:
         await self.writer.change(session_id, changes)
 
     async def reset(self, session_id: str, *, user_id: str | None = None, run_id: str | None = None) -> int | None:
-        """Let later windows begin after the stored messages. Return the last `seq`, or None if nothing was reset."""
+        """Let later windows begin after the stored messages. Return the last `seq`, or None if nothing was reset.
+
+        `run_id` is ignored.
+        """
         return await self.writer.reset(session_id, user_id=user_id)
 
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:
