@@ -53,7 +53,7 @@ class Record:
 
 
 class Learner(Protocol):
-    """A finder of facts in messages. If `learn` raises, a later turn reads the messages again.
+    """A finder of facts in messages. If `learn` raises, nothing is stored; a later turn reads the messages again.
 
     Only messages of people are learnable. Text that was recalled for a model is in no transcript, so it is never read.
     """
@@ -72,7 +72,7 @@ class Learner(Protocol):
 
 @dataclass(frozen=True)
 class LearningRequest:
-    """A session to learn from. Proposals with a confidence of `accept_from` are accepted."""
+    """A session to learn from. Proposals with at least the confidence `accept_from` are accepted; None: never."""
 
     session_id: str
     learner: Learner
@@ -173,7 +173,7 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
             await asyncio.wait(working)
 
     async def close(self) -> None:
-        """Wait at most 5 seconds until the queue is empty. Unread sessions are read after a later turn."""
+        """Wait at most 5 seconds until the queue is empty, then stop. Unread sessions are read after a later turn."""
         self._closed = True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.idle(), _CLOSING_SECONDS)

@@ -94,7 +94,8 @@ class Persons(ClockedTables, sql=OWNER_SQL):
     async def merge(self, person_id: str, into: str) -> Person:
         """Merge a person into another person, and return the merged person, who has the id `into`.
 
-        If both have a fact with the same key, both facts are kept, and recall returns the fact that changed last.
+        Merging two ids of the same person changes nothing. If both persons have a fact with the same key, both facts
+        are kept, and recall returns the fact that changed last.
 
         Raises:
             KnowledgeNotFound: one of the ids belongs to no person.

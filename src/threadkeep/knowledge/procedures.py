@@ -147,8 +147,9 @@ class Procedures(ClockedTables, sql=(*OWNER_SQL, "procedures.sql")):
 def applying(procedures: Sequence[Procedure], goal: str, context: Collection[str]) -> list[Procedure]:
     """Return the procedures that apply to a goal, best first.
 
-    All inputs that they need are in `context`. Procedures with a phrase that occurs in the goal come first, sorted by
-    their success. Then follow procedures without phrases that match by name and description.
+    All inputs that they need are in `context`; of several with the same name, the first one is used. Procedures with a
+    phrase that occurs in the goal come first, sorted by their success. Then follow procedures without phrases that
+    match by name and description.
     """
     words = goal.casefold()
     index = RecallIndex()

@@ -138,7 +138,8 @@ def accepted_directives(text: str) -> tuple[list[Promotion], int]:
     """Return a message's directives (`preference (user): Keep diffs small`) and how many were rejected.
 
     The text of a directive follows on the same line, or on the next lines up to a blank one or another directive. A
-    directive without a scope belongs to the workspace, or usually to the user if it begins like "I prefer".
+    directive without a scope belongs to the workspace, or usually to the user if it begins like "I prefer". A directive
+    is rejected if it looks like a secret, if it is too long, or after the first 100.
     """
     found: list[Promotion] = []
     refused = 0

@@ -27,7 +27,7 @@ type MessagesAt = Callable[[str, Collection[int]], Awaitable[Sequence[Message]]]
 
 
 async def known_owner(connection: Connection, sql: Mapping[str, str], scope: Scope, now: datetime) -> Scope:
-    """Return the scope that owns new knowledge, with the canonical id of a person.
+    """Return the scope that owns new knowledge, with the canonical id of a person; create an unknown person.
 
     Raises:
         SessionNotFound: the scope is a session that does not exist.

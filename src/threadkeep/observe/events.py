@@ -176,7 +176,7 @@ class MemoryUpdated(Event):
 
 
 class PromptSent(Event):
-    """A candidate graph sent its messages to a model, as one text if `flat` is true."""
+    """A candidate graph sent its messages to a model, as one text if `flat` is true. `tokens` is an estimate."""
 
     messages: int
     characters: int
@@ -215,7 +215,7 @@ class FactsProposed(SessionEvent):
 
 
 class LearningFailed(SessionEvent):
-    """Facts could not be learned from a session, or for one scope; its next turn tries again."""
+    """Facts could not be learned from a session, or for one scope; the session's next turn tries again."""
 
     error: str
 
@@ -290,7 +290,7 @@ class ExtraNotFound(SessionEvent):
 
 
 class EmbeddingsSkipped(SessionEvent):
-    """An embedding model failed for some messages, which full-text search still finds."""
+    """An embedding model failed for some messages. Full-text search finds them; embedding is retried later."""
 
     count: int
     error: str
@@ -343,7 +343,7 @@ class RunRetried(WorkflowRunEvent):
 
 
 class RunTakenOver(WorkflowRunEvent):
-    """A run was taken over, usually because its process died."""
+    """A run was taken over, usually because its process died. `attempt` is the number of the new attempt."""
 
     attempt: int
 

@@ -115,7 +115,7 @@ class PrometheusObserver:
         self._add_graphiti()
 
     def set_runs(self, counts: Mapping[str, int] | None) -> None:
-        """Set the numbers of runs in the database, or remove unknown ones."""
+        """Set the numbers of runs in the database by state; None (unknown) removes all numbers."""
         if counts is None:
             self._runs_now.clear()
             return

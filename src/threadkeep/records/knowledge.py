@@ -78,7 +78,8 @@ class Fact:
     """A fact: the value of a key in a scope.
 
     `confirmed` counts how often the value was remembered, and `contradicted` how often another value replaced it. A
-    fact is valid until `valid_to`, if that is set. A scope has at most one valid fact for each key.
+    fact is valid until `valid_to`, if that is set. A scope has at most one valid fact for each key. `evidence` is in
+    the order in which it was added.
     """
 
     id: str
@@ -193,9 +194,10 @@ class FactQuery:
 class Procedure:
     """Instructions for a kind of task, with a name that is unique in their scope.
 
-    A procedure applies if the goal contains a phrase of `goal_contains` and the context has all names of `context_has`.
-    Without phrases, every goal matches. `used` counts its uses, and `succeeded` and `failed` their outcomes; a new
-    content resets them. The store assigns the id, the counts and the times.
+    A procedure applies if the goal contains a phrase of `goal_contains`, in upper or lower case, and the context has
+    all names of `context_has`. Without phrases, its name or description must match the goal. `used` counts its uses,
+    and `succeeded` and `failed` their outcomes; a new content resets them. The store assigns the id, the counts and
+    the times.
     """
 
     scope: Scope

@@ -270,7 +270,7 @@ class TokenUsage:
         return self.estimated_calls > 0
 
     def __add__(self, other: TokenUsage) -> TokenUsage:
-        """Return the sum of both usages, under this model's name."""
+        """Return the sum of both usages, under this model's name; a cost is set if at least one of them has one."""
         costs = [cost for cost in (self.cost, other.cost) if cost is not None]
         return TokenUsage(
             self.model,

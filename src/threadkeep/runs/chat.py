@@ -161,7 +161,7 @@ class Chat:
             task.add_done_callback(self._stopping.discard)
 
     async def reset(self, session_id: str) -> None:
-        """Hide all turns from the model, after the turns that are queued now. Raise the errors of `delete`."""
+        """Hide all earlier turns from the model, once the turns queued now are over; raise the errors of `delete`."""
         await self._between_turns(RESET, session_id)
 
     async def delete(self, session_id: str) -> None:

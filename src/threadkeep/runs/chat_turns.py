@@ -104,7 +104,7 @@ class ChatAnswer:
     replaced: bool = False
 
     def to_dict(self) -> dict[str, Json]:
-        """Return the answer as JSON values, without the `answer_id`."""
+        """Return the answer as JSON values, without the `answer_id`, and with `replaced` only if it is true."""
         values: dict[str, Json] = {**asdict(self), "usage": self.usage.to_dict()}
         silent = {"answer_id"} if self.replaced else {"answer_id", "replaced"}
         return {name: value for name, value in values.items() if name not in silent}
@@ -322,7 +322,10 @@ class ChatAnswers:
         return replace(answer, replaced=stands is not None or (hold is not None and hold.replaced))
 
     async def stored(self, turn: ChatTurn) -> ChatAnswer | None:
-        """Return the newest stored answer to a repeated message, and mark it as delivered."""
+        """Return the newest stored answer to a repeated message, and mark it as delivered.
+
+        Return None if there is no answer, if it is not complete, or if the database is unavailable.
+        """
         if turn.request.message_id is None:
             return None
         found: Message | None = None

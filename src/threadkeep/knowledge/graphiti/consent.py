@@ -59,7 +59,7 @@ class Consents(ClockedTables, sql=("graph_consents.sql",)):
         return [self._granted_statement(self._options), (self._sql["is_trusted"], {"workspace": named})]
 
     async def decide(self, decision: Decision, data_classes: Sequence[DataClass], *, by: str) -> Consent:
-        """Store a person's decision about the endpoint, instead of the previous one.
+        """Store a person's decision about the endpoint; it replaces the previous one, which stays in `decisions`.
 
         Raises:
             GraphitiClosed: Graphiti is off.

@@ -227,7 +227,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return [_delivery(row) for row in rows]
 
     async def retry(self, number: int | None = None) -> int:
-        """Queue dead messages again: one by number, or all that were not dropped or deleted.
+        """Try dead messages again: one by number, or all that were not dropped or deleted; return how many.
 
         Raises:
             KnowledgeNotFound: no dead message has this number.

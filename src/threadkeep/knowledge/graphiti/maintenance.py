@@ -201,7 +201,8 @@ class Backfill(ClockedTables, sql=("graph_turns.sql",)):
     ) -> Backfilled:
         """Queue up to `limit` earlier turns of sessions, the oldest of each session first.
 
-        Sessions without a group, and agents' conversations, are skipped.
+        Sessions without a group, and agents' conversations, are skipped, because no delivery would show that they were
+        queued.
 
         Raises:
             SessionNotFound: a session does not exist.

@@ -80,8 +80,8 @@ class _Groups:
 class GraphRecaller:
     """A finder of facts, which searches a Graphiti server once per turn.
 
-    A turn waits at most until the deadline. After a failure, turns do not search until a search in the background has
-    succeeded.
+    A turn waits at most until the deadline. After a missed deadline or a failure, turns do not search until a search in
+    the background has succeeded.
     """
 
     def __init__(

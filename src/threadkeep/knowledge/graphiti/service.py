@@ -119,7 +119,7 @@ class Graphiti:
         return self.options is not None and self.options.recall_enabled
 
     async def recall(self, question: RecallQuestion) -> GraphRecall:
-        """Return facts that are relevant to an input, within the deadline of the options.
+        """Return facts that are relevant to an input, within the deadline of the options; none if recall is off.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -200,7 +200,7 @@ class Graphiti:
         return await self._deliveries.entries(status, after=after, limit=limit)
 
     async def retry(self, number: int | None = None) -> int:
-        """Queue dead messages again: one by number, or all that were not dropped or deleted.
+        """Try dead messages again: one by number, or all that were not dropped or deleted; return how many.
 
         Raises:
             GraphitiClosed: Graphiti is off, or there is no consent.
@@ -336,7 +336,8 @@ class Graphiti:
     async def retract(self, fact_id: str) -> Retracted:
         """Delete the episode of a forgotten fact on the server, and check that it is gone.
 
-        Without consent no request may be sent; the episode then stays on the server, and the result says so.
+        If Graphiti is off, or without consent, no request is sent: the episode stays on the server, and the result says
+        so.
         """
         check_name("fact's id", fact_id, MAX_OWNER_CHARACTERS)
         client = self.client() if await self.consents.granted() else None
