@@ -240,7 +240,7 @@ class KeyRing:
         return bool(self._configured or self._known)
 
     async def refresh(self) -> bool:
-        """Read the database's keys every five seconds; return False if no read has succeeded."""
+        """Read the database's keys if the last read is five seconds old; return False if no read has ever succeeded."""
         if time.monotonic() >= self._next_read:
             if self._work is None or self._work.done():
                 self._work = asyncio.create_task(self._read(), name="threadkeep-keys")
@@ -248,7 +248,7 @@ class KeyRing:
         return self._was_read
 
     def caller(self, given: bytes, limits: RateLimits) -> Caller | None:
-        """Return the caller to whom a valid key belongs, and record the use of the key."""
+        """Return the caller to whom a valid key belongs, and record the use of a database key."""
         digest = digest_of(given)
         key = self._known.get(digest)
         if key is None:

@@ -143,7 +143,7 @@ class StreamParts(ABC):
 
     @abstractmethod
     def failed(self, problem: Problem) -> Iterator[bytes]:
-        """Yield the parts that report a failed turn and end the stream."""
+        """Yield the parts that report a failed turn and end the stream. All messages have already ended."""
 
 
 class TurnParts(StreamParts):

@@ -49,7 +49,7 @@ def targets_of(entry: Entry) -> Iterator[tuple[Path, str]]:
 
 @dataclass(frozen=True)
 class Paths:
-    """The paths through a workflow. `following` maps each node to its possible next nodes.
+    """The paths through a workflow. `following` maps each node to its possible next nodes, or `end`.
 
     `branches` has the first nodes of each set of parallel branches. `choosing` has the nodes that continue with only
     one of their next nodes.

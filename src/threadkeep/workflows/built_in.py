@@ -77,7 +77,7 @@ class ChatNode(AgentNode):
         ask: AskModel,
         options: Mapping[ConversationKind, TurnOptions],
     ) -> AIMessage:
-        """Answer the run's question with one model call and without an agent.
+        """Store the run's question, answer it with one model call and without an agent, and store the answer.
 
         A stored answer is returned without a call. The current LangChain config must be the config of the run.
         """

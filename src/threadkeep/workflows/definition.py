@@ -54,9 +54,9 @@ class Workflow:
     """A workflow: an uncompiled graph (`builder`) with the data that its runs need.
 
     `version` changes with the definition; a run keeps the version with which it began. `definition` is the YAML as JSON
-    values, from which the workflow can be rebuilt. `output` names the node whose output is the result; by default, the
-    result is the answer. `origin` is the file or the import string. `positions` has the places of the workflow's parts
-    in the file, for error messages.
+    values, from which the workflow can be rebuilt; None for a workflow in Python. `output` names the node whose output
+    is the result; by default, the result is the answer. `origin` is the file or the import string. `positions` has the
+    places of the workflow's parts in the file, for error messages.
     """
 
     name: str
@@ -132,7 +132,7 @@ class Workflow:
 
     @cached_property
     def known_conversations(self) -> tuple[ConversationFields, ...]:
-        """The nodes with a conversation in the graph store whose key depends on no results."""
+        """The nodes with a graph-store conversation whose key depends on no other node; no agents with `input`."""
         found: list[ConversationFields] = []
         for node in self.nodes.values():
             if not isinstance(node, AgentNode | AppendMessageNode) or not node.use_graph_chat_history:
@@ -156,7 +156,7 @@ def python_workflow(
 ) -> Workflow:
     """Return the workflow of a graph that was built in Python.
 
-    If no node of the graph stores the question or the answer (as `AgentNode` and `ModelNode` do), the question is
+    If the graph has no `AgentNode`, `ModelNode`, or other node that stores the question or the answer, the question is
     stored in the run's session before the first node, and the graph's last message is stored as the answer. If
     middleware may change the question, it is stored later; see `with_turn_ends`. Neither is stored if the graph has
     deferred nodes, or no messages in its state.

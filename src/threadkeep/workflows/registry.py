@@ -195,7 +195,7 @@ class Workflows:
 
 
 def yaml_files(path: Path) -> list[Path]:
-    """Return the YAML files at a path: the file itself, or all files directly in the folder.
+    """Return the YAML files at a path: the file itself, or all files directly in the folder, sorted by name.
 
     Raises:
         InvalidWorkflow: the path does not exist, or the folder has no YAML file.
@@ -289,7 +289,7 @@ def child_state(given: Mapping[str, Json]) -> Any:
 
 
 def result_of(workflow: Workflow, run_id: str, state: Mapping[str, Any]) -> ChildResult:
-    """Return a run's result: its answer, and the output of `workflow.output`."""
+    """Return a run's result: the output of the node `workflow.output` (or the answer), and the answer's text."""
     answer = answer_of(state)
     reply = text_of(answer) if answer is not None else ""
     outputs = state.get("node_outputs") or {}

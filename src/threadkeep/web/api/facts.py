@@ -169,7 +169,7 @@ async def get_proposal(proposal_id: FactId, app: AppInUse, user_id: UserId = Non
 async def decide_proposal(
     proposal_id: FactId, decision: DecisionInput, app: AppInUse, user_id: UserId = None
 ) -> ProposalView:
-    """Accept, reject or undo a proposal. Undoing an acceptance restores the old value."""
+    """Accept an open or rejected proposal, reject an open one, or undo an acceptance and restore the old value."""
     proposals = app.memory.proposals
     verbs = {"accept": proposals.accept, "reject": proposals.reject, "undo": proposals.undo}
     return ProposalView.of(await verbs[decision.decision](proposal_id, by=decision.by, user_id=user_id))
@@ -177,7 +177,7 @@ async def decide_proposal(
 
 @router.get("/{fact_id}", summary="See a fact")
 async def get_fact(fact_id: FactId, app: AppInUse, user_id: UserId = None) -> FactView:
-    """Return a fact, even if it is no longer valid, with the messages and runs that it comes from."""
+    """Return a fact, even if it is no longer valid, with references to its messages and runs."""
     return FactView.of(await app.memory.knowledge.fact(fact_id, user_id=user_id))
 
 
@@ -289,7 +289,7 @@ async def trust_workspace(trust: TrustInput, app: AppInUse) -> TrustView:
 
 @graphiti_router.post("/test", summary="Test the Graphiti server", responses=_ASKING, openapi_extra=ADMINISTERS)
 async def check_server(how: CheckInput, app: AppInUse) -> CheckList:
-    """Check the Graphiti server without sending people's messages. With `smoke`, also write a test message."""
+    """Check the Graphiti server without sending people's messages; with `smoke`, write and delete a test message."""
     checks = await app.memory.graphiti.test(smoke=how.smoke)
     return CheckList(ok=all_ok(checks), checks=[CheckView.model_validate(check) for check in checks])
 

@@ -244,7 +244,7 @@ class RetentionBody(
     from_attributes=True,
     json_schema_extra=example(archive={"max_age_days": 30}, delete={"max_age_days": 365}),
 ):
-    """The limits for archiving and for deletion. Windows and searches omit archived messages."""
+    """The limits for archiving and for deletion. Archived messages stay stored, but windows and searches omit them."""
 
     archive: RetentionLimitsBody = RetentionLimitsBody()
     delete: RetentionLimitsBody = RetentionLimitsBody()
@@ -356,7 +356,7 @@ _CONTEXT_FAILURES = documented(404, 422, 503)
     response_model_exclude_defaults=True,
 )
 async def manifests_of_run(run_id: RunId, app: AppInUse, user_id: UserId = None) -> RunManifests:
-    """Return the manifests of a run's model calls: the sent and the excluded messages, and the tokens."""
+    """Return the manifests of a run's model calls, in order: the sent and the excluded messages, and the tokens."""
     found = await app.memory.manifests.of_run(run_id, user_id=user_id)
     if not found:
         raise ProblemRaised(

@@ -101,7 +101,7 @@ async def get_workflow(name: WorkflowName, app: AppInUse) -> WorkflowBody:
     openapi_extra=READS,
 )
 async def explain_keys(name: WorkflowName, body: KeyRequestBody, app: AppInUse) -> ExplainedKeys:
-    """Return the session keys that a workflow's agents derive from a payload, with the rejected ones.
+    """Return the session keys that a workflow's agents derive from a payload, and why others were rejected.
 
     Nothing is read or written.
     """

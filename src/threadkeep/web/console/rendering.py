@@ -147,7 +147,7 @@ def bar(parts: Sequence[tuple[str, int]], total: int, title: str) -> Markup:
 
 
 def stacked_columns(drawn: Sequence[Column], title: str, unit: str, *, limit: int | None = None) -> Markup:
-    """Return a chart of stacked columns, with a line at the limit if the columns come near it.
+    """Return a chart of stacked columns, with a line at the limit if a column reaches a quarter of it.
 
     Labels are HTML, because text in the stretched SVG would be distorted.
     """

@@ -75,7 +75,7 @@ class RunEvents:
         self._task = asyncio.create_task(self._follow(), name=f"threadkeep-events-{run.run_id}")
 
     async def events_from(self, position: int) -> AsyncIterator[ProtocolEvent]:
-        """Yield the events from index `position` on, until the run ends or waits."""
+        """Yield the events from index `position` on, until the run ends, waits, or cannot be read."""
         while True:
             change = self._changed
             while position < len(self.events):

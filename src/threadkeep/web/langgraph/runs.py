@@ -272,7 +272,7 @@ async def list_thread_runs(
     offset: Annotated[int, Query(ge=0, le=_MOST, description="The number of newest runs to skip.")] = 0,
     status: Annotated[ThreadRunStatus | None, Query(description="Only runs with this status.")] = None,
 ) -> list[ThreadRunBody]:
-    """List the newest runs of a thread, newest first, without child runs."""
+    """List the runs of a thread, newest first, without child runs. Only its newest 400 runs are searched."""
     try:
         await find_thread(app, thread_id, user_id=user_id)
     except SessionNotFound:

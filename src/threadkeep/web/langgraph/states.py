@@ -155,7 +155,7 @@ async def find_thread(
 
 
 async def newest_runs(runs: RunService, thread_id: str, *, user_id: str | None = None) -> list[Run]:
-    """Return a thread's newest runs without child runs, resets and deletions, newest first."""
+    """Return a thread's newest 20 runs without child runs, resets and deletions, newest first."""
     found, _ = await runs.list(RunQuery(session_id=thread_id, user_id=user_id, turns=True, limit=_RUNS))
     return list(found)
 
@@ -166,7 +166,7 @@ async def values_of(session: Session) -> dict[str, Json]:
 
 
 async def messages_in(session: Session, upto: int | None = None) -> list[Message]:
-    """Return the newest 1,000 messages of a thread up to a `seq`."""
+    """Return the newest 1,000 messages of a thread up to a `seq`, without the note of its creation."""
     page = await session.page(None if upto is None else upto + 1, MOST_MESSAGES)
     return [one for one in page.messages if not is_creation(one)]
 
@@ -212,7 +212,7 @@ async def values_of_run(app: App, run: Run) -> dict[str, Json]:
 async def history_of(
     thread: Thread, *, limit: int, before: int | None = None, at: int | None = None
 ) -> list[ThreadStateBody]:
-    """Return up to `limit` states of a thread at the ends of turns, newest first.
+    """Return up to `limit` states of a thread, newest first: at the ends of turns, and before the first turn.
 
     Only the newest 1,000 messages are read. `before` selects the states before a checkpoint, `at` the state at one.
     """

@@ -38,7 +38,7 @@ _FAILED: ProtocolEvent = {
 
 @dataclass(frozen=True)
 class EventChoice:
-    """A choice of the events of `channels` with a `seq` above `since`."""
+    """A choice of the events of `channels` with a `seq` above `since`; of none if `at_root` is false."""
 
     channels: frozenset[str]
     since: int | None
@@ -72,7 +72,7 @@ class ThreadEvents:
     async def of_thread(
         self, thread_id: str, choice: EventChoice, *, user_id: str | None
     ) -> AsyncGenerator[ProtocolEvent]:
-        """Yield the events of a thread's runs without end, or until events cannot be read.
+        """Yield the events of a thread's runs without end; if events cannot be read, yield an error and stop.
 
         Without `since`, begin with the active run. A client may start a run with a command and open this stream when
         the run has already ended. So a run that a command started counts as active for 30 seconds after its end, until

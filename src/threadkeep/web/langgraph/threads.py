@@ -144,7 +144,7 @@ class CreatedThread:
         return stored
 
     async def forget(self) -> bool:
-        """Delete the created thread; return False if the request may not find it."""
+        """Delete the created thread; return False if it does not exist or the request names a user."""
         kept = await self._kept()
         if kept is not None:
             await self._state.forget(_CREATED, self._session.session_id, kept)

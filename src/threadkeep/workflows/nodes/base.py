@@ -150,7 +150,7 @@ class Step:
         return cls(name, runtime.context, runtime.store, config)
 
     def model(self, given: str | BaseChatModel | None) -> BaseChatModel:
-        """Return the chat model with the name `given`, by default the service's own."""
+        """Return the chat model with the name `given`, by default the service's own; return a model unchanged."""
         return given if isinstance(given, BaseChatModel) else self.context.resources.model(given)
 
     @property
@@ -198,7 +198,7 @@ class Node(BaseModel):
 
 
 def found(step: Step, output: Json, result: Mapping[str, Json]) -> WorkflowState:
-    """Return a state update with the `output` and the `result` of the node."""
+    """Return a state update with the node's `output` in `node_outputs`, and its `result` for templates in `results`."""
     return {"node_outputs": {step.name: output}, "results": {step.name: dict(result)}}
 
 

@@ -42,7 +42,7 @@ class CategorizerNode(AskingNode):
     """A node that assigns the newest message to a category, which determines the next node.
 
     The model sees only the prompt, the categories, and the last message. A reply that is not a category selects the
-    default, and is not stored in any transcript.
+    default. No reply is stored in a transcript.
     """
 
     node_kind: ClassVar[NodeKind] = "categorizer"
@@ -156,7 +156,7 @@ class Rule(BaseModel):
         return self
 
     def holds(self, value: object) -> bool:
-        """Return True if the rule's condition is true for a value."""
+        """Return True if the rule's condition is true for a value. `matches` reads only the first 2,000 characters."""
         if self.exists is not None:
             return (value is not None) is self.exists
         if self.matches is not None:

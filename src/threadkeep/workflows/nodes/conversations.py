@@ -131,7 +131,7 @@ def key_scope(state: WorkflowState, session_id: str | None, config: RunnableConf
 
 
 def is_reset(command: str | None, texts: Iterable[str]) -> bool:
-    """Return True if the message is exactly the reset command."""
+    """Return True if the message, apart from white space around it, is the reset command."""
     return command is not None and "\n".join(texts).strip() == command.strip()
 
 

@@ -84,7 +84,7 @@ class RecordQuestionNode(RecordingNode):
             await turn.begin(metadata, received=received)
 
     async def refuse(self, step: Step, messages: Sequence[BaseMessage], metadata: Mapping[str, Json] | None) -> None:
-        """Store a question that middleware may have rejected as `failed`, without its text."""
+        """Store the question as `failed`, without its text, unless it is stored: middleware may have rejected it."""
         turn = self.turn(step, question_before(messages))
         if turn is not None and not await turn.is_stored(turn.question[-1]):
             refused = refused_message(turn.question[-1], step.context.run_id, metadata)

@@ -182,7 +182,7 @@ class IngestPromptNode(Node):
 
 
 class BuildCandidateNode(Node):
-    """A node that returns the model's answer as a candidate (kind `text`, status `proposed`).
+    """A node that returns the model's answer, unless it is empty, as a candidate (kind `text`, status `proposed`).
 
     The node's result has `outcome` (OK or ERROR), `candidate`, `errors`, `llmText` and `combinedPrompt`.
     """
