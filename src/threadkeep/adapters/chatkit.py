@@ -84,7 +84,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         return _thread(await self._info(self.session(thread_id, context)))
 
     async def save_thread(self, thread: ThreadMetadata, context: TContext) -> None:
-        """Store the title, the status and the metadata of a thread."""
+        """Store the title, the status and the metadata of a thread; create its session if there is none."""
         session = self.session(thread.id, context)
         try:
             info = await session.info()

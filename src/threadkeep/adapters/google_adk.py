@@ -51,9 +51,10 @@ _STALE = (
 class SessionService(BaseSessionService):
     """An ADK session service over a memory. Texts of events are stored as messages, which other channels can read.
 
-    Each event makes a new revision of its session, in one transaction. If several writers store the same revision, only
-    the first succeeds. The state of a session is computed from its events. Messages of other channels are returned as
-    events. Events that were taken back, or precede a reset, are not returned.
+    An event, its changes to shared state and a new revision of the session are stored in one transaction. If several
+    writers store the same revision, only the first succeeds. The state of a session is computed from its events.
+    Messages of other channels are returned as events. Events that were taken back, or precede a reset, are not
+    returned.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -87,7 +88,7 @@ class SessionService(BaseSessionService):
     async def get_session(
         self, *, app_name: str, user_id: str, session_id: str, config: GetSessionConfig | None = None
     ) -> Session | None:
-        """Return a session with its events, including the state of its user and app."""
+        """Return a session with the events that `config` selects, including the state of its user and app."""
         session = await self._read(app_name, user_id, session_id)
         if session is None:
             return None
@@ -99,7 +100,7 @@ class SessionService(BaseSessionService):
         return session
 
     async def list_sessions(self, *, app_name: str, user_id: str | None = None) -> ListSessionsResponse:
-        """Return the sessions of an app or of one of its users, without events.
+        """Return the sessions of an app or of one of its users, without events, least recently active first.
 
         Each session is read whole, because its state is computed from its events.
         """
@@ -298,10 +299,10 @@ class MemoryService(BaseMemoryService):
         return SearchMemoryResponse(memories=[_entry(message) for message in best])
 
     async def delete_memory(self, *, app_name: str, user_id: str, memory_id: str | None = None) -> None:
-        """Take back a message in the user's sessions of the app.
+        """Take back a message in the user's sessions of the app, and the later messages of its run, if it has one.
 
-        Searches and sessions no longer return it, and adding its session again does not store it again. The transcript
-        keeps it in the `history` view until its session or its user is erased.
+        An unknown id is ignored. Searches and sessions no longer return the message, and adding its session again
+        does not store it again. The transcript keeps it in the `history` view until its session or its user is erased.
         """
         if not memory_id:
             return
@@ -313,7 +314,7 @@ class MemoryService(BaseMemoryService):
 
 
 def _has_word(text: str, word: str) -> bool:
-    """Return True if the text really contains the word: searches also find parts and other accents."""
+    """Return True if a found text has the word with its accents. A word of one or two letters must be whole."""
     if len(word) > 2 or word >= "\u0e00":  # from here on, scripts may have no spaces between words
         return word.isascii() or word.lower() in text.lower()
     return word.lower() in _WORD.findall(text.lower())
@@ -396,7 +397,7 @@ def _content(message: Message) -> Content:
 
 
 def _message(event: Event) -> Message | None:
-    """Return a message with the text of an event, unless the event is partial or has no text."""
+    """Return a message with the text of an event and marks for its media, unless it is partial or has neither."""
     said = [part for part in event.content.parts or [] if not part.thought] if event.content else []
     media = [data for part in said if (data := part.inline_data or part.file_data) is not None]
     mark = media_mark([{"type": media_type(data.mime_type)} for data in media])

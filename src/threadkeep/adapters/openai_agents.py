@@ -51,8 +51,8 @@ class AgentsSession:
     async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
         """Return the newest items since the last reset, oldest first.
 
-        The default of `limit` is in `session_settings`. A negative limit returns all items, as in the SDK's
-        `SQLiteSession`.
+        The default of `limit` is in `session_settings`. Without a limit, or with a negative one (as in the SDK's
+        `SQLiteSession`), all items are returned.
         """
         limit = resolve_session_limit(limit, self.session_settings)
         limit = None if limit is not None and limit < 0 else limit

@@ -175,7 +175,7 @@ class Conversations(ConversationStore):
         return history[::-1]
 
     async def _left_after(self, record: ConversationRecord, entry_id: str | None) -> int | None:
-        """Return the `seq` after which a write must supersede later entries, if there are any."""
+        """Return the `seq` after which a write supersedes entries, if any. Branch the session of a foreign entry."""
         session, seq = self._session(record.conversation_id), 0
         if entry_id is not None:
             try:

@@ -38,7 +38,8 @@ def repeated(answer: AIMessage, messages: Sequence[BaseMessage], *, is_data: boo
     """Return a stored answer as a message to add to `messages`, so that the state ends with it.
 
     LangGraph keeps the old position of a message whose id it knows. So return a copy with a new id (`REPEATS`) if
-    anything but the same turn follows there. With `is_data`, the answer may be the call of a structured response.
+    another turn, a repeat or a tool call follows there, or if the id is that of a tool's result. With `is_data`, the
+    answer may be the call of a structured response.
     """
     position = next((index for index, one in enumerate(messages) if one.id == answer.id), None)
     if position is None:
@@ -107,7 +108,7 @@ def final_answer(
     """Return the answer that follows the question in a state.
 
     The answer is an assistant message, the joined results of tools with `return_direct` (their calls: `direct_calls`),
-    or the structured response as JSON.
+    or the structured response as JSON. If the state lacks the `question`, the newest human message counts.
     """
     direct: list[ToolMessage] = []
     asked = {id_of(message) for message in question} & {id_of(message) for message in state["messages"]} - {None}

@@ -304,7 +304,7 @@ class PartialAnswer(BaseCallbackHandler):
 
 
 def with_callback(config: RunnableConfig, handler: BaseCallbackHandler, *, inherit: bool) -> RunnableConfig:
-    """Return a config with one more handler; `inherit` passes it on to child runs."""
+    """Return a config with one more handler. Child runs get it if `inherit` is True or the config has no manager."""
     callbacks = config.get("callbacks")
     if isinstance(callbacks, BaseCallbackManager):
         manager = callbacks.copy()

@@ -98,7 +98,7 @@ def media_type(mime_type: object) -> str:
 
 
 def media_mark(blocks: Sequence[object], fate: str = "") -> str:
-    """Return the marks that replace blocks, one for each kind: `[image] [2 files]`."""
+    """Return the marks that replace blocks, one for each kind: `[image] [2 files]`. Each mark ends with `fate`."""
     names = Counter(media_name(block) for block in blocks)
     return " ".join(f"[{name if n == 1 else f'{n} {name}s'}{fate}]" for name, n in names.items())
 
@@ -109,7 +109,7 @@ def is_text(block: object) -> bool:
 
 
 def count_block(block: object, counter: TokenCounter) -> int:
-    """Return the tokens of one content block. Media have fixed numbers of tokens.
+    """Return the tokens of one content block. Media and PDF pages have fixed numbers of tokens.
 
     A block of unknown shape is counted as JSON without its base64 data, which counts as media.
     """

@@ -103,9 +103,10 @@ class DemoModel(OfflineModel):
     """A deterministic LangChain chat model that answers questions with earlier statements of the user.
 
     It quotes the statements that share most words with the question, including statements in quoted older turns and in
-    summaries that it wrote. Its own answers, system texts, tool results and questions are not statements. Every answer
-    ends with the number of messages in the model call, without system messages. For `ModelSummarizer` it returns the
-    first words of each message. The reported usage is an estimate. Tools may be bound, but are never called.
+    summaries that it wrote. Its own answers, system texts, tool results and questions are not statements. It
+    acknowledges a message without a question. Every answer ends with the number of messages in the model call, without
+    system messages. For `ModelSummarizer` it returns the first words of each message. The reported usage is an
+    estimate. Tools may be bound, but are never called.
     """
 
     @property

@@ -92,7 +92,7 @@ class ExtraSource(Protocol):
         ...
 
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
-        """Return a block that is relevant to the input, within `room` tokens."""
+        """Return a block that is relevant to the input, within `room` tokens; None if nothing is relevant."""
         ...
 
 

@@ -168,7 +168,7 @@ class TurnHooks:
         return {"messages": [RemoveMessage(id=str(answer.id)), named_as_agent(winner, call.config)]}
 
     def _run_ended(self, part: Participation, state: object, error: BaseException | None) -> Awaitable[None] | None:
-        """Release the session after a run. Return a coroutine that does this if the run failed.
+        """Release the session. If the run failed or was cut off, return a coroutine that first ends the turn.
 
         This method is called in the OS thread of the run.
         """
@@ -273,7 +273,7 @@ class ModelStep(Step[ModelRequest[Any], ModelResponse[Any]]):
     sent: Sequence[BaseMessage] = ()
 
     async def end(self, result: ModelResponse[Any]) -> None:
-        """Hold the model's reply, so that it is stored as the answer if the run is cut off.
+        """Hold the model's reply, unless it calls tools, so that it is stored as the answer if the run is cut off.
 
         A reply with the id of an earlier message (for example, from a cache) gets a new id, so that both messages stay.
         """
@@ -330,7 +330,7 @@ class ToolStep(Step[ToolCallRequest, ToolMessage | Command[Any]]):
     text: BaseMessage | str = ""
 
     async def end(self, result: ToolMessage | Command[Any]) -> None:
-        """Count the call as ended, and add it to the steps of the turn."""
+        """Count the call as ended, and add it to the steps of the turn, unless its result is the answer."""
         part, tool = self.part, self.request.tool
         part.root.call_ends()
         if part.turn is not None and tool is not None and FORGETS in (tool.metadata or {}):

@@ -196,6 +196,6 @@ def node_of(config: RunnableConfig, site: CallSite | None) -> str | None:
 
 
 def control_of() -> object:
-    """Return the object that all nodes of one root run share."""
+    """Return the object that all nodes of one root run share; outside of a graph, a new object."""
     control = _runtime().control
     return object() if control is None else control

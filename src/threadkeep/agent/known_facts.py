@@ -68,7 +68,7 @@ class _Selection(NamedTuple):
 
 
 class KnownFacts:
-    """A prompt section with the facts of a run's scopes or, if there are too many, the most relevant.
+    """A prompt section with the facts of a run's scopes: all if fewer than 60 and they fit, else the most relevant.
 
     The block changes as little as possible between turns, so that the provider can reuse its prompt cache: facts keep
     their order, and a selection is reused if it contains the three best facts for the new input. Facts from Graphiti

@@ -105,7 +105,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
 
     @property
     def open_runs(self) -> int:
-        """The number of agent calls that take part in a turn and have not ended."""
+        """The number of agent calls that take part in a turn and have not ended; at most 1,000 per event loop."""
         return sum(hooks.open_runs for hooks in self._hooks.made)
 
     # A node hook also runs if other middleware rejects the question, which is then stored as failed.

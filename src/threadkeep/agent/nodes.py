@@ -50,7 +50,7 @@ class NodeTurn:
         self._given = given
 
     async def begin(self, config: RunnableConfig) -> Self:
-        """Store the question. If turns are ordered, wait for earlier ones."""
+        """Store the question. If turns are ordered, first wait for earlier ones."""
         self.reply: BaseMessage | str | None = None
         self.partial = PartialAnswer()
         self._unreported = False
@@ -144,11 +144,11 @@ class _TurnOfBlock:
 
     @property
     def reply(self) -> BaseMessage | str | None:
-        """The answer that was given or, after the block, the answer of another process that was stored first."""
+        """The answer that was given; after the block, the answer of another process if that was stored first."""
         return self._turn.reply
 
     def answer(self, reply: BaseMessage | str) -> None:
-        """Set the assistant's answer, which is stored when the block ends."""
+        """Set the assistant's answer, which is stored when the block ends. A message without an id gets one."""
         self._turn.take(reply)
 
 

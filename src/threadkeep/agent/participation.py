@@ -428,7 +428,8 @@ class Participation:
     async def _settle_abandoned(self) -> None:
         """Store the held answer of a run that makes no further call, so that its question has an answer.
 
-        The run may still end normally, and with the same id the final answer would count as a duplicate.
+        While the run may still end normally, the held answer gets a new id: with the same id, the final answer would
+        count as a duplicate.
         """
         said = self.text
         await self.end(text_of(said) if not self.is_over and isinstance(said, AIMessage) else said, self.status)
@@ -469,8 +470,8 @@ class Participation:
     async def fail(self, error: BaseException) -> None:
         """Settle the call after its run failed or was cancelled. Then release the session.
 
-        A question that reached no model is stored without its text, because other middleware may have rejected it. If
-        `PIIMiddleware` stopped the run, the held answer is not stored.
+        If the run failed, a question that reached no model is stored without its text, because other middleware may
+        have rejected it. If `PIIMiddleware` stopped the run, the held answer is not stored.
         """
         try:
             if self.registry.calls.get(self.key) is not self:

@@ -108,7 +108,10 @@ _OPTIONAL = ("system", "summary", "context")
 
 
 def flatten_messages(messages: Sequence[BaseMessage]) -> str:
-    """Return the messages as one text: `(role) content`, joined by blank lines."""
+    """Return the messages as one text: `(role) content`, joined by blank lines.
+
+    The role is `system`, `user`, `assistant`, `tool`, or a chat message's own role. Only text is included.
+    """
     return "\n\n".join(f"({_label(message)}) {text_of(message)}" for message in messages)
 
 

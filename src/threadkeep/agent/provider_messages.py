@@ -100,8 +100,8 @@ def repair(messages: Sequence[BaseMessage]) -> Repaired:
     """Return the messages in a form that providers accept: each tool call is followed by its result.
 
     A call without a result gets the result `NO_RESULT`. An invalid call with a result (LangChain reports the error to
-    the model) becomes a call without arguments. Other invalid calls, results without calls, copies of answers and empty
-    messages are removed, but not the newest user message.
+    the model) becomes a call without arguments. Other invalid calls, results without calls, repeated results and
+    answers, and empty messages are removed, but not the newest user message.
     """
     calls, reasons = _calls_of(messages)
     asked = [message for message in messages if isinstance(message, HumanMessage)]

@@ -32,7 +32,7 @@ def is_question(message: BaseMessage) -> bool:
 def question_before(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     """Return the question that a run is answering: the newest block of human messages.
 
-    There is none if a system message follows an answer, because the agent then speaks without a question.
+    There is none if a system message, but no question, follows the last answer: the agent speaks without a question.
     """
     end = len(messages)
     instructed = False
@@ -216,7 +216,7 @@ def known_messages(
     A message is known if a row has its id, or if a row at a matching position has its text (or the digest of the text
     as received). Other human messages count as changed, except those before the first row, which are older or come from
     the graph's code. With `by_position`, an answer at the position of a stored answer is known, because clients may
-    change the text.
+    change the text. If no message is known, none counts as changed.
     """
     sent = _sent(messages, rows, digest)
     pairs = _aligned(sent, rows)

@@ -70,7 +70,7 @@ class GraphTurns:
     async def begin(
         self, given: GraphInput, config: RunnableConfig, context: object = None, *, has_saver: bool
     ) -> GraphTurn:
-        """Store the question. If turns are ordered, wait for earlier ones.
+        """Store the question. If turns are ordered, first wait for earlier ones.
 
         A graph inside the turn of another graph takes part in that turn. A graph in a tool of an agent with the same
         session neither reads nor writes the session.
