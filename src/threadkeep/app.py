@@ -110,7 +110,7 @@ async def open_app(
 def bots_of(
     settings: Settings, workflows: Workflows
 ) -> Callable[[Memory, RunsOnDemand], AbstractAsyncContextManager[ChannelService]] | None:
-    """Read the file of bots that the settings name, and return a function that opens the bots.
+    """Read the file of bots that the settings name, if any, and return a function that opens the bots.
 
     Raises:
         InvalidSettings: the file is invalid, or a bot's workflow does not exist; the error says where.

@@ -309,7 +309,7 @@ class OpenTurn(TurnContext):
         )
 
     async def is_stored(self, message: BaseMessage) -> bool:
-        """Return True if the session has this message, not superseded."""
+        """Return True if the session has this message, not superseded. Return False if the database fails."""
         stored = await self._find(id_of(message))
         return stored is not None and stored.superseded_at is None
 

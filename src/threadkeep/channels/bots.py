@@ -240,7 +240,7 @@ async def question_for(memory: Memory, runs: RunService, bot: Bot, message: Inco
 
 
 async def end_questions(runs: RunService, message: IncomingMessage) -> None:
-    """Cancel the runs of a conversation that were started from the chat and wait for an answer."""
+    """Cancel the runs (at most 50) of a conversation that were started from the chat and wait for an answer."""
     query = RunQuery(session_id=message.session_id, status="waiting", limit=_NEWEST)
     for run in (await runs.list(query))[0]:
         if run.trigger == "webhook" and _may_see(message, run):

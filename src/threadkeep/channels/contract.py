@@ -41,7 +41,7 @@ class Callback:
         return next((value for key, value in self.headers.items() if key.lower() == name.lower()), "")
 
     def parameter(self, name: str) -> str:
-        """Return a query parameter, decoded once.
+        """Return a query parameter, decoded once, or an empty string if it is missing.
 
         A `+` stays a `+`, because the values of WeCom are base64, and some servers send them unencoded.
         """
@@ -62,7 +62,7 @@ class CallbackResponse:
 
 @dataclass(frozen=True)
 class Sender:
-    """The person who wrote a message. `id` begins with the channel's kind."""
+    """The person who wrote a message. `id` is unique on the platform, and begins with the channel's kind."""
 
     id: str
     name: str = field(default="", repr=False)

@@ -103,7 +103,7 @@ class Delivery:
             task.cancel()
 
     async def deliver_due(self, *, of_all: bool = True) -> None:
-        """Start sending due answers. With `of_all`, include answers of other processes."""
+        """Start sending due answers. With `of_all`, include answers of other processes, and remove old entries."""
         if of_all:
             await self._outbox.make_ready()
             await self._outbox.remove_ended(older_than=timedelta(seconds=self._options.keep_seconds))

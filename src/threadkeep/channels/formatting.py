@@ -37,7 +37,7 @@ def split_text(text: str, limit: int, *, size: Size = len, markup: bool = False)
     """Split a text into parts of at most `limit` units; no part is blank.
 
     A part ends at the last end of a paragraph in its second half or, if there is none, of a line, a sentence or a word.
-    With `markup`, cuts outside of Markdown's bold text, code and links are preferred.
+    White space at a cut is dropped. With `markup`, cuts outside of Markdown's bold text, code and links are preferred.
     """
     parts: list[str] = []
     rest = text.strip("\n")

@@ -75,7 +75,7 @@ class WeComServiceOptions(WeComOptions):
 
 @dataclass(frozen=True)
 class SyncPage:
-    """A page of a desk's messages, and the cursor of the next page.
+    """A page of a desk's messages, ordered by time, and the cursor of the next page.
 
     Store the updates first and then the cursor, so that a crash loses no update. A page before the last can be empty.
     """

@@ -272,7 +272,7 @@ def _search(condition: Condition) -> list[Finding]:
 
 
 async def _runs(driver: Driver) -> Finding:
-    """Return a finding about unfinished runs, and runs that failed too often."""
+    """Return a finding about unfinished runs, and runs that were set aside."""
     runs = Runs(driver, clock=utc_now)
     counts = await runs.records.counts()
     detail = f"{counts.queued:,} queued, {counts.running:,} running, {counts.waiting:,} waiting for a person"

@@ -191,8 +191,8 @@ class Terminal:
     ) -> Iterator[Reach]:
         """Show the progress of the work in the block, as a bar or as lines; with `--json`, show nothing.
 
-        Lines are at least two seconds apart unless `every` is true. If the block is interrupted, a note has the last
-        report (at first `so_far`) and the advice `again`, unless `again` is empty.
+        Lines are at least two seconds apart unless `every` is true. If the block is cancelled or the database fails, a
+        note has the last report (at first `so_far`) and the advice `again`, unless `again` is empty.
         """
         import asyncio
 

@@ -212,7 +212,7 @@ def even_room(total: int, room: int) -> int:
 
 
 def to_merge(summaries: Sequence[Summary], room: SummaryRoom) -> tuple[Summary, ...]:
-    """Return the summaries that must be merged into one, oldest first, because there are too many.
+    """Return the summaries that must be merged into one, oldest first; none if all of them fit into `room`.
 
     Of more than two, the newest stays unchanged, because recent details matter most. Summaries with archived messages
     between them stay apart, because the merged one would cover those messages as well.
