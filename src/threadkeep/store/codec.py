@@ -133,7 +133,7 @@ def clean_message(message: Message) -> Message:
 
 
 def identified(message: Message) -> Message:
-    """Return the message with an id. The fields of a copy are not validated again."""
+    """Return the message, or a copy with a new id, whose fields are not validated again."""
     if message.id is not None:
         return message
     from langchain_core.utils.uuid import uuid7  # this import loads pydantic, which reading does not need

@@ -297,7 +297,7 @@ class GroupCommit:
         _settle(group, receipts)
 
     async def _store_separately(self, group: Sequence[PreparedTurn]) -> list[_Outcome]:
-        """Store a rejected group again, with a check of each id."""
+        """Store a rejected group again: joined turns alone, the others with a check of each id."""
         if len(group) > 1:
             for prepared in [one for one in group if one.is_joined]:
                 await self._write_group([prepared])

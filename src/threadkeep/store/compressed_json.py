@@ -155,7 +155,7 @@ def _decompress_first_format(stored: bytes) -> str:
 
 
 def unpack_manifest(stored: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str, Json]:
-    """Unpack a manifest from before migration 25, and add `columns` to it."""
+    """Unpack a manifest from before migration 25, and add `columns` to it; return later ones unchanged."""
     parts = stored.get("packed")
     if "entries" in stored or not isinstance(parts, list):
         return dict(stored)

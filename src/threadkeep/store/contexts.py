@@ -73,7 +73,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
     def anchor_statement(
         self, session_id: str, profile: str, seq: int, *, revision: int | None = None
     ) -> Statement | None:
-        """Return the statement of `move_anchor` for a transaction that locks the session."""
+        """Return the statement of `move_anchor` for a transaction that locks the session; null stores return None."""
         parameters = {"session_id": session_id, "profile": profile, "seq": seq, "revision": revision}
         return self._sql["move_anchor"], parameters
 
@@ -86,7 +86,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
     async def keep_steps(
         self, session_id: str, steps: Steps, *, question_id: str, author: str, ordinal: int = 1, turns: int = 1
     ) -> None:
-        """Store the tool calls of an answer, and delete all before the newest `turns` turns."""
+        """Store the tool calls of an answer to an active question; keep those of the author's newest `turns` turns."""
         turn = {"session_id": session_id, "author": author, "turns": turns}
         row = {**turn, "seq": steps.seq, "ordinal": ordinal, "question_id": question_id}
         async with self._driver.writing() as connection:
@@ -200,7 +200,7 @@ class RecallIndexes(Protocol):
         """Return a session's stored index of this version, if it ends at or before `last_seq`."""
 
     async def save(self, session_id: str, version: str, data: bytes, last_seq: int, state: IndexedState) -> None:
-        """Replace the stored index of a session, if the session still has this state."""
+        """Replace the index of a session by one that ends at `last_seq`, if the session still has this state."""
 
     async def remove(self, session_id: str) -> None:
         """Delete the index of a session; errors of the store are ignored."""

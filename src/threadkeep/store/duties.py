@@ -73,7 +73,7 @@ class ChannelState(ClockedTables, sql=("{backend}/sessions.sql", "channel_state.
         return {str(name): str(value) for name, value in rows}
 
     async def keep(self, scope: str, name: str, value: str, *, expires_at: datetime | None = None) -> None:
-        """Store a value instead of the previous one, and delete some expired values."""
+        """Store a value instead of the previous one; with `expires_at`, delete some expired values of the scope."""
         await self._keep(self.keep_statement(scope, name, value, expires_at=expires_at))
 
     def keep_statement(self, scope: str, name: str, value: str, *, expires_at: datetime | None = None) -> Statement:

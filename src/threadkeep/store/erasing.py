@@ -57,7 +57,7 @@ async def empty_log(driver: Driver, *, vacuum: bool) -> bool:
 class Erasable:
     """The target of an erasure: all `ids` of a person, or the session `session_id`.
 
-    `noted` is the scope in `chat_channel_state` under which the sessions to erase are noted until they are erased.
+    `noted` is the scope in `chat_channel_state` under which the sessions to erase are noted until all is erased.
     """
 
     ids: tuple[str, ...] = ()

@@ -66,7 +66,7 @@ def short_pattern(word: str) -> str:
 
 
 def trigram_expression(words: Iterable[str]) -> str:
-    """Return the FTS5 query for texts that have the trigrams of all words."""
+    """Return the FTS5 query for texts that have the trigrams of all words (only the first 64 are used)."""
     trigrams = (word[at : at + TRIGRAM] for word in words for at in range(len(word) - TRIGRAM + 1))
     quoted = ('"' + trigram.replace('"', '""') + '"' for trigram in list(dict.fromkeys(trigrams))[:_MOST_TRIGRAMS])
     return " ".join(quoted)

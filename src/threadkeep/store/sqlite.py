@@ -42,7 +42,8 @@ _PAGE_BYTES = 4096
 class SqliteDriver(Driver):
     """A SQLite database in a file, or in memory if there is no path.
 
-    A database in memory has one connection for all callers. Drivers with the same `memory_name` share a database.
+    A database in memory has one connection, which serves one caller at a time. In one process, drivers with the same
+    `memory_name` share a database.
     """
 
     backend: Final[Backend] = "sqlite"
@@ -295,7 +296,7 @@ async def _open(connector: _Connector) -> aiosqlite.Connection:
 
 
 def _translate(text: object, characters: str, replacements: str) -> str | None:
-    """Replace characters as PostgreSQL's `translate` does."""
+    """Replace characters as PostgreSQL's `translate` does, if no replacement is in `characters`."""
     if text is None:
         return None
     result = str(text)

@@ -70,7 +70,7 @@ def read_only_uri(path: Path) -> str:
 
 
 class Batch(NamedTuple):
-    """Statements to execute in one call, passed to aiosqlite in place of parameters.
+    """Statements to execute in one call, passed to aiosqlite in place of parameters; their rows are added to `rows`.
 
     If `begins` is true, a transaction is begun first, and waits up to `wait_seconds` for the file's lock. If `commits`
     is true, a COMMIT is executed last.
@@ -113,7 +113,7 @@ class SqliteTransaction:
 
 
 def begin(connection: sqlite3.Connection, wait_seconds: float | None) -> None:
-    """Begin a write transaction. Wait for the lock up to `wait_seconds` or the connection's timeout.
+    """Begin a write transaction. Wait for the lock up to `wait_seconds`, but not beyond the connection's timeout.
 
     Raises:
         DatabaseFileReplaced: the file was removed or replaced.

@@ -26,7 +26,7 @@ _ROW = re.compile(r"^VALUES \((?P<row>[^()]*)\)$", re.MULTILINE)
 
 @cache
 def load_statements(*paths: str) -> Mapping[str, str]:
-    """Return statements by name from files below `sql/`; `-- include: x` inserts the statement `x`."""
+    """Return statements by name from files below `sql/`; `-- include: x` inserts the earlier statement `x`."""
     found: dict[str, str] = {}
     for path in paths:
         text = files("threadkeep.store").joinpath("sql", *path.split("/")).read_text(encoding="utf-8")
@@ -79,10 +79,10 @@ def like_pattern(text: str) -> str:
 
 
 def text_filter(text: str | None) -> dict[str, object]:
-    """Return the parameters of a filter that selects values with this text in any case.
+    """Return the parameters of a filter that selects values with this text in any case; None selects all.
 
-    The characters are parameters, because `lower` of PostgreSQL depends on the locale of the database, and that of
-    SQLite converts ASCII letters only.
+    Statements compare `translate(value, :capitals, :letters)` with `:pattern`. The characters are parameters, because
+    `lower` of PostgreSQL depends on the locale of the database, and that of SQLite converts ASCII letters only.
 
     Raises:
         InvalidInput: the text is too long, or is not a `str`.

@@ -19,8 +19,8 @@ from threadkeep.store.statements import ClockedTables
 class Uncovered:
     """The messages of a session that no summary covers: those after `after_seq`, up to `last_seq`.
 
-    `after_seq` is the end of the last summary, reset or archive. `messages` and `tokens` count only active user and
-    assistant messages.
+    `after_seq` is the end of the last summary, reset or archive, whichever is latest. `messages` and `tokens` count
+    only active user and assistant messages.
     """
 
     after_seq: int = 0
@@ -84,7 +84,7 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         return found
 
     async def for_export(self, session_id: str, *, view: View = "active") -> list[ArchivedSummary]:
-        """Return the active summaries, each with the number and the first and last id of its messages."""
+        """Return the active summaries, each with the number and the first and last id of its messages in `view`."""
         check_argument("session_id", session_id, str, required=True)
         parameters = {"session_id": session_id, "history": view == "history"}
         rows = await self._driver.fetch(self._sql["for_export"], parameters)
@@ -106,7 +106,8 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
             last_id: the id of its last message, which shows whether the session was deleted and created again.
             revision: the session's revision when the messages were read; if it has changed, messages may be superseded.
 
-        Return False, and store nothing, if the summary would break the guarantee.
+        Return False, and store nothing, if the summary would break the guarantee, or the session was changed or
+        deleted.
         """
         check_argument("summary", summary, Summary, required=True)
         async with self._driver.writing() as connection:
@@ -125,7 +126,7 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         return Uncovered(*(int(value) for value in rows[0])) if rows else Uncovered()
 
     async def claim(self, session_id: str, purpose: str, owner: str, seconds: float) -> bool:
-        """Claim work on a session for some seconds. Return False if another process has it.
+        """Claim work on a session for some seconds. Return False if another process has it, or there is no session.
 
         A claim that ends over 30 minutes later than the new one comes from a wrong clock, and is replaced.
         """

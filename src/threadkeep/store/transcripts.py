@@ -124,7 +124,7 @@ class Recent:
 
     `newest_user` is set if the newest user message is older than all of `messages`; every window includes it. Messages
     up to `archived_seq` are archived, and those up to `deleted_seq` are deleted. `revision` grows when stored messages
-    change.
+    change. `marks` is None if the store has no marks or there are no messages.
     """
 
     messages: tuple[Message, ...]
@@ -292,7 +292,7 @@ class Transcripts(Protocol):
         """
 
     async def superseded(self, session_id: str, *, after: int = 0, before: int = END) -> list[tuple[int, int]]:
-        """Return the `seq` ranges of superseded messages between `after` and `before`, both excluded."""
+        """Return the `seq` ranges of superseded messages between `after` and `before`, both excluded, in order."""
 
     async def branch(self, branching: Branching) -> None:
         """Create a session with copies of another session's messages, numbered from 1, in one transaction.
@@ -316,7 +316,7 @@ class Transcripts(Protocol):
         """Change fields of a session; do nothing if it does not exist."""
 
     async def reset(self, session_id: str, *, user_id: str | None = None, run_id: str | None = None) -> int | None:
-        """Let later windows begin after the stored messages; return the last `seq`, or None.
+        """Let later windows begin after the stored messages; return the last `seq`, or None if nothing was reset.
 
         If `run_id` is given, but that run is not being executed, nothing is reset.
         """

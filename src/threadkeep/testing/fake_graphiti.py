@@ -26,7 +26,7 @@ _REASONS = {200: "OK", 202: "Accepted", 404: "Not Found", 422: "Unprocessable Co
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of the server, for the next `times` requests whose path begins with `path`.
+    """A fault of the server, for the next `times` requests (None: all) whose path begins with `path`.
 
     `status` responds with that status, `hang` never responds, and `slow_body` takes `seconds` to send the body. `reset`
     closes the connection before the request is processed, `reset_after` after it is processed. `blackhole` accepts
@@ -55,8 +55,8 @@ class FakeGraphiti:
     """A fake of Graphiti's REST server with FalkorDB or Neo4j (`backend`).
 
     Messages wait in a queue, which `stop()` clears. If `auto` is False, only `ingest()` stores messages. A message that
-    would stop the worker of the real server stops the worker here, too. A stored message of a user becomes a fact,
-    which a search finds by its words.
+    would stop the worker of the real server stops the worker here, too; the response is still 202. A stored message of
+    a user becomes a fact, which a search finds by its words.
 
     ::
 

@@ -73,7 +73,7 @@ class RunPositions(Tables, sql=("runs_order.sql",)):
         return await self._is("inside", parent_run_id=run_id, place=conversation)
 
     async def take(self, run_id: str, conversation: str) -> None:
-        """Put a run at the end of a conversation's order, unless it has a position there already."""
+        """Put a queued or running run at the end of a conversation's order, unless it has a position there."""
         async with self._driver.writing() as connection:
             await self._locks.lock_orders(connection, [conversation])
             await connection.execute(self._sql["take_place"], {"run_id": run_id, "place": conversation})
@@ -185,7 +185,7 @@ class Policies:
                 await connection.execute(self._sql["stop_as_it_begins"], {"run_id": turn.run_id, **reason})
 
     async def _coalesce(self, connection: Connection, new: NewRun, turns: Sequence[OpenRun]) -> OpenRun | None:
-        """Add the message to the newest turn if possible, and return the turn."""
+        """Add the message to the newest turn if possible, and return the turn; an older one would overtake others."""
         newest = turns[-1] if turns else None
         if (
             newest is None

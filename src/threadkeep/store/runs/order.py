@@ -59,9 +59,9 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
     async def add(self, new: NewRun, *, policy: DoubleTexting = "enqueue", owner: str | None = None) -> Added:
         """Store a run at the end of its session's order; for a repeated request, return the existing run.
 
-        `policy` decides about a message that arrives during another turn of its session. With an `owner`, the run
-        begins at once, unless an earlier run blocks it. A child is stored as cancelled if its parent has ended or will
-        be stopped.
+        `policy` decides about a message that arrives during another turn of its session; a child is always queued.
+        With an `owner`, the run begins at once, unless an earlier run blocks it. A child is stored as cancelled if its
+        parent has ended or will be stopped.
 
         Raises:
             SessionBusy: the policy is `reject`, and there is another turn.

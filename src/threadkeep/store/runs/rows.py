@@ -64,7 +64,7 @@ def restored(value: Values, texts: Texts) -> dict[str, Json]:
 
 
 def short_result(result: Values) -> dict[str, Json] | None:
-    """Return a run's result without the text, if a message has it."""
+    """Return a run's result without its text, or None if it has no text or names no message."""
     text = result.get("text")
     if not isinstance(result.get("message_id"), str) or not isinstance(text, str):
         return None
@@ -309,7 +309,7 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         return RunCounts(**{state: int(count) for state, count in rows})
 
     async def forget_runs(self, run_ids: Sequence[str]) -> int:
-        """Delete the trees of the given runs, but only of runs without a session; return the number."""
+        """Delete the given runs, their roots and descendants, except all that have a session; return the number."""
         async with self._driver.writing() as connection:
             return await self._forget(connection, run_ids)
 

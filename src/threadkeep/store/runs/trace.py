@@ -39,7 +39,7 @@ def event_of(row: Sequence[Any]) -> StoredEvent:
 
 
 def packed_events(events: Iterable[StoredEvent]) -> bytes | None:
-    """Return events in packed form, or None if there are none or too many."""
+    """Return events in packed form, or None if there are none, or if they are too many or too long."""
     parts: list[str] = []
     number = moment = 0
     for event in events:
@@ -187,7 +187,8 @@ class RunTrace:
     ) -> int:
         """Store a group in a transaction that has locked the trace; return the number of the newest event.
 
-        `held` has the rows of the statements from `hold`. If the run `ends`, the whole trace is packed.
+        `held` has the rows of the statements from `hold`. If the run `ends`, the whole trace is packed, unless it
+        is too long.
         """
         [(last_number, characters, cut, *packed)], *found = held
         before = _Extent(int(last_number), int(characters), bool(cut))
