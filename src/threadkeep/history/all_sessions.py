@@ -26,10 +26,10 @@ from threadkeep.store.transcripts import SessionQuery
 async def runs_in(
     session: Session, *, page_size: int = LONGEST_PAGE, since: datetime | None = None
 ) -> AsyncIterator[list[str]]:
-    """Yield the ids of the runs that stored messages in a session, page by page, newest first.
+    """Yield the ids of the runs that stored messages in a session, one list per page; newest first, each id once.
 
-    Pages grow up to `LONGEST_PAGE`. Reading stops at a message that was stored before `since`. Messages that a branch
-    copied are skipped, because their runs belong to the parent.
+    Pages grow from `page_size` messages up to `LONGEST_PAGE`. Reading stops after the page with a message from before
+    `since`. Messages that a branch copied are skipped, because their runs belong to the parent.
     """
     try:
         info = await session.info()
@@ -190,7 +190,8 @@ class AllSessions:
     async def erase(self, session_id: str, *, user_id: str | None = None) -> bool:
         """Delete the session and all conversations with an id; return False if there are none.
 
-        The runs of the session are deleted too, and runs that stored messages only in these conversations.
+        The runs of the session are deleted too, and those runs without a session that stored messages in these
+        conversations.
         """
         deleted = await self._memory.session(session_id, user_id=user_id).delete()
         if deleted:

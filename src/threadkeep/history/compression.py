@@ -222,7 +222,7 @@ class RangeReader:
         return after
 
     async def part(self, session_id: str, after: int, upto: int, limit: int) -> Part | None:
-        """Return the next messages of a `seq` range that fit into one record of `limit` tokens.
+        """Return the next messages with a `seq` above `after`, up to `upto`, that fit into a record of `limit` tokens.
 
         A message that is too long for a record becomes one part with several records.
         """

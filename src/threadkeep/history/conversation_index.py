@@ -274,7 +274,7 @@ class ConversationIndex:
         self._marks |= other._marks
 
     def grown(self, session_ids: Iterable[str], least: int) -> set[str]:
-        """Return the sessions with `least` turns that have grown by an eighth since they were stored."""
+        """Return the sessions with at least `least` turns whose index was never stored or has grown by an eighth."""
         summaries = Counter(one.session_id for one in self.summaries.values())
         found: set[str] = set()
         for session_id in self.read.keys() & session_ids:

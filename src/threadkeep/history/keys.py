@@ -89,7 +89,7 @@ class KeyResolution:
 
     @property
     def reason(self) -> Reason | None:
-        """None if there is a key, otherwise the reason of the last rejection."""
+        """None if there is a key, otherwise the reason of the last rejection; `empty` if there was no candidate."""
         if self.key is not None:
             return None
         return self.refused[-1].reason if self.refused else "empty"

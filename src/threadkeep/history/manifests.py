@@ -94,7 +94,7 @@ class Manifests:
         self._wake.set()
 
     async def of_run(self, run_id: str, *, user_id: str | None = None) -> list[StoredManifest]:
-        """Return the records of a run's calls in order; `user_id` must own the run or the session."""
+        """Return the records of a run's calls in order; with `user_id`, only if the user owns the run or session."""
         check_argument("run_id", run_id, str, required=True)
         check_argument("user_id", user_id, str)
         await self._flush_for_reader()
@@ -130,7 +130,7 @@ class Manifests:
         return await self._rows.texts(session_id, digests, run_id=run_id)
 
     async def flush(self) -> bool:
-        """Write the waiting records now; return False if some still wait."""
+        """Write the waiting records now; report a failure, and return False if some records still wait."""
         async with self._writing:
             left = len(self._waiting)
             again: list[NotedManifest] = []
@@ -149,7 +149,7 @@ class Manifests:
         return not self._waiting
 
     def kept_since(self) -> datetime | None:
-        """Return the time before which `purge` deletes records, or None."""
+        """Return the time before which `purge` deletes records; None if records are kept forever."""
         if self._retention_days is None or self._retention_days > _FOR_GOOD_DAYS:
             return None
         return self._clock() - timedelta(days=self._retention_days)

@@ -150,11 +150,12 @@ class Memory:
         return await self._conversations.overwrite(self._address, vacuum=vacuum)
 
     async def namespace(self, layout: GraphLayout, store: BaseStore | None = None) -> Self:
-        """Return the memory of the conversations that agents store in a LangGraph store.
+        """Return the memory of the conversations that agents store in a LangGraph store, by default `graph_store()`.
 
         The memory is opened on first use and closes with this memory. The tables have no rows for these conversations,
         so they have no anchors and no summaries. Turns that cannot be written wait in a separate folder below this
-        memory's folder.
+        memory's folder. If this memory's own store is passed, the layout is registered for other processes in the
+        background.
         """
         check_argument("layout", layout, GraphLayout, required=True)
         given = store is not None
@@ -404,7 +405,7 @@ class Memory:
         """Store exported messages with their ids, times and tokens, in one transaction.
 
         In a graph store, each part has its own transaction. Messages that exist already are not stored again. The
-        result of a part whose session belongs to another user is a `WrongUser` error.
+        results are in the order of the parts; that of a part whose session belongs to another user is a `WrongUser`.
 
         Raises:
             InvalidKey, InvalidInput: a session id or a user id is not valid; nothing was stored.
