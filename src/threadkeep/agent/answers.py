@@ -61,7 +61,7 @@ def repeated(answer: AIMessage, messages: Sequence[BaseMessage], *, is_data: boo
 
 
 def named_as_agent(answer: AIMessage, config: RunnableConfig) -> AIMessage:
-    """Return a copy of a stored answer for the graph's state, with the agent's name."""
+    """Return a copy of a stored answer for the graph's state, with the agent's name and without `additional_kwargs`."""
     name = config.get("metadata", {}).get("lc_agent_name")
     named = {"name": str(name)} if name else {}
     return answer.model_copy(update={**named, "additional_kwargs": {}})

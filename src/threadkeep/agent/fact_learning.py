@@ -88,7 +88,7 @@ class FactLearning:
         self._workspace = workspace
 
     def consider(self, session: Session, model: BaseChatModel | None) -> None:
-        """Queue a session for learning, and report scopes that cannot be used."""
+        """Queue a session for learning, and report scopes that cannot be used. `model` is that of the agent."""
         memory = self._memory.made[0]
         workspace = session.workspace or default_workspace(memory, self._workspace)
         wanted = ALL_SCOPES if self._directives else self._scopes
