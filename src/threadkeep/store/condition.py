@@ -130,7 +130,7 @@ class _Lock(NamedTuple):
 
 
 def lock_holders(path: Path, *, locks: Path = Path("/proc/locks")) -> tuple[LockHolder, ...]:
-    """Return the other processes with locks on a SQLite file, writers first."""
+    """Return the other processes with locks on a SQLite file, writers first; none without `/proc/locks`."""
     inodes = {_inode(path): _RESERVED, _inode(path.with_name(path.name + "-shm")): _WAL_WRITE}
     writes: dict[int, bool] = {}
     for lock in _locks(locks):
@@ -189,8 +189,9 @@ class SessionGap:
 class Integrity:
     """The result of a check for damage.
 
-    `damage` has the error messages of the database, which quote no rows. `gaps` has at most 20 sessions. `indexes` is
-    the number of PostgreSQL indexes that amcheck has checked; None if this user cannot use amcheck.
+    `damage` has the error messages of the database, which quote no rows; SQLite's are limited to 20. `gaps` has at most
+    20 sessions. `indexes` is the number of PostgreSQL indexes that amcheck has checked; None if this user cannot use
+    amcheck.
     """
 
     damage: tuple[str, ...] = ()
