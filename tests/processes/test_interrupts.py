@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import HANG_SECONDS
+
 pytestmark = [
     pytest.mark.process,
     pytest.mark.slow,
@@ -19,7 +21,6 @@ pytestmark = [
 ]
 
 _ROOT = Path(__file__).parents[2]
-_HANG_SECONDS = 100.0
 
 # A test with PostgreSQL, a running and a paused child, and a service. It writes their process ids and waits.
 _TEST = """
@@ -50,7 +51,7 @@ async def test_everything_runs(postgres_server, tmp_path):
 
 def until[T](found: Callable[[], T], what: Callable[[], str]) -> T:
     """Poll until a value is true, and return it."""
-    deadline = time.monotonic() + _HANG_SECONDS
+    deadline = time.monotonic() + HANG_SECONDS
     while not (value := found()):
         assert time.monotonic() < deadline, what()
         time.sleep(0.05)
@@ -91,7 +92,7 @@ def test_no_process_is_left_behind(number: signal.Signals, options: Sequence[str
         pids = [int(pid) for pid in ready.read_text().split()]
         assert len(alive(pids)) >= 6
         tests.send_signal(number)
-        tests.wait(_HANG_SECONDS)
+        tests.wait(HANG_SECONDS)
         until(lambda: not alive(pids), lambda: f"still there: {alive(pids)}")
     finally:
         tests.kill()
