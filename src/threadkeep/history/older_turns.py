@@ -106,7 +106,7 @@ class OlderTurns:
         self._tasks: dict[tuple[RecallScope, str], asyncio.Task[None]] = {}
 
     async def find(self, search: Search, budget: int, embedder: Embedder | None = None) -> list[FoundTurn]:
-        """Return the most relevant turns, best first, with about `budget` tokens in all."""
+        """Return the most relevant turns, best first, in up to about `budget` tokens in all."""
         infos = await self._sessions(search)
         key = (search.scope, search.user_id or "" if search.scope == "user" else search.session_id)
         if not infos:

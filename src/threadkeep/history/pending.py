@@ -125,7 +125,7 @@ class PendingTurns:
         return sum(len(each.own) for each in self._all)
 
     def turns_of(self, session_id: str) -> list[Turn]:
-        """Return the pending turns of a session, for which later turns must wait, without rejected ones."""
+        """Return the pending turns of a session in order, for which later turns must wait, without rejected ones."""
         return [entry.turn for entry in self.own if entry.turn.session_id == session_id and not entry.refused]
 
     @property
@@ -175,8 +175,8 @@ class PendingTurns:
     async def record_joined(self, turn: Turn, join: Join) -> tuple[Receipt, Sequence[list[Row]]] | None:
         """Store a turn and execute the statements of `join`, in one transaction; return None if this fails.
 
-        A graph store cannot do this, and earlier turns must not be pending. Even if None is returned, the turn may have
-        been stored; storing it again is safe.
+        Return None without trying if the messages are in a graph store, the database is known to fail, or earlier turns
+        of the session are pending. Even if None is returned, the turn may have been stored; storing it again is safe.
         """
         transcripts = self._transcripts
         if not isinstance(transcripts, TableTranscripts) or self.database_fails or self.turns_of(turn.session_id):
@@ -275,9 +275,9 @@ class PendingTurns:
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool:
         """Delete a session with its pending turns; return False if it did not exist or must stay.
 
-        It stays if the run `run_id` may not delete it. During the deletion, pending turns are not written. Cancelling
-        the caller, for example by deleting its own run, does not interrupt the deletion, because pending turns that are
-        left would create the session again.
+        It stays if the run `run_id` may not delete it. During the deletion, pending turns are not written; a turn that
+        becomes pending meanwhile stays. Cancelling the caller, for example by deleting its own run, does not interrupt
+        the deletion, because pending turns that are left would create the session again.
         """
         return await self._uninterrupted(self._delete(session_id, run_id), "threadkeep-delete")
 
@@ -294,7 +294,7 @@ class PendingTurns:
         return bool(was_there)
 
     async def deliver(self, session_id: str | None = None) -> bool:
-        """Try once to write all pending turns, or those of one session; return True if none are left."""
+        """Try once to write all pending turns, or those of one session, in order; return True if none are left."""
         listed = [self] if session_id is not None else list(self._listed)
         return all([await each._deliver_own(session_id) for each in listed])  # noqa: SLF001 - ours
 

@@ -35,7 +35,7 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 
 def check_folder(folder: Path) -> None:
-    """Create a folder, and check that files can be written there. This is blocking I/O.
+    """Create a folder, and check that files can be written there; a full disk is accepted. This is blocking I/O.
 
     Raises:
         PendingFolderUnusable: the folder cannot be used; the error names the folder and the cure.
@@ -186,7 +186,7 @@ class EntryInUse(ThreadkeepError):
 
 
 def waiting_files(folder: Path) -> list[WaitingFile]:
-    """Return all files with pending turns in a database's folder, oldest first. This is blocking I/O."""
+    """Return all files with pending turns in a database's folder and subfolders, oldest first. This is blocking I/O."""
     found = [(path, *_content(path)) for path in _paths(folder)]
     return [WaitingFile(path, live, tuple(content.turns)) for path, live, content in found if content.turns]
 

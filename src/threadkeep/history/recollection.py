@@ -63,7 +63,7 @@ class Recollection:
 
     Attributes:
         begin: the first `seq` that the window may include: the anchor (see `Past`) or, if that is higher, the `seq`
-            after the summarised messages.
+            after the deleted, reset, archived and summarised messages. It is 0 if nothing comes before the window.
         begun: true if an earlier call or a summary has set `begin`.
         overflowing: true if not all messages from `begin` on fit.
         failed: true if the read failed.
@@ -71,6 +71,7 @@ class Recollection:
             and the superseded messages.
         question_seq: the `seq` of the message `before_id` in `Past`, or None if that message is not stored yet.
         questions, revision: as in `Past`, and that of the session.
+        folded: the `seq` of each question that is shown with a count of its repetitions.
         derived: the values derived from the messages, which are shared with the cached `SessionRows`.
     """
 
@@ -187,7 +188,7 @@ class WindowReader:
         return replace(known, superseded=(after, tuple(ranges)))
 
     async def recollect(self, past: Past) -> tuple[WindowManifest | None, Recollection]:
-        """Return the history for a model call, and the manifest of a window without all messages."""
+        """Return the manifest of the window (None if it has all messages), and the history for a model call."""
         question_seq = past.before_seq or await self._place_of(past.before_id)
         before = END if question_seq is None else question_seq - past.questions + 1
         page_rows = min(past.limits.max_messages or PAGE_ROWS, PAGE_ROWS)

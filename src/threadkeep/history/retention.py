@@ -277,7 +277,7 @@ class Pruner:
         return work.done
 
     async def reclaim_space(self) -> bool:
-        """Shrink the SQLite file; other writes wait meanwhile. PostgreSQL needs no such call."""
+        """Shrink the SQLite file; other writes wait meanwhile. Return False on PostgreSQL, which needs no such call."""
         return await self._rows.reclaim_space()
 
     async def has_work(self) -> bool:

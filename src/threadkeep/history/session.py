@@ -71,7 +71,7 @@ class BegunTurn:
 async def in_time[T](
     session: Session, work: Awaitable[T], report: Callable[[Exception], object] | None = None
 ) -> T | None:
-    """Return the result of database work; report a failure or timeout, and return None.
+    """Return the result of database work; after a failure or `Session.timeout`, call `report` and return None.
 
     Raises:
         StoreClosed: the memory is closed.
@@ -188,7 +188,7 @@ class Session:
         """Store messages, execute statements, and read the history for a model call, in one transaction.
 
         Return None if this fails, or if the messages are in a graph store. At most `limit` messages of the history are
-        read.
+        read. For `profile`, see `Past`.
         """
         tables = self._transcripts
         if not isinstance(tables, TableTranscripts):
@@ -204,7 +204,7 @@ class Session:
         return BegunTurn(tuple(messages), receipt, rows[:-2], past)
 
     def turn(self, messages: Sequence[Message], *, answers: str | None = None, told: bool = False) -> Turn:
-        """Return the messages as a turn of this session; nothing is stored.
+        """Return the messages as a turn of this session; nothing is stored. See `record` for `answers` and `told`.
 
         Raises:
             InvalidMessage: `messages` are not `Message` objects, or `answers` is not text.
@@ -242,12 +242,12 @@ class Session:
         return tuple([one for turn in turns if self.user_id in (None, turn.user_id) for one in turn.messages])
 
     async def deliver(self) -> bool:
-        """Try to write the session's pending turns; return True if none are left."""
+        """Try to write the session's pending turns of this process; return True if none are left."""
         return await self._pending.deliver(self.session_id)
 
     @asynccontextmanager
     async def timeout(self, seconds: float = _TIMEOUT_SECONDS) -> AsyncIterator[None]:
-        """Limit the block to `seconds`, or to less while the database is known to fail.
+        """Limit the block to `seconds`, by default 5, or to less while the database is known to fail.
 
         Raises:
             TimeoutError: the database did not answer in time; later calls wait only briefly.
@@ -280,7 +280,7 @@ class Session:
         return await self._if_visible(lambda: self._transcripts.superseded(self.session_id), [])
 
     async def answers_to(self, question: Message) -> list[Message]:
-        """Return the complete answers to a message, pending ones last."""
+        """Return the complete answers to a message, one for each author and ordinal, in order, pending ones last."""
         check_argument("question", question, Message, required=True)
         waiting = [one for one in self.waiting() if one.answers == question.id and one.status == "complete"]
         if question.seq is None:
@@ -292,7 +292,7 @@ class Session:
         return [*stored, *(one for one in waiting if known.isdisjoint(_keys(one)))]
 
     async def tell(self, message_id: str) -> Message | None:
-        """Mark the last version of an answer as delivered, and return it."""
+        """Mark the last version of an answer as delivered, and return it; return None if there is no such answer."""
         check_argument("message_id", message_id, str, required=True)
         waiting = next((message for message in self.waiting() if message.id == message_id), None)
         if waiting is not None:
@@ -309,7 +309,7 @@ class Session:
         counter: TokenCounter | str | None = None,
         before: int | None = None,
     ) -> Window:
-        """Return the newest user and assistant messages within the limits, oldest first.
+        """Return the newest user and assistant messages since the last reset, within the limits, oldest first.
 
         Args:
             max_messages: the maximum number of messages; 0 means none, None means no limit.
@@ -374,7 +374,7 @@ class Session:
             raise WrongUser(self.session_id)
 
     async def count(self, *, view: View = "active") -> int:
-        """Return the number of messages in a view of the session."""
+        """Return the number of messages in a view of the session, or 0 if the session does not exist."""
         _check_view(view)
         info = await self._info()
         if info is None:
@@ -399,7 +399,7 @@ class Session:
         metadata: Mapping[str, Json] | None = None,
         active: bool | None = None,
     ) -> SessionInfo:
-        """Change the given fields of the session, and return its new metadata.
+        """Change fields of the session, and return its new metadata; a field that is None stays unchanged.
 
         Raises:
             SessionNotFound: the session does not exist, or belongs to another user.
@@ -411,8 +411,8 @@ class Session:
     async def reset(self, *, run_id: str | None = None) -> None:
         """Let later windows begin after the existing messages; the transcript keeps these messages.
 
-        Pending turns are written first, so that they precede the reset. If the run `run_id` is not being executed, do
-        nothing.
+        Pending turns are written first, so that they precede the reset. Nothing is reset if the session does not exist,
+        or if a `run_id` is given whose run is not being executed.
         """
         await self.deliver()
         await self._transcripts.reset(self.session_id, user_id=self.user_id, run_id=run_id)
@@ -433,6 +433,8 @@ class Session:
 
     async def take_back_turn(self, question_id: str) -> int:
         """Supersede a question and the later messages of its run; return how many were superseded.
+
+        Return 0 if the question does not exist, or is superseded already.
 
         Raises:
             WrongUser: the session belongs to another user.
@@ -502,8 +504,8 @@ class Session:
 
         Args:
             run: the id of a run that answered the question, or the question's own id; None for the newest question.
-            upto: the `seq` of the newest message that the caller has seen; later ones are not superseded, so
-                that concurrent calls do not supersede each other's new answer.
+            upto: the `seq` of the newest message that the caller has seen; later ones are not superseded. So concurrent
+                calls return the same input, and do not supersede each other's new answer.
 
         Call the agent with the result: `await agent.ainvoke(await session.regenerate(run_id), config)`. The question
         keeps its id, and the new answer belongs to it.
@@ -520,11 +522,12 @@ class Session:
         return {"messages": [{"role": question.role, "content": question.content, "id": str(question.id)}]}
 
     async def branch(self, at: int | None = None, *, session_id: str | None = None) -> Session:
-        """Create and return a session with copies of this session's messages, up to the `seq` `at`.
+        """Create and return a session with copies of this session's active messages, all or up to the `seq` `at`.
 
-        The copies keep their ids and times, and are numbered from 1. If the message `at` is superseded, messages that
-        were active until then are copied. Title, tags, metadata, the last reset, retention limits, and summaries that
-        cover only copied messages are copied too. Repeating the call with this `session_id` changes nothing.
+        The copies keep their ids and times, and are numbered from 1. If the message `at` is superseded, the messages
+        that were active just before that are copied. Title, tags, metadata, the last reset, retention limits, and
+        summaries that cover only copied messages are copied too. Repeating the call with this `session_id` changes
+        nothing.
 
         Raises:
             SessionNotFound: there is no such session.

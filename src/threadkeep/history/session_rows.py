@@ -30,7 +30,7 @@ _MESSAGE_BYTES: Final = 3_000  # the Python objects of a message, without its te
 class SessionRows:
     """The newest active messages of users and assistants in a session, oldest first.
 
-    No row is missing after `first_seq`; if this is 0, none since the last reset or archiving. `superseded` (None until
+    No row is missing from `first_seq` on; if it is 0, none since the last reset or archiving. `superseded` (None until
     read) is a `seq` and the ranges of superseded messages after it. `forgotten` (None until read) has the ids of
     messages on the newest page before the last reset. `derived` has objects that callers computed from the messages for
     a model call; they are valid while the `marks` are unchanged.

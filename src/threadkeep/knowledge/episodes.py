@@ -53,7 +53,7 @@ class Episodes(ClockedTables, sql=("episodes.sql",)):
         self._messages_at = messages_at
 
     async def latest(self, scope: Scope, *, limit: int = 5) -> list[Episode]:
-        """Return the newest episodes of a scope, newest first, from up to 50 sessions.
+        """Return the newest episodes of a scope, newest first; only the last messages of up to 50 sessions are read.
 
         Args:
             scope: a session or a person.

@@ -83,8 +83,9 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
     ) -> Fact:
         """Remember a value of a key, and return the valid fact.
 
-        The same value confirms the fact, which keeps the highest confidence; with the same `evidence`, the call is a
-        repeat. A different value ends the fact's validity and creates a new fact.
+        The same value confirms the fact, which keeps the highest confidence; if the fact already has this `evidence`,
+        the call is a repeat and changes only `updated_at`. A different value ends the fact's validity and creates a new
+        fact.
 
         Args:
             scope: the session, the workspace or the person that the fact is about.
@@ -156,7 +157,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         return (await self.facts_page(FactQuery(scope, None, kind, key, text, past, limit=limit)))[0]
 
     async def facts_page(self, query: FactQuery) -> tuple[list[Fact], tuple[datetime, str] | None]:
-        """Return one page of facts, and the cursor of the next page.
+        """Return one page of facts, and the cursor of the next page (None at the end).
 
         Raises:
             InvalidInput: the page size is out of range, or the text is too long.
@@ -199,8 +200,8 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
     ) -> list[Fact]:
         """Return the valid facts that are relevant to a query, the most specific scope first.
 
-        The limit is divided among the scopes. If two scopes have the same statement, the more specific scope wins. Of
-        each scope, the newest 10,000 facts are searched.
+        The limit is divided among the scopes; a scope receives more only if others need less. If two scopes have the
+        same statement, the more specific scope wins. Of each scope, the newest 10,000 facts are searched.
 
         Args:
             query: the new input, or a description of the wanted facts.
@@ -273,8 +274,8 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
     async def forget(self, scope: Scope, key: str, *, user_id: str | None = None) -> int:
         """Delete all values of a key, including past ones, and return their number.
 
-        Proposals of the key are deleted too. A queued message to Graphiti is dropped; a sent one is deleted there when
-        the worker next serves its group.
+        Proposals of the key are deleted too. Queued messages to Graphiti with these facts are dropped; sent ones are
+        deleted there when the worker next serves their group.
 
         Raises:
             InvalidInput: the key is not a valid key of a fact.
@@ -283,7 +284,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         return (await self.forget_keys(scope, [key], user_id=user_id))[key]
 
     async def forget_keys(self, scope: Scope, keys: Sequence[str], *, user_id: str | None = None) -> dict[str, int]:
-        """Delete all values of some keys in one transaction; return the number of values by key.
+        """Delete all values of some keys, as `forget` does, in one transaction; return the number of values by key.
 
         Raises:
             InvalidInput: a key is not a valid key of a fact; nothing was deleted.
@@ -344,8 +345,9 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
     async def take_back(self, fact_id: str, evidence: Evidence | None = None) -> bool:
         """Undo one call of `remember`; return False if there is nothing to undo.
 
-        If the call had evidence, pass it as `evidence`. If no other call has confirmed the value, it is deleted, and
-        the value before it is valid again.
+        If the call had evidence, pass it as `evidence`; without it, every repetition undoes one more call. If no other
+        call has confirmed the value, it is deleted, and the value before it is valid again. Otherwise it stays, with
+        one confirmation less.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -393,7 +395,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         """Store exported facts with their ids, times and counts, and return the number of new facts.
 
         A stored fact with the same id is not changed, and a value that is already valid is not stored again. Of two
-        valid values of a key, the newer one stays valid.
+        valid values of a key, the newer one stays valid, and the older one ends when the newer one begins.
 
         Raises:
             InvalidInput: a fact cannot be stored; nothing was stored.

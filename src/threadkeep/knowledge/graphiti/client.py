@@ -83,7 +83,7 @@ class GraphitiClient(Protocol):
         """
 
     async def episodes(self, group_id: str, last: int) -> list[SeenEpisode]:
-        """Return up to `last` messages of a group; see `newest_first`."""
+        """Return up to `last` messages of a group, none if it is unknown; see `newest_first`."""
 
     async def search(
         self, group_ids: Sequence[str], query: str, limit: int, *, seconds: float | None = None
@@ -141,7 +141,7 @@ def time_in(value: Json) -> datetime | None:
 
 
 class Breaker:
-    """A circuit breaker, which after several `failures` allows one call after each pause.
+    """A circuit breaker. After `failures` consecutive failures it opens, and allows one call after each pause.
 
     The pause doubles with each failure up to a maximum, with jitter, so that processes retry at different times.
     """
