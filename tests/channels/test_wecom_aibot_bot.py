@@ -150,8 +150,10 @@ async def test_a_reply_that_is_too_long_for_its_messages_ends_with_a_mark(
         assert await desk.answered() == ["b" * 15_000 + "\n\n[…]"]
         assert await desk.statuses() == ["delivered"]
     monkeypatch.setattr(intake, "STREAM_TIME", timedelta(seconds=0))
-    async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel(["界" * 15_000])) as desk:
+    gate = Gate()  # the answer must not be ready for the first response, which would stream its first part
+    async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel([[gate, "界" * 15_000]])) as desk:
         stream = await say(desk, "hi", 2)
+        gate.open()
         [_, text] = await desk.answered(2)
         assert (text.strip("界"), len(text) > 6_700) == ("\n\n[…]", True)
         assert await desk.statuses() == ["delivered"]
