@@ -15,7 +15,7 @@ import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware, AgentState
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage
-from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint, task
@@ -58,6 +58,16 @@ def in_line(*agents: Any, state: type = MessagesState, saver: InMemorySaver | No
 def texts(call: list[BaseMessage]) -> list[str]:
     """Return the texts of a model call."""
     return [message.text for message in call]
+
+
+async def test_two_answers_of_one_author_after_a_resume_are_stored(memory: Memory) -> None:
+    agent = writer(memory, "draft", "second", "third")
+    review: RunnableLambda[Any, Any] = RunnableLambda(lambda _: {"messages": [interrupt("good?")][:0]})
+    graph = in_line(agent, review, agent, agent, saver=InMemorySaver())
+    await graph.ainvoke(input_of("q", "m1"), config_of())
+    state = await graph.ainvoke(Command(resume="yes"), config_of())
+    assert texts(state["messages"]) == ["q", "draft", "second", "third"]
+    assert await said(memory) == [(None, "q"), ("writer", "draft"), ("writer", "second"), ("writer", "third")]
 
 
 async def test_each_of_two_agents_answers_once(memory: Memory) -> None:

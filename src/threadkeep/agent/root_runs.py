@@ -269,6 +269,8 @@ class RootRun:
         if isinstance(call, tuple) and call in claims:
             number = claims.pop(call)
             claims[*call, number] = number
+            if call in self._resumed:
+                self._resumed.add((*call, number))
 
 
 def _is_human(message: BaseMessage, texts: Container[str]) -> bool:
