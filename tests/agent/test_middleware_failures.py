@@ -37,6 +37,7 @@ from tests.agent.talking import (
 from tests.limits import HANG_SECONDS
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, Message, SessionMemory, WrongUser, open_memory
+from threadkeep.agent.callbacks import root_callbacks
 from threadkeep.agent.provider_messages import NO_ANSWER
 from threadkeep.agent.root_runs import RootRun
 from threadkeep.observe import ModelFailed
@@ -297,6 +298,46 @@ async def test_a_failure_that_a_chain_catches_ends_the_turn(memory: Memory) -> N
 
     stopped = [("user", "hi", "complete"), ("assistant", "hello", "interrupted")]
     assert await RunnableLambda(chain).ainvoke("hi", config_of()) == stopped
+
+
+async def test_a_chain_that_caught_a_failure_is_still_the_root_run(small_memory: Memory) -> None:
+    """LangChain reports the failure in a copy of the context of synchronous code."""
+    agent = make_agent(ScriptedModel([RuntimeError("broken")]), [SessionMemory(small_memory)])
+
+    def chain(words: str) -> object:
+        with pytest.raises(RuntimeError, match="broken"):
+            agent.invoke(input_of(words))
+        assert root_callbacks.call is not None
+        return root_callbacks.call.input
+
+    assert await asyncio.to_thread(RunnableLambda(chain).invoke, "hi", config_of()) == "hi"
+
+
+async def test_many_chains_do_not_displace_the_run_of_an_agent(
+    small_memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The partial answer of an agent that fails while many chains are running is stored."""
+    monkeypatch.setattr("threadkeep.agent.callbacks._MOST_RUNS", 5)
+    gate = Gate()
+    agent = make_agent(ScriptedModel([["hello", gate]]), [SessionMemory(small_memory), Failing()])
+    running = asyncio.create_task(agent.ainvoke(input_of("hi"), config_of()))
+    await gate.reached()
+    all_started = asyncio.Barrier(9)
+
+    async def wait(number: int) -> None:
+        await all_started.wait()
+
+    async def chain(_: int) -> None:
+        await RunnableLambda(wait).abatch([*range(9)])
+
+    await RunnableLambda(chain).ainvoke(1)
+    gate.open()
+    with pytest.raises(RuntimeError, match="broken"):
+        await running
+    assert await kept_with_status(small_memory) == [
+        ("user", "hi", "complete"),
+        ("assistant", "hello", "interrupted"),
+    ]
 
 
 async def test_the_number_of_open_runs_is_limited(small_memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -64,14 +64,10 @@ _NO_ATTEMPTS: Final[Mapping[str, NodeAttempt]] = MappingProxyType({})
 
 @dataclass
 class RootCall:
-    """The input and the LangGraph thread id of a root run, and the functions to call at its end.
-
-    `outer` is the id of the run around it, such as that of a chain.
-    """
+    """The input and the LangGraph thread id of a root run, and the functions to call at its end."""
 
     input: object
     thread: object = None
-    outer: UUID | None = None
     at_end: list[OnEnd] = field(default_factory=list)
 
     @property
@@ -101,8 +97,9 @@ class RootCallbacks(BaseCallbackHandler):
     run_inline = True
 
     def __init__(self) -> None:
-        self._calls: OrderedDict[UUID | None, RootCall] = OrderedDict()
-        self._current: ContextVar[UUID | None] = ContextVar("threadkeep_root_run", default=None)
+        self._calls: OrderedDict[UUID, RootCall] = OrderedDict()
+        self._around: ContextVar[tuple[UUID, ...]] = ContextVar("threadkeep_root_runs", default=())
+        """The root runs around the current code, outermost first. Some of them may have ended."""
         self.branch: ContextVar[int | None] = ContextVar("threadkeep_sent", default=None)
         """The index of the current task's branch, if the branch was started with `Send`."""
         self.attempts: ContextVar[Mapping[str, NodeAttempt]] = ContextVar("threadkeep_attempts", default=_NO_ATTEMPTS)
@@ -112,11 +109,15 @@ class RootCallbacks(BaseCallbackHandler):
 
     @property
     def call(self) -> RootCall | None:
-        """The root run that contains the current task, if it is stored.
+        """The root run that contains the current task, if it is stored."""
+        return None if var_child_runnable_config.get() is None else self._innermost()
 
-        After a stream has ended, the context variables of its reader still contain the run id, which is then ignored.
+    def _innermost(self) -> RootCall | None:
+        """Return the innermost root run around the current code that has not ended.
+
+        An end cannot be noted in the context variable: LangChain may report it in a copy of the context.
         """
-        return None if var_child_runnable_config.get() is None else self._calls.get(self._current.get())
+        return next((self._calls[one] for one in reversed(self._around.get()) if one in self._calls), None)
 
     def on_chain_start(
         self,
@@ -136,10 +137,13 @@ class RootCallbacks(BaseCallbackHandler):
         else:
             self.branch.set(None)
             self.attempts.set(_NO_ATTEMPTS)
-            self._calls[run_id] = RootCall(inputs, known.get("thread_id"), self._current.get())
-            self._current.set(run_id)
-            if len(self._calls) > _MOST_RUNS:
-                self._calls.popitem(last=False)
+            around = (one for one in self._around.get() if one in self._calls)
+            self._around.set((*around, run_id))
+            if len(self._calls) >= _MOST_RUNS:
+                # Keep the runs of agents if possible: chains register no functions for their end.
+                without_end = (one for one, call in self._calls.items() if not call.at_end)
+                del self._calls[next(without_end, next(iter(self._calls)))]
+            self._calls[run_id] = RootCall(inputs, known.get("thread_id"))
 
     def on_tool_start(
         self,
@@ -157,7 +161,7 @@ class RootCallbacks(BaseCallbackHandler):
 
     def _note_branch(self, metadata: Mapping[str, Any]) -> None:
         """Note the branch of a run, if it begins one."""
-        call = self._calls.get(self._current.get())
+        call = self._innermost()
         if metadata.get("langgraph_node") == _TOOLS or (call is not None and call.thread != metadata.get("thread_id")):
             self.branch.set(None)
         elif (path := tuple(metadata.get("langgraph_path", ())))[:1] == (_PUSHED,):
@@ -180,24 +184,18 @@ class RootCallbacks(BaseCallbackHandler):
 
     def on_chain_end(self, outputs: object, *, run_id: UUID, **_: Any) -> None:
         """Call the functions registered for the end of a run."""
-        for on_end in self._ended(run_id):
+        call = self._calls.pop(run_id, None)
+        for on_end in call.at_end if call is not None else ():
             on_end(outputs, None)
 
     async def on_chain_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
         """Call the functions registered for the end of a run, before its caller gets the error."""
+        call = self._calls.pop(run_id, None)
         failure = None if isinstance(error, GraphBubbleUp) else error
-        for on_end in self._ended(run_id):
+        for on_end in call.at_end if call is not None else ():
             waiting = on_end(None, failure)
             if waiting is not None:
                 await waiting
-
-    def _ended(self, run_id: UUID) -> Sequence[OnEnd]:
-        """Forget a root run that ended. Return the functions registered for its end."""
-        if (call := self._calls.pop(run_id, None)) is None:
-            return ()
-        if self._current.get() == run_id:
-            self._current.set(call.outer)
-        return call.at_end
 
 
 root_callbacks: Final = RootCallbacks()
