@@ -12,6 +12,7 @@ from langchain_core.tools import BaseTool, tool
 from tests.agent.talking import ROOM, add, adding, ask, config_of, input_of, kept, make_agent, seen
 from threadkeep import Memory, SessionMemory, rebuild, recorded
 from threadkeep.agent.conversion import digest_of_all
+from threadkeep.agent.provider_messages import repair
 from threadkeep.testing import ScriptedModel
 
 
@@ -83,6 +84,14 @@ async def test_the_error_of_an_invalid_call_is_sent(memory: Memory) -> None:
         ("call-2", "error"),
     ]
     assert [digest_of_all(sent) for sent in await rebuilt(memory)] == [digest_of_all(sent) for sent in model.calls]
+
+
+def test_an_invalid_call_with_the_id_of_a_valid_one_is_not_sent() -> None:
+    invalid = {"name": "add", "args": "{", "id": "call-1", "error": None, "type": "invalid_tool_call"}
+    both = adding().model_copy(update={"invalid_tool_calls": [invalid]})
+    sent = repair([HumanMessage("q"), both, ToolMessage("3", tool_call_id="call-1")]).messages
+    assert [one.tool_calls for one in sent if isinstance(one, AIMessage)] == [both.tool_calls]
+    assert len(sent) == 3
 
 
 async def test_a_question_with_a_changed_text_is_rebuilt_as_sent(memory: Memory) -> None:

@@ -174,7 +174,7 @@ def _proposed(value: Any, record: Record) -> Proposed | None:
     known: FactKind | None = next((name for name in get_args(FactKind.__value__) if name == kind), None)
     sure = value.get("confidence")
     # NaN counts as 0.
-    confidence = float(min(max(0, sure), 1)) if isinstance(sure, int | float) and sure is not True else 0.5
+    confidence = float(min(max(0, sure), 1)) if isinstance(sure, int | float) and not isinstance(sure, bool) else 0.5
     try:
         fact = NewFact(value["key"], value.get("value"), known, confidence)
     except InvalidInput:

@@ -216,7 +216,7 @@ def _with_valid_calls(message: AIMessage, answered: Collection[str]) -> AIMessag
     valid += [
         ToolCall(name=call["name"] or "unknown", args={}, id=call["id"], type="tool_call")
         for call in message.invalid_tool_calls
-        if call["id"] in answered
+        if call["id"] in answered and call["id"] not in kept
     ]
     extra = {
         key: value for key, value in message.additional_kwargs.items() if key not in {"tool_calls", "function_call"}
