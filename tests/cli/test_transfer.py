@@ -212,6 +212,36 @@ def test_an_export_to_a_pipe_does_not_replace_the_pipe(cli: CommandLine, tmp_pat
     assert (refused.exit_code, "folder or a device" in refused.err, pipe.is_fifo()) == (2, True, True)
 
 
+def test_an_export_to_an_open_descriptor_is_appended(cli: CommandLine, tmp_path: Path) -> None:
+    """A shell opens the file for `-o /dev/stdout >> FILE`; a rename would replace what is in it."""
+    cli.store("a", "hi")
+    file = tmp_path / "file"
+    file.write_text("kept\n")
+    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND)
+    assert cli("sessions", "export", "--all", "-o", f"/dev/fd/{descriptor}").exit_code == 0
+    os.write(descriptor, b"after\n")
+    os.close(descriptor)
+    assert file.read_text() == "kept\n" + cli("sessions", "export", "--all").out + "after\n"
+
+
+def test_a_link_to_itself_is_refused(cli: CommandLine, tmp_path: Path) -> None:
+    cli.store("a", "hi")
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    exported = cli("sessions", "export", "--all", "-o", str(loop))
+    assert exported.exit_code in (0, 2)  # from Python 3.13 on, the link is replaced
+    assert "bug" not in exported.err
+
+
+def test_an_export_of_chatgpt_is_not_read_from_a_pipe(cli: CommandLine) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"[]")
+    os.close(writer)
+    refused = cli("import", "chatgpt", f"/dev/fd/{reader}")
+    os.close(reader)
+    assert (refused.exit_code, "to a file" in refused.err) == (2, True)
+
+
 def test_an_import_from_a_pipe_reads_it_from_the_beginning(cli: CommandLine) -> None:
     """A shell names such a pipe for `sessions import <(zcat FILE)`."""
     reader, writer = os.pipe()

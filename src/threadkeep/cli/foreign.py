@@ -130,6 +130,8 @@ def check_kind(source: str, wanted: Kind, kinds: Collection[Kind]) -> None:
     if wanted in kinds:
         return
     if not kinds:
+        if Path(source).is_fifo():
+            raise WrongUse(f"Save {_NAMES[wanted]} to a file: only JSON lines can be read from a pipe.")
         raise WrongUse(f"This is not {_NAMES[wanted]}; see what can be imported with: threadkeep import --help")
     # A Threadkeep database can also have the tables of other kinds, so check `threadkeep` first.
     kind = "threadkeep" if "threadkeep" in kinds else next(iter(kinds))
@@ -194,8 +196,8 @@ def _head_in_zip(path: Path) -> bytes:
 
 
 def _head(path: Path) -> bytes:
-    """Return the beginning of a file; of a pipe, return none, because the import would then miss it."""
-    if path.is_fifo():
+    """Return the beginning of a file; of a pipe or a terminal, return none, because the import would then miss it."""
+    if path.is_fifo() or path.is_char_device():
         return b""
     with path.open("rb") as stream:
         return stream.read(_HEAD_BYTES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ PREVIOUS = "previous"
 
 _COMPLETION_SECONDS = 2.0
 _PAYLOAD_BYTES = 2_097_152
+_DESCRIPTOR = re.compile(r"/dev/(?:stdout|fd/(\d+))")
 
 type Cursor = tuple[datetime, str]
 
@@ -155,15 +157,23 @@ def opened_input(path: str) -> Iterator[BinaryIO]:
 def new_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file for writing. It appears only when it is complete, and only its owner can read it.
 
-    A device or a pipe, such as `/dev/stdout`, is written directly. Of a symbolic link, the target is replaced.
+    A device, a pipe or an open descriptor such as `/dev/stdout` is written directly. Of a symbolic link, the target is
+    replaced.
     """
+    if found := _DESCRIPTOR.fullmatch(str(path)):
+        with os.fdopen(os.dup(int(found[1] or 1)), "wb") as stream:
+            yield stream
+        return
     if path.is_dir():
         raise WrongUse(f"{path} is a folder; name a file.")
     if path.exists() and not path.is_file():
         with path.open("wb") as stream:
             yield stream
         return
-    path = path.resolve()
+    try:
+        path = path.resolve()
+    except RuntimeError:
+        raise WrongUse(f"{path} is a link that leads to itself; name a file.") from None
     part = path.with_name(path.name + ".part")
     with locked_part(part) as descriptor:
         try:
