@@ -222,6 +222,25 @@ async def test_an_erase_is_complete_only_after_the_server_has_stored_the_accepte
         assert graphiti.stored == {}
 
 
+async def test_a_repeated_erase_waits_for_late_messages_even_if_the_first_one_failed(
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("threadkeep.knowledge.graphiti.maintenance._DRAIN_SECONDS", 0.1)
+    graphiti.backend, graphiti.auto = "neo4j", False
+    async with opening(scopes=("session", "user")) as memory:
+        await allow(memory)
+        await talk(memory, 1, 1)
+        clock.advance(1)
+        await memory.graphiti.deliver()
+        graphiti.fail("status", "/group", status=500)
+        assert not (await memory.erase(user_id="ann")).complete
+        graphiti.mend()
+        assert not (await memory.erase(user_id="ann")).complete
+        assert graphiti.ingest() == 4
+        assert (await memory.erase(user_id="ann")).complete
+        assert graphiti.stored == {}
+
+
 async def test_dead_messages_of_a_purged_group_are_not_sent_again(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:

@@ -257,6 +257,9 @@ async def purge(
     key = sha256(group_id.encode()).hexdigest()  # an id may name a person
     late = await state.value(_LATE, key)
     accepted = await deliveries.accepted(group_id, timedelta(seconds=_DRAIN_SECONDS)) | set(json.loads(late or "[]"))
+    if is_late := bool(accepted):
+        # Store the names before the rows with them are deleted, because a later step may fail.
+        await state.keep(_LATE, key, json.dumps(sorted(accepted)), expires_at=expires_at)
     dropped += await deliveries.give_up_open("purged", group_id)
     while accepted and time.monotonic() < until:
         accepted -= {seen.name for seen in await client.episodes(group_id, _MOST_EPISODES)}
@@ -264,7 +267,7 @@ async def purge(
             await asyncio.sleep(_QUEUE_LOOK_SECONDS)
     await deliveries.purge_dead(group_id)
     await client.delete_group(group_id)
-    if late or accepted:
+    if is_late:
         await state.keep(_LATE, key, json.dumps(sorted(accepted)), expires_at=expires_at)
     left = [await remains(client, group_id)]
     left += [f"{len(accepted)} accepted messages that it may store later"] if accepted else []
