@@ -85,7 +85,7 @@ async def test_the_poll_for_unindexed_messages_does_not_read_all_sessions(postgr
 async def test_runs_without_an_answer_are_found_by_index(database_url: str) -> None:
     """Nearly all runs end with an answer. After some executions, PostgreSQL uses a plan for any parameters."""
     sql = load_statements("runs_records.sql")["newest_without_answer"]
-    names = ("created_at", "run_id", "workflow", "status", "since", "set_aside", "limit")
+    names = ("created_at", "run_id", "workflow", "status", "since", "set_aside", "turns", "reset", "delete", "limit")
     async with migrated_driver(database_url) as driver:
         if driver.backend == "sqlite":
             parameters: Parameters = {**dict.fromkeys(names), "status": "failed", "limit": LIMIT}

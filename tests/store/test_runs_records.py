@@ -68,6 +68,10 @@ async def test_runs_are_listed_newest_first(memory: Memory, clock: SettableClock
     assert await ids(memory, RunQuery(parent_run_id="r0")) == ["c1"]
     assert await ids(memory, RunQuery(parent_run_id="c1", status="queued")) == ["g1"]
     assert await ids(memory, RunQuery(since=start + timedelta(seconds=3), user_id="u0")) == ["r3"]
+    await memory.runs.order.add(replace(asked("reset", session="room0"), workflow="session-reset", user_id="u1"))
+    assert await ids(memory, RunQuery(turns=True)) == ["r4", "r3", "r2", "r1", "r0"]
+    assert await ids(memory, RunQuery(session_id="room0", turns=True)) == ["r4", "r2", "r0"]
+    assert await ids(memory, RunQuery(user_id="u1", turns=True)) == ["r4", "r1"]
     assert await memory.runs.records.tree("never") == []
     with pytest.raises(InvalidInput, match="at least 1"):
         RunQuery(limit=0)

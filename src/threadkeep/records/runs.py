@@ -319,7 +319,7 @@ type RunCursor = tuple[datetime, str]
 class RunQuery:
     """A filter for a list of runs; None matches all values. `since` is the earliest time of creation.
 
-    With `turns`, child runs, resets and deletions of the session `session_id` are left out.
+    With `turns`, child runs, resets and deletions of sessions are left out.
     """
 
     session_id: str | None = None

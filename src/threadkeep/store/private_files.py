@@ -45,7 +45,7 @@ def make_private_database(path: Path) -> None:
 def tighten_database(path: Path) -> None:
     """Remove the permissions of other users from a SQLite file and the files that SQLite created next to it.
 
-    First read from the database: the path may name another file or a folder, which must keep its permissions.
+    If a user named the path, first read from the database: another file or a folder must keep its permissions.
     """
     for ending in _BESIDE:
         tighten(path.with_name(path.name + ending))

@@ -10,7 +10,7 @@ from typing import Any
 
 from threadkeep.errors import RecordUnreadable
 from threadkeep.records import Json
-from threadkeep.records.runs import NO_BUDGET, RUN_ENDS, Run, RunBudget, RunCursor, RunInput, RunQuery
+from threadkeep.records.runs import DELETE, NO_BUDGET, RESET, RUN_ENDS, Run, RunBudget, RunCursor, RunInput, RunQuery
 from threadkeep.store.codec import clean_json, clean_text, cursor_parameters, json_text, time_of, time_text
 from threadkeep.store.compressed_json import compress, json_of, reads_record
 from threadkeep.store.driver import Connection, Parameters, Row, RowLocked, Statement
@@ -287,6 +287,8 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
             "since": query.since and time_text(query.since),
             **cursor_parameters(query.cursor, "created_at", "run_id"),
             "limit": query.limit + 1,
+            "reset": RESET,
+            "delete": DELETE,
         }
         found = await self._fetch(_statement_for(query), parameters)
         if len(found) <= query.limit:
@@ -342,10 +344,7 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
 
     async def checkpoints_removed(self, run_ids: Sequence[str]) -> None:
         """Record that runs have no checkpoints any more; do nothing for runs that have been resumed meanwhile."""
-        async with self._driver.writing() as connection:
-            await connection.execute_many(
-                self._sql["checkpoints_removed"], [{"run_id": run_id} for run_id in sorted(run_ids)]
-            )
+        await self._driver.write([(self._sql["checkpoints_removed"], {"run_id": one}) for one in sorted(run_ids)])
 
     async def _fetch(self, statement: str, parameters: Parameters) -> list[Run]:
         async with self._driver.reading() as connection:

@@ -6,6 +6,7 @@
     AND (CAST(:status AS TEXT) IS NULL OR r.status = :status)
     AND (CAST(:since AS TIMESTAMPTZ) IS NULL OR r.created_at >= :since)
     AND (CAST(:set_aside AS BOOLEAN) IS NULL OR r.set_aside = CAST(:set_aside AS BOOLEAN))
+    AND (NOT CAST(:turns AS BOOLEAN) OR (r.parent_run_id IS NULL AND r.workflow NOT IN (:reset, :delete)))
 ORDER BY r.created_at DESC, r.run_id DESC
 LIMIT :limit
 
@@ -18,10 +19,6 @@ WHERE (r.created_at, r.run_id) < (:created_at, :run_id)
 -- name: newest_of_session
 SELECT r.run_id FROM chat_runs r
 WHERE r.session_id = :session_id AND (r.created_at, r.run_id) < (:created_at, :run_id)
-    AND (
-        NOT CAST(:turns AS BOOLEAN)
-        OR (r.parent_run_id IS NULL AND r.workflow NOT IN ('session-reset', 'session-delete'))
-    )
     AND (CAST(:user_id AS TEXT) IS NULL OR r.user_id = :user_id)
 -- include: page
 
