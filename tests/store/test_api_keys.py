@@ -64,6 +64,15 @@ async def test_a_rotation_does_not_prolong_a_key(keys: ApiKeys, clock: SettableC
         await keys.rotate("guest", overlap=timedelta())
 
 
+async def test_a_key_keeps_its_end_if_clocks_differ(keys: ApiKeys, clock: SettableClock) -> None:
+    """The clock of the process that rotates a key is an hour behind that of the process that created it."""
+    await keys.add("web", scope="read", user_id="ann")
+    clock.advance(-3600)
+    for _ in range(2):
+        new = await keys.rotate("web", overlap=timedelta(days=1))
+        assert (new.scope, new.user_id, new.expires_at) == ("read", "ann", None)
+
+
 @pytest.mark.parametrize(
     ("values", "cure"),
     [

@@ -9,9 +9,11 @@ INSERT INTO chat_api_keys (key_id, name, digest, scope, user_id, created_at, exp
 VALUES (:key_id, :name, :digest, :scope, :user_id, :now, :expires_at)
 
 -- name: active
+-- The valid keys of a name. No replaced key ends later than the newest key, which comes first. Clocks may differ, so
+-- `created_at` does not tell which key is the newest.
 SELECT scope, user_id, expires_at FROM chat_api_keys
 WHERE name = :name AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > :now)
-ORDER BY created_at DESC, key_id DESC
+ORDER BY expires_at IS NULL DESC, expires_at DESC
 
 -- name: expire
 UPDATE chat_api_keys SET expires_at = :expires_at
