@@ -221,19 +221,24 @@ async def test_a_run_without_a_thread_stores_nothing(tmp_path: Path) -> None:
     assert threads == []
 
 
-async def test_a_thread_is_interrupted_behind_many_resets(
-    tmp_path: Path, shared_url: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("later", ["resets", "turns"])
+async def test_a_thread_is_interrupted_behind_many_later_runs(
+    tmp_path: Path, shared_url: str, monkeypatch: pytest.MonkeyPatch, later: str
 ) -> None:
     (tmp_path / "asking.py").write_text(ASKING)
     monkeypatch.syspath_prepend(tmp_path)
     options: Any = {"workflows": "asking=asking:graph", "database_url": shared_url}
-    async with sdk(tmp_path, ScriptedModel([]), **options) as (langgraph, client):
+    async with sdk(tmp_path, ScriptedModel(["ok"] * 21), **options) as (langgraph, client):
         await langgraph.runs.wait("t1", "asking", input=asks("go"))
         for _ in range(21):
-            assert (await client.post("/api/v1/sessions/t1/reset")).status_code == 200
+            if later == "turns":
+                await langgraph.runs.wait("t1", "chat", input=asks("hello"))
+            else:
+                assert (await client.post("/api/v1/sessions/t1/reset")).status_code == 200
         thread = await langgraph.threads.get("t1")
+        [found] = await langgraph.threads.search(status="interrupted")
         state = await langgraph.threads.get_state("t1")
-    assert thread["status"] == "interrupted"
+    assert (thread["status"], found["thread_id"]) == ("interrupted", "t1")
     assert state["tasks"][0]["interrupts"][0]["value"] == "Ship it?"
 
 

@@ -20,6 +20,8 @@ from tests.workflows.test_agent_history import BOT
 from tests.workflows.test_own_conversations import asked, numbered
 from threadkeep import Memory, MemoryOptions, Message, open_memory
 from threadkeep.errors import StoreUnavailable
+from threadkeep.records.runs import RunQuery
+from threadkeep.runs.service import RunService
 from threadkeep.testing import ScriptedModel
 from threadkeep.web.langgraph.threads import CreatedThread
 
@@ -293,6 +295,27 @@ async def test_old_threads_are_found_by_id_and_on_later_pages(tmp_path: Path, mo
         assert await ids(ids=["a", "unknown", "a", "b", "\n"]) == ["b", "a"]
         assert await ids(ids=["a"], status="busy") == []
         assert await ids(sort_by="thread_id", sort_order="asc") == ["c", "d"]
+
+
+async def test_a_search_reads_only_the_runs_of_threads_with_its_metadata(
+    tmp_path: Path, shared_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str | None] = []
+    listed = RunService.list
+
+    async def counted(self: RunService, query: RunQuery) -> Any:
+        asked.append(query.session_id)
+        return await listed(self, query)
+
+    async with sdk(tmp_path, ScriptedModel(["1", "2", "3"]), database_url=shared_url) as (langgraph, _):
+        for thread_id in ("a", "b", "c"):
+            await langgraph.threads.create(thread_id=thread_id, metadata={"order": thread_id, "graph_id": "other"})
+            await langgraph.runs.wait(thread_id, "chat", input=asks(thread_id))
+        monkeypatch.setattr(RunService, "list", counted)
+        found = await langgraph.threads.search(metadata={"order": "b", "graph_id": "chat"})
+        assert ([one["thread_id"] for one in found], asked) == (["b"], ["b"])
+        assert await langgraph.threads.search(metadata={"order": "d"}) == []
+        assert asked == ["b"]
 
 
 async def test_conversations_of_agents_hide_no_older_thread(

@@ -15,7 +15,7 @@ from threadkeep.errors import InvalidInput, SessionNotFound
 from threadkeep.history.all_sessions import AllSessions
 from threadkeep.history.session import Session
 from threadkeep.records import Json, Message, SessionInfo
-from threadkeep.records.runs import Run, RunQuery, RunResult, interrupts_of
+from threadkeep.records.runs import Run, RunQuery, RunResult, RunStatus, interrupts_of
 from threadkeep.runs.service import RunService
 from threadkeep.store.codec import clean_text
 from threadkeep.web.langgraph.schemas import (
@@ -108,7 +108,7 @@ _RUNS = 20
 
 @dataclass(frozen=True)
 class Thread:
-    """A thread: its session and its newest runs. `info` is None before a message is stored."""
+    """A thread: its session and its runs (see `runs_of`). `info` is None before a message is stored."""
 
     thread_id: str
     session: Session
@@ -144,7 +144,7 @@ async def find_thread(
         SessionNotFound: this user has neither such a session nor a run in it.
         InvalidKey: the id is not valid for a session.
     """
-    newest = await newest_runs(runs or await app.runs.service(), thread_id, user_id=user_id)
+    newest = await runs_of(runs or await app.runs.service(), thread_id, user_id=user_id)
     try:
         session, info = await AllSessions(app.memory).find(thread_id, user_id=user_id)
     except SessionNotFound:
@@ -154,10 +154,25 @@ async def find_thread(
     return Thread(thread_id, session, info, newest)
 
 
-async def newest_runs(runs: RunService, thread_id: str, *, user_id: str | None = None) -> list[Run]:
-    """Return a thread's newest 20 runs without child runs, resets and deletions, newest first."""
-    found, _ = await runs.list(RunQuery(session_id=thread_id, user_id=user_id, turns=True, limit=_RUNS))
-    return list(found)
+async def newest_runs(
+    runs: RunService,
+    thread_id: str,
+    *,
+    user_id: str | None = None,
+    status: RunStatus | None = None,
+    limit: int = _RUNS,
+) -> list[Run]:
+    """Return a thread's newest runs without child runs, resets and deletions, newest first."""
+    query = RunQuery(session_id=thread_id, user_id=user_id, status=status, turns=True, limit=limit)
+    return list((await runs.list(query))[0])
+
+
+async def runs_of(runs: RunService, thread_id: str, *, user_id: str | None = None) -> list[Run]:
+    """Return a thread's newest 20 runs, and its newest waiting run if that is older."""
+    found = await newest_runs(runs, thread_id, user_id=user_id)
+    if len(found) == _RUNS and not any(run.status == "waiting" for run in found):
+        found += await newest_runs(runs, thread_id, user_id=user_id, status="waiting", limit=1)
+    return found
 
 
 async def values_of(session: Session) -> dict[str, Json]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import Annotated
 
@@ -43,7 +44,7 @@ from threadkeep.web.langgraph.states import (
     is_creation,
     message_json,
     messages_of,
-    newest_runs,
+    runs_of,
     seq_of,
     state_of,
     thread_body,
@@ -193,7 +194,7 @@ async def search_threads(body: ThreadSearchBody, app: AppInUse, user_id: UserId 
     by_activity = body.sort_order == "desc" and body.sort_by in _ACTIVITY and body.ids is None
     most = body.offset + body.limit if by_activity else _SEARCHED
     found: list[tuple[Thread, ThreadBody]] = []
-    threads = _newest(app, user_id, max(most, _SEARCHED)) if body.ids is None else _named(app, user_id, body.ids)
+    threads = _newest(app, user_id, body, max(most, _SEARCHED)) if body.ids is None else _named(app, user_id, body.ids)
     async with aclosing(threads) as matching:
         async for thread in matching:
             if _matches(listed := thread_body(thread), body):
@@ -348,19 +349,24 @@ def _transcript_message(message: BaseMessage) -> Message:
     return from_langchain(message)
 
 
-async def _newest(app: App, user_id: str | None, count: int) -> AsyncGenerator[Thread]:
-    """Yield threads in whole pages, newest activity first, until there are `count`."""
+async def _newest(app: App, user_id: str | None, body: ThreadSearchBody, count: int) -> AsyncGenerator[Thread]:
+    """Search pages of threads, newest activity first, until `count` were searched.
+
+    Yield the threads whose own metadata matches; only their runs are read.
+    """
     runs = await app.runs.service()
     everything = AllSessions(app.memory)
-    cursor, yielded = None, 0
-    while yielded < count:
+    wanted = {name: value for name, value in (body.metadata or {}).items() if name not in _WORKFLOW_NAMES}
+    cursor, searched = None, 0
+    while searched < count:
         page, cursor = await everything.page(SessionQuery(user_id, None, None, _PAGE, cursor))
         for info in page:
             if not info.namespace:
-                session = app.memory.session(info.session_id, user_id=user_id)
-                recent = await newest_runs(runs, info.session_id, user_id=user_id)
-                yielded += 1
-                yield Thread(info.session_id, session, info, recent)
+                searched += 1
+                thread = Thread(info.session_id, app.memory.session(info.session_id, user_id=user_id), info, ())
+                own = thread_body(thread).metadata
+                if all(own.get(name) == value for name, value in wanted.items()):
+                    yield replace(thread, runs=await runs_of(runs, info.session_id, user_id=user_id))
         if cursor is None:
             return
 
