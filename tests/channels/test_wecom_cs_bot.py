@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from itertools import repeat
 from pathlib import Path
@@ -17,6 +18,9 @@ from tests.channels.platforms import CORP, WeComService
 from tests.channels.wecom_desk import WeComDesk, opened_wecom
 from tests.graph_store.damaging import DAMAGES
 from tests.web.services import until
+from threadkeep.errors import StoreUnavailable
+from threadkeep.history.session import Session
+from threadkeep.records import Message, Receipt
 from threadkeep.testing import Gate, ScriptedModel
 
 DESK = "wkAJ2GCAAASSm4_Fh"
@@ -250,6 +254,33 @@ async def test_a_recalled_message_is_left_out_of_a_common_reply(
     assert (f"the number {number}" in asked, f"the number {5 - number}" in asked) == (False, True)
     assert {("user", "the number 2"), ("user", "the number 3")} <= set(said)
     assert said.count(("system", "The person took a message back.")) == 1
+
+
+async def test_a_recalled_message_is_stored_after_an_outage(
+    shared_url: str, tmp_path: Path, wecom: FakeWeCom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database fails once while the message is taken back from a run that answers another one, too."""
+    gate, append, failures = Gate(), Session.append, [StoreUnavailable("The database does not answer.")]
+
+    async def failing(self: Session, messages: Sequence[Message]) -> Receipt:
+        if failures and messages[0].status == "failed":
+            raise failures.pop()
+        return await append(self, messages)
+
+    monkeypatch.setattr(Session, "append", failing)
+    async with opened_wecom(KIND, shared_url, tmp_path, wecom, ScriptedModel([[gate, "one"], "two"])) as desk:
+        wecom.write(item("a", 1))
+        await desk.say("")
+        await gate.reached()
+        recall = {"event_type": "user_recall_msg", "open_kfid": DESK, "external_userid": "wm1", "recall_msgid": "m2"}
+        event = {"msgid": "e1", "send_time": int(time.time()) + 1, "origin": 4, "msgtype": "event", "event": recall}
+        wecom.write(item("b", 2), item("c", 3), event)
+        await desk.say("")
+        await fetched(desk)
+        gate.open()
+        assert await desk.answered(2) == ["one", "two"]
+        assert {("user", "b"), ("user", "c")} <= set(await desk.transcript(FIRST))
+    assert not failures
 
 
 async def test_a_recalled_picture_does_not_block_the_customer(tmp_path: Path, wecom: FakeWeCom) -> None:

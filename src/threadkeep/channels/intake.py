@@ -118,7 +118,9 @@ class Intake:
         Raises:
             StoreUnavailable: some messages were not taken.
         """
-        for left in await self._outbox.orphaned(older_than=older_than):
+        found = await self._outbox.orphaned(older_than=older_than)
+        self._taken_again.intersection_update(left.number for left in found)
+        for left in found:
             bot = self._bots.get(left.channel)
             if bot is None or left.number in self._taken_again:
                 continue
@@ -391,10 +393,12 @@ class Intake:
             return
         if len(run.inputs) == 1:
             await (await self._runs.service()).cancel(run.run_id)
-        elif await self._memory.runs.order.take_back(run.run_id, message_id):
-            given = from_langchain(message_of_input(taken[0], message_id))
-            # Store the message with the status `failed`, so that models do not receive it.
-            await session.append([replace(given, status="failed", metadata=map_of(taken[0].values, "metadata"))])
+            return
+        given = from_langchain(message_of_input(taken[0], message_id))
+        # Store the message before it is removed from the run, because the process may die in between. With the status
+        # `failed`, models do not receive it.
+        await session.append([replace(given, status="failed", metadata=map_of(taken[0].values, "metadata"))])
+        await self._memory.runs.order.take_back(run.run_id, message_id)
 
     async def _until_ready(self, bot: Bot, started: Started) -> None:
         """Show that the bot is working until the run ends. Then its answer is ready to be sent."""
