@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +21,10 @@ from threadkeep import Memory
 from threadkeep.context.recall.words import words_of
 from threadkeep.knowledge import recall
 from threadkeep.knowledge.recall import take_of_each
+from threadkeep.knowledge.rows import fact_of
 from threadkeep.observe import ExtraNotFound
+from threadkeep.records.knowledge import Fact
+from threadkeep.store.driver import Row
 from threadkeep.testing import SettableClock
 
 
@@ -50,6 +54,22 @@ async def test_an_old_fact_is_found_behind_thousands_of_newer_ones(memory: Memor
     await memory.knowledge.restore([replace(fact, updated_at=clock() + timedelta(1)) for fact in newer])
     found = await memory.knowledge.recall("Which town do I live in?", [ADA])
     assert [fact.id for fact in found] == [old.id]
+
+
+async def test_many_facts_are_read_outside_of_the_event_loop(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("threadkeep.knowledge.facts._COMPUTED_AT_ONCE", 2)
+    for key in ("home_city", "home_street", "home_number"):
+        await memory.knowledge.remember(ADA, key, "unknown")
+    threads: set[int] = set()
+
+    def noted(row: Row) -> Fact:
+        threads.add(threading.get_ident())
+        return fact_of(row)
+
+    monkeypatch.setattr("threadkeep.knowledge.facts.fact_of", noted)
+    assert len(await memory.knowledge.recall("Where is my home?", [ADA])) == 3
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 async def test_the_words_of_long_chinese_facts_take_little_memory(memory: Memory) -> None:

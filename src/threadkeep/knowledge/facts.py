@@ -53,8 +53,8 @@ _MOST_RANKED = 10_000
 """The maximum number of facts of a scope that `recall` reads, newest first."""
 _MOST_INDEXES, _MOST_ENTRIES = 500, 10_000_000
 """The most owners whose facts are indexed in this process, and the most entries of all indexes."""
-_RANKED_AT_ONCE = 2_000
-"""More facts than this are ranked in a thread, because indexing a fact takes 20 microseconds of CPU."""
+_COMPUTED_AT_ONCE = 2_000
+"""The most facts that are read or ranked on the event loop: a new fact takes about 100 microseconds of CPU."""
 
 
 class Knowledge(ClockedTables, sql=OWNER_SQL):
@@ -217,7 +217,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         check_each("scopes", scopes, Scope)
         async with self._driver.reading() as connection:
             rows = await self._valid(connection, scopes, _MOST_RANKED, _MOST_RANKED)
-        known = without_shadowed(map(fact_of, rows))
+        known = await _computed(len(rows), lambda: without_shadowed(map(fact_of, rows)))
         found = await self.rank(query, known, recent=recent, limit=limit, embedder=embedder)
         async with self._driver.reading() as connection:
             return await self._with_evidence(connection, found)
@@ -239,10 +239,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         similar = await self._vectors.similar(query, facts, embedder) if embedder and facts else {}
         by_scope = [list(group) for _, group in groupby(facts, key=lambda fact: fact.scope.kind)]
         ranks = [partial(self._words_of(group).rank, query, group) for group in by_scope]
-        if len(facts) > _RANKED_AT_ONCE:
-            ranked = await asyncio.to_thread(lambda: [rank(recent=recent, similar=similar) for rank in ranks])
-        else:
-            ranked = [rank(recent=recent, similar=similar) for rank in ranks]
+        ranked = await _computed(len(facts), lambda: [rank(recent=recent, similar=similar) for rank in ranks])
         return take_of_each(ranked, limit, lambda fact: (fact.id, normalised(fact.text)))
 
     def _words_of(self, facts: Sequence[Fact]) -> FactWords:
@@ -513,3 +510,8 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         for fact_id, *origin in rows:
             origins[fact_id].append(Evidence(*origin))
         return [replace(fact, evidence=tuple(origins[fact.id])) if fact.id in origins else fact for fact in facts]
+
+
+async def _computed[T](facts: int, compute: Callable[[], T]) -> T:
+    """Return the result of a computation over this many facts; run a long one in a thread."""
+    return await asyncio.to_thread(compute) if facts > _COMPUTED_AT_ONCE else compute()
