@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -25,12 +24,9 @@ from threadkeep.records import Json
 from threadkeep.records.graphiti import check_group_id
 
 _MOST_BYTES = 8_000_000
-# uvicorn closes an idle connection after five seconds, so stop using it before.
-_KEPT_ALIVE_SECONDS = 3.0
 _LONGEST_PAUSE_SECONDS = 300.0
 _PATHS = {"/messages": "post", "/search": "post", "/episodes/{group_id}": "get", "/group/{group_id}": "delete"}
 _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
-_BROKEN = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError, httpx2.CloseError)
 
 
 class _Answer(NamedTuple):
@@ -53,7 +49,8 @@ class _Answer(NamedTuple):
 class RestClient:
     """A Graphiti server over its REST API.
 
-    Connections are not reused after a failure of the server, because the server closes them silently.
+    Each request has its own connection, because the server closes connections silently, after a failure or five idle
+    seconds.
     """
 
     newest_first = True
@@ -62,10 +59,7 @@ class RestClient:
         self._endpoint = endpoint
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._seconds = timeout_seconds
-        # Create the TLS context only once, because this reads all trusted certificates.
-        self._verify: SSLContext | None = None
         self._http: httpx2.AsyncClient | None = None
-        self._in_use: Counter[httpx2.AsyncClient] = Counter()
 
     def __repr__(self) -> str:
         """Show no secret."""
@@ -106,7 +100,7 @@ class RestClient:
             return []
         groups: list[Json] = [check_group_id(group_id) for group_id in group_ids]
         body: dict[str, Json] = {"group_ids": groups, "query": query, "max_facts": limit}
-        answer = await self._call("POST", "/search", body, seconds=seconds, repeatable=True)
+        answer = await self._call("POST", "/search", body, seconds=seconds)
         values = answer.json()
         facts = values.get("facts") if isinstance(values, Mapping) else None
         if not isinstance(facts, list):
@@ -133,10 +127,9 @@ class RestClient:
 
     async def close(self) -> None:
         """Close the connections."""
-        self._http = None
-        for http in list(self._in_use):
+        http, self._http = self._http, None
+        if http is not None:
             await http.aclose()
-        self._in_use.clear()
 
     async def _failure(self, path: str, expected: int = 200) -> str | None:
         try:
@@ -156,33 +149,27 @@ class RestClient:
         missing = [path for path, verb in _PATHS.items() if verb not in _fields(paths.get(path))]
         return f"It has no {', '.join(missing)}; use Graphiti's server of version 0.29.3 or later." if missing else None
 
-    async def _call(
-        self,
-        method: str,
-        path: str,
-        body: Json = None,
-        *,
-        seconds: float | None = None,
-        repeatable: bool = False,
-    ) -> _Answer:
+    async def _call(self, method: str, path: str, body: Json = None, *, seconds: float | None = None) -> _Answer:
         """Send a request and read the response within one time limit.
-
-        A GET or a `repeatable` request is sent again if the connection breaks.
 
         Raises:
             GraphitiError: the response is not a success.
         """
-        if self._verify is None and self._endpoint.startswith("https:"):
-            self._verify = await asyncio.to_thread(httpx2.create_ssl_context)
+        content = None if body is None else json.dumps(body, ensure_ascii=False).encode()
+        headers = {} if content is None else {"Content-Type": "application/json"}
+        if self._http is None:
+            # Read the trusted certificates in a thread, and only once. Plain HTTP needs none.
+            is_plain = not self._endpoint.startswith("https:")
+            verify = False if is_plain else await asyncio.to_thread(httpx2.create_ssl_context)
+            self._http = self._http or self._open(verify)
         try:
-            async with asyncio.timeout(self._seconds if seconds is None else seconds):
-                try:
-                    return await self._exchange(method, path, body)
-                except _BROKEN:
-                    if not (repeatable or method == "GET"):
-                        raise
-                    # The server may just have closed an idle connection.
-                    return await self._exchange(method, path, body)
+            async with (
+                asyncio.timeout(self._seconds if seconds is None else seconds),
+                self._http.stream(method, f"{self._endpoint}{path}", content=content, headers=headers) as response,
+            ):
+                if not response.is_success:
+                    raise failure_of(response)
+                return _Answer(response.status_code, await _read(response))
         except TimeoutError:
             raise GraphitiError("timeout", uncertain=True) from None
         except _NOT_SENT:
@@ -190,35 +177,9 @@ class RestClient:
         except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError):
             raise GraphitiError("broken", uncertain=True) from None
 
-    async def _exchange(self, method: str, path: str, body: Json) -> _Answer:
-        http = self._http = self._http or self._open()
-        self._in_use[http] += 1
-        try:
-            content = None if body is None else json.dumps(body, ensure_ascii=False).encode()
-            headers = {} if content is None else {"Content-Type": "application/json"}
-            async with http.stream(method, f"{self._endpoint}{path}", content=content, headers=headers) as response:
-                if not response.is_success:
-                    if response.status_code >= 500:
-                        self._http = None
-                    raise failure_of(response)
-                return _Answer(response.status_code, await _read(response))
-        except httpx2.HTTPError:
-            self._http = None
-            raise
-        finally:
-            self._in_use[http] -= 1
-            if http is not self._http and not self._in_use[http]:
-                del self._in_use[http]
-                await http.aclose()
-
-    def _open(self) -> httpx2.AsyncClient:
-        return httpx2.AsyncClient(
-            headers=self._headers,
-            follow_redirects=False,
-            verify=self._verify or False,  # plain HTTP needs no certificates
-            timeout=None,
-            limits=httpx2.Limits(keepalive_expiry=_KEPT_ALIVE_SECONDS),
-        )
+    def _open(self, verify: SSLContext | bool) -> httpx2.AsyncClient:
+        unlimited = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
+        return httpx2.AsyncClient(headers=self._headers, verify=verify, timeout=None, limits=unlimited)
 
 
 async def _read(response: httpx2.Response) -> bytes:
