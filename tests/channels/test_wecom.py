@@ -120,7 +120,7 @@ def test_the_signature_of_the_published_sample_is_reproduced() -> None:
 def test_a_body_is_not_parsed_before_its_signature_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
     """A parser needs a second for two megabytes of elements, which anybody can send."""
     parsed: list[object] = []
-    monkeypatch.setattr("threadkeep.channels.wecom.expat.ParserCreate", parsed.append)
+    monkeypatch.setattr("threadkeep.channels.wecom.XMLParser", parsed.append)
     callback = signed("1411525903", "461056294", "74d92dfeb87ba7c714f89d98870ae5eb62dff26d", method="POST")
     body = f"<xml>{'<a/>' * 9}<Encrypt>\n<![CDATA[{V4_MESSAGE[:-1]}]]></Encrypt></xml>".encode()
     with pytest.raises(CallbackRefused, match="signature_wrong"):

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
-from xml.parsers import expat
+from xml.etree.ElementTree import XML, ParseError, TreeBuilder, XMLParser
 
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.padding import PKCS7
@@ -153,37 +153,20 @@ def xml_envelope(body: bytes) -> str:
     return found[1].decode() if found else ""
 
 
-def read_xml(text: str | bytes) -> dict[str, str] | None:
-    """Return the fields directly below the root of an XML text, if it can be read.
+class _WithoutDoctype(TreeBuilder):
+    """A builder that rejects a DOCTYPE, because it can define entities."""
 
-    A DOCTYPE is rejected because it can define entities.
-    """
-    fields: dict[str, list[str]] = {}  # the pieces of each text, because appending them one by one is quadratic
-    path: list[str] = []
-
-    def start(name: str, _: object) -> None:
-        path.append(name)
-        if len(path) == 2:
-            fields[name] = []
-
-    def data(characters: str) -> None:
-        if len(path) == 2:
-            fields[path[1]].append(characters)
-
-    def refuse(*_: object) -> None:
+    def doctype(self, *_: object) -> None:
         raise ValueError("a document type")
 
-    parser = expat.ParserCreate("utf-8")
-    parser.buffer_text = True
-    parser.StartElementHandler = start
-    parser.EndElementHandler = lambda _: path.pop()
-    parser.CharacterDataHandler = data
-    parser.StartDoctypeDeclHandler = refuse
+
+def read_xml(text: str | bytes) -> dict[str, str] | None:
+    """Return the fields directly below the root of an XML text, if it can be read and has no DOCTYPE."""
     try:
-        parser.Parse(text, True)
-    except (expat.ExpatError, ValueError):
+        root = XML(text, XMLParser(target=_WithoutDoctype()))  # noqa: S314 - without a DOCTYPE there are no entities
+    except (ParseError, ValueError):
         return None
-    return {name: "".join(pieces) for name, pieces in fields.items()}
+    return {field.tag: "".join((field.text or "", *(inner.tail or "" for inner in field))) for field in root}
 
 
 def _is_recent(timestamp: str, now: float) -> bool:
