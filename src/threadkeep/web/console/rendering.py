@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any, Final
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -247,24 +248,15 @@ def redirect(address: str) -> RedirectResponse:
     return RedirectResponse(address, status_code=303)
 
 
-def session_address(session_id: str, *rest: str, user_id: str | None = None, **query: object) -> str:
-    """Return the address of a session's page, or of a page below it."""
-    return _address("/console/sessions", session_id, *rest, user=user_id, **query)
-
-
-def run_address(run_id: str, *rest: str, user_id: str | None = None, **query: object) -> str:
-    """Return the address of a run's page, or of a page below it."""
-    return _address("/console/runs", run_id, *rest, user=user_id, **query)
-
-
-def knowledge_address(*rest: str, user_id: str | None = None) -> str:
-    """Return the address of the knowledge page, or of a page below it."""
-    return _address("/console/knowledge", *rest, user=user_id)
-
-
-def _address(start: str, *segments: object, **query: object) -> str:
+def _address(start: str, *segments: object, user_id: str | None = None, **query: object) -> str:
+    """Return the address of a page and its query; empty values of the query are omitted."""
     path = "/".join([start, *(quote(str(segment), safe="", errors="surrogateescape") for segment in segments)])
-    return path + _query(query).removesuffix("?")
+    return path + _query({"user": user_id, **query}).removesuffix("?")
+
+
+session_address = partial(_address, "/console/sessions")
+run_address = partial(_address, "/console/runs")
+knowledge_address = partial(_address, "/console/knowledge")
 
 
 def _query(values: Mapping[str, object]) -> str:
