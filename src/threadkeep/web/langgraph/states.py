@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 
 from langchain_core.messages import BaseMessage, HumanMessage, convert_to_messages
 
@@ -193,10 +194,7 @@ def is_creation(message: Message) -> bool:
 
 async def state_of(thread: Thread, *, at: int | None = None) -> ThreadStateBody:
     """Return the state of a thread after its newest message, or at the checkpoint `at`."""
-    messages = await messages_in(thread.session, at)
-    ends = _turn_ends(messages)
-    parent = ends[-2] if len(ends) > 1 else None
-    return _state(thread, messages, ends[-1], parent, step=len(ends) - 1, newest=at is None)
+    return next(_states(thread, await messages_in(thread.session, at), newest=at is None))
 
 
 def state_of_stateless(run: Run) -> ThreadStateBody:
@@ -235,16 +233,9 @@ async def history_of(
         nearby = await messages_in(thread.session, at + MOST_MESSAGES // 2)
         exists = at in _turn_ends(nearby) and (before is None or at < before)
         return [await state_of(thread, at=at)] if exists else []
-    messages = await messages_in(thread.session, before)
-    ends = _turn_ends(messages)
-    states: list[ThreadStateBody] = []
-    for step in range(len(ends) - 1, -1, -1):
-        end = ends[step]
-        if (before is None or end < before) and len(states) < limit:
-            upto = [one for one in messages if (one.seq or 0) <= end]
-            parent = ends[step - 1] if step else None
-            states.append(_state(thread, upto, end, parent, step=step, newest=step == len(ends) - 1))
-    return states
+    states = _states(thread, await messages_in(thread.session, before), newest=True)
+    earlier = (one for one in states if before is None or int(one.checkpoint.checkpoint_id) < before)
+    return list(islice(earlier, limit))
 
 
 def thread_body(thread: Thread, values: dict[str, Json] | None = None) -> ThreadBody:
@@ -295,22 +286,24 @@ def seq_of(named: object) -> int | None:
     return int(text)
 
 
-def _state(
-    thread: Thread, messages: Sequence[Message], seq: int, parent: int | None, *, step: int, newest: bool
-) -> ThreadStateBody:
+def _states(thread: Thread, messages: Sequence[Message], *, newest: bool) -> Iterator[ThreadStateBody]:
+    """Yield the states at the ends of these turns, newest first; only the `newest` of a thread has its questions."""
     waiting = thread.waiting if newest else None
-    asked = questions(waiting) if waiting is not None else []
-    tasks = [] if waiting is None else [TaskBody(id=waiting.run_id, name=waiting.workflow, interrupts=asked)]
-    return ThreadStateBody(
-        values=_values(messages),
-        next=[] if waiting is None else [waiting.workflow],
-        tasks=tasks,
-        interrupts=asked,
-        checkpoint=checkpoint(thread.thread_id, seq),
-        parent_checkpoint=None if parent is None else checkpoint(thread.thread_id, parent),
-        metadata={"source": "loop" if seq else "input", "step": step, "thread_id": thread.thread_id},
-        created_at=messages[-1].created_at if messages else None,
-    )
+    ends = _turn_ends(messages)
+    for step in range(len(ends) - 1, -1, -1):
+        seq, asked = ends[step], questions(waiting) if waiting is not None else []
+        upto = [one for one in messages if (one.seq or 0) <= seq]
+        yield ThreadStateBody(
+            values=_values(upto),
+            next=[] if waiting is None else [waiting.workflow],
+            tasks=[] if waiting is None else [TaskBody(id=waiting.run_id, name=waiting.workflow, interrupts=asked)],
+            interrupts=asked,
+            checkpoint=checkpoint(thread.thread_id, seq),
+            parent_checkpoint=checkpoint(thread.thread_id, ends[step - 1]) if step else None,
+            metadata={"source": "loop" if seq else "input", "step": step, "thread_id": thread.thread_id},
+            created_at=upto[-1].created_at if upto else None,
+        )
+        waiting = None
 
 
 def _values(messages: Sequence[Message]) -> dict[str, Json]:

@@ -22,6 +22,7 @@ from threadkeep.records import Json, Message
 from threadkeep.store.driver import Joined
 from threadkeep.store.transcripts import SessionChanges, SessionQuery
 from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute, UserId
+from threadkeep.web.api.sessions import delete_session
 from threadkeep.web.callers import READS
 from threadkeep.web.langgraph.schemas import (
     CheckpointQueryBody,
@@ -247,17 +248,13 @@ async def change_thread(
 @router.delete("/{thread_id}", summary="Delete a thread", status_code=204)
 async def delete_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = None) -> None:
     """Delete a session with all its messages, permanently."""
-    everything = AllSessions(app.memory)
     created = CreatedThread(app.memory, thread_id, user_id)
     try:
-        layout = await everything.where(thread_id, user_id=user_id)
+        await delete_session(thread_id, app, user_id)
     except SessionNotFound:
         if not await created.forget():
             raise
         return
-    if layout is None:
-        await app.chat.delete(thread_id)
-    await everything.erase_conversations(thread_id, user_id=user_id)
     await CreatedThread(app.memory, thread_id).forget()  # the owner was checked above
 
 
