@@ -26,6 +26,7 @@ from tests.web.services import client_of, opened_app, settings_for, until
 from threadkeep import Memory
 from threadkeep.app import App
 from threadkeep.channels import wecom_connection
+from threadkeep.channels.bots import Receiver
 from threadkeep.channels.configuration import ChannelsFile, WeComAIBotSettings
 from threadkeep.channels.intake import Intake
 from threadkeep.channels.opening import open_channels
@@ -74,8 +75,10 @@ def gateway(tmp_path: Path) -> Iterator[FakeGateway]:
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the pauses of the connection."""
-    for name in ("_PING_SECONDS", "_LOOK_SECONDS", "_GROW_SECONDS", "_FIRST_PAUSE_SECONDS"):
+    for name in ("_PING_SECONDS", "_GROW_SECONDS"):
         monkeypatch.setattr(wecom_connection, name, 0.05)
+    for name in ("look_seconds", "first_pause_seconds"):
+        monkeypatch.setattr(Receiver, name, 0.05)
 
 
 @asynccontextmanager
@@ -259,7 +262,7 @@ async def test_a_replaced_connection_is_opened_again(
     tmp_path: Path, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another program with the same secret replaces the connection; the bot reconnects after the longest pause."""
-    monkeypatch.setattr(wecom_connection, "_LONGEST_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(Receiver, "longest_pause_seconds", 0.1)
     async with connected("sqlite://", tmp_path, gateway, ScriptedModel(["ok"])) as desk:
         await until(lambda: gateway.subscriptions() == [0])
         async with connect(gateway.address) as other:
@@ -293,7 +296,7 @@ async def test_the_connection_survives_a_database_outage(
     tmp_path: Path, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Messages stay in memory in order during the outage, because WeCom does not repeat them."""
-    monkeypatch.setattr(wecom_connection, "_LONGEST_PAUSE_SECONDS", 0.2)
+    monkeypatch.setattr(Receiver, "longest_pause_seconds", 0.2)
     outage = Outage(tmp_path / "channels.db")
     model = ScriptedModel(lambda messages: f"to {messages[-1].text}" for _ in range(3))
     async with connected(outage.url, tmp_path, gateway, model, environment={"lock_timeout": 0.05}) as desk:

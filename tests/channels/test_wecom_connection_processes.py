@@ -21,6 +21,7 @@ from tests.web.provider import providing
 from tests.web.services import until
 from threadkeep import Memory, MemoryOptions, open_memory
 from threadkeep.channels import wecom_connection
+from threadkeep.channels.bots import Receiver
 from threadkeep.records.runs import RunQuery
 from threadkeep.runs.service import RunService
 
@@ -148,9 +149,9 @@ def _message(text: str, number: int) -> dict[str, Any]:
 
 def _serve_quickly(folder: Path, environment: Mapping[str, str]) -> None:
     """Serve with short pauses, and with a claim of the connection that expires soon after its process."""
-    for name in ("_PING_SECONDS", "_LOOK_SECONDS", "_GROW_SECONDS", "_FIRST_PAUSE_SECONDS"):
+    for name in ("_PING_SECONDS", "_GROW_SECONDS"):
         setattr(wecom_connection, name, 0.1)
-    wecom_connection._CLAIM_SECONDS = 1.5  # noqa: SLF001
+    Receiver.look_seconds, Receiver.first_pause_seconds, Receiver.claim_seconds = 0.1, 0.1, 1.5
     serve_in(folder, environment)
 
 

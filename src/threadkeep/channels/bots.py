@@ -1,15 +1,21 @@
-"""A configured bot: its workflow, limits, texts and commands."""
+"""A configured bot: its workflow, limits, texts and commands, and the loop that receives its messages."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal
+from typing import Literal, Never
 
+from langchain_core.utils.uuid import uuid7
+
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.channels.contract import Channel, ChannelClient, IncomingMessage
-from threadkeep.errors import InvalidInput
-from threadkeep.memory import Memory
+from threadkeep.errors import InvalidInput, StoreError
+from threadkeep.history.memory import Memory
+from threadkeep.observe import ChannelTrouble
 from threadkeep.records.runs import DoubleTexting, Run, RunQuery, RunStatus, interrupts_of
 from threadkeep.runs.service import RunService
 
@@ -276,3 +282,48 @@ def _questions(run: Run) -> list[str | None]:
     asked = [one.get("value") for one in interrupts_of(run)]
     texts = [value.get("question") if isinstance(value, Mapping) else value for value in asked]
     return [text if isinstance(text, str) and text.strip() else None for text in texts]
+
+
+class Receiver:
+    """The base class of workers that receive the messages of a bot.
+
+    A worker claims a duty for some seconds, so that only one process receives the same messages. Other processes look
+    after it every few seconds.
+    """
+
+    claim_seconds, look_seconds = 60.0, 5.0
+    first_pause_seconds, longest_pause_seconds = 1.0, 30.0
+
+    def __init__(self, memory: Memory, channel: Channel) -> None:
+        self._memory = memory
+        self._channel = channel
+        self._owner = str(uuid7())
+        self._pause = self.first_pause_seconds
+
+    async def _keep_trying(self, receive: Callable[[], Awaitable[str | None]]) -> Never:
+        """Call `receive`, which returns the name of an error, until cancelled. Pause longer after each error."""
+        while True:
+            error = None
+            with ErrorBoundary() as attempt:
+                error = await receive()
+            if attempt.error is not None:
+                error = type(attempt.error).__name__
+            if error is None:
+                self._pause = self.first_pause_seconds
+                continue
+            channel = self._channel
+            trouble = ChannelTrouble(channel=channel.kind, bot=channel.name, work="polling", error=error)
+            self._memory.observers.notify(trouble)
+            await self._sleep(self._pause)
+            self._pause = min(self._pause * 2, self.longest_pause_seconds)
+
+    async def _sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def _claim(self, duty: str) -> bool:
+        duties = self._memory.channels.duties
+        return await duties.claim(duty, self._owner, seconds=self.claim_seconds, every_seconds=0.0)
+
+    async def _release(self, duty: str) -> None:
+        with contextlib.suppress(StoreError):  # the claim expires
+            await self._memory.channels.duties.release(duty, self._owner)

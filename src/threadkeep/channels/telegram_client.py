@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import httpx2
-from langchain_core.utils.uuid import uuid7
 
-from threadkeep.boundary import ErrorBoundary
-from threadkeep.channels.bots import Bot
+from threadkeep.channels.bots import Bot, Receiver
 from threadkeep.channels.contract import (
     Account,
     Address,
@@ -31,9 +28,7 @@ from threadkeep.channels.contract import (
 from threadkeep.channels.formatting import markdown_v2
 from threadkeep.channels.intake import Intake
 from threadkeep.channels.telegram import TelegramChannel
-from threadkeep.errors import StoreError
 from threadkeep.history.memory import Memory
-from threadkeep.observe import ChannelTrouble
 from threadkeep.records import Json
 
 API = "https://api.telegram.org"
@@ -41,10 +36,6 @@ API = "https://api.telegram.org"
 _CALL_SECONDS = 20.0
 _MARGIN_SECONDS = 10.0
 _WAIT_SECONDS = 25
-_CLAIM_SECONDS = 60.0
-_LOOK_SECONDS = 5.0
-_FIRST_PAUSE_SECONDS = 1.0
-_LONGEST_PAUSE_SECONDS = 30.0
 _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 _PROBLEMS = {400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "Unauthorized", 409: "Conflict"}
 _NUMBERS = ("chat_id", "message_id", "message_thread_id")
@@ -139,10 +130,10 @@ class TelegramClient:
 
     async def keep_learning(self, channel: TelegramChannel) -> None:
         """Request the bot's username, with retries, until it is known."""
-        pause = _FIRST_PAUSE_SECONDS
+        pause = Receiver.first_pause_seconds
         while await self.learn_username(channel) is not None:
             await asyncio.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+            pause = min(pause * 2, Receiver.longest_pause_seconds)
 
     async def updates(self, offset: int | None, kinds: Sequence[str], *, seconds: int) -> TelegramAnswer:
         """Wait for updates, and return up to 100 of these `kinds` from `offset` on."""
@@ -160,48 +151,35 @@ class TelegramClient:
         return await self.call("sendMessage", {**_place(address), **message})
 
 
-class TelegramPolling:
+class TelegramPolling(Receiver):
     """The poller of one bot. Only one process polls at a time; if it dies, another takes over.
 
     The offset is stored only after all updates before it. An update that arrives twice is processed once.
     """
 
+    _channel: TelegramChannel
+
     def __init__(
         self, memory: Memory, intake: Intake, bot: Bot, channel: TelegramChannel, client: TelegramClient
     ) -> None:
-        self._memory = memory
+        super().__init__(memory, channel)
         self._intake = intake
         self._bot = bot
-        self._channel = channel
         self._client = client
         self._state = memory.channels.state
-        self._duties = memory.channels.duties
         self._duty = f"poll:{channel.scope}"
-        self._owner = str(uuid7())
 
     async def keep_polling(self) -> None:
         """Poll until cancelled; after a failure, pause and poll again."""
-        pause = _FIRST_PAUSE_SECONDS
         try:
-            while True:
-                with ErrorBoundary() as attempt:
-                    error = await self.poll()
-                if attempt.error is not None:
-                    error = type(attempt.error).__name__
-                if error is None:
-                    pause = _FIRST_PAUSE_SECONDS
-                    continue
-                trouble = ChannelTrouble(channel="telegram", bot=self._bot.name, work="polling", error=error)
-                self._memory.observers.notify(trouble)
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+            await self._keep_trying(self.poll)
         finally:
-            await asyncio.shield(self._release())
+            await asyncio.shield(self._release(self._duty))
 
     async def poll(self) -> str | None:
         """Wait for updates and take them, unless another process polls. Return the name of an error."""
-        if not await self._duties.claim(self._duty, self._owner, seconds=_CLAIM_SECONDS, every_seconds=0.0):
-            await asyncio.sleep(_LOOK_SECONDS)
+        if not await self._claim(self._duty):
+            await asyncio.sleep(self.look_seconds)
             return None
         if problem := await self._client.learn_username(self._channel):
             return problem
@@ -220,10 +198,6 @@ class TelegramPolling:
             )
             return None if kept else "LostDuty"
         return None
-
-    async def _release(self) -> None:
-        with contextlib.suppress(StoreError):  # the claim expires
-            await self._duties.release(self._duty, self._owner)
 
 
 def _outcome(answer: TelegramAnswer, address: Address) -> Outcome:

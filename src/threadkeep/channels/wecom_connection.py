@@ -20,7 +20,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from threadkeep.boundary import ErrorBoundary
-from threadkeep.channels.bots import Bot
+from threadkeep.channels.bots import Bot, Receiver
 from threadkeep.channels.contract import (
     Account,
     Address,
@@ -54,11 +54,7 @@ _ACK_SECONDS = 10.0
 _CLOSE_SECONDS = 2.0
 _FINISH_SECONDS = 5.0
 _PING_SECONDS = 20.0
-_CLAIM_SECONDS = 60.0
-_LOOK_SECONDS = 5.0
 _GROW_SECONDS = 0.5
-_FIRST_PAUSE_SECONDS = 1.0
-_LONGEST_PAUSE_SECONDS = 30.0
 _CALLBACKS = ("aibot_msg_callback", "aibot_event_callback")
 # Turn DEBUG off, because the library would log whole frames, with the secret and people's messages.
 _QUIET = logging.getLogger(f"{__name__}.frames")
@@ -79,23 +75,22 @@ class _Stream:
         return {"msgtype": "stream", "stream": {"id": self.id, "finish": finished, "content": text}}
 
 
-class AIBotConnection:
+class AIBotConnection(Receiver):
     """The connection of an AI bot, and the client that sends its answers.
 
     Only one process at a time is connected. Answers are streamed until the connection or the stream's time ends; after
     that, they are sent as separate messages.
     """
 
+    _channel: WeComAIBotChannel
+
     def __init__(self, memory: Memory, channel: WeComAIBotChannel, *, secret: str, address: str = ADDRESS) -> None:
-        self._memory = memory
-        self._channel = channel
+        super().__init__(memory, channel)
         self._secret = secret
         self._address = address
         self._duty = f"connect:{channel.scope}"
-        self._owner = str(uuid7())
         self._socket: ClientConnection | None = None
         self._subscribed = False
-        self._pause = _FIRST_PAUSE_SECONDS
         self._acks: dict[str, asyncio.Future[Mapping[str, Json]]] = {}
         self._streams: dict[str, _Stream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -133,29 +128,18 @@ class AIBotConnection:
     async def keep_connected(self, intake: Intake, bot: Bot) -> None:
         """Stay connected until cancelled; after a failure, pause and connect again."""
         try:
-            while True:
-                error: str | None = None
-                with ErrorBoundary() as attempt:
-                    error = await self._connect(intake, bot)
-                if attempt.error is not None:
-                    error = type(attempt.error).__name__
-                if error is None:
-                    continue
-                trouble = ChannelTrouble(channel="wecom_aibot", bot=bot.name, work="polling", error=error)
-                self._memory.observers.notify(trouble)
-                await asyncio.sleep(self._pause)
-                self._pause = min(self._pause * 2, _LONGEST_PAUSE_SECONDS)
+            await self._keep_trying(partial(self._connect, intake, bot))
         finally:
             if self._tasks:
                 await asyncio.wait(self._tasks, timeout=_FINISH_SECONDS)
             for task in self._tasks:
                 task.cancel()
-            await asyncio.shield(self._release())
+            await asyncio.shield(self._release(self._duty))
 
     async def _connect(self, intake: Intake, bot: Bot) -> str | None:
         """Connect and process messages until an error ends the connection; return the name of the error."""
-        if not await self._claim():
-            await asyncio.sleep(_LOOK_SECONDS)
+        if not await self._claim(self._duty):
+            await asyncio.sleep(self.look_seconds)
             return None
         async with connect(
             self._address, open_timeout=_ACK_SECONDS, close_timeout=_CLOSE_SECONDS, ping_interval=None, logger=_QUIET
@@ -167,13 +151,13 @@ class AIBotConnection:
                     "aibot_subscribe", {"bot_id": self._channel.options.bot_id, "secret": self._secret}
                 )
                 if answer.ok:
-                    self._subscribed, self._pause = True, _FIRST_PAUSE_SECONDS
+                    self._subscribed, self._pause = True, self.first_pause_seconds
                 while answer.ok and not reading.done():
                     await asyncio.wait([reading], timeout=_PING_SECONDS)
                     # Without the database, stay connected, because WeCom does not repeat messages.
                     with contextlib.suppress(StoreError, TimeoutError):
                         async with asyncio.timeout(_ACK_SECONDS):
-                            if not await self._claim():
+                            if not await self._claim(self._duty):
                                 return "LostDuty"
                     answer = await self._ask("ping", None)
                 return answer.problem
@@ -189,7 +173,7 @@ class AIBotConnection:
                 req_id = id_in(object_in(frame, "headers"), "req_id")
                 body = object_in(frame, "body")
                 if text_in(object_in(body, "event"), "eventtype") == "disconnected_event":
-                    self._pause = _LONGEST_PAUSE_SECONDS  # another client has connected
+                    self._pause = self.longest_pause_seconds  # another client has connected
                 elif text_in(frame, "cmd") in _CALLBACKS:
                     task = asyncio.create_task(self._receive(intake, bot, req_id, body), name="threadkeep-connection")
                     self._tasks.add(task)
@@ -297,11 +281,3 @@ class AIBotConnection:
             channel="wecom_aibot", bot=self._channel.name, work="following", error=type(error).__name__
         )
         self._memory.observers.notify(trouble)
-
-    async def _claim(self) -> bool:
-        duties = self._memory.channels.duties
-        return await duties.claim(self._duty, self._owner, seconds=_CLAIM_SECONDS, every_seconds=0.0)
-
-    async def _release(self) -> None:
-        with contextlib.suppress(StoreError):  # the claim expires
-            await self._memory.channels.duties.release(self._duty, self._owner)

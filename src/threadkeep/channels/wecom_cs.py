@@ -10,10 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Literal
 
-from langchain_core.utils.uuid import uuid7
-
-from threadkeep.boundary import ErrorBoundary
-from threadkeep.channels.bots import Bot
+from threadkeep.channels.bots import Bot, Receiver
 from threadkeep.channels.contract import (
     AnswerFailed,
     DeskNotified,
@@ -35,10 +32,9 @@ from threadkeep.channels.contract import (
 from threadkeep.channels.intake import Intake
 from threadkeep.channels.wecom import WeComOptions, WeComXmlChannel
 from threadkeep.channels.wecom_client import WeComServiceClient
-from threadkeep.errors import InvalidInput, StoreError
+from threadkeep.errors import InvalidInput
 from threadkeep.history.keys import KEY_CANDIDATES, resolve_key
 from threadkeep.history.memory import Memory
-from threadkeep.observe import ChannelTrouble
 from threadkeep.records import Json
 from threadkeep.store.codec import time_of
 
@@ -46,10 +42,6 @@ PARSER = "wecom_cs_sync"
 
 _CUSTOMER, _SERVICER = 3, 5
 _NOTICE = "kf_msg_or_event"
-_CLAIM_SECONDS = 60.0
-_LOOK_SECONDS = 5.0
-_FIRST_PAUSE_SECONDS = 1.0
-_LONGEST_PAUSE_SECONDS = 30.0
 _TOKEN_SECONDS = 540
 _UNKNOWN_AGE = timedelta(minutes=10)
 _START_TIME = timedelta(hours=1)
@@ -159,30 +151,25 @@ class WeComServiceChannel(WeComXmlChannel[WeComServiceOptions]):
         )
 
 
-class DeskFetching:
+class DeskFetching(Receiver):
     """A worker that fetches the messages of one bot's desks.
 
     A notice is stored before its callback is answered, and deleted when all messages of the desk have been fetched. The
     cursor is stored after the messages of its page. A message that arrives twice is processed once.
     """
 
+    _channel: WeComServiceChannel
+
     def __init__(
-        self,
-        memory: Memory,
-        intake: Intake,
-        bot: Bot,
-        channel: WeComServiceChannel,
-        client: WeComServiceClient,
+        self, memory: Memory, intake: Intake, bot: Bot, channel: WeComServiceChannel, client: WeComServiceClient
     ) -> None:
-        self._memory = memory
+        super().__init__(memory, channel)
         self._intake = intake
         self._bot = bot
-        self._channel = channel
         self._client = client
         self._state = memory.channels.state
-        self._duties = memory.channels.duties
-        self._owner = str(uuid7())
         self._noticed = asyncio.Event()
+        self._has_begun = False
 
     async def notice(self, notified: DeskNotified) -> None:
         """Store that a desk has new messages, and wake the fetching task."""
@@ -200,33 +187,30 @@ class DeskFetching:
 
     async def keep_fetching(self) -> None:
         """Fetch the desks that have notices until cancelled; after a failure, pause and try again."""
-        pause, begun = _FIRST_PAUSE_SECONDS, False
-        while True:
-            error = None
-            with ErrorBoundary() as attempt:
-                if not begun:
-                    await self._notice_known_desks()
-                    begun = True
-                for name, value in (await self._state.values_of(self._channel.scope, _NOTICE_PREFIX)).items():
-                    # Skip desks of another bot of the corporation, because that bot would miss messages read here.
-                    if self._channel.serves(desk := name.removeprefix(_NOTICE_PREFIX)):
-                        error = await self.fetch(desk, value) or error
-            if attempt.error is not None:
-                error = type(attempt.error).__name__
-            if error is None:
-                pause, seconds = _FIRST_PAUSE_SECONDS, _LOOK_SECONDS
-            else:
-                trouble = ChannelTrouble(channel="wecom_cs", bot=self._bot.name, work="polling", error=error)
-                self._memory.observers.notify(trouble)
-                seconds, pause = pause, min(pause * 2, _LONGEST_PAUSE_SECONDS)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._noticed.wait(), seconds)
-            self._noticed.clear()
+        await self._keep_trying(self._fetch_all)
+
+    async def _fetch_all(self) -> str | None:
+        if not self._has_begun:
+            await self._notice_known_desks()
+            self._has_begun = True
+        error = None
+        for name, value in (await self._state.values_of(self._channel.scope, _NOTICE_PREFIX)).items():
+            # Skip desks of another bot of the corporation, because that bot would miss messages read here.
+            if self._channel.serves(desk := name.removeprefix(_NOTICE_PREFIX)):
+                error = await self.fetch(desk, value) or error
+        if error is None:
+            await self._sleep(self.look_seconds)
+        return error
+
+    async def _sleep(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._noticed.wait(), seconds)
+        self._noticed.clear()
 
     async def fetch(self, desk: str, notice: str) -> str | None:
         """Take all new messages of a desk, unless another process does. Return the error's name after a failure."""
         duty = f"fetch:{self._channel.scope}:{desk}"
-        if not await self._duties.claim(duty, self._owner, seconds=_CLAIM_SECONDS, every_seconds=0.0):
+        if not await self._claim(duty):
             return None
         try:
             error = await self._fetch_pages(desk, notice, duty)
@@ -235,8 +219,7 @@ class DeskFetching:
                 await self._state.forget(self._channel.scope, f"{_NOTICE_PREFIX}{desk}", notice)
             return error
         finally:
-            with contextlib.suppress(StoreError):  # the claim expires
-                await asyncio.shield(self._duties.release(duty, self._owner))
+            await asyncio.shield(self._release(duty))
 
     async def _fetch_pages(self, desk: str, notice: str, duty: str) -> str | None:
         scope, token = self._channel.scope, self._token_in(notice)
@@ -263,7 +246,7 @@ class DeskFetching:
                 if began is not None:
                     await self._state.forget(scope, beginning, began)
                 return None
-            if not await self._duties.claim(duty, self._owner, seconds=_CLAIM_SECONDS, every_seconds=0.0):
+            if not await self._claim(duty):
                 return "LostDuty"
 
     def _token_in(self, notice: str) -> str | None:
