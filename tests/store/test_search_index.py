@@ -277,6 +277,35 @@ async def test_a_deleted_session_leaves_no_document(shared_url: str, memory_opti
         assert await asyncio.to_thread(documents, shared_url) == 10
 
 
+async def test_a_long_session_is_deleted_in_steps(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other writers do not wait until all of its texts have left the index."""
+    monkeypatch.setattr("threadkeep.store.tables._UNINDEXED_AT_ONCE", 10)
+    async with open_memory(sqlite_url, options=MemoryOptions(background=False)) as memory:
+        long = memory.session("long")
+        await long.append([Message(role="user", content=f"refund {number}") for number in range(200)])
+        assert await found(memory, "refund") == {"long"}
+        deleting = asyncio.create_task(long.delete())
+        indexed = "SELECT indexed_seq FROM chat_sessions WHERE session_id = 'long'"
+        while (rows := query(sqlite_url, indexed)) == [(200,)]:  # noqa: ASYNC110 - a commit has no event
+            await asyncio.sleep(0)
+        assert rows, "the whole session was deleted at once"
+        await memory.session("short").append([Message(role="user", content="a refund")])
+        assert await deleting
+        assert await found(memory, "refund") == {"short"}
+    assert documents(sqlite_url) == 1
+
+
+async def test_a_session_whose_deletion_is_refused_is_still_found(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("threadkeep.store.tables._UNINDEXED_AT_ONCE", 10)
+    session = memory.session("long")
+    await session.append([Message(role="user", content=f"refund {number}") for number in range(50)])
+    assert len(await memory.search("refund", limit=100)) == 50
+    assert not await session.delete(run_id="no such run")
+    assert len(await memory.search("refund", limit=100)) == 50
+
+
 async def test_a_deletion_waits_for_the_indexer_of_the_session(postgres_url: str) -> None:
     """On PostgreSQL, a running indexer commits first, so that its documents are deleted too."""
     async with migrated_driver(postgres_url) as driver, await psycopg.AsyncConnection.connect(postgres_url) as indexer:

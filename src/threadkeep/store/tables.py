@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import batched
@@ -48,6 +49,8 @@ from threadkeep.store.transcripts import (
 
 _ANSWER_REACH = 10_000
 _KEYS_AT_ONCE = 500
+_UNINDEXED_AT_ONCE = 1000
+_PAUSE_SECONDS = 0.01
 # In the order of execution. SQLite and PostgreSQL each omit the statements that they do not need.
 _DELETION = (
     "hold_runs",
@@ -275,8 +278,22 @@ class TableTranscripts:
 
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:
         """Delete a session with its data. Return False if it did not exist, None if the run may not delete it."""
+        if "unindex" in self._deletion:
+            await self._unindex(session_id)
         async with self._driver.writing() as connection:
             return await delete_session(connection, self._deletion, session_id, run_id=run_id)
+
+    async def _unindex(self, session_id: str) -> None:
+        """Remove most texts of a long session from SQLite's index, in steps between which others can write.
+
+        If the session is not deleted afterwards, its messages are indexed again.
+        """
+        rows = await self._driver.fetch(self._deletion["indexed"], {"session_id": session_id})
+        for archived_seq, indexed_seq in rows:
+            for upto in range(indexed_seq, archived_seq + _UNINDEXED_AT_ONCE, -_UNINDEXED_AT_ONCE):
+                step = {"session_id": session_id, "after": upto - _UNINDEXED_AT_ONCE, "upto": upto}
+                await self._driver.write([(self._deletion[name], step) for name in ("unindex", "forget_range")])
+                await asyncio.sleep(_PAUSE_SECONDS)
 
     async def close(self) -> None:
         """Reject further turns, and write the queued ones."""
@@ -338,7 +355,7 @@ async def delete_session(
         for (child_id,) in await connection.fetch(sql["own_sessions"], key):
             await delete_session(connection, sql, child_id)
         index = await index_statements(connection, sql)
-        await connection.execute(index["forget_texts"], key)
+        await connection.execute(index["forget_range"], {**key, "after": 0, "upto": END})
     for name in _DELETION:
         if name in sql:
             await connection.execute(sql[name], key)

@@ -7,9 +7,6 @@ SELECT CAST(:session_id AS TEXT), r.seq, r.document, r.terms
 FROM json_to_recordset(:rows) AS r (seq BIGINT, document BIGINT, terms SMALLINT[])
 ON CONFLICT (session_id, seq) DO UPDATE SET document = excluded.document, terms = excluded.terms
 
--- name: forget_texts
-DELETE FROM chat_search WHERE session_id = :session_id
-
 -- name: forget_range
 DELETE FROM chat_search WHERE session_id = :session_id AND seq > :after AND seq <= :upto
 

@@ -1,13 +1,9 @@
--- Row locks for retention, and the removal of old messages from PostgreSQL's search index.
+-- Row locks for retention, and the tables of the schema.
 
 -- name: hold
 -- Lock the session completely, also against transactions that only prevent its deletion, such as those that add
 -- vectors.
 SELECT 1 FROM chat_sessions WHERE session_id = :session_id FOR UPDATE
-
--- name: forget_range
-DELETE FROM chat_search f USING chat_messages m
-WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto AND f.document = m.document
 
 -- name: hold_runs
 -- Lock the runs that are deleted with messages. All transactions use the same order, which prevents deadlocks.

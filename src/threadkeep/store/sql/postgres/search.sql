@@ -9,8 +9,9 @@ INSERT INTO chat_search (document, terms)
 SELECT r.document, r.terms FROM json_to_recordset(:rows) AS r (document BIGINT, terms SMALLINT[])
 ON CONFLICT (document) DO NOTHING
 
--- name: forget_texts
-DELETE FROM chat_search f USING chat_messages m WHERE m.session_id = :session_id AND f.document = m.document
+-- name: forget_range
+DELETE FROM chat_search f USING chat_messages m
+WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto AND f.document = m.document
 
 -- name: found
 -- Messages that may have the words (candidates). Each scope has its own statement, because PostgreSQL caches one plan

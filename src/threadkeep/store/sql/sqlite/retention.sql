@@ -1,10 +1,4 @@
--- Removes old messages from SQLite's search index, and shrinks the file.
-
--- name: forget_range
-INSERT INTO chat_search (chat_search, rowid, content)
-SELECT 'delete', m.document, m.content
-FROM chat_messages m JOIN chat_search_docsize d ON d.id = m.document
-WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto
+-- Merges SQLite's search index, and shrinks the file.
 
 -- name: optimize_search
 -- Removed texts stay in older segments of the index until the segments are merged.

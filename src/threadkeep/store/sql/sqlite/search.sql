@@ -6,12 +6,19 @@ SELECT m.document, m.content FROM chat_messages m
 WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto
     AND NOT EXISTS (SELECT 1 FROM chat_search_docsize d WHERE d.id = m.document)
 
--- name: forget_texts
+-- name: forget_range
 -- Delete only indexed texts: deleting a text that FTS5 does not have damages the index.
 INSERT INTO chat_search (chat_search, rowid, content)
 SELECT 'delete', m.document, m.content
 FROM chat_messages m JOIN chat_search_docsize d ON d.id = m.document
-WHERE m.session_id = :session_id
+WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto
+
+-- name: indexed
+SELECT archived_seq, indexed_seq FROM chat_sessions WHERE session_id = :session_id
+
+-- name: unindex
+-- Messages after :after are not indexed any more, so a later step of the index adds those that still exist.
+UPDATE chat_sessions SET indexed_seq = :after WHERE session_id = :session_id AND indexed_seq > :after
 
 -- name: occurrences
 -- The number of texts with the trigrams of each word, and of all texts.
