@@ -188,6 +188,28 @@ async def test_an_idle_connection_gives_way_to_a_new_one(tmp_path: Path) -> None
         assert server.config.timeout_keep_alive > 60
 
 
+async def test_the_connection_that_is_idle_for_longest_gives_way(tmp_path: Path) -> None:
+    request = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    async with (
+        opened_app(ScriptedModel([]), settings_for(tmp_path)) as app,
+        served(app, limits=ConnectionLimits(20, HANG_SECONDS, HANG_SECONDS)) as (_, server),
+        asyncio.timeout(HANG_SECONDS),
+    ):
+        port = server.servers[0].sockets[0].getsockname()[1]
+        connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
+        for reader, writer in connections:
+            writer.write(request)
+            assert b"200 OK" in await reader.readline()
+        for replaced, _ in connections[:5]:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(request)
+            assert b"200 OK" in await reader.readline()
+            assert (await replaced.read()).endswith(b"}")
+            connections.append((reader, writer))
+        for _, writer in connections:
+            writer.close()
+
+
 @pytest.mark.slow
 async def test_many_incomplete_requests_do_not_block_others(tmp_path: Path) -> None:
     """A message is answered while 1,500 connections have sent half a line, and all of them are closed."""

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
+from operator import itemgetter
 from types import FrameType
 from typing import Any
 
@@ -71,16 +72,15 @@ class LimitedProtocol(HttpToolsProtocol):
             self._expect(self.limits.header_seconds)
 
     def _close_idle(self) -> bool:
-        """Close a connection that waits for its next request; return False if there is none."""
-        for other in self.connections:
-            if (
-                isinstance(other, LimitedProtocol)
-                and other.timeout_keep_alive_task
-                and not other.transport.is_closing()
-            ):
-                other.transport.close()
-                return True
-        return False
+        """Close the connection that has waited longest for its next request; return False if there is none."""
+        idle = [
+            (other.timeout_keep_alive_task.when(), other.transport)
+            for other in self.connections
+            if isinstance(other, LimitedProtocol) and other.timeout_keep_alive_task and not other.transport.is_closing()
+        ]
+        if idle:
+            min(idle, key=itemgetter(0))[1].close()
+        return bool(idle)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
