@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from tests.limits import HANG_SECONDS
 from threadkeep import Memory, MemoryOptions, Message, open_memory_sync
 from threadkeep.memory.memory import Lifetime
 
@@ -33,6 +36,26 @@ async def test_a_memory_may_be_closed_twice_and_by_any_task(database_url: str) -
     memory = await Memory.open(database_url)
     await asyncio.gather(memory.close(), memory.close())
     await memory.close()
+
+
+async def test_a_memory_closes_while_another_process_locks_the_file(
+    sqlite_url: str, memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records of model calls and token factors are written only if the lock is free soon."""
+    monkeypatch.setattr("threadkeep.history.manifests._CLOSING_SECONDS", 0.05)
+    monkeypatch.setattr("threadkeep.history.memory_parts._CLOSING_SECONDS", 0.05)
+    options = replace(memory_options, store=replace(memory_options.store, lock_timeout_seconds=2 * HANG_SECONDS))
+    memory = await Memory.open(sqlite_url, options=replace(options, background=False))
+    await memory.session("room").append([Message(role="user", content="hi")])
+    await memory.learned_factors.of("gpt-5")
+    memory.learned_factors.learn("gpt-5", 1000, 1300)
+    entry = memory.manifests.entry("room", "run", dict, {})
+    assert entry is not None
+    memory.manifests.queue(entry)
+    with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        async with asyncio.timeout(HANG_SECONDS):
+            await memory.close()
 
 
 async def test_a_cancelled_opening_leaves_nothing_open(database_url: str, memory_options: MemoryOptions) -> None:

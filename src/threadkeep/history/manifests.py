@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ from threadkeep.history.pending import is_outage
 from threadkeep.observe import ManifestLoss, ManifestsDropped, ManifestWriteFailed, Observer
 from threadkeep.records import Json
 from threadkeep.records.sessions import check_argument, check_cursor, check_each
-from threadkeep.store.driver import DuplicateRow, RowLocked, Statement
+from threadkeep.store.driver import DuplicateRow, RowLocked, Statement, waiting_until
 from threadkeep.store.manifests import Cursor, ManifestRows, NotedManifest, StoredManifest
 
 _MOST_WAITING = 1_000
@@ -184,7 +185,7 @@ class Manifests:
 
     async def close(self) -> None:
         """Write the waiting records within five seconds; drop and count the rest."""
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError), waiting_until(time.monotonic() + _CLOSING_SECONDS):
             async with asyncio.timeout(_CLOSING_SECONDS):
                 await self.flush()
         self._dropped(len(self._waiting), "closing")

@@ -25,13 +25,14 @@ from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.archive import Restoring
 from threadkeep.store.backend import DamageRegister
 from threadkeep.store.contexts import Contexts, ContextTables, TokenFactors
-from threadkeep.store.driver import Driver, RightsMissing
+from threadkeep.store.driver import Driver, RightsMissing, waiting_until
 from threadkeep.store.duties import ChannelState
 from threadkeep.store.search import MUCH_UNINDEXED, Search
 from threadkeep.store.transcripts import Transcripts
 
 _READ_SECONDS = 1.0
 _SAVE_SECONDS = 15.0
+_CLOSING_SECONDS = 1.0
 _SCOPE: Final = "threadkeep"
 _NAME: Final = "received_key"
 _DIGITS: Final = 32
@@ -105,7 +106,7 @@ class LearnedFactors:
 
     async def close(self) -> None:
         """Save the newly learned factors, unless the database does not answer."""
-        with contextlib.suppress(StoreError):
+        with contextlib.suppress(StoreError), waiting_until(time.monotonic() + _CLOSING_SECONDS):
             await self.save()
 
     def _known(self, model: str) -> TokenFactor:
