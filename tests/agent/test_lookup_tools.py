@@ -142,6 +142,11 @@ async def test_a_search_covers_only_the_session(memory: Memory) -> None:
     assert nothing.startswith("No message of this conversation")
 
 
+async def test_an_excerpt_has_the_word_after_letters_that_are_longer_in_lower_case(memory: Memory) -> None:
+    await remember(memory, "İ" * 200 + " then Lisbon " + "so " * 300)
+    assert "Lisbon" in await looked_up(memory, "search_history", {"query": "lisbon"})
+
+
 async def test_a_search_states_that_not_all_messages_are_indexed(
     database_url: str, memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ from threadkeep.history.memory import Memory
 from threadkeep.memory.on_loop import OnLoop
 from threadkeep.memory.sync_memory import SyncMemory
 from threadkeep.records import Message, Summary
+from threadkeep.store.search_terms import fold
 
 _MOST_MESSAGES = 30
 _MOST_CHARACTERS = 6_000
@@ -199,9 +200,9 @@ def _excerpt(text: str, query: str) -> str:
     """Return a part of a text around the longest word of the query that it contains."""
     if len(text) <= _EXCERPT_CHARACTERS:
         return text
-    lowered = text.lower()
-    words = sorted(query.lower().split(), key=len, reverse=True)
-    position = next((found for word in words if (found := lowered.find(word)) >= 0), 0)
+    folded = fold(text)
+    words = sorted(fold(query).split(), key=len, reverse=True)
+    position = next((found for word in words if (found := folded.find(word)) >= 0), 0)
     start = max(0, position - _EXCERPT_CHARACTERS // 3)
     end = start + _EXCERPT_CHARACTERS
     return f"{'… ' if start else ''}{text[start:end]}{' …' if end < len(text) else ''}"
