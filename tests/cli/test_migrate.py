@@ -31,6 +31,19 @@ def test_a_new_database_gets_its_schema(cli: CommandLine) -> None:
     assert "up to date" in cli("migrate").out
 
 
+def test_a_server_that_is_starting_is_waited_for(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch, postgres_url: str, tmp_path: Path
+) -> None:
+    folder = psycopg.conninfo.conninfo_to_dict(postgres_url)["host"]
+    cli.set(THREADKEEP_DATABASE_URL=postgres_url.replace(f"host={folder}", f"host={tmp_path / 'run'}"))
+
+    def start(*_: object) -> None:
+        (tmp_path / "run").symlink_to(str(folder))
+
+    monkeypatch.setattr("threadkeep.store.postgres._log.warning", start)
+    assert cli("migrate").exit_code == 0
+
+
 def test_a_wait_for_a_locked_database_is_shown(
     cli: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

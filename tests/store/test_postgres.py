@@ -193,6 +193,14 @@ async def test_a_final_refusal_is_reported_without_a_retry(sentence: str) -> Non
     assert "secret" not in str(raised.value)
 
 
+async def test_a_final_refusal_of_all_hosts_is_reported_without_a_retry() -> None:
+    options = StoreOptions(pool_timeout_seconds=2 * HANG_SECONDS, waits_for_server=True)
+    sentence = 'password authentication failed for user "ada"'
+    async with refusing(sentence) as (host, _), refusing(sentence) as (other, _):
+        with pytest.raises(StoreUnavailable, match=sentence):
+            await PostgresDriver.open(f"postgresql://ada@{host},{other}/db?sslmode=disable&gssencmode=disable", options)
+
+
 async def test_a_server_without_ssl_is_reported_without_a_retry() -> None:
     async def decline(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1024)

@@ -105,7 +105,7 @@ async def _migrate(*, apply: bool, fill: bool) -> _Schema:
     if not apply and address.path is not None and not address.path.exists():
         return _Schema(str(address), 0, known)
     # Use NORMAL, which is faster. If a power failure loses commits, the next call repeats their work.
-    options = replace_fields(settings.store_options(), synchronous="NORMAL")
+    options = replace_fields(settings.store_options(), synchronous="NORMAL", waits_for_server=apply)
     async with open_database(address, options) as driver:
         found = await schema_version(driver)
         check_schema(driver.backend, found)

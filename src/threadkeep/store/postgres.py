@@ -268,7 +268,7 @@ async def _reach(dsn: str, options: StoreOptions) -> None:
     """
     seconds, told = options.pool_timeout_seconds, False
     deadline = time.monotonic() + seconds
-    # With several hosts, retry after any error, because it says nothing about the other hosts.
+    # With several hosts, an error is final only if each of them gives one, because another host may be starting.
     parameters = conninfo_to_dict(dsn)
     several = any("," in str(parameters.get(name)) for name in ("host", "hostaddr"))
     while True:
@@ -276,7 +276,8 @@ async def _reach(dsn: str, options: StoreOptions) -> None:
             await (await psycopg.AsyncConnection.connect(dsn, connect_timeout=_CONNECT_SECONDS)).close()
         except psycopg.OperationalError as error:
             sentence = str(error).partition("\n")[0].rstrip(".")
-            is_final = not several and _FINAL.search(str(error))
+            failures = str(error).split("\n- host: ")[1:] or [str(error)]
+            is_final = (all if several else any)(map(_FINAL.search, failures))
             if is_final or time.monotonic() >= deadline or not (options.waits_for_server or "FATAL" in str(error)):
                 address = DatabaseAddress("postgres", dsn=dsn)  # shown without its password
                 cure = f"Check the URL {address}, and that the server runs and lets this machine connect."
