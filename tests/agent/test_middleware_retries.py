@@ -7,7 +7,9 @@ import asyncio
 import pytest
 from langchain.agents.middleware import ModelRetryMiddleware
 from langchain_core.messages import AIMessage
+from langchain_core.runnables import RunnableParallel
 from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
 
 from tests.agent.talking import ask, config_of, input_of, kept, kept_with_status, make_agent, seen, stream
 from threadkeep import Memory, SessionMemory
@@ -69,3 +71,23 @@ async def test_only_the_partial_answer_of_the_last_attempt_is_stored(small_memor
     task.cancel()
     await asyncio.wait([task])
     assert (await kept_with_status(small_memory))[1] == ("assistant", "second half ", "interrupted")
+
+
+@pytest.mark.parametrize("saver", [None, InMemorySaver()], ids=["none", "saver"])
+async def test_a_retried_agent_stores_a_question_without_id_once(
+    small_memory: Memory, saver: InMemorySaver | None
+) -> None:
+    model = ScriptedModel([DOWN, DOWN, "fine", "hello"])
+    agent = make_agent(model, [SessionMemory(small_memory)], checkpointer=saver)
+    retried = agent.with_retry(wait_exponential_jitter=False)
+    for _ in range(2):
+        await retried.ainvoke({"messages": [("user", "hi")]}, config_of())
+    assert seen(model.calls[2]) == [("human", "hi")]
+    assert [text for _, text in await kept(small_memory)] == ["hi", "fine", "hi", "hello"]
+
+
+async def test_the_agents_of_a_parallel_chain_each_answer_the_question(small_memory: Memory) -> None:
+    agent = make_agent(ScriptedModel(["one", "two"]), [SessionMemory(small_memory)])
+    chain = RunnableParallel(first=agent, second=agent)
+    await chain.ainvoke({"messages": [("user", "hi")]}, config_of())
+    assert [text for _, text in await kept(small_memory)] == ["hi", "one", "hi", "two"]

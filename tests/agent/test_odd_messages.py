@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
 import pytest
 from langchain.agents import create_agent, factory
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage, ToolMessage
 from langchain_core.tools import BaseTool, tool
+from langgraph.graph import START, StateGraph
 
 from tests.agent.talking import ROOM, add, adding, ask, config_of, input_of, kept, make_agent, seen
 from threadkeep import Memory, SessionMemory, rebuild, recorded
@@ -162,3 +163,34 @@ async def test_the_text_of_a_refusal_is_the_answer_of_a_recorded_graph(memory: M
     state = await graph.ainvoke(input_of("q", "m1"), config_of())
     assert state["messages"][-1].text == "I can't help with that."
     assert await kept(memory) == [("user", "q"), ("assistant", "I can't help with that.")]
+
+
+ROLES: list[BaseMessage] = [ChatMessage(text, role=role) for role, text in (
+    ("user", "hi"), ("assistant", "hello"), ("user", "and now?")
+)]  # fmt: skip
+
+
+async def test_messages_of_other_classes_are_stored_by_role(memory: Memory) -> None:
+    model = ScriptedModel(["one", "two"])
+    agent = create_agent(model, middleware=[SessionMemory(memory)])
+    await agent.ainvoke({"messages": ROLES[:1]}, config_of())
+    await agent.ainvoke({"messages": ROLES[2:]}, config_of())
+    assert await kept(memory) == [
+        ("user", "hi"), ("assistant", "one"), ("user", "and now?"), ("assistant", "two")
+    ]  # fmt: skip
+    assert seen(model.calls[1]) == [("human", "hi"), ("ai", "one"), ("human", "and now?")]
+
+
+class Untyped(TypedDict):
+    """A state whose messages LangGraph does not convert."""
+
+    messages: list[Any]
+
+
+@pytest.mark.parametrize("answer", [ChatMessage("fine", role="assistant"), {"role": "assistant", "content": "fine"}])
+async def test_a_recorded_graph_stores_messages_of_other_classes(memory: Memory, answer: object) -> None:
+    builder: Any = StateGraph(Untyped)
+    builder.add_node("answer", lambda state: {"messages": [*state["messages"], answer]})
+    builder.add_edge(START, "answer")
+    await recorded(builder.compile(), memory).ainvoke({"messages": ROLES}, config_of())
+    assert await kept(memory) == [("user", "and now?"), ("assistant", "fine")]

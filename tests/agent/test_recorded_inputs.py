@@ -152,3 +152,21 @@ async def test_a_recorded_graph_is_drawn_as_the_graph(small_memory: Memory) -> N
     agent: Any = in_line(create_agent(ScriptedModel([]), []))
     graph = recorded(agent, small_memory)
     assert graph.get_graph(xray=True).nodes.keys() == agent.get_graph(xray=True).nodes.keys()
+
+
+async def test_an_output_of_messages_only_is_recorded(small_memory: Memory) -> None:
+    graph = recorded(create_agent(ScriptedModel(["one", "two"]), []), small_memory)
+    for words in ("q1", "q2", "q2"):
+        told = await graph.ainvoke(input_of(words, words), config_of(), output_keys="messages")
+    assert [message.text for message in told] == ["q2", "two"]
+    assert [text for _, text in await kept(small_memory)] == ["q1", "one", "q2", "two"]
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+async def test_the_config_of_a_bound_graph_names_the_session(small_memory: Memory, wrapped: bool) -> None:
+    agent: Any = create_agent(ScriptedModel(["one", "two"]), [], checkpointer=InMemorySaver())
+    bound = (agent.with_retry() if wrapped else agent).with_config(configurable={"thread_id": ROOM})
+    for words in ("q1", "q2", "q2"):
+        told = await recorded(bound, small_memory).ainvoke(input_of(words, words))
+    assert [message.text for message in told["messages"]] == ["q1", "one", "q2", "two"]
+    assert [text for _, text in await kept(small_memory)] == ["q1", "one", "q2", "two"]

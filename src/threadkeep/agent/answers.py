@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, Literal
 
-from langchain.agents.middleware import AgentState, ModelRequest, ModelResponse, PIIMiddleware
+from langchain.agents.middleware import ModelRequest, ModelResponse, PIIMiddleware
 from langchain.agents.structured_output import AutoStrategy, ProviderStrategy, ToolStrategy
 from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, RemoveMessage, ToolMessage
@@ -103,7 +103,7 @@ def _structured(text: str, wanted: object) -> object:
 
 
 def final_answer(
-    state: AgentState[Any], direct_calls: Collection[str], question: Sequence[BaseMessage] = ()
+    state: Mapping[str, Any], direct_calls: Collection[str], question: Sequence[BaseMessage] = ()
 ) -> AIMessage | None:
     """Return the answer that follows the question in a state.
 

@@ -64,10 +64,16 @@ _NO_ATTEMPTS: Final[Mapping[str, NodeAttempt]] = MappingProxyType({})
 
 @dataclass
 class RootCall:
-    """The input and the LangGraph thread id of a root run, and the functions to call at its end."""
+    """The input and the LangGraph thread id of a root run, and the functions to call at its end.
+
+    `asked` maps sessions to the question of the run and the messages sent with it. If an attempt of `with_retry()`
+    fails, the `wrapper` keeps them for the next attempt with the same input.
+    """
 
     input: object
     thread: object = None
+    wrapper: RootCall | None = None
+    asked: dict[str, tuple[tuple[BaseMessage, ...], tuple[BaseMessage, ...]]] = field(default_factory=dict)
     at_end: list[OnEnd] = field(default_factory=list)
 
     @property
@@ -137,13 +143,16 @@ class RootCallbacks(BaseCallbackHandler):
         else:
             self.branch.set(None)
             self.attempts.set(_NO_ATTEMPTS)
+            outer = self._innermost()
+            wrapper = outer if outer is not None and outer.input is inputs else None
             around = (one for one in self._around.get() if one in self._calls)
             self._around.set((*around, run_id))
             if len(self._calls) >= _MOST_RUNS:
                 # Keep the runs of agents if possible: chains register no functions for their end.
                 without_end = (one for one, call in self._calls.items() if not call.at_end)
                 del self._calls[next(without_end, next(iter(self._calls)))]
-            self._calls[run_id] = RootCall(inputs, known.get("thread_id"))
+            asked = {} if wrapper is None else {**wrapper.asked}
+            self._calls[run_id] = RootCall(inputs, known.get("thread_id"), wrapper, asked)
 
     def on_tool_start(
         self,
@@ -192,6 +201,8 @@ class RootCallbacks(BaseCallbackHandler):
         """Call the functions registered for the end of a run, before its caller gets the error."""
         call = self._calls.pop(run_id, None)
         failure = None if isinstance(error, GraphBubbleUp) else error
+        if call is not None and call.wrapper is not None:
+            call.wrapper.asked = call.asked
         for on_end in call.at_end if call is not None else ():
             waiting = on_end(None, failure)
             if waiting is not None:

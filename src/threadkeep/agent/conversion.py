@@ -38,6 +38,7 @@ _CHAT_ROLES: dict[str, Role] = {
     "system": "system",
     "developer": "system",
 }
+_CLASSES: dict[Role, type[BaseMessage]] = {"user": HumanMessage, "assistant": AIMessage, "system": SystemMessage}
 
 
 SENT_AT = "sent_at"
@@ -111,6 +112,15 @@ def role_of(message: BaseMessage) -> Role | None:
     if isinstance(message, ChatMessage) and message.role in _CHAT_ROLES:
         return _CHAT_ROLES[message.role]
     return None
+
+
+def typed(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """Return the messages. A `ChatMessage` with a known role becomes a message of the class of this role."""
+    found = list(messages)
+    for index, message in enumerate(messages):
+        if isinstance(message, ChatMessage) and (role := role_of(message)) is not None:
+            found[index] = _CLASSES[role](**message.model_dump(exclude={"role", "type"}))
+    return found
 
 
 def is_utterance(message: BaseMessage) -> bool:

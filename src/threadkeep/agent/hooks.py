@@ -16,7 +16,6 @@ from typing import Any, cast
 from langchain.agents.middleware import AgentState, ModelRequest, ModelResponse
 from langchain.agents.middleware.types import ToolCallRequest
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, RemoveMessage, ToolMessage
-from langchain_core.runnables import RunnableConfig
 from langchain_core.utils.uuid import uuid7
 from langgraph.config import get_config
 from langgraph.errors import GraphBubbleUp, ParentCommand
@@ -34,8 +33,8 @@ from threadkeep.agent.answers import (
     stream_again,
 )
 from threadkeep.agent.call_measure import ModelUse, chosen_model
-from threadkeep.agent.callbacks import PartialAnswer, root_callbacks
-from threadkeep.agent.conversion import FORGETS, text_of
+from threadkeep.agent.callbacks import PartialAnswer, RootCall, root_callbacks
+from threadkeep.agent.conversion import FORGETS, text_of, typed
 from threadkeep.agent.holding import run_hold
 from threadkeep.agent.invocation import (
     CallKey,
@@ -48,7 +47,7 @@ from threadkeep.agent.invocation import (
     task_of,
 )
 from threadkeep.agent.participation import OpenCalls, Participation
-from threadkeep.agent.root_runs import calling_tool, own_session, root_run, tool_of_sessions
+from threadkeep.agent.root_runs import RootRun, calling_tool, own_session, root_run, tool_of_sessions
 from threadkeep.agent.turn_options import TurnOptions, site_in
 from threadkeep.agent.turns import OpenTurn
 from threadkeep.errors import StoreClosed
@@ -96,10 +95,10 @@ class TurnHooks:
         part = self._part(call)
         if part.silent:
             return None
-        self._others.check_state(request.messages)
+        self._others.check_state(call.messages)
         part.stop_waiting()
         part.redacted = redacted_kinds(call.config)
-        messages = part.root.with_question(request.messages)
+        messages = part.root.with_question(call.messages)
         turn, asked = part.turn, part.root.question
         if turn is None:
             turn = await part.begin(messages)
@@ -107,7 +106,7 @@ class TurnHooks:
             part.go_on(turn)
         if turn.answered is not None:
             answered = answered_before(turn.answered, request, call.config)
-            part.earlier_ids = part.earlier_ids or {message.id for message in request.messages}
+            part.earlier_ids = part.earlier_ids or {message.id for message in call.messages}
             part.told_again = answered.result[-1]
             stream_again(part.told_again)
             return ModelStep(part, call, request, answered=answered, turn=turn, others=self._others)
@@ -151,14 +150,14 @@ class TurnHooks:
             return None
         try:
             turn = part.turn or await part.begin(part.root.with_question(call.messages))
-            answer = final_answer(state, part.direct_calls, part.root.question)
+            answer = final_answer({**state, "messages": call.messages}, part.direct_calls, part.root.question)
             if answer is None or (turn.answered is not None and not part.said_ids):
                 part.leave()
                 if turn.answered is not None:
                     part.root.add_answer(turn.answered, part.author, part.key)
                 await turn.settle()
                 repeated = part.told_again
-                return None if repeated is None else restored(state["messages"], repeated, part.earlier_ids)
+                return None if repeated is None else restored(call.messages, repeated, part.earlier_ids)
             failed = part.model_failed or is_limit_notice(answer, part.said_ids)
             winner = await part.end(answer, "failed" if failed else "complete")
         finally:
@@ -217,7 +216,10 @@ class TurnHooks:
         else:
             if not root.begun and parent is None and in_tool(call.config):
                 self.memory.observers.notify(TurnBegunInTool(session_id=session.session_id))
+            begun = root.begun
             part.enter(call.messages)
+            if not begun and (run := root_callbacks.call) is not None:
+                _use_first_attempt(root, run)
             if part.silent and not root.outside_notified:
                 root.outside_notified = True
                 self.memory.observers.notify(AgentOutsideTurn(session_id=session.session_id))
@@ -225,13 +227,21 @@ class TurnHooks:
         return part
 
 
-@dataclass(frozen=True)
+def _use_first_attempt(root: RootRun, run: RootCall) -> None:
+    """Use the question of the first attempt, because LangGraph gives a message without id a new id at each attempt."""
+    question, sent = run.asked.setdefault(root.session_id, (root.question, root.sent))
+    count = len(question)
+    if [text_of(one) for one in question] == [text_of(one) for one in root.question[-count:]]:
+        root.question, root.sent = question, sent
+
+
 class AgentCall:
     """The call of an agent as a hook receives it."""
 
-    runtime: Runtime[Any]
-    messages: Sequence[BaseMessage]
-    config: RunnableConfig = field(default_factory=get_config)
+    def __init__(self, runtime: Runtime[Any], messages: Sequence[BaseMessage]) -> None:
+        self.runtime = runtime
+        self.messages = typed(messages)
+        self.config = get_config()
 
     @property
     def key(self) -> CallKey:

@@ -8,24 +8,18 @@ from itertools import count
 from typing import Any, Self, TypedDict
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import (
-    AIMessage,
-    BaseMessage,
-    MessageLikeRepresentation,
-    SystemMessage,
-    convert_to_messages,
-)
+from langchain_core.messages import AIMessage, BaseMessage, MessageLikeRepresentation, SystemMessage
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 from langgraph.errors import GraphBubbleUp
 
 from threadkeep.agent.answers import repeated, stream_again
 from threadkeep.agent.call_measure import ModelUse, chosen_model
-from threadkeep.agent.callbacks import PartialAnswer, RootCall
+from threadkeep.agent.callbacks import PartialAnswer
 from threadkeep.agent.conversion import identify
 from threadkeep.agent.holding import run_hold
 from threadkeep.agent.invocation import control_of, metadata_of, node_of, run_id_of, session_for
 from threadkeep.agent.participation import Participation
-from threadkeep.agent.questions import question_before
+from threadkeep.agent.questions import messages_in, question_before
 from threadkeep.agent.root_runs import root_run, tool_of_sessions
 from threadkeep.agent.turn_options import TurnOptions, facts_of, site_in
 from threadkeep.context.tokens import input_budget
@@ -54,7 +48,7 @@ class NodeTurn:
         self.reply: BaseMessage | str | None = None
         self.partial = PartialAnswer()
         self._unreported = False
-        messages = convert_to_messages(RootCall({"messages": self._given}).sent)
+        messages = messages_in({"messages": self._given})
         identify(question_before(messages))
         self.part = part = self._enter(messages, config)
         ordered = self._options.ordered and not part.silent and run_hold.get() is None

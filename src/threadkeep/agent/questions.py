@@ -17,11 +17,16 @@ from langchain_core.messages import (
 )
 from langchain_core.runnables.config import var_child_runnable_config
 
-from threadkeep.agent.callbacks import root_callbacks
-from threadkeep.agent.conversion import id_of, is_utterance, role_of, text_of, to_langchain, transcript_text
+from threadkeep.agent.callbacks import RootCall, root_callbacks
+from threadkeep.agent.conversion import id_of, is_utterance, role_of, text_of, to_langchain, transcript_text, typed
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import LONGEST_PAGE, Session, in_time
 from threadkeep.records import Message, Role
+
+
+def messages_in(state: object) -> list[BaseMessage]:
+    """Return the messages in the input of a graph, in LangChain's classes."""
+    return typed(convert_to_messages(RootCall(state).sent))
 
 
 def is_question(message: BaseMessage) -> bool:
@@ -140,7 +145,7 @@ def _asked_by_caller() -> list[BaseMessage]:
     """Return the question in the input of the root run; an empty list if there is none."""
     call = root_callbacks.call
     try:
-        return [] if call is None else question_before(convert_to_messages(call.sent))
+        return [] if call is None else question_before(messages_in(call.input))
     except (TypeError, ValueError, NotImplementedError):
         return []  # the `messages` of this graph are no LangChain messages
 

@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from threadkeep.agent.answers import has_detector
 from threadkeep.agent.conversion import id_of
 from threadkeep.agent.invocation import has_saver, kinds_among
+from threadkeep.agent.questions import messages_in
 from threadkeep.agent.recorded_turns import GraphInput, GraphTurn, GraphTurns, State
 from threadkeep.agent.turn_options import TurnOptions
 from threadkeep.boundary import OnFailure
@@ -54,6 +55,7 @@ class RecordedGraph(Runnable[Any, Any]):
     def __init__(self, graph: Runnable[Any, Any], memory: Memory | SyncMemory, options: TurnOptions) -> None:
         self._graph: Any = graph
         self._inner = _without_bindings(graph)
+        self._configurable = _configurable(graph)
         channel = getattr(self._inner, "channels", {}).get("messages")
         self._adds_messages = getattr(channel, "operator", None) is add_messages
         kinds, direct = _redacted_kinds(graph), _direct_tools(graph)
@@ -172,12 +174,20 @@ class RecordedGraph(Runnable[Any, Any]):
     def _final(self, turn: GraphTurn) -> object:
         """Return the graph's output. Remember the classes of its values, to restore them for a repeat."""
         state = turn.ending.output
-        if isinstance(state, Mapping):
-            self._classes |= {name: type(value) for name, value in state.items() if isinstance(value, BaseModel)}
-        return state
+        if turn.options.get("output_keys") == "messages":
+            state = {"messages": state}
+        if not isinstance(state, Mapping):
+            return state
+        self._classes |= {name: type(value) for name, value in state.items() if isinstance(value, BaseModel)}
+        return {**state, "messages": messages_in(state)}
+
+    def _with_bound(self, config: RunnableConfig | None) -> RunnableConfig:
+        """Return the config of a call, with the `configurable` of `with_config`."""
+        config = ensure_config(config)
+        return {**config, "configurable": {**self._configurable, **config.get("configurable", {})}}
 
     def _begun(self, given: GraphInput, config: RunnableConfig | None, options: Mapping[str, Any]) -> GraphTurn:
-        config = ensure_config(config)
+        config = self._with_bound(config)
         context, saves = options.get("context"), has_saver(self._inner, config)
         turn = self._turns.wait_for(lambda turns: turns.begin(given, config, context, has_saver=saves))
         with OnFailure(turn.close):
@@ -188,7 +198,7 @@ class RecordedGraph(Runnable[Any, Any]):
         return turn
 
     async def _abegun(self, given: GraphInput, config: RunnableConfig | None, options: Mapping[str, Any]) -> GraphTurn:
-        config = ensure_config(config)
+        config = self._with_bound(config)
         context, saves = options.get("context"), has_saver(self._inner, config)
         turn = await self._turns.call(lambda turns: turns.begin(given, config, context, has_saver=saves))
         with OnFailure(turn.close):
@@ -287,6 +297,12 @@ def _without_bindings(graph: Runnable[Any, Any]) -> Any:
     while isinstance(graph, RunnableBindingBase):
         graph = graph.bound
     return graph
+
+
+def _configurable(graph: Runnable[Any, Any]) -> dict[str, Any]:
+    """Return the `configurable` values that a graph and its wrappers are bound to; an outer wrapper overrides."""
+    inner = _configurable(graph.bound) if isinstance(graph, RunnableBindingBase) else {}
+    return {**inner, **(getattr(graph, "config", None) or {}).get("configurable", {})}
 
 
 def _update_to(winner: AIMessage, state: Any, config: RunnableConfig) -> tuple[RunnableConfig, list[list[StateUpdate]]]:

@@ -7,16 +7,9 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from itertools import zip_longest
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal
 
-from langchain_core.messages import (
-    AIMessage,
-    BaseMessage,
-    HumanMessage,
-    RemoveMessage,
-    ToolMessage,
-    convert_to_messages,
-)
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, RemoveMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import RunControl, Runtime
 from langgraph.types import Command, GraphOutput
@@ -31,7 +24,7 @@ from threadkeep.agent.extras import section_message
 from threadkeep.agent.invocation import control_of, metadata_of, run_id_of, session_for
 from threadkeep.agent.participation import Participation
 from threadkeep.agent.provider_messages import NO_ANSWER, OPENING, first_since, superseded_indexes
-from threadkeep.agent.questions import question_before
+from threadkeep.agent.questions import messages_in, question_before
 from threadkeep.agent.root_runs import begun_turn, root_run, tool_of_sessions
 from threadkeep.agent.turn_options import AUTO_TOKENS, TurnOptions
 from threadkeep.agent.turns import OpenTurn
@@ -81,7 +74,8 @@ class GraphTurns:
         root = outer or root_run(memory, RunControl(), session.session_id)
         key, run_id, metadata = (id(root.control), "", id(given)), run_id_of(config), metadata_of(config)
         part = Participation(memory, session, options, root, None, key, run_id, metadata)
-        messages = _messages_in(given)
+        messages = messages_in(given)
+        identify(question_before(messages))
         part.resumed = not messages
         turn = GraphTurn(self, part, f"threadkeep:graph:{self._name}", given, messages, config)
         if (memory.identity, session.session_id) in tool_of_sessions.get():
@@ -229,7 +223,7 @@ class GraphTurn:
             return None
         results = [one for one in state["messages"] if isinstance(one, ToolMessage)]
         direct = {one.tool_call_id for one in results if one.name in self.turns.direct_tools}
-        answer = final_answer(cast("Any", state), direct, self.part.root.question)
+        answer = final_answer(state, direct, self.part.root.question)
         if answer is None or (answer.tool_calls and STRUCTURED not in answer.additional_kwargs):
             return None
         if id_of(answer) in self._history or not transcript_text(answer).strip():
@@ -300,17 +294,23 @@ class GraphTurn:
         """Return a result without the inserted earlier turns, and with `winner` as its last reply."""
         if isinstance(result, GraphOutput):
             return replace(result, value=self.without_history(result.value, winner))
+        if isinstance(result, list):
+            return _with_winner(self.part_without_history(result), winner)
         sent = RootCall(result).sent if isinstance(result, Mapping | BaseModel) or is_dataclass(result) else []
         messages = [message for message in sent if getattr(message, "id", None) not in self._history]
         if not sent or (winner is None and len(messages) == len(sent)):
             return result
-        replies = [index for index, message in enumerate(messages) if isinstance(message, AIMessage)]
-        if winner is not None and replies:
-            if messages[replies[-1]].tool_calls:  # keep it, because the tools' results need it
-                messages.append(winner)
-            else:
-                messages[replies[-1]] = winner
-        return _with_messages(result, messages)
+        return _with_messages(result, _with_winner(messages, winner))
+
+
+def _with_winner(messages: list[Any], winner: AIMessage | None) -> list[Any]:
+    """Return the messages, with `winner` in place of the last reply."""
+    at = next((at for at, one in reversed([*enumerate(messages)]) if isinstance(one, AIMessage)), None)
+    if winner is None or at is None:
+        return messages
+    if messages[at].tool_calls:  # keep it, because the tools' results need it
+        return [*messages, winner]
+    return [*messages[:at], winner, *messages[at + 1 :]]
 
 
 def _as_conversation(rows: Sequence[Message]) -> list[BaseMessage]:
@@ -325,12 +325,6 @@ def _as_conversation(rows: Sequence[Message]) -> list[BaseMessage]:
         if asked and row.run_id != next_run and (following is None or following.role == "user"):
             found.append(AIMessage(NO_ANSWER))
     return found
-
-
-def _messages_in(state: object) -> list[BaseMessage]:
-    messages = convert_to_messages(RootCall(state).sent)
-    identify(question_before(messages))
-    return messages
 
 
 def _with_messages(state: GraphInput, messages: Sequence[BaseMessage]) -> GraphInput:
