@@ -224,7 +224,7 @@ class OtherMiddleware:
         for message in messages:
             if message.additional_kwargs.get("lc_source") == "summarization":
                 self._warn("summaries")
-            if _is_cleared(message):
+            if isinstance(message, ToolMessage) and _is_cleared(message):
                 self._warn("cleared")
 
     def check_calls(self, sent: Sequence[BaseMessage], partial: PartialAnswer) -> None:
@@ -247,10 +247,9 @@ class OtherMiddleware:
         if not isinstance(last, AIMessage) or not last.id:
             return
         last_id, text = id_of(last), text_of(last)
-        if [answer for answer in answers if answer.id == last_id and text_of(answer) != text]:
-            self._warn("before")
+        changed = [answer for answer in answers if answer.id == last_id and text_of(answer) != text]
         is_other = bool(answers) and bool(text.strip()) and text not in map(text_of, answers)
-        if is_other and question_id is not None and question_id in map(id_of, messages):
+        if changed or (is_other and question_id is not None and question_id in map(id_of, messages)):
             self._warn("before")
 
     def _warn(self, finding: Finding) -> None:

@@ -123,7 +123,8 @@ class RootCallbacks(BaseCallbackHandler):
 
         An end cannot be noted in the context variable: LangChain may report it in a copy of the context.
         """
-        return next((self._calls[one] for one in reversed(self._around.get()) if one in self._calls), None)
+        around = [self._calls[one] for one in self._around.get() if one in self._calls]
+        return around[-1] if around else None
 
     def on_chain_start(
         self,
@@ -143,9 +144,9 @@ class RootCallbacks(BaseCallbackHandler):
         else:
             self.branch.set(None)
             self.attempts.set(_NO_ATTEMPTS)
-            outer = self._innermost()
+            around = [one for one in self._around.get() if one in self._calls]
+            outer = self._calls[around[-1]] if around else None
             wrapper = outer if outer is not None and outer.input is inputs else None
-            around = (one for one in self._around.get() if one in self._calls)
             self._around.set((*around, run_id))
             if len(self._calls) >= _MOST_RUNS:
                 # Keep the runs of agents if possible: chains register no functions for their end.

@@ -148,12 +148,8 @@ class CandidateNodes:
         text = state.get("llmText") or ""
         if not text.strip():
             return {"outcome": "OK"}
-        candidate = state.get("candidate") or self._candidate(state["messages"], text)
-        return {"outcome": "OK", "candidate": candidate, "event": _with(state["event"], "candidates", candidate)}
-
-    def _candidate(self, messages: Sequence[BaseMessage], text: str) -> Candidate:
-        asked = next(str(message.id) for message in reversed(messages) if role_of(message) == "user")
-        return {
+        asked = next(str(message.id) for message in reversed(state["messages"]) if role_of(message) == "user")
+        candidate: Candidate = state.get("candidate") or {
             "id": _candidate_id(asked),
             "kind": "text",
             "status": "proposed",
@@ -161,6 +157,7 @@ class CandidateNodes:
             "text": text,
             "created_at": self.clock().isoformat(),
         }
+        return {"outcome": "OK", "candidate": candidate, "event": _with(state["event"], "candidates", candidate)}
 
     def _remembered(self, messages: Sequence[BaseMessage], question: HumanMessage) -> list[BaseMessage]:
         """Return the messages with the question last, without earlier copies of it and of its answer."""

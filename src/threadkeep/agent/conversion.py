@@ -197,7 +197,7 @@ def from_langchain(message: BaseMessage, *, full: bool = False, others: Mapping[
         "escalated": escalated,
         "metadata": {STRUCTURED: structured} if isinstance(structured, str) else {},
         "original": original,
-        "author": _author(message),
+        "author": _author(message) if message.name else None,
         "sent_at": _sent_at(message) if message.response_metadata else None,
     }
     return Message(**(values if others is None else {**values, **others}))

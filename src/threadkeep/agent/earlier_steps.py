@@ -120,8 +120,10 @@ class TurnSteps:
     async def keep(self, question_id: str, question_seq: int) -> None:
         """Store the collected steps of this turn, and clear the list. Raise `StoreError` on failure."""
         own, self._own = self._own, []
-        if (body := dump_steps(own)) is None:
+        fitting = _cut([_reduced(message) for message in repair(own).messages], KEPT_TOKENS, estimate)
+        if not fitting:
             return
+        body = dump_json([as_data(message) for message in fitting])
         await self._memory.contexts.keep_steps(
             self._session.session_id,
             Steps(question_seq, body),
@@ -159,12 +161,6 @@ class TurnSteps:
         self._left, self._counter = room - shown.tokens, measure.counter
         self._shown_turns = len(shown.messages)
         return shown
-
-
-def dump_steps(messages: Sequence[BaseMessage]) -> str | None:
-    """Return the tool calls and results that fit into `KEPT_TOKENS` as JSON."""
-    kept = _cut([_reduced(message) for message in repair(messages).messages], KEPT_TOKENS, estimate)
-    return dump_json([as_data(message) for message in kept]) if kept else None
 
 
 def shown_steps(rows: Sequence[Steps], earlier: Sequence[Message], room: int, counter: TokenCounter) -> EarlierSteps:
@@ -226,7 +222,7 @@ def _cut(messages: Sequence[BaseMessage], room: int, counter: TokenCounter) -> l
 
 
 def _loaded(body: str) -> list[BaseMessage]:
-    """Return the messages that `dump_steps` wrote, if this version of LangChain can read them."""
+    """Return the messages that `TurnSteps.keep` stored, if this version of LangChain can read them."""
     try:
         return messages_from_dict(json.loads(body))
     except (ValueError, TypeError, KeyError):

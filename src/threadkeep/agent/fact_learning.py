@@ -11,7 +11,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import HumanMessage, SystemMessage
 
 from threadkeep.agent.conversion import text_of
-from threadkeep.agent.knowledge_tools import ALL_SCOPES, default_workspace, scopes_of
+from threadkeep.agent.knowledge_tools import ALL_SCOPES, check_scopes, default_workspace, scopes_of
 from threadkeep.agent.turn_options import facts_of
 from threadkeep.errors import InvalidInput
 from threadkeep.history.session import Session
@@ -77,8 +77,7 @@ class FactLearning:
         """
         if accept_from is not None and not 0 <= accept_from <= 1:
             raise InvalidInput("accept_from is a number from 0 to 1, or None for a person only.")
-        if isinstance(scopes, str) or not scopes or not set(scopes) <= set(ALL_SCOPES):
-            raise InvalidInput(f"scopes names one or more of {', '.join(ALL_SCOPES)}.")
+        check_scopes(scopes)
         self._memory = OnLoop(memory, lambda opened: opened)
         self._model = model
         self._proposes = proposes

@@ -35,13 +35,13 @@ from threadkeep.agent.answers import (
 from threadkeep.agent.call_measure import ModelUse, chosen_model
 from threadkeep.agent.callbacks import PartialAnswer, RootCall, root_callbacks
 from threadkeep.agent.conversion import FORGETS, text_of, typed
-from threadkeep.agent.holding import run_hold
 from threadkeep.agent.invocation import (
     CallKey,
     author_of,
     in_tool,
     metadata_of,
     redacted_kinds,
+    run_hold,
     run_id_of,
     session_for,
     task_of,
@@ -218,7 +218,7 @@ class TurnHooks:
                 self.memory.observers.notify(TurnBegunInTool(session_id=session.session_id))
             begun = root.begun
             part.enter(call.messages)
-            if not begun and (run := root_callbacks.call) is not None:
+            if not begun and (run := root_callbacks.call) is not None and run.wrapper is not None:
                 _use_first_attempt(root, run)
             if part.silent and not root.outside_notified:
                 root.outside_notified = True
@@ -236,18 +236,14 @@ def _use_first_attempt(root: RootRun, run: RootCall) -> None:
 
 
 class AgentCall:
-    """The call of an agent as a hook receives it."""
+    """The call of an agent as a hook receives it; `key` is the same in all its hooks."""
 
     def __init__(self, runtime: Runtime[Any], messages: Sequence[BaseMessage]) -> None:
         self.runtime = runtime
         self.messages = typed(messages)
         self.config = get_config()
-
-    @property
-    def key(self) -> CallKey:
-        """The key of this call, which is the same in all its hooks."""
         namespace = str(self.config.get("configurable", {}).get("checkpoint_ns", "")).rpartition("|")[0]
-        return id(self.runtime.control), namespace, id(self.runtime.stream_writer)
+        self.key: CallKey = id(runtime.control), namespace, id(runtime.stream_writer)
 
 
 @dataclass(eq=False)

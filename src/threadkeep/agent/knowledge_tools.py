@@ -64,6 +64,12 @@ def default_workspace[W: str | IdOf](memory: Memory, given: W | None) -> W | str
     return given or memory.graphiti.workspace
 
 
+def check_scopes(kinds: Sequence[ScopeKind]) -> None:
+    """Raise `InvalidInput` if a scope is unknown, or none is given."""
+    if isinstance(kinds, str) or not kinds or not set(kinds) <= set(SCOPE_KINDS):
+        raise InvalidInput(f"scopes names one or more of {', '.join(SCOPE_KINDS)}.")
+
+
 class OwnScopes(NamedTuple):
     """The usable scopes of a run, the most specific first, and an error for each unusable scope."""
 
@@ -106,8 +112,7 @@ class RunScopes:
         Raises:
             InvalidInput: a scope is unknown, or none is given.
         """
-        if isinstance(kinds, str) or not kinds or not set(kinds) <= set(SCOPE_KINDS):
-            raise InvalidInput(f"scopes names one or more of {', '.join(SCOPE_KINDS)}.")
+        check_scopes(kinds)
         self._memory = memory
         self._kinds = kinds
         self._workspace: str | IdOf | None = default_workspace(memory, workspace)

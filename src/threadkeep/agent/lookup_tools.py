@@ -21,6 +21,7 @@ from threadkeep.agent.turn_options import IdOf, TurnOptions
 from threadkeep.context.quotation import quoted_message, quoted_summary, quoted_text
 from threadkeep.errors import SessionNotFound, StoreClosed, StoreError
 from threadkeep.history.memory import Memory
+from threadkeep.history.session import in_time
 from threadkeep.memory.on_loop import OnLoop
 from threadkeep.memory.sync_memory import SyncMemory
 from threadkeep.records import Message, Summary
@@ -76,21 +77,19 @@ class _Lookups:
             start_character: Where in the first message to begin, if an earlier call could not show all of it.
         """
         session = session_for(self._memory, self._options, runtime.config)
+
+        async def lines() -> list[str]:
+            info = await session.info()
+            first = max(from_seq, info.reset_seq + 1, info.deleted_seq + 1)
+            page = await session.page(before=min(first + _MOST_MESSAGES, to_seq + 1), limit=_MOST_MESSAGES)
+            messages = [message for message in page.messages if (message.seq or 0) >= first]
+            shown, rest = _shown(messages, to_seq, max(start_character, 0)) if messages else ([_NO_HISTORY], None)
+            return [*shown, *_in_short(await self._summaries(session.session_id, rest, to_seq) if rest else [])]
+
         try:
-            async with session.timeout():
-                info = await session.info()
-                first = max(from_seq, info.reset_seq + 1, info.deleted_seq + 1)
-                page = await session.page(before=min(first + _MOST_MESSAGES, to_seq + 1), limit=_MOST_MESSAGES)
-                messages = [message for message in page.messages if (message.seq or 0) >= first]
-                shown, rest = _shown(messages, to_seq, max(start_character, 0)) if messages else ([_NO_HISTORY], None)
-                parts = await self._summaries(session.session_id, rest, to_seq) if rest else []
+            return "\n".join(await in_time(session, lines()) or [_NOT_NOW])
         except SessionNotFound:
             return _NO_HISTORY
-        except StoreClosed:
-            raise
-        except (StoreError, TimeoutError):
-            return _NOT_NOW
-        return "\n".join([*shown, *_in_short(parts)])
 
     async def _summaries(self, session_id: str, first_seq: int, last_seq: int) -> Sequence[Summary]:
         """Return up to ten summaries of a range; none for a conversation in a graph store."""

@@ -83,8 +83,21 @@ class KeptWindow:
         count = len(self.rows)
         if len(rows) < count or (count and (rows[0] is not self.rows[0] or rows[count - 1] is not self.rows[-1])):
             return False
-        for row in rows[len(self.rows) :]:
-            self._add(row)
+        for row in rows[count:]:
+            message = to_langchain(row)
+            tokens = self.counter(row.content)
+            before = self.rows[-1] if self.rows else None
+            if row.role == "assistant":
+                self.answered_runs.add(row.run_id)
+            answered = before is None or row.role != "user" or self.has_answer(before, row)
+            plain = row.original is None and row.seq is not None and bool(row.content.strip()) and is_plain(message)
+            self.plain = self.plain and plain and answered
+            self.rows.append(row)
+            if row.id:
+                self.rows_by_id[row.id] = row
+            self.messages.append(message)
+            self.entries.append(Entry("window", tokens, "transcript", seq=row.seq, id=id_of(message)))
+            self.sums.append(self.sums[-1] + tokens)
         return bool(rows)
 
     def digest(self, front: HASH, count: int) -> HASH:
@@ -97,22 +110,6 @@ class KeptWindow:
             add_to_digest(state, message)
         self._digest = key, state, count
         return state.copy()
-
-    def _add(self, row: Message) -> None:
-        message = to_langchain(row)
-        tokens = self.counter(row.content)
-        before = self.rows[-1] if self.rows else None
-        if row.role == "assistant":
-            self.answered_runs.add(row.run_id)
-        answered = before is None or row.role != "user" or self.has_answer(before, row)
-        plain = row.original is None and row.seq is not None and bool(row.content.strip()) and is_plain(message)
-        self.plain = self.plain and plain and answered
-        self.rows.append(row)
-        if row.id:
-            self.rows_by_id[row.id] = row
-        self.messages.append(message)
-        self.entries.append(Entry("window", tokens, "transcript", seq=row.seq, id=id_of(message)))
-        self.sums.append(self.sums[-1] + tokens)
 
     def has_answer(self, asked: Message, following: Message | None) -> bool:
         """Return True unless the run of `asked` ended without an answer."""

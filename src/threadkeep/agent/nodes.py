@@ -16,8 +16,7 @@ from threadkeep.agent.answers import repeated, stream_again
 from threadkeep.agent.call_measure import ModelUse, chosen_model
 from threadkeep.agent.callbacks import PartialAnswer
 from threadkeep.agent.conversion import identify
-from threadkeep.agent.holding import run_hold
-from threadkeep.agent.invocation import control_of, metadata_of, node_of, run_id_of, session_for
+from threadkeep.agent.invocation import control_of, metadata_of, node_of, run_hold, run_id_of, session_for
 from threadkeep.agent.participation import Participation
 from threadkeep.agent.questions import messages_in, question_before
 from threadkeep.agent.root_runs import root_run, tool_of_sessions

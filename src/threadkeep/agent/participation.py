@@ -17,8 +17,7 @@ from langgraph.runtime import Runtime
 from threadkeep.agent.answers import storable
 from threadkeep.agent.callbacks import PartialAnswer, root_callbacks
 from threadkeep.agent.conversion import ANSWERS, TASK, id_of, refused_message, text_of, transcript_text
-from threadkeep.agent.holding import run_hold
-from threadkeep.agent.invocation import CallKey
+from threadkeep.agent.invocation import CallKey, run_hold
 from threadkeep.agent.questions import (
     RECEIVED,
     SentHistory,
@@ -36,9 +35,9 @@ from threadkeep.agent.root_runs import RootRun
 from threadkeep.agent.turn_options import CallSite, TurnOptions
 from threadkeep.agent.turns import OpenTurn
 from threadkeep.boundary import ErrorBoundary
-from threadkeep.errors import StoreError, ThreadkeepError
+from threadkeep.errors import ThreadkeepError
 from threadkeep.history.memory import Memory
-from threadkeep.history.session import Session
+from threadkeep.history.session import Session, in_time
 from threadkeep.records import Json, Status
 
 ABANDONED_SECONDS = 60.0
@@ -294,15 +293,13 @@ class Participation:
         """
         sent = [id(message) for message in self.root.sent]
         end = max([at for at, message in enumerate(question, start=1) if id(message) in sent], default=len(question))
-        with contextlib.suppress(StoreError, TimeoutError):
-            if end < len(question):
-                async with self.session.timeout():
-                    rows = [await self.session.find(id_of(one) or "") for one in question[end - 1 : end + 1]]
-                # Tuples distinguish a stored message without a run from a message that is not stored.
-                asked, following = [None if row is None else (row.run_id,) for row in rows]
-                if asked != following:
-                    return question[:end]
-        return question
+        if end == len(question):
+            return question
+        ids = [id_of(one) or "" for one in question[end - 1 : end + 1]]
+        found = await in_time(self.session, asyncio.gather(*map(self.session.find, ids)))
+        # Tuples distinguish a stored message without a run from a message that is not stored.
+        asked, following = [row and (row.run_id,) for row in found or (None, None)]
+        return question if asked == following else question[:end]
 
     async def refuse(self) -> None:
         """Store a question that other middleware may have rejected, as `failed` and without its text.
@@ -343,8 +340,7 @@ class Participation:
         session does not have it.
         """
         question = question_before(messages)
-        for block in questions_back(messages):
-            index = next(index for index, message in enumerate(messages) if message is block[0])
+        for index, block in questions_back(messages):
             of_tool = index > 0 and isinstance(messages[index - 1], ToolMessage)
             if not of_tool or await self._open(block).is_stored(block[-1]):
                 question = block

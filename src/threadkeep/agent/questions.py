@@ -52,12 +52,12 @@ def question_before(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     return list(messages[start:end])
 
 
-def questions_back(messages: Sequence[BaseMessage]) -> Iterator[list[BaseMessage]]:
-    """Yield the blocks of human messages, newest first."""
+def questions_back(messages: Sequence[BaseMessage]) -> Iterator[tuple[int, list[BaseMessage]]]:
+    """Yield the blocks of human messages, newest first, each with its index."""
     end = len(messages)
     while block := question_before(messages[:end]):
-        yield block
         end = next(index for index, message in enumerate(messages) if message is block[0])
+        yield end, block
 
 
 def steps_begin(messages: Sequence[BaseMessage], said_ids: Container[str | None]) -> int:
@@ -145,7 +145,7 @@ def _asked_by_caller() -> list[BaseMessage]:
     """Return the question in the input of the root run; an empty list if there is none."""
     call = root_callbacks.call
     try:
-        return [] if call is None else question_before(messages_in(call.input))
+        return [] if call is None else question_before(typed(convert_to_messages(call.sent)))
     except (TypeError, ValueError, NotImplementedError):
         return []  # the `messages` of this graph are no LangChain messages
 

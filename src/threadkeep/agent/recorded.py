@@ -58,17 +58,13 @@ class RecordedGraph(Runnable[Any, Any]):
         self._configurable = _configurable(graph)
         channel = getattr(self._inner, "channels", {}).get("messages")
         self._adds_messages = getattr(channel, "operator", None) is add_messages
-        kinds, direct = _redacted_kinds(graph), _direct_tools(graph)
+        name, kinds, direct = getattr(self._inner, "name", None), _redacted_kinds(graph), _direct_tools(graph)
         self._turns = OnLoop(
             memory,
-            lambda opened: GraphTurns(opened, options, name=self._name, redacted=kinds, direct_tools=direct),
+            lambda opened: GraphTurns(opened, options, name=name, redacted=kinds, direct_tools=direct),
         )
         self._classes: dict[str, type] = {}
         self._begun_turns: list[GraphTurn] | None = None
-
-    @property
-    def _name(self) -> str:
-        return str(getattr(self._inner, "name", None) or "")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

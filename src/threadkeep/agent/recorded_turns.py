@@ -50,9 +50,9 @@ class GraphTurns:
         memory: Memory,
         options: TurnOptions,
         *,
-        name: str,
+        name: str | None,
         redacted: frozenset[str],
-        direct_tools: frozenset[str] = frozenset(),
+        direct_tools: frozenset[str],
     ) -> None:
         self.direct_tools = direct_tools
         self._memory = memory
@@ -77,7 +77,7 @@ class GraphTurns:
         messages = messages_in(given)
         identify(question_before(messages))
         part.resumed = not messages
-        turn = GraphTurn(self, part, f"threadkeep:graph:{self._name}", given, messages, config)
+        turn = GraphTurn(self, part, f"threadkeep:graph:{self._name or ''}", given, messages, config)
         if (memory.identity, session.session_id) in tool_of_sessions.get():
             part.silent = True
             return turn

@@ -14,7 +14,7 @@ from threadkeep.agent.call_measure import CallMeasure, Measuring, ModelUse, usag
 from threadkeep.agent.conversion import ANSWERS, id_of, is_utterance
 from threadkeep.agent.earlier_steps import TurnSteps
 from threadkeep.agent.extras import Extra, ExtraRequest, find_all
-from threadkeep.agent.holding import run_hold
+from threadkeep.agent.invocation import run_hold
 from threadkeep.agent.model_call import Assembled, Call, Draft
 from threadkeep.agent.provider_messages import first_since, superseded_indexes
 from threadkeep.agent.questions import digest_for, in_order, is_question, known_messages
@@ -121,7 +121,10 @@ class TurnContext:
         self.steps.gather(messages[self._end(messages) :], self.author, self.ordinal)
         if self._assembler is None:
             self._assembler = await self._first_assembler(messages, measure, use)
-        messages, superseded = self._without_superseded(await self.as_stored(messages))
+        messages = await self.as_stored(messages)
+        superseded: Sequence[BaseMessage] = ()
+        if self._recollection.superseded:
+            messages, superseded = self._without_superseded(messages)
         start = self._start(messages)
         first = first_since(self._recollection.forgotten, messages[:start]) if start else 0
         systems = [message for message in messages[:first] if isinstance(message, SystemMessage)]
@@ -181,7 +184,7 @@ class TurnContext:
 
     def keep(self) -> None:
         """Queue the last call's manifest, or add it to the transaction that ends the run."""
-        if self._open is None or (entry := self._entry()) is None:
+        if (entry := self._entry()) is None:
             return
         if self._hold is not None and self._hold.joins is not None and self._hold.joins == entry.session_id:
             self._hold.manifests.append(entry)
@@ -226,16 +229,15 @@ class TurnContext:
         if self._options.learning is not None and self._transcribed:
             self._options.learning.consider(self.session, self._use.model)
         begin, self._new_begin = None if anchored or self._anchored else self._new_begin, None
-        question_seq = self.question_seq if self.steps.waiting and not self._adopted else None
-        if begin is not None or question_seq is not None:
-            await in_time(self.session, self._store(begin, question_seq), self.session.report_write_failed)
+        if begin is not None or self.steps.waiting:
+            await in_time(self.session, self._store(begin), self.session.report_write_failed)
 
-    async def _store(self, begin: int | None, question_seq: int | None) -> None:
+    async def _store(self, begin: int | None) -> None:
         if begin is not None:
             profile, revision = self._options.profile or "", self._recollection.revision
             await self._memory.contexts.move_anchor(self.session.session_id, profile, begin, revision=revision)
-        if question_seq is not None:
-            await self.steps.keep(self.question_id or "", question_seq)
+        if self.question_seq is not None and not self._adopted:
+            await self.steps.keep(self.question_id or "", self.question_seq)
 
     def _consider_compression(self, compression: Compression) -> None:
         model = self._use.model
@@ -295,12 +297,8 @@ class TurnContext:
         self, messages: Sequence[BaseMessage]
     ) -> tuple[Sequence[BaseMessage], Sequence[BaseMessage]]:
         """Split the messages of the run's state into valid and superseded messages."""
-        if not self._recollection.superseded:
-            return messages, ()
         asked = {id_of(message) for message in self.question}
         superseded = superseded_indexes(messages, self._recollection.superseded - asked)
-        if not superseded:
-            return messages, ()
         kept = [message for index, message in enumerate(messages) if index not in superseded]
         return kept, [messages[index] for index in sorted(superseded)]
 

@@ -27,7 +27,7 @@ from threadkeep.agent.conversion import (
     is_stored_as,
     transcript_text,
 )
-from threadkeep.agent.holding import HeldAnswer
+from threadkeep.agent.invocation import HeldAnswer
 from threadkeep.agent.questions import RECEIVED
 from threadkeep.agent.turn_context import TurnContext
 from threadkeep.errors import MessageNotFound, MessageSuperseded, QuestionGone, StoreUnavailable, TurnInMemoryOnly

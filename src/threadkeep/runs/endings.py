@@ -12,7 +12,7 @@ from typing import Final, Literal
 from langchain_core.messages import AIMessage
 
 from threadkeep.agent.conversion import text_of
-from threadkeep.agent.holding import RunHold
+from threadkeep.agent.invocation import RunHold
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import StoreClosed, StoreError, StoreUnavailable, ThreadkeepError
 from threadkeep.history.keys import channel_of

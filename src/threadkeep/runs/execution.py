@@ -20,7 +20,7 @@ from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.types import Command, Interrupt, StreamMode
 
 from threadkeep.agent.conversion import assessment_of, text_of
-from threadkeep.agent.holding import run_hold
+from threadkeep.agent.invocation import run_hold
 from threadkeep.agent.turn_options import TurnOptions
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import StoreError, StoreUnavailable, is_transient

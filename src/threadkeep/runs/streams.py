@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 from weakref import WeakValueDictionary
 
-from threadkeep.agent.holding import RunHold
+from threadkeep.agent.invocation import RunHold
 from threadkeep.records import Json
 from threadkeep.records.runs import Run, TokenUsage
 

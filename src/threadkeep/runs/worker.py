@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from threadkeep.agent.holding import run_hold
+from threadkeep.agent.invocation import run_hold
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import StoreError
 from threadkeep.history.memory import Memory

@@ -13,7 +13,7 @@ from langgraph.runtime import get_runtime
 from langgraph.store.base import BaseStore
 from pydantic import AfterValidator, BaseModel, Field, StrictFloat, StrictInt
 
-from threadkeep.agent.holding import run_hold
+from threadkeep.agent.invocation import run_hold
 from threadkeep.agent.turn_options import CallSite
 from threadkeep.errors import StoreError
 from threadkeep.graph_store.layout import CHUNK_SIZE, GraphLayout
