@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from langchain.agents.middleware import ModelRetryMiddleware
@@ -84,6 +85,15 @@ async def test_a_retried_agent_stores_a_question_without_id_once(
         await retried.ainvoke({"messages": [("user", "hi")]}, config_of())
     assert seen(model.calls[2]) == [("human", "hi")]
     assert [text for _, text in await kept(small_memory)] == ["hi", "fine", "hi", "hello"]
+
+
+async def test_a_retried_batch_stores_each_question_once(small_memory: Memory) -> None:
+    agent = make_agent(ScriptedModel([DOWN, "one", "two"]), [SessionMemory(small_memory)])
+    inputs: list[Any] = [{"messages": [("user", words)]} for words in ("q1", "q2")]
+    retried = agent.with_retry(wait_exponential_jitter=False)
+    await retried.abatch(inputs, [config_of("a"), config_of("b")])
+    rows = [await kept(small_memory, session) for session in ("a", "b")]
+    assert [[role for role, _ in one] for one in rows] == [["user", "assistant"]] * 2
 
 
 async def test_the_agents_of_a_parallel_chain_each_answer_the_question(small_memory: Memory) -> None:

@@ -22,7 +22,7 @@ from threadkeep.agent.callbacks import PartialAnswer
 from threadkeep.agent.conversion import ANSWERS, REPEATS, STRUCTURED, id_of, text_of
 from threadkeep.errors import MiddlewareWarning
 
-_LIMIT_NOTICES = ("Model call limits exceeded: ", " call limit reached: ")
+LIMIT_NOTICES = ("Model call limits exceeded: ", " call limit reached: ")
 """Texts that occur in the notices with which LangChain's call-limit middleware ends a run."""
 
 
@@ -135,11 +135,6 @@ def final_answer(
 def answer_of(results: Sequence[ToolMessage]) -> AIMessage:
     """Join the results of tools that end a run into one answer, with the id of the last result."""
     return AIMessage("\n\n".join(filter(None, map(text_of, results))), id=results[-1].id)
-
-
-def is_limit_notice(answer: AIMessage, said_ids: Collection[str | None]) -> bool:
-    """Return True if an answer is the notice of a call limit, and not a reply of the model."""
-    return answer.id not in said_ids and any(notice in text_of(answer) for notice in _LIMIT_NOTICES)
 
 
 HELD_BACK_CHARACTERS: Final = 128

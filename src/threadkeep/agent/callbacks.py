@@ -144,10 +144,9 @@ class RootCallbacks(BaseCallbackHandler):
         else:
             self.branch.set(None)
             self.attempts.set(_NO_ATTEMPTS)
-            around = [one for one in self._around.get() if one in self._calls]
-            outer = self._calls[around[-1]] if around else None
+            outer = None if parent_run_id is None else self._calls.get(parent_run_id)
             wrapper = outer if outer is not None and outer.input is inputs else None
-            self._around.set((*around, run_id))
+            self._around.set((*[one for one in self._around.get() if one in self._calls], run_id))
             if len(self._calls) >= _MOST_RUNS:
                 # Keep the runs of agents if possible: chains register no functions for their end.
                 without_end = (one for one, call in self._calls.items() if not call.at_end)

@@ -23,10 +23,10 @@ from langgraph.runtime import Runtime
 from langgraph.types import Command
 
 from threadkeep.agent.answers import (
+    LIMIT_NOTICES,
     OtherMiddleware,
     answered_before,
     final_answer,
-    is_limit_notice,
     named_as_agent,
     restored,
     storable,
@@ -158,8 +158,8 @@ class TurnHooks:
                 await turn.settle()
                 repeated = part.told_again
                 return None if repeated is None else restored(call.messages, repeated, part.earlier_ids)
-            failed = part.model_failed or is_limit_notice(answer, part.said_ids)
-            winner = await part.end(answer, "failed" if failed else "complete")
+            limited = answer.id not in part.said_ids and any(notice in text_of(answer) for notice in LIMIT_NOTICES)
+            winner = await part.end(answer, "failed" if part.model_failed or limited else "complete")
         finally:
             part.root.release_session()
         if winner is None or winner.id == answer.id:
