@@ -16,15 +16,6 @@ from threadkeep.store.codec import LAST_MESSAGE_CHARACTERS, TITLE_CHARACTERS, Pr
 
 
 @dataclass(frozen=True)
-class Target:
-    """The destination of a new turn. `last_chunk` is the stored chunk to extend, if any."""
-
-    layout: GraphLayout
-    last_chunk: Value | None
-    now: datetime
-
-
-@dataclass(frozen=True)
 class Appended:
     """A conversation with an appended turn.
 
@@ -57,8 +48,19 @@ class Written:
         return bool(self.rows and self.rows[-1])
 
 
-def append(conversation: Conversation, prepared: Prepared, *, there: Mapping[str, int], target: Target) -> Appended:
-    """Return the changes that append a turn. `there` maps ids of stored messages to their `seq`."""
+def append(
+    conversation: Conversation,
+    prepared: Prepared,
+    *,
+    there: Mapping[str, int],
+    layout: GraphLayout,
+    last_chunk: Value | None,
+    now: datetime,
+) -> Appended:
+    """Return the changes that append a turn. `there` maps ids of stored messages to their `seq`.
+
+    `last_chunk` is the stored chunk to extend, if any.
+    """
     known = dict(there)
     fresh: dict[str, tuple[Message, dict[str, object]]] = {}
     for message, columns in zip(prepared.messages, prepared.columns, strict=True):
@@ -71,15 +73,14 @@ def append(conversation: Conversation, prepared: Prepared, *, there: Mapping[str
         first_seq, last_seq = min(known.values(), default=0), max(known.values(), default=-1)
         return Appended(conversation, {}, _receipt(prepared, first_seq, last_seq, known))
     first = conversation.last_seq + 1
-    layout = target.layout
-    grown = _grown(conversation, list(fresh.values()), target.now)
+    grown = _grown(conversation, list(fresh.values()), now)
     values = [message_value(seq, row, layout.value_field) for seq, (_, row) in enumerate(fresh.values(), start=first)]
     items = notes_of(layout, conversation.session_id, values)
     # Drop messages of a write that was interrupted before the metadata were written.
-    before = [] if target.last_chunk is None else list(target.last_chunk["messages"])
+    before = [] if last_chunk is None else list(last_chunk["messages"])
     while before and before[-1]["seq"] >= first:
         before.pop()
-    items |= chunk_items(conversation, values, target, before=before)
+    items |= chunk_items(layout, conversation, [*before, *values], now, last_chunk)
     rows = [{**row, "seq": seq} for seq, (_, row) in enumerate(fresh.values(), start=first)]
     return Appended(grown, items, _receipt(prepared, first, grown.last_seq, known), rows)
 
@@ -110,16 +111,20 @@ def _grown(
 
 
 def chunk_items(
-    conversation: Conversation, messages: Iterable[Value], target: Target, *, before: Sequence[Value] = ()
+    layout: GraphLayout,
+    conversation: Conversation,
+    messages: Iterable[Value],
+    now: datetime,
+    last_chunk: Value | None = None,
 ) -> dict[ItemKey, Value]:
-    """Return the chunks with `messages`, which must be in order. The first chunk begins with those in `before`."""
+    """Return the chunks with `messages`, which must be in order and begin with those of `last_chunk`, if it exists."""
     found: dict[ItemKey, Value] = {}
-    last = chunk_of(conversation.last_seq + 1, conversation.chunk_size)
-    for chunk, within in groupby(messages, key=lambda message: chunk_of(message["seq"], conversation.chunk_size)):
-        key = target.layout.chunk(conversation.session_id, chunk)
-        former = target.last_chunk if chunk == last else None
-        every = [*(() if found else before), *within]
-        found[key] = chunk_value(conversation, chunk, every, now=target.now, former=former)
+    size = conversation.chunk_size
+    for chunk, within in groupby(messages, key=lambda message: chunk_of(message["seq"], size)):
+        former = last_chunk if chunk == chunk_of(conversation.last_seq + 1, size) else None
+        found[layout.chunk(conversation.session_id, chunk)] = chunk_value(
+            conversation, chunk, list(within), now=now, former=former
+        )
     return found
 
 

@@ -1,108 +1,18 @@
-"""The reading of conversations: metadata, chunks, and changed chunks that are not written yet."""
+"""The reading of conversations: metadata and chunks."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
 
 from threadkeep.errors import SessionDamaged, StoreUnavailable
-from threadkeep.graph_store.items import Items, Readable, ReadItems, TableItems, Value, Writing
+from threadkeep.graph_store.items import Items, Readable, ReadItems, TableItems, Value
 from threadkeep.graph_store.known import KnownChunks
 from threadkeep.graph_store.layout import GraphLayout, ItemKey, chunk_key, chunk_of, chunk_spans, id_note
-from threadkeep.graph_store.shapes import (
-    METADATA,
-    Conversation,
-    answer_note,
-    conversation_of,
-    message_in,
-    messages_in,
-    missing_chunk,
-    noted_seq,
-)
+from threadkeep.graph_store.shapes import METADATA, Conversation, conversation_of, missing_chunk, noted_seq
 from threadkeep.records import Message
 from threadkeep.store.backend import DamageRegister
 from threadkeep.store.codec import TITLE_CHARACTERS, shorten
-
-
-@dataclass
-class HeldChunks:
-    """The chunks of a locked conversation, each read at most once. `items` has the changed ones."""
-
-    writing: Writing
-    layout: GraphLayout
-    conversation: Conversation
-    items: dict[ItemKey, Value | None] = field(default_factory=dict)
-    read: dict[int, Value | None] = field(default_factory=dict)
-
-    async def get(self, chunk: int) -> Value | None:
-        """Return a chunk with the changes made so far, if it exists. Raises `SessionDamaged`."""
-        key = self.layout.chunk(self.conversation.session_id, chunk)
-        if key in self.items:
-            return self.items[key]
-        if chunk not in self.read:
-            [value] = await self.writing.get([key])
-            if value is not None:
-                messages_in(self.conversation, chunk, value, partial(message_in, value_field=self.layout.value_field))
-            elif chunk == chunk_of(max(self.conversation.last_seq, 1), self.conversation.chunk_size):
-                raise missing_chunk(self.conversation)
-            self.read[chunk] = value
-        return self.read[chunk]
-
-    async def messages(self, chunk: int) -> list[Message]:
-        """Return the messages of a chunk, without deleted ones and those of incomplete writes."""
-        value = await self.get(chunk)
-        found = [message_in(one, self.layout.value_field) for one in value["messages"]] if value is not None else []
-        low, high = self.conversation.deleted_seq, self.conversation.last_seq
-        return [message for message in found if low < (message.seq or 0) <= high]
-
-    async def value(self, seq: int) -> Value:
-        """Return the stored value of the message with a `seq`, which must exist."""
-        chunk = await self.get(chunk_of(seq, self.conversation.chunk_size))
-        return next(one for one in (chunk or {}).get("messages", ()) if one["seq"] == seq)
-
-    async def replace(self, seq: int, value: Value) -> None:
-        """Replace the stored value of the message with a `seq`, which must exist."""
-        number = chunk_of(seq, self.conversation.chunk_size)
-        if (chunk := await self.get(number)) is not None:
-            messages = [value if one["seq"] == seq else one for one in chunk["messages"]]
-            self.items[self.layout.chunk(self.conversation.session_id, number)] = {**chunk, "messages": messages}
-
-    async def message(self, seq: int) -> Message:
-        """Return the message with a `seq`, which must exist."""
-        return message_in(await self.value(seq), self.layout.value_field)
-
-    async def mark(
-        self, chunk: int, span: tuple[int, int], mark: Value, successors: dict[str | None, str | None]
-    ) -> list[Message]:
-        """Mark the messages of a chunk in `span` as superseded; return them as they were before."""
-        value = await self.get(chunk)
-        if value is None:
-            return []
-        session_id, first, last = self.conversation.session_id, *span
-        marked, messages = list[Value](), list[Message]()
-        for one in value["messages"]:
-            if not first <= one["seq"] <= last:
-                marked.append(one)
-                continue
-            messages.append(message_in(one, self.layout.value_field))
-            successor = successors.get(one.get("id"))
-            marked.append({**one, **mark, **({"superseded_by": successor} if successor else {})})
-            if (note := answer_note(one)) is not None:
-                self.items[self.layout.note(session_id, note)] = None
-        self.items[self.layout.chunk(session_id, chunk)] = {**value, "messages": marked}
-        return messages
-
-    async def active(self, conversation: Conversation, *, newest_first: bool) -> AsyncIterator[Message]:
-        """Yield the active messages of the conversation, including unwritten changes."""
-        first, last, size = conversation.deleted_seq + 1, conversation.last_seq, conversation.chunk_size
-        for part in chunk_spans(first, last, size, newest_first=newest_first):
-            if conversation.superseded_between(*part.span) != (part.span,):
-                messages = await self.messages(part.chunk)
-                for message in reversed(messages) if newest_first else messages:
-                    if message.superseded_at is None:
-                        yield message
 
 
 async def first_user(messages: AsyncIterator[Message]) -> Message | None:
@@ -126,8 +36,11 @@ async def title_without(title: str | None, removed: Iterable[Message], rest: Asy
     return title_of(await first_user(rest))
 
 
-CHUNKS_AT_ONCE = 10
+_CHUNKS_AT_ONCE = 10
 """The maximum number of chunks that one call to the store reads."""
+
+_NONE = (1, 0)
+"""A `seq` range without messages."""
 
 
 class ConversationReader:
@@ -261,21 +174,25 @@ class ConversationReader:
                 if not (active and message.superseded_at is not None):
                     yield message
 
-    async def up(self, conversation: Conversation, low: int, high: int) -> AsyncIterator[Message]:
+    async def up(
+        self, conversation: Conversation, low: int, high: int, *, items: Readable | None = None
+    ) -> AsyncIterator[Message]:
         """Yield the messages from `low` up to `high`, both included, and read chunks as needed."""
         first = max(low, conversation.deleted_seq + 1)
         for part in chunk_spans(first, min(high, conversation.last_seq), conversation.chunk_size):
-            for message in await self.between(conversation, part.first_seq, part.last_seq):
+            for message in await self.between(conversation, part.first_seq, part.last_seq, items=items):
                 yield message
 
-    async def values_up(self, conversation: Conversation, high: int) -> AsyncIterator[Value]:
-        """Yield the stored form of all messages up to `high`, including superseded ones."""
-        first, last = conversation.deleted_seq + 1, min(high, conversation.last_seq)
-        for part in chunk_spans(first, last, conversation.chunk_size):
-            async for chunk, _ in self._read(conversation, [part.chunk]):
-                for value in chunk["messages"]:
-                    if first <= value["seq"] <= last:
-                        yield value
+    async def values(
+        self, conversation: Conversation, low: int, high: int, *, items: Readable | None = None, checks: bool = True
+    ) -> AsyncIterator[Value]:
+        """Yield the stored form of the messages from `low` up to `high`; their fields are checked if `checks`."""
+        first, last = max(low, conversation.deleted_seq + 1), min(high, conversation.last_seq)
+        chunks = [part.chunk for part in chunk_spans(first, last, conversation.chunk_size)]
+        async for chunk, _ in self._read(conversation, chunks, None if checks else _NONE, items):
+            for value in chunk["messages"]:
+                if first <= value["seq"] <= last:
+                    yield value
 
     async def at(self, conversation: Conversation, seqs: Collection[int]) -> list[Message]:
         """Return the existing messages with these `seq` values, in order, including superseded ones."""
@@ -293,8 +210,8 @@ class ConversationReader:
     ) -> AsyncIterator[tuple[Value, list[Message]]]:
         """Yield each chunk in its stored form, with its messages in `span`."""
         newest = chunk_of(max(conversation.last_seq, 1), conversation.chunk_size)
-        for start in range(0, len(chunks), CHUNKS_AT_ONCE):
-            numbers = chunks[start : start + CHUNKS_AT_ONCE]
+        for start in range(0, len(chunks), _CHUNKS_AT_ONCE):
+            numbers = chunks[start : start + _CHUNKS_AT_ONCE]
             keys = [self._layout.chunk(conversation.session_id, chunk) for chunk in numbers]
             values = await (items or self._items).get(keys)
             for number, value in zip(numbers, values, strict=True):

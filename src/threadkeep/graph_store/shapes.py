@@ -56,6 +56,7 @@ _MESSAGE_DEFAULTS: Mapping[str, object] = {
     "superseded_by": None,
 }
 _MESSAGE_FIELDS = frozenset(one.name for one in fields(Message))
+_INFO_FIELDS = frozenset(one.name for one in fields(SessionInfo))
 _TIMES = ("sent_at", "created_at", "superseded_at")
 
 
@@ -96,25 +97,11 @@ class Conversation:
     def info(self) -> SessionInfo:
         """Return the metadata in the form of a `SessionInfo`."""
         superseded = size_of(self.superseded_between(self.deleted_seq + 1, self.last_seq))
+        shared = {name: value for name, value in vars(self).items() if name in _INFO_FIELDS}
         return SessionInfo(
-            session_id=self.session_id,
-            user_id=self.user_id,
-            title=self.title,
-            last_message=self.last_message,
+            **{**shared, "metadata": json.loads(self.metadata)},
             message_count=self.last_seq - self.deleted_seq - superseded,
-            last_seq=self.last_seq,
-            reset_seq=self.reset_seq,
-            active=self.active,
-            tags=self.tags,
-            metadata=json.loads(self.metadata),
-            created_at=self.created_at,
-            updated_at=self.updated_at,
             archived_seq=self.deleted_seq,
-            deleted_seq=self.deleted_seq,
-            revision=self.revision,
-            parent_session_id=self.parent_session_id,
-            parent_seq=self.parent_seq,
-            agent=self.agent,
         )
 
 

@@ -2,22 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
 from threadkeep.errors import MessageNotFound, SessionNotFound, WrongUser
-from threadkeep.graph_store.appending import Target, chunk_items
-from threadkeep.graph_store.items import ReadItems, Value, Writing
-from threadkeep.graph_store.layout import STEPS, ItemKey, Ranges, chunk_spans, joined, ranges_of, seqs_down, size_of
-from threadkeep.graph_store.reading import ConversationReader, HeldChunks, first_user, title_of, title_without
-from threadkeep.graph_store.shapes import Conversation, message_in, message_value, notes_of
+from threadkeep.graph_store.appending import chunk_items
+from threadkeep.graph_store.items import Value, Writing
+from threadkeep.graph_store.layout import (
+    STEPS,
+    GraphLayout,
+    ItemKey,
+    Ranges,
+    chunk_of,
+    joined,
+    ranges_of,
+    seqs_down,
+    size_of,
+)
+from threadkeep.graph_store.reading import ConversationReader, first_user, title_of, title_without
+from threadkeep.graph_store.shapes import Conversation, answer_note, message_in, message_value, notes_of
 from threadkeep.graph_store.writing import ConversationWriter
 from threadkeep.records import Message, Receipt, Turn
 from threadkeep.store.codec import LAST_MESSAGE_CHARACTERS, Prepared, shorten, time_of, time_text
 from threadkeep.store.driver import TurnRefused
 from threadkeep.store.superseding import check_branch, done_before, no_message_at
 from threadkeep.store.transcripts import Branching, Superseded, Superseding
+
+
+class HeldChunks:
+    """The items of a locked conversation with the changes made so far, which are in `items`."""
+
+    def __init__(self, reader: ConversationReader, writing: Writing, layout: GraphLayout, found: Conversation) -> None:
+        self.writing = writing
+        self.conversation = found
+        self.items: dict[ItemKey, Value | None] = {}
+        self._reader = reader
+        self._layout = layout
+
+    async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
+        """Return the items with these keys, in the order of the keys."""
+        stored = await self.writing.get(keys)
+        return [self.items.get(key, value) for key, value in zip(keys, stored, strict=True)]
+
+    def values(self, first_seq: int, last_seq: int) -> AsyncIterator[Value]:
+        """Yield the stored values of the messages from `first_seq` to `last_seq`. Raises `SessionDamaged`."""
+        return self._reader.values(self.conversation, first_seq, last_seq, items=self)
+
+    async def value(self, seq: int) -> Value:
+        """Return the stored value of the message with a `seq`, which must exist."""
+        [found] = [value async for value in self.values(seq, seq)]
+        return found
+
+    async def message(self, seq: int) -> Message:
+        """Return the message with a `seq`, which must exist."""
+        return message_in(await self.value(seq), self._layout.value_field)
+
+    async def replace(self, values: Mapping[int, Value]) -> None:
+        """Replace the stored values of messages, by `seq`."""
+        for number in sorted({chunk_of(seq, self.conversation.chunk_size) for seq in values}):
+            key = self._layout.chunk(self.conversation.session_id, number)
+            [chunk] = await self.get([key])
+            if chunk is not None:
+                messages = [values.get(one["seq"], one) for one in chunk["messages"]]
+                self.items[key] = {**chunk, "messages": messages}
 
 
 class ConversationSuperseding:
@@ -38,7 +86,7 @@ class ConversationSuperseding:
                 if superseding.message_id is not None:
                     raise MessageNotFound(superseding.session_id, superseding.message_id)
                 return Superseded()
-            chunks = HeldChunks(writing, self._layout, found)
+            chunks = self._held(writing, found)
             if superseding.message_id is None:
                 superseded = _newest_ranges(found, superseding.newest)
             else:
@@ -66,10 +114,13 @@ class ConversationSuperseding:
             if await self._writer.seqs_of(writing, found, [str(message.id) for message in new.messages]):
                 raise TurnRefused("A message of the turn is known already.")
             later = ranges_of(seqs_down(found.last_seq, seq + 1, found.superseded))
-            chunks = HeldChunks(writing, self._layout, found)
+            chunks = self._held(writing, found)
             await self._write(chunks, Superseding(turn.session_id), later, new, now)
 
         await self._writer.hold(turn.session_id, work)
+
+    def _held(self, writing: Writing, conversation: Conversation) -> HeldChunks:
+        return HeldChunks(self._reader, writing, self._layout, conversation)
 
     async def _named(self, writing: Writing, chunks: HeldChunks, superseding: Superseding) -> Ranges | Superseded:
         """Return the `seq` ranges to supersede, or the result of an equal earlier call."""
@@ -91,10 +142,11 @@ class ConversationSuperseding:
 
     async def _of_run(self, chunks: HeldChunks, question: Message, last: int) -> Ranges:
         """Return the `seq` ranges of a question and of later active messages of its run."""
-        first, found = question.seq or 0, {question.seq or 0}
-        for part in chunk_spans(first, last, chunks.conversation.chunk_size) if question.run_id is not None else ():
-            of_run = [message for message in await chunks.messages(part.chunk) if message.run_id == question.run_id]
-            found |= {m.seq for m in of_run if m.seq is not None and m.seq > first and m.superseded_at is None}
+        found = {question.seq or 0}
+        if question.run_id is not None:
+            async for message in self._reader.up(chunks.conversation, min(found) + 1, last, items=chunks):
+                if message.run_id == question.run_id and message.superseded_at is None:
+                    found.add(message.seq or 0)
         return ranges_of(found)
 
     async def _write(
@@ -102,11 +154,15 @@ class ConversationSuperseding:
     ) -> Superseded:
         former = chunks.conversation
         new_id = None if new is None or superseding.message_id is None else str(new.messages[0].id)
-        taken: list[Message] = []
-        for first, last in ranges:
-            for part in chunk_spans(first, last, former.chunk_size):
-                mark = {"superseded_at": time_text(now)}
-                taken += await chunks.mark(part.chunk, part.span, mark, {superseding.message_id: new_id})
+        taken, marked = list[Message](), dict[int, Value]()
+        for span in ranges:
+            async for value in chunks.values(*span):
+                taken.append(message_in(value, self._layout.value_field))
+                successor = {"superseded_by": new_id} if new_id and value.get("id") == superseding.message_id else {}
+                marked[value["seq"]] = {**value, "superseded_at": time_text(now), **successor}
+                if (note := answer_note(value)) is not None:
+                    chunks.items[self._layout.note(former.session_id, note)] = None
+        await chunks.replace(marked)
         superseded = joined(former.superseded, ranges)
         changed = replace(former, superseded=superseded, revision=former.revision + bool(ranges))
         changed = await self._retitled(chunks, changed, taken)
@@ -122,20 +178,22 @@ class ConversationSuperseding:
     async def _retitled(self, chunks: HeldChunks, conversation: Conversation, taken: Sequence[Message]) -> Conversation:
         """Return the conversation with the title and the last message that it has without `taken`."""
         last_message, last_user_seq = None, 0
-        async for message in chunks.active(conversation, newest_first=True):
+        last_seq = conversation.last_seq
+        async for message in self._reader.down(conversation, last_seq, 1, active=True, items=chunks):
             if last_message is None:
                 last_message = shorten(message.content, LAST_MESSAGE_CHARACTERS)
             if message.role == "user":
                 last_user_seq = message.seq or 0
                 break
-        title = await title_without(conversation.title, taken, chunks.active(conversation, newest_first=False))
+        rest = self._reader.up(conversation, 1, last_seq, items=chunks)
+        title = await title_without(conversation.title, taken, rest)
         return replace(conversation, last_message=last_message, last_user_seq=last_user_seq, title=title)
 
     async def _appended(
         self, chunks: HeldChunks, conversation: Conversation, new: Prepared, now: datetime
     ) -> tuple[Conversation, Message]:
         """Append `new` to the unwritten changes; return the conversation and the stored message."""
-        appended = await self._writer.appended(ReadItems(chunks.writing, chunks.items), conversation, new, {}, now)
+        appended = await self._writer.appended(chunks, conversation, new, {}, now)
         chunks.items |= appended.items
         field = self._layout.value_field
         value = message_value(appended.conversation.last_seq, appended.rows[-1], field)
@@ -148,7 +206,7 @@ class ConversationSuperseding:
         message = prepared.messages[0]
         superseding = Superseding(conversation.session_id, message_id=losers[-1]["id"], scope="message", by=message)
         ranges = ranges_of(int(loser["seq"]) for loser in losers)
-        await self._write(HeldChunks(writing, self._layout, conversation), superseding, ranges, prepared, now)
+        await self._write(self._held(writing, conversation), superseding, ranges, prepared, now)
         seq = conversation.last_seq + 1
         return Receipt(first_seq=seq, last_seq=seq, cleaned=prepared.cleaned, ids=(str(message.id),))
 
@@ -156,12 +214,12 @@ class ConversationSuperseding:
         """Mark the last version of an answer as delivered, and return it if it exists."""
 
         async def work(writing: Writing, found: Conversation | None) -> Message | None:
-            chunks = None if found is None else HeldChunks(writing, self._layout, found)
+            chunks = None if found is None else self._held(writing, found)
             value = None if chunks is None else await self._current_version(chunks, message_id)
             if chunks is None or value is None:
                 return None
             if not value.get("told_at") and not value.get("superseded_at"):
-                await chunks.replace(value["seq"], {**value, "told_at": time_text(now)})
+                await chunks.replace({value["seq"]: {**value, "told_at": time_text(now)}})
                 await self._writer.put(writing, chunks.conversation, chunks.conversation, chunks.items)
             return message_in(value, self._layout.value_field)
 
@@ -173,14 +231,14 @@ class ConversationSuperseding:
         async def work(writing: Writing, found: Conversation | None) -> None:
             if found is None:
                 return
-            chunks, taken = HeldChunks(writing, self._layout, found), list[Message]()
+            chunks, taken, emptied = self._held(writing, found), list[Message](), dict[int, Value]()
             for seq in sorted(seqs):
                 value = await chunks.value(seq)
                 taken.append(message_in(value, self._layout.value_field))
                 kept = {name: value.get(name) for name in ("seq", "id", "role", "created_at")}
                 mark = {"superseded_at": value.get("superseded_at") or time_text(now)}
-                empty = {**kept, self._layout.value_field: "", "tokens": 0, "status": "erased", **mark}
-                await chunks.replace(seq, empty)
+                emptied[seq] = {**kept, self._layout.value_field: "", "tokens": 0, "status": "erased", **mark}
+            await chunks.replace(emptied)
             chunks.items[self._layout.recall_index(session_id)] = None
             steps = self._layout.message_ids(session_id)
             chunks.items |= dict.fromkeys(ItemKey(steps, key) for key in await writing.keys(steps, STEPS))
@@ -226,7 +284,7 @@ class ConversationSuperseding:
             unmarked = [{name: one for name, one in value.items() if name not in marks} for value in values]
             renumbered = [{**value, "seq": seq} for seq, value in enumerate(unmarked, start=1)]
             items = notes_of(self._layout, new.session_id, renumbered)
-            items |= chunk_items(new, renumbered, Target(self._layout, None, now))
+            items |= chunk_items(self._layout, new, renumbered, now)
             if messages:
                 new = replace(new, last_message=shorten(messages[-1].content, LAST_MESSAGE_CHARACTERS))
             await self._writer.put(writing, replace(new, version=-1), new, items)
@@ -236,7 +294,7 @@ class ConversationSuperseding:
     async def _values(self, branching: Branching, parent: Conversation) -> list[Value]:
         """Return the messages to copy into a branch, as they are stored in their chunks."""
         upto = parent.last_seq if branching.at is None else branching.at
-        there = {value["seq"]: value async for value in self._reader.values_up(parent, upto)}
+        there = {value["seq"]: value async for value in self._reader.values(parent, 1, upto)}
         if branching.at is not None and upto not in there:
             raise no_message_at(branching.session_id, upto)
         since = None if branching.at is None else there[upto].get("superseded_at")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from datetime import datetime
-from itertools import batched
 
 from threadkeep.errors import SessionDamaged, StoreError
 from threadkeep.graph_store.appending import Written, mark_of, turns_in
 from threadkeep.graph_store.items import Items, Value, Writing
-from threadkeep.graph_store.layout import GraphLayout, chunk_of
-from threadkeep.graph_store.reading import CHUNKS_AT_ONCE, ConversationReader, first_user
-from threadkeep.graph_store.shapes import Conversation, damaged_chunk, metadata_value, values_in
+from threadkeep.graph_store.layout import GraphLayout
+from threadkeep.graph_store.reading import ConversationReader, first_user
+from threadkeep.graph_store.shapes import Conversation, metadata_value
 from threadkeep.graph_store.superseding import ConversationSuperseding
 from threadkeep.graph_store.writing import ConversationWriter
 from threadkeep.observe import Backend
@@ -331,23 +330,11 @@ class RecallIndexItems:
             conversation = await self._writer.reader.conversation(session_id)
             if conversation is None:
                 return False
-            chunks = dict.fromkeys(chunk_of(seq, conversation.chunk_size) for seq in texts.seqs)
-            wanted = set(texts.seqs)
-            for some in batched(chunks, CHUNKS_AT_ONCE):
-                for seq, text in await self._texts_in(conversation, some):
-                    if seq in wanted:
-                        found.add(seq, text)
+            wanted, field = set(texts.seqs), self._layout.value_field
+            async for value in self._writer.reader.values(conversation, 1, max(wanted, default=0), checks=False):
+                if value["seq"] in wanted:
+                    found.add(value["seq"], str(value.get(field)))
         return found == texts
-
-    async def _texts_in(self, conversation: Conversation, chunks: Sequence[int]) -> list[tuple[int, str]]:
-        """Return the `seq` and the text of each message in the chunks."""
-        found: list[tuple[int, str]] = []
-        values = await self._items.get([self._layout.chunk(conversation.session_id, chunk) for chunk in chunks])
-        for chunk, value in zip(chunks, values, strict=True):
-            with damaged_chunk(conversation, chunk):
-                messages = () if value is None else values_in(conversation, chunk, value)
-            found += [(one["seq"], str(one.get(self._layout.value_field))) for one in messages]
-        return found
 
     async def _put(self, writing: Writing, found: Conversation, item: Value | None) -> None:
         """Write or delete the index item without changing the version of the conversation."""

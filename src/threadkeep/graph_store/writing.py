@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from threadkeep.errors import QuestionGone, SessionDamaged, StoreError, StoreUnavailable, WrongUser
-from threadkeep.graph_store.appending import Appended, Target, Written, append, receipt_of, steps_left
+from threadkeep.graph_store.appending import Appended, Written, append, receipt_of, steps_left
 from threadkeep.graph_store.items import ConversationChanged, Items, Readable, ReadOnce, Stored, Value, Writing
 from threadkeep.graph_store.layout import OWN, STEPS, GraphLayout, ItemKey, chunk_of, chunk_spans, id_note
 from threadkeep.graph_store.reading import ConversationReader
@@ -254,8 +254,7 @@ class ConversationWriter:
             raise missing_chunk(conversation)
         if last is not None:
             self._read(conversation, chunks[0], last)
-        target = Target(self.layout, last, now)
-        return append(conversation, prepared, there=there, target=target)
+        return append(conversation, prepared, there=there, layout=self.layout, last_chunk=last, now=now)
 
     async def seqs_of(self, writing: Writing, conversation: Conversation, message_ids: Sequence[str]) -> dict[str, int]:
         """Return a map from message ids to `seq`, for the messages that exist."""
