@@ -6,7 +6,6 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from operator import itemgetter
 
 from threadkeep.graph_store.items import Stored, Value
@@ -102,7 +101,6 @@ class KnownChunks:
     """
 
     def __init__(self, value_field: str) -> None:
-        self._read_plain = partial(message_in, value_field=value_field)
         self._value_field = value_field
         self._chunks: OrderedDict[str, KnownMessages] = OrderedDict()
         self._characters = 0
@@ -112,14 +110,14 @@ class KnownChunks:
     ) -> list[Message]:
         """Return the messages of a chunk, if possible from the cache. Raises `SessionDamaged`."""
         if chunk != chunk_of(max(conversation.last_seq, 1), conversation.chunk_size):
-            return messages_in(conversation, chunk, value, self._read_plain, span)
+            return messages_in(conversation, chunk, value, self._value_field, span)
         with self._entry(conversation.session_id, chunk) as known:
             return known.messages_in(conversation, value, span)
 
     def check(self, conversation: Conversation, chunk: int, value: Value) -> None:
         """Validate every message of a chunk. Raises `SessionDamaged`."""
         if chunk != chunk_of(max(conversation.last_seq, 1), conversation.chunk_size):
-            messages_in(conversation, chunk, value, self._read_plain)
+            messages_in(conversation, chunk, value, self._value_field)
             return
         with self._entry(conversation.session_id, chunk) as known:
             known.check(conversation, value)

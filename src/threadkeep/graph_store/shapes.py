@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
@@ -207,21 +207,17 @@ def chunk_value(
     )
 
 
-_CHUNK_FIELDS = frozenset(
-    {"conversation_key", "chunk_key", "start_seq", "messages", "end_seq", "updated_at"},
-)
+_CHUNK_FIELDS = frozenset({"conversation_key", "chunk_key", "start_seq", "messages", "end_seq", "updated_at"})
 
 
 def messages_in(
     conversation: Conversation,
     chunk: int,
     value: Value,
-    read: Callable[[Value], Message],
+    value_field: str,
     span: tuple[int, int] | None = None,
 ) -> list[Message]:
     """Return the messages of a chunk in order, or only those in the `seq` range `span`.
-
-    `read` converts a stored message to a `Message`.
 
     Raises:
         SessionDamaged: the item is not this chunk of this conversation, or one of these messages cannot be used.
@@ -229,7 +225,7 @@ def messages_in(
     first, last = span or (1, conversation.last_seq + conversation.chunk_size)
     with damaged_chunk(conversation, chunk):
         values = values_in(conversation, chunk, value)
-        return [read(each) for each in values if first <= each["seq"] <= last]
+        return [message_in(each, value_field) for each in values if first <= each["seq"] <= last]
 
 
 def values_in(conversation: Conversation, chunk: int, value: Value) -> Sequence[Value]:

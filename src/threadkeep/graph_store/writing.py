@@ -170,9 +170,9 @@ class ConversationWriter:
         return [*(self.layout.note(turn.session_id, name) for name in names), *first]
 
     def _ends(self, conversation: Conversation) -> list[ItemKey]:
-        """Return the keys of the newest chunk and of the chunk for the next message."""
+        """Return the keys of the chunk for the next message and of the newest chunk, often the same one."""
         last_seq, size = conversation.last_seq, conversation.chunk_size
-        chunks = {chunk_of(last_seq + 1, size), chunk_of(max(last_seq, 1), size)}
+        chunks = (chunk_of(last_seq + 1, size), chunk_of(max(last_seq, 1), size))
         return [self.layout.chunk(conversation.session_id, chunk) for chunk in chunks]
 
     async def _question_seq(self, writing: Writing, found: Conversation | None, turn: Turn) -> int:
@@ -247,13 +247,11 @@ class ConversationWriter:
         now: datetime,
     ) -> Appended:
         """Return the changes that append messages. `there` maps stored ids to their `seq`."""
-        last_seq, size = conversation.last_seq, conversation.chunk_size
-        chunks = chunk_of(last_seq + 1, size), chunk_of(max(last_seq, 1), size)
-        last, newest = await writing.get([self.layout.chunk(conversation.session_id, chunk) for chunk in chunks])
-        if newest is None and last_seq > conversation.deleted_seq:
+        last, newest = await writing.get(self._ends(conversation))
+        if newest is None and conversation.last_seq > conversation.deleted_seq:
             raise missing_chunk(conversation)
         if last is not None:
-            self._read(conversation, chunks[0], last)
+            self._read(conversation, chunk_of(conversation.last_seq + 1, conversation.chunk_size), last)
         return append(conversation, prepared, there=there, layout=self.layout, last_chunk=last, now=now)
 
     async def seqs_of(self, writing: Writing, conversation: Conversation, message_ids: Sequence[str]) -> dict[str, int]:
