@@ -6,9 +6,11 @@ import asyncio
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,6 +124,16 @@ class CommandLine:
             return await memory.session(session_id).info()
 
         return self.with_memory(looking)
+
+
+@contextmanager
+def default_handler(number: signal.Signals) -> Iterator[None]:
+    """Give a signal the handler that it has at the start of a process."""
+    before = signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 def start(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[str]:

@@ -19,7 +19,7 @@ import psycopg
 import pytest
 
 from tests.cli.forked import ForkedCommand
-from tests.cli.running import CommandLine
+from tests.cli.running import CommandLine, default_handler
 from tests.databases import execute
 from tests.limits import HANG_SECONDS
 from threadkeep.cli import main
@@ -284,8 +284,11 @@ def test_a_pg_dump_that_is_too_old_is_named_with_the_cure(postgres_cli: CommandL
     assert (outcome.exit_code, "client tools in the server's version" in outcome.err) == (1, True)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("command", ["backup", "restore"])
-def test_ctrl_c_stops_a_backup_or_a_restore(cli: CommandLine, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+def test_a_signal_stops_a_backup_or_a_restore(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch, command: str, number: signal.Signals
+) -> None:
     cli.store("room", "hi", "hello")
     assert cli("backup", str(cli.folder / "copy")).exit_code == 0
     cli.store("later", "not in the copy")
@@ -296,11 +299,12 @@ def test_ctrl_c_stops_a_backup_or_a_restore(cli: CommandLine, monkeypatch: pytes
     def interrupted(_: object, text: str) -> None:
         note(text)
         if text.startswith(("Copying", "Restoring")):
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
 
     monkeypatch.setattr(type(terminal), "note", interrupted)
     files = sorted(cli.folder.iterdir())
-    outcome = cli(command, str(cli.folder / ("copy" if command == "restore" else "second")), "--replace")
+    with default_handler(number):
+        outcome = cli(command, str(cli.folder / ("copy" if command == "restore" else "second")), "--replace")
     assert (outcome.exit_code, "Stopped before the command was done." in outcome.err) == (1, True)
     assert sorted(cli.folder.iterdir()) == files
     listed = cli("sessions", "list", "--json").json["sessions"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -9,7 +10,9 @@ import pytest
 from tests.channels.fake_telegram import FakeTelegram, faking_telegram
 from tests.channels.fake_wecom import SECRET, faking_wecom
 from tests.channels.platforms import AES_KEY
+from tests.children import run_together
 from tests.cli.running import CommandLine
+from threadkeep.cli import main
 from threadkeep.memory import Memory
 
 SESSION = "telegram:1:7"
@@ -207,6 +210,21 @@ def test_a_bot_is_added_by_a_command(cli: CommandLine) -> None:
     assert [(row["name"], row["receive"]) for row in rows] == [("support", "polling"), ("sales", "webhook")]
     assert path.read_text().startswith("# ours")
     assert "2:canary" not in path.read_text()
+
+
+@pytest.mark.process
+def test_bots_that_are_added_at_once_are_all_kept(cli: CommandLine) -> None:
+    file = cli.folder / "channels.yaml"
+    names = [f"bot{number}" for number in range(6)]
+    assert run_together(_add_bot, [(name, str(file)) for name in names]) == [0] * len(names)
+    cli.set(THREADKEEP_CHANNELS=str(file))
+    assert sorted(row["name"] for row in cli("channels", "list", "--json").json["channels"]) == names
+    assert list(cli.folder.glob(".channels*")) == []
+
+
+def _add_bot(name: str, file: str) -> int:
+    os.environ["THREADKEEP_CHANNELS"] = file
+    return main(["channels", "add", "telegram", "--name", name, "--token", f"{name[3:]}:canary"])
 
 
 def test_an_invalid_bot_is_not_added(cli: CommandLine) -> None:

@@ -515,7 +515,7 @@ def test_a_missing_package_of_bots_is_found_beside_the_other_checks(
 
 
 def test_a_read_only_mount_is_found(cli: CommandLine) -> None:
-    """`doctor` and `erase` both say that the database cannot be written."""
+    """`doctor` and `erase` both say that the database cannot be written; a dry run of `erase` needs no write."""
     cli("migrate")
     folder = cli.folder
     mount = f"mount --bind {folder} {folder} && mount -o remount,bind,ro {folder}"
@@ -524,6 +524,7 @@ def test_a_read_only_mount_is_found(cli: CommandLine) -> None:
     with ForkedCommand(_on_a_read_only_mount, [mount], os.environ) as process:
         out, err = process.communicate()
     assert "its mount is read-only" in out
+    assert "No data was found; check the id." in out
     assert "database is unavailable, full or read-only" in err
 
 
@@ -534,7 +535,8 @@ def _on_a_read_only_mount(commands: Sequence[str]) -> int:
         subprocess.run(["sh", "-c", command], check=True)
     # The folder that this process is in is below the mount.
     os.chdir(Path.cwd())
-    return main(["doctor", "--json"]) + main(["erase", "user", "ann", "--yes"])
+    dry_run = main(["erase", "user", "ann", "--dry-run"])
+    return dry_run + main(["doctor", "--json"]) + main(["erase", "user", "ann", "--yes"])
 
 
 async def test_a_graphiti_server_that_does_not_answer_is_found(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from tests.cli.running import CommandLine
+from tests.databases import execute
 
 
 def test_a_person_is_erased_with_a_receipt(any_cli: CommandLine) -> None:
@@ -25,6 +27,21 @@ def test_a_person_is_erased_with_a_receipt(any_cli: CommandLine) -> None:
     assert any_cli("erase", "verify", str(file)).exit_code == 1
     file.write_text("[]")
     assert any_cli("erase", "verify", str(file)).exit_code == 2
+
+
+def test_a_read_only_server_shows_a_dry_run(
+    tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """The server has no key for the signature of a receipt, and cannot store one."""
+    cli = CommandLine(tmp_path, postgres_url, monkeypatch=monkeypatch, captured=capsysbinary)
+    cli.store("room", "hi", "hello", user_id="ann")
+    name = postgres_url.partition("?")[0].rpartition("/")[2]
+    execute(postgres_url, f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    for subject in (("user", "ann"), ("session", "room")):
+        plan = cli("erase", *subject, "--dry-run", "--json")
+        assert (plan.exit_code, plan.json["sessions"]) == (0, 1), plan.err
+        refused = cli("erase", *subject, "--yes")
+        assert (refused.exit_code, "No receipt can be signed" in refused.err) == (1, True)
 
 
 def test_a_receipt_that_cannot_be_written_stops_the_erase(cli: CommandLine) -> None:

@@ -56,6 +56,16 @@ def test_an_unknown_person_is_not_exported(any_cli: CommandLine) -> None:
     assert any_cli("persons", "export", "zoe", "-o", str(any_cli.folder / "zoe.zip")).exit_code == 0
 
 
+def test_an_export_that_cannot_begin_leaves_no_file(cli: CommandLine) -> None:
+    """The database cannot be opened, or the id is not valid."""
+    (cli.folder / "words.db").write_text("These words are not a database. " * 9)
+    for person, database in (("ann", "missing.db"), ("ann", "words.db"), (" ", "new.db")):
+        cli("migrate", "--database", "new.db")
+        refused = cli("persons", "export", person, "-o", "ann.zip", "--database", database)
+        assert refused.exit_code != 0
+        assert list(cli.folder.glob("ann.zip*")) == []
+
+
 def test_a_full_disk_leaves_no_archive(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     cli.store("room", "tell me about tea", "gladly", user_id="ann")
     target = cli.folder / "ann.zip"

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import CommandLine, start
+from tests.cli.running import CommandLine, default_handler, start
+from threadkeep.cli.terminal import terminal
 from threadkeep.errors import StoreUnavailable, WrongUser
 from threadkeep.history.memory import Memory
 from threadkeep.records import Message, Retention, RetentionLimits, Summary
@@ -430,6 +431,21 @@ def test_an_interrupted_import_shows_its_progress(cli: CommandLine, monkeypatch:
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_an_export_without_a_file(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """Of a person's export, the lines so far stay, so that it can be continued."""
+    cli.store("a", "hi", "hello", user_id="ann")
+    monkeypatch.setattr("threadkeep.cli.terminal.LINE_SECONDS", 0.0)
+    monkeypatch.setattr(type(terminal), "note", lambda _, text: signal.raise_signal(number))
+    for command, left in ((["sessions", "export", "--all"], []), (["persons", "export", "ann"], ["out.partial"])):
+        with default_handler(number):
+            outcome = cli(*command, "-o", str(cli.folder / "out"))
+        assert (outcome.exit_code, "Stopped before the command was done." in outcome.err) == (1, True)
+        assert [file.name for file in cli.folder.glob("out*")] == left
+
+
 def test_a_killed_import_can_be_repeated(cli: CommandLine) -> None:
     cli.with_memory(_write_everything)
     exported = cli("sessions", "export", "--all").out

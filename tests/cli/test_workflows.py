@@ -125,9 +125,10 @@ def test_keys_are_explained(cli: CommandLine, flow: Path, tmp_path: Path) -> Non
     assert shown.startswith("answer: telegram:b:-5\n  by telegram:{{")
     payload.write_text('{"results": {}}')
     assert "its history is in memory only" in cli("explain-key", "--workflow", "bot", "--payload", str(payload)).out
-    for text in ("[1]", "nonsense", "\xff"):
+    for text in ("[1]", "5", '{"inputs": 5}', '{"node_outputs": [1]}', "nonsense", "\xff"):
         payload.write_bytes(text.encode("latin-1"))
-        assert cli("explain-key", "--workflow", "bot", "--payload", str(payload)).exit_code == 2
+        refused = cli("explain-key", "--workflow", "bot", "--payload", str(payload))
+        assert (refused.exit_code, "JSON" in refused.err) == (2, True)
     assert cli("explain-key", "--workflow", "bot", "--payload", str(tmp_path / "none")).exit_code == 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import tempfile
@@ -261,11 +262,22 @@ def _sentence(error: ValidationError) -> str:
 def add_bot(path: Path, fields: Mapping[str, Json], environment: Mapping[str, str]) -> None:
     """Append a bot to the file, or create the file. Only its owner can read the written file.
 
-    The comments of the file and the order of its bots do not change.
+    The comments of the file and the order of its bots do not change. Calls of several processes wait for each other.
 
     Raises:
         InvalidInput: the result would be invalid, or `channels` is not a list at the end of the file.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Lock the folder, because the file is replaced.
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        _append(path, fields, environment)
+    finally:
+        os.close(folder)
+
+
+def _append(path: Path, fields: Mapping[str, Json], environment: Mapping[str, str]) -> None:
     lines = yaml.safe_dump([dict(fields)], sort_keys=False, allow_unicode=True)
     text = _read(path) if path.exists() else ""
     if text.strip():
@@ -274,7 +286,6 @@ def add_bot(path: Path, fields: Mapping[str, Json], environment: Mapping[str, st
         content = f"{text.rstrip()}\n{added}"
     else:
         content = f"channels:\n{lines}"
-    path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import copy_context
 from copy import copy
 from functools import lru_cache
 from importlib import import_module
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -20,6 +24,8 @@ from threadkeep.cli.terminal import command_line, dump, terminal
 from threadkeep.version import __version__
 
 _CTRL_C = 130
+# Servers and the chat have their own handlers. If a process that executes a run ends, another one continues the run.
+_WITH_OWN_END = frozenset({"serve", "worker", "mcp", "chat", "workflows", "runs"})
 
 # The function of each command, imported on demand: importing all takes longer than most commands run.
 _COMMANDS: Mapping[str, str] = {
@@ -136,12 +142,13 @@ def run(arguments: Sequence[str]) -> int:
     context_of_command = copy_context()
     context_of_command.run(command_line.set, arguments)
     try:
-        code = context_of_command.run(
-            _commands_for(arguments).main,
-            with_previous_diffs(arguments),
-            prog_name="threadkeep",
-            standalone_mode=False,
-        )
+        with _terminated_like_ctrl_c(arguments):
+            code = context_of_command.run(
+                _commands_for(arguments).main,
+                with_previous_diffs(arguments),
+                prog_name="threadkeep",
+                standalone_mode=False,
+            )
     except SystemExit as end:
         # Do not end the process, although Typer raises SystemExit when it has completed a word for the shell.
         return end.code if isinstance(end.code, int) else 0
@@ -150,6 +157,26 @@ def run(arguments: Sequence[str]) -> int:
     if code == _CTRL_C:
         return _fail(KeyboardInterrupt(), arguments)
     return code if isinstance(code, int) else 0
+
+
+@contextmanager
+def _terminated_like_ctrl_c(arguments: Sequence[str]) -> Iterator[None]:
+    """Handle SIGTERM like Ctrl-C, so that commands remove their temporary files."""
+    on_main_thread = threading.current_thread() is threading.main_thread()
+    is_default = on_main_thread and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    if not is_default or not _WITH_OWN_END.isdisjoint(arguments[:1]):
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        handler = signal.getsignal(signal.SIGINT)
+        (handler if callable(handler) else signal.default_int_handler)(number, frame)
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _fail(error: BaseException, arguments: Sequence[str]) -> int:

@@ -89,13 +89,17 @@ async def export_person(
         raise WrongUse(f"{output} exists already; name another file.")
     with locked_part(partial) as descriptor, os.fdopen(descriptor, "r+b", closefd=False) as file:
         after, count = whole_lines(file)
-        async with opened_memory() as memory:
-            with terminal.progress("Exporting", None) as reach, _continuing(partial, after):
-                async for line in memory.export(user_id=person, after=after):
-                    file.write(line.encode("utf-8", "surrogatepass"))
-                    count += 1
-                    reach(count, counted(count, "line"))
-            now = memory.clock()
+        try:
+            async with opened_memory() as memory:
+                with terminal.progress("Exporting", None) as reach, _continuing(partial, after):
+                    async for line in memory.export(user_id=person, after=after):
+                        file.write(line.encode("utf-8", "surrogatepass"))
+                        count += 1
+                        reach(count, counted(count, "line"))
+                now = memory.clock()
+        finally:
+            if not count:
+                partial.unlink()
         if _is_of_nobody(file):
             partial.unlink()
             raise NotDone(f"There are no data of {person!r}; check the id with: threadkeep persons list")

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hmac
 import json
+import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from itertools import batched
@@ -70,16 +71,17 @@ class Eraser:
         """Return the number of Graphiti groups that the person or the session has."""
         return (await self.rows.counts(wanted))["chat_graph_groups"]
 
-    async def continued(self, wanted: Erasable) -> Erasable:
+    async def continued(self, wanted: Erasable, *, dry_run: bool) -> Erasable:
         """Return the target with the ids that an interrupted erasure recorded, and their scope."""
-        subject = await self._subject(wanted)
+        subject = _subject(wanted, await self._digest(dry_run=dry_run))
         ids = tuple(dict.fromkeys([*wanted.ids, *(await self._interrupted(subject)).get("ids", [])]))
         return replace(wanted, ids=ids, noted=f"{_SCOPE}:{subject}")
 
     async def begin(self, wanted: Erasable) -> None:
         """Record that the erasure of a target has begun."""
         state, found = self._memory.channels.state, await self._find(wanted)
-        await state.keep_first(_SCOPE, await self._subject(wanted), json.dumps({"ids": wanted.ids, "found": found}))
+        subject = _subject(wanted, await self._digest())
+        await state.keep_first(_SCOPE, subject, json.dumps({"ids": wanted.ids, "found": found}))
         named = [] if wanted.session_id is None else [wanted.session_id]
         await self.rows.note_sessions(wanted, [*named, *await self.rows.sessions(wanted)])
 
@@ -95,8 +97,8 @@ class Eraser:
             groups: the counts of the Graphiti groups, which are already deleted.
             remains: descriptions of data that could not be deleted in Graphiti.
         """
-        digest = await self._digest()
-        subject = await self._subject(wanted)
+        digest = await self._digest(dry_run=dry_run)
+        subject = _subject(wanted, digest)
         begun_at = self._memory.clock()
         found = await self._find(wanted)
         shared = {*await self.rows.shared(wanted), *(name for _, name, _ in await self.shared_conversations(wanted))}
@@ -316,12 +318,11 @@ class Eraser:
         known: dict[str, Any] = json.loads(await self._memory.channels.state.value(_SCOPE, subject) or "{}")
         return known
 
-    async def _subject(self, wanted: Erasable) -> str:
-        """Return the digest that stands for the person or the session in receipts."""
-        return (await self._digest())(f"{_kind(wanted)}:{wanted.ids[0] if wanted.ids else wanted.session_id}")
-
-    async def _digest(self) -> Callable[[str], str]:
+    async def _digest(self, *, dry_run: bool = False) -> Callable[[str], str]:
         digest = await self._memory.text_digests.digest()
+        if digest is None and dry_run:
+            # Without a stored key no erasure has begun, and the receipt of a dry run is not verified.
+            return lambda text: secrets.token_hex(16)
         if digest is None:
             raise StoreUnavailable(
                 "No receipt can be signed: the database is unavailable, full or read-only; see `threadkeep doctor`."
@@ -331,6 +332,11 @@ class Eraser:
 
 def _kind(wanted: Erasable) -> ErasedKind:
     return "user" if wanted.ids else "session"
+
+
+def _subject(wanted: Erasable, digest: Callable[[str], str]) -> str:
+    """Return the digest that stands for the person or the session in receipts."""
+    return digest(f"{_kind(wanted)}:{wanted.ids[0] if wanted.ids else wanted.session_id}")
 
 
 async def _namespaces(store: BaseStore) -> AsyncIterator[tuple[str, ...]]:

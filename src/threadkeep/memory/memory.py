@@ -78,7 +78,7 @@ class Memory(history.Memory):
             InvalidInput: not exactly one of `session_id` and `user_id` is given.
             StoreUnavailable: a database does not answer; repeat the call.
         """
-        wanted = await self.eraser.continued(await self.eraser.wanted(session_id, user_id))
+        wanted = await self.eraser.continued(await self.eraser.wanted(session_id, user_id), dry_run=dry_run)
         groups, remains = ErasedStore(_GROUPS, 0, 0), list[str]()
         if not dry_run:
             await self.eraser.begin(wanted)

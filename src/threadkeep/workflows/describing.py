@@ -91,6 +91,9 @@ def explain_key(workflow: Workflow, payload: Mapping[str, Json], *, by_hand: boo
     """
     if not isinstance(payload, Mapping):
         raise InvalidInput("A payload must be a JSON object; wrap the data of the channel in one.")
+    for name in _SCOPES:
+        if not isinstance(payload.get(name, {}), Mapping):
+            raise InvalidInput(f"`{name}` of the payload must be a JSON object; put its value into one.")
     scope: dict[str, object] = dict(payload) if any(name in payload for name in _SCOPES) else {"inputs": payload}
     scope["thread_id"] = payload.get("thread_id")
     found: list[KeyExplanation] = []
