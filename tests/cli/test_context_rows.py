@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from tests.agent.talking import config_of, input_of, make_agent
 from tests.cli.running import CommandLine
 from threadkeep import Evidence, KnownFacts, Memory, Message, RecalledTurns, Scope, SessionMemory
-from threadkeep.cli.context_output import show_excluded
+from threadkeep.cli.context import show_excluded
 from threadkeep.cli.terminal import terminal
 from threadkeep.context.manifest import ContextManifest, LeftOut
 from threadkeep.records import Summary

@@ -228,7 +228,7 @@ def test_a_missing_extra_is_named_with_its_install_command(
             raise ModuleNotFoundError("No module named 'typer'", name="typer")
         return real_import(name, *more)  # type: ignore[arg-type]
 
-    for name in [name for name in sys.modules if name.startswith("threadkeep.cli.") and not name.endswith(".entry")]:
+    for name in [name for name in sys.modules if name.startswith("threadkeep.cli.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(builtins, "__import__", without_typer)
     assert main(["doctor"]) == 1

@@ -10,7 +10,7 @@ from pathlib import Path
 import ormsgpack
 import pytest
 
-from threadkeep.cli.entry import main
+from threadkeep.cli import main
 from threadkeep.store.address import parse_address
 from threadkeep.store.checkpointers import open_checkpointer
 from threadkeep.store.driver import StoreOptions

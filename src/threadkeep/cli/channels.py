@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from threadkeep.cli.opening import command_settings, opened_memory, synchronous
-from threadkeep.cli.options import Confirmed, one_of, verbs
-from threadkeep.cli.problems import NotDone, WrongUse
-from threadkeep.cli.terminal import counted, relative, shown, terminal
+from threadkeep.cli.shared import Confirmed, command_settings, one_of, opened_memory, synchronous, verbs
+from threadkeep.cli.terminal import NotDone, WrongUse, counted, relative, shown, terminal
 from threadkeep.records import Json
 from threadkeep.records.messages import OUTBOX_STATUSES, OutboxStatus
 

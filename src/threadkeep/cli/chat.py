@@ -18,11 +18,10 @@ from uuid import uuid4
 
 import typer
 
+from threadkeep.cli.commands import Problem, problem_of
 from threadkeep.cli.context import CallChoice, preview_options, show_now
-from threadkeep.cli.opening import command_settings, on_this_database, opened_app
-from threadkeep.cli.options import session_ids
-from threadkeep.cli.problems import Problem, problem_of
 from threadkeep.cli.run_output import Answer
+from threadkeep.cli.shared import command_settings, on_this_database, opened_app, session_ids
 from threadkeep.cli.terminal import counted, terminal
 from threadkeep.errors import Interrupted, SessionNotFound, ThreadkeepError
 from threadkeep.observe import Event, ReadFailed, WriteDeferred, WriteRecovered

@@ -1,7 +1,9 @@
-"""The tree of all commands, and the handling of their errors."""
+"""The tree of all commands, their common options, and the handling of their errors."""
 
 from __future__ import annotations
 
+import errno
+import re
 import signal
 import sys
 import threading
@@ -9,21 +11,36 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
 from copy import copy
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
+from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
 
 import typer
-from typer.core import TyperGroup
+from typer._coercion import RuntimeParam, build_runtime_param
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+from typer.main import get_command
 
-from threadkeep.cli.opening import synchronous
-from threadkeep.cli.options import HELP_NAMES, with_common_options, with_previous_diffs
-from threadkeep.cli.problems import problem_of
-from threadkeep.cli.terminal import command_line, dump, terminal
+from threadkeep.boundary import location_of
+from threadkeep.cli.shared import chosen_database, synchronous
+from threadkeep.cli.terminal import NotDone, WrongUse, command_line, dump, json_chosen, terminal
+from threadkeep.errors import InvalidInput, InvalidKey, InvalidSettings, ThreadkeepError
 from threadkeep.version import __version__
 
+if TYPE_CHECKING:
+    from typer._click import Context
+    from typer.core import _TyperParameter
+
+PREVIOUS = "previous"
+"""The value of `--diff` if the option is given without a number."""
+
+_FAILED = 1
+_WRONG_USE = 2
 _CTRL_C = 130
+_HELP_NAMES = ("-h", "--help")
 # Servers and the chat have their own handlers. If a process that executes a run ends, another one continues the run.
 _WITH_OWN_END = frozenset({"serve", "worker", "mcp", "chat", "workflows", "runs"})
 
@@ -78,7 +95,7 @@ def commands(noun: str | None = None, verb: str | None = None) -> TyperGroup:
         pretty_exceptions_enable=False,
         # Rich output would double the time that `--help` takes.
         rich_markup_mode=None,
-        context_settings={"help_option_names": list(HELP_NAMES)},
+        context_settings={"help_option_names": list(_HELP_NAMES)},
     )
     application.callback()(_root)
     for name, path in _COMMANDS.items():
@@ -187,3 +204,160 @@ def _fail(error: BaseException, arguments: Sequence[str]) -> int:
     elif problem.sentence:
         terminal.error(problem.sentence)
     return problem.exit_code
+
+
+def with_previous_diffs(arguments: Sequence[str]) -> list[str]:
+    """Add the value `previous` to each `--diff` without a number, because typer requires a value."""
+    whole: list[str] = []
+    for position, word in enumerate(arguments):
+        if word == "--":  # options end here
+            return [*whole, *arguments[position:]]
+        whole.append(word)
+        following = arguments[position + 1] if position + 1 < len(arguments) else ""
+        if word == "--diff" and not following.isdigit():
+            whole.append(PREVIOUS)
+    return whole
+
+
+def with_common_options(application: typer.Typer) -> TyperGroup:
+    """Return the commands of an application, with `--database` and `--json` added."""
+    group = get_command(application)
+    assert isinstance(group, TyperGroup)  # noqa: S101 - for the type checker
+    options = {option.name: option for option in get_command(_common()).params if isinstance(option, TyperOption)}
+    for option in options.values():
+        option.expose_value = False
+    _add(group, options["database"], options["as_json"])
+    return group
+
+
+class _Conversion(RuntimeParam):
+    """A converter of option values that imports pydantic only if necessary.
+
+    An empty string is rejected, because a script may pass an unset variable.
+    """
+
+    def _coerce_value(self, value: Any, param: _TyperParameter, ctx: Context) -> Any:
+        if value == param.default:
+            return value
+        if isinstance(param, TyperOption) and "" in (value if param.multiple else [value]):
+            raise WrongUse(f"{param.opts[0]} needs at least one character; give it a value, or omit it.")
+        if self.annotation in (str, str | None) and isinstance(value, str):
+            return value
+        return build_runtime_param(param.type_descriptor).coerce(value, param, ctx)
+
+
+def _add(command: TyperCommand | TyperGroup, database: TyperOption, as_json: TyperOption) -> None:
+    command.params.append(database)
+    inner = command.commands.values() if isinstance(command, TyperGroup) else ()
+    if not isinstance(command, TyperGroup) or (command.name and command.invoke_without_command):
+        command.params.append(as_json)
+    for parameter in command.get_params(typer.Context(command, help_option_names=list(_HELP_NAMES))):
+        if isinstance(parameter, TyperOption | TyperArgument):
+            descriptor = parameter.type_descriptor
+            conversion = _Conversion(descriptor.parameter_info, descriptor.annotation)
+            parameter._runtime_param = conversion  # noqa: SLF001 - typer has no option for it
+    for one in inner:
+        if isinstance(one, TyperCommand | TyperGroup):
+            _add(one, database, as_json)
+
+
+def _common() -> typer.Typer:
+    """Return an application whose only command declares the common options."""
+    application = typer.Typer()
+
+    @application.command()
+    def _(
+        database: Annotated[
+            str | None,
+            typer.Option(
+                metavar="URL",
+                callback=_choose_database,
+                help="The database, or the path of a SQLite file, instead of THREADKEEP_DATABASE_URL.",
+            ),
+        ] = None,
+        as_json: Annotated[
+            bool, typer.Option("--json", callback=_choose_json, help="Print JSON, for programs.")
+        ] = False,
+    ) -> None: ...
+
+    return application
+
+
+def _choose_json(value: bool) -> None:
+    json_chosen.set(value)
+
+
+def _choose_database(value: str | None) -> None:
+    if value is None:
+        return
+    from threadkeep.store.address import parse_address
+
+    url = value if "://" in value else f"sqlite:///{quote(str(Path(value).expanduser().absolute()))}"
+    parse_address(url, variable="--database")
+    chosen_database.set(url)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An error for output. `kind` is meant for programs and never changes."""
+
+    kind: str
+    sentence: str
+    exit_code: int = _FAILED
+
+    def to_dict(self) -> dict[str, str | int]:
+        """Return the problem as over HTTP, but with `exit_code` instead of `status`."""
+        title = self.kind.replace("-", " ").capitalize()
+        return {
+            "type": f"urn:threadkeep:{self.kind}",
+            "title": title,
+            "detail": self.sentence,
+            "exit_code": self.exit_code,
+        }
+
+
+def problem_of(error: BaseException) -> Problem:
+    """Return the problem for an error. An unexpected error shows only its class and location."""
+    if isinstance(error, ThreadkeepError | WrongUse | NotDone):
+        usage = isinstance(error, WrongUse) or (
+            isinstance(error, InvalidInput) and not isinstance(error, InvalidSettings)
+        )
+        notes = list(getattr(error, "__notes__", ()))
+        if isinstance(error, InvalidKey):
+            notes.append("List the ids with: threadkeep sessions list")
+        kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(error).__name__).lower()
+        return Problem(kind, " ".join((str(error), *notes)), _WRONG_USE if usage else _FAILED)
+    if isinstance(error, typer.TyperException):
+        kind = "wrong-use" if error.exit_code == _WRONG_USE else "not-done"
+        return Problem(kind, _usage_sentence(error), error.exit_code)
+    if isinstance(error, typer.Abort | KeyboardInterrupt):
+        return Problem("stopped", "Stopped before the command was done.")
+    return _foreign(error)
+
+
+def _foreign(error: BaseException) -> Problem:
+    match error:
+        case BrokenPipeError():
+            return Problem("nobody-listens", "")
+        case ModuleNotFoundError():
+            sentence = f"This needs the package {error.name}; install it with: pip install 'threadkeep[server]'"
+            return Problem("package-missing", sentence)
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT | errno.EFBIG):
+            sentence = "The disk is full, or a file reached its maximum size; free some space, and repeat the command."
+            return Problem("disk-full", sentence)
+        case OSError(errno=errno.EIO, filename=None):
+            return Problem("file-trouble", "A file could not be read or written. Check the path and the disk.")
+        case OSError(filename=str(name), strerror=str(reason)):
+            return Problem("file-trouble", f"{name}: {reason}. Check the path, its permissions and the disk.")
+        case _:
+            sentence = f"{type(error).__name__} at {location_of(error)}: this is a bug, please report it."
+            return Problem("unexpected", sentence)
+
+
+def _usage_sentence(error: typer.TyperException) -> str:
+    sentence = error.format_message().strip()
+    context = getattr(error, "ctx", None)
+    command = getattr(context, "command_path", "threadkeep")
+    if "\n" in sentence:
+        return sentence  # if only a command group is named, the message is the help text
+    return f"{sentence}{'' if sentence.endswith(('.', '?')) else '.'} See: {command} --help".lstrip(". ")

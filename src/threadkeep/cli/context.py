@@ -1,29 +1,44 @@
-"""`threadkeep context`: the contexts of recorded model calls, and of the next model call of a session."""
+"""`threadkeep context`: the contexts of recorded model calls and of the next call, and the difference of two calls."""
 
 from __future__ import annotations
 
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from threadkeep.cli.opening import command_settings, opened_memory
-from threadkeep.cli.options import PREVIOUS, UserId, session_ids, verbs
-from threadkeep.cli.problems import NotDone, WrongUse
-from threadkeep.cli.terminal import counted, terminal
+from threadkeep.agent.explanations import describe_left_out, in_words, recall_in_words
+from threadkeep.cli.commands import PREVIOUS
+from threadkeep.cli.shared import UserId, command_settings, on_this_database, opened_memory, session_ids, verbs
+from threadkeep.cli.terminal import NotDone, WrongUse, counted, first_words, styled, terminal
+from threadkeep.context.window import join_ranges
 from threadkeep.errors import InvalidSettings
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
 
-    from threadkeep.agent.context_view import PreviewOptions
+    from threadkeep.agent.context_view import ContextView, Difference, PreviewOptions, SeenMessage
+    from threadkeep.context.manifest import ContextManifest, Entry, LeftOut, TurnReference
+    from threadkeep.context.tokens import TokenFactor
     from threadkeep.history.memory import Memory
     from threadkeep.settings import Settings
     from threadkeep.store.manifests import Cursor, StoredManifest
 
 commands = verbs("Show the messages that the model saw, and the excluded ones.")
 
+type _Row = tuple[str, ...]
 _PAGE = 200
+_COLORS = {"system": "magenta", "summary": "yellow", "window": "cyan", "input": "green", "free": "dim"}
+_COLORS |= dict.fromkeys(("earlier_steps", "steps"), "red") | dict.fromkeys(("facts", "snippets", "selected"), "blue")
+_BAR = 40
+_BESIDE_THE_BAR = 34
+_LABEL = 9
+_COLUMNS = ("seq", "section", "role", "tokens", "text")
+_RIGHT = ("seq", "tokens")
+_SUMMARY_TAGS = re.compile(r"</?summary\b[^>]*> ?")
 
 
 @commands.command("show")
@@ -97,7 +112,6 @@ async def show_now(memory: Memory, choice: CallChoice, parameters: PreviewOption
     In a conversation that an agent stores itself, the built-in chat makes no calls, so there is no preview.
     """
     from threadkeep.agent.context_view import preview, recorded_view
-    from threadkeep.cli.context_output import show_next, show_whole_next
     from threadkeep.history.all_sessions import AllSessions
 
     session, info = await AllSessions(memory).find(choice.session_id or "", user_id=choice.user_id)
@@ -110,35 +124,36 @@ async def show_now(memory: Memory, choice: CallChoice, parameters: PreviewOption
         await show_call(memory, await choice.find(memory, None))
         return
     following = await preview(memory, session, parameters)
-    newest = None if only_next else await choice.newest(memory)
+    newest = [] if only_next else await choice.newest(memory)
     if terminal.as_json:
-        last = None if newest is None else await recorded_view(memory, newest)
-        shown, next_call = (following, None) if last is None else (last, following.to_dict())
+        shown, next_call = following, None
+        if newest:
+            shown, next_call = await recorded_view(memory, newest[0]), following.to_dict()
         terminal.json({**shown.to_dict(), "next_call": next_call})
-    elif newest is None:
-        show_whole_next(following)
+    elif not newest:
+        terminal.labelled("", "The built-in chat's next call, without its input")
+        terminal.labelled("in ", _location(following.manifest))
+        _show_view(following)
     else:
-        await show_call(memory, newest)
-        show_next(following)
+        await show_call(memory, newest[0])
+        _show_next(following)
 
 
 async def show_call(memory: Memory, call: StoredManifest) -> None:
     """Show the context of a recorded model call."""
     from threadkeep.agent.context_view import recorded_view
-    from threadkeep.cli.context_output import show_title, show_view
 
     view = await recorded_view(memory, call)
     if terminal.as_json:
         terminal.json(view.to_dict())
         return
     model = view.manifest.model
-    show_title(view.manifest)
-    show_view(view, await memory.learned_factors.of(model) if model else None)
+    _show_title(view.manifest)
+    _show_view(view, await memory.learned_factors.of(model) if model else None)
 
 
 async def _compare(memory: Memory, choice: CallChoice, number: int | None, other: int | None) -> None:
     from threadkeep.agent.context_view import Difference, recorded_view
-    from threadkeep.cli.context_output import show_difference
 
     later = await choice.find(memory, number)
     earlier = await (choice.before(memory, later) if other is None else choice.find(memory, other))
@@ -146,7 +161,7 @@ async def _compare(memory: Memory, choice: CallChoice, number: int | None, other
     if terminal.as_json:
         terminal.json(difference.to_dict())
     else:
-        show_difference(difference)
+        _show_difference(difference)
 
 
 def _number(text: str) -> int:
@@ -184,31 +199,28 @@ class CallChoice:
             raise CallNotFound(f"Run {self.run_id} has the calls {min(calls)} to {max(calls)}; choose one of them.")
         return call
 
-    async def newest(self, memory: Memory) -> StoredManifest | None:
-        """Return the newest recorded call of the session, or None if there is none."""
-        return next(iter(await self._newest(memory, 1)), None)
+    async def newest(self, memory: Memory, *, limit: int = 1, before: Cursor | None = None) -> list[StoredManifest]:
+        """Return the newest recorded calls of the session, if there are any."""
+        from threadkeep.history.all_sessions import AllSessions
+
+        session_id = self.session_id or ""
+        return await AllSessions(memory).calls(session_id, user_id=self.user_id, limit=limit, before=before)
 
     async def before(self, memory: Memory, call: StoredManifest) -> StoredManifest:
         """Return the last call before `call` in the same session or run."""
         from threadkeep.agent.context_view import call_before
 
         if self.session_id is not None:
-            older = next(iter(await self._newest(memory, 1, before=call.cursor)), None)
+            older = next(iter(await self.newest(memory, before=call.cursor)), None)
         else:
             older = await call_before(memory, call, user_id=self.user_id)
         if older is None:
             raise CallNotFound("No earlier call is recorded to compare it with; name another one with --diff N.")
         return older
 
-    async def _newest(self, memory: Memory, limit: int, *, before: Cursor | None = None) -> list[StoredManifest]:
-        from threadkeep.history.all_sessions import AllSessions
-
-        session_id = self.session_id or ""
-        return await AllSessions(memory).calls(session_id, user_id=self.user_id, limit=limit, before=before)
-
     async def _of_session(self, memory: Memory, number: int) -> StoredManifest:
         cursor, count = None, 0
-        while page := await self._newest(memory, min(_PAGE, number - count), before=cursor):
+        while page := await self.newest(memory, limit=min(_PAGE, number - count), before=cursor):
             count, cursor = count + len(page), page[-1].cursor
             if count == number:
                 return page[-1]
@@ -229,3 +241,218 @@ def _key_of(call: StoredManifest) -> object:
     """Return the key of the conversation, if an agent stores it itself."""
     conversation = call.manifest.get("conversation")
     return conversation.get("key") if isinstance(conversation, dict) else None
+
+
+def _show_view(view: ContextView, factor: TokenFactor | None = None) -> None:
+    """Show the whole context. `factor` is the learned correction of token estimates."""
+    _show_bars(view)
+    for label, fact in _facts(view.manifest, factor):
+        terminal.labelled(f"{label:<{_LABEL}}", fact)
+    terminal.say()
+    _show_rows([("", "", [_row_of(message, view.manifest) for message in view.messages])])
+    if view.manifest.session_id and not any(message.entry.seq is not None for message in view.messages):
+        terminal.say("No message of the session is included.")
+    show_excluded(view.manifest)
+
+
+def show_excluded(manifest: ContextManifest) -> None:
+    """Show a line for each range of excluded messages."""
+    for gap in join_ranges(manifest.excluded):
+        seqs = _ranges(range(gap.first_seq, gap.last_seq + 1))
+        terminal.labelled("out: ", f"{seqs}, {in_words(gap.reason, manifest)}", style="dim")
+    for one in manifest.left_out:
+        terminal.labelled("out: ", f"{_range_of_run(one)}, {in_words(one.reason, manifest)}", style="dim")
+
+
+def _show_next(view: ContextView) -> None:
+    """Summarise the next model call without its input, which is not known yet."""
+    seqs = [message.entry.seq for message in view.messages if message.entry.seq is not None]
+    terminal.say()
+    seen = f"messages {seqs[0]} to {seqs[-1]}" if seqs else "no message of the session"
+    tokens = f"{view.manifest.tokens:,} of {counted(view.budget, 'token')}"
+    terminal.labelled("", f"The built-in chat's next call would see {seen} and its input: {tokens}.")
+    session = shlex.quote(view.manifest.session_id or "")
+    command = on_this_database(f"threadkeep context show --session {session} --next")
+    terminal.say(f"In full: {command}", style="dim")
+    show_excluded(view.manifest)
+
+
+def _show_title(manifest: ContextManifest, label: str = "") -> None:
+    """Show the title of a recorded model call, in two lines."""
+    at = f", {manifest.created_at:%Y-%m-%d %H:%M:%S %Z}" if manifest.created_at else ""
+    node = f", node {manifest.node}" if manifest.node else ""
+    terminal.labelled(label, f"Call {manifest.call} of run {manifest.run_id}{node}")
+    terminal.labelled(" " * len(label), f"in {_location(manifest)}{at}")
+
+
+def _show_rows(groups: Iterable[tuple[str, str, Sequence[_Row]]], *, marked: bool = False) -> None:
+    """Print groups of rows, each with a mark and an optional heading, in columns.
+
+    Rows are cut to the width of the terminal. `marked` adds a column for the marks.
+    """
+    filled = [(mark, heading, rows) for mark, heading, rows in groups if rows]
+    every = [_COLUMNS, *(row for _, _, rows in filled for row in rows)]
+    widths = [max(len(row[column]) for row in every) for column in range(len(_COLUMNS) - 1)]
+    if filled:
+        _show_row(_COLUMNS, widths, " " if marked else "", style="bold")
+    for mark, heading, rows in filled:
+        if heading:
+            terminal.say(heading, style="dim")
+        for row in rows:
+            _show_row(row, widths, mark)
+
+
+def _row_of(message: SeenMessage, manifest: ContextManifest) -> _Row:
+    """Return the row of a message, with the beginning of its text."""
+    entry = message.entry
+    words = _SUMMARY_TAGS.sub("", message.words) if entry.section == "summary" else message.words
+    cut = "" if entry.tokens_before is None else f"(cut from {entry.tokens_before:,})"
+    text = first_words(" ".join(filter(None, (cut, _content(entry, manifest), words))), terminal.width)
+    return "" if entry.seq is None else str(entry.seq), entry.section, message.role or "", f"{entry.tokens:,}", text
+
+
+def _ranges(seqs: Iterable[int]) -> str:
+    """Return `seq` numbers as ranges, such as 1–4, 17."""
+    found: list[list[int]] = []
+    for seq in sorted(seqs):
+        if found and seq <= found[-1][1] + 1:
+            found[-1][1] = seq
+        else:
+            found.append([seq, seq])
+    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in found)
+
+
+def _show_bars(view: ContextView) -> None:
+    """Draw a bar for each section and for the free tokens, then the budget."""
+    total = max(view.budget, view.manifest.tokens, 1)
+    widest = min(max(terminal.width - _BESIDE_THE_BAR, 0), _BAR)
+    parts = [(str(name), tokens) for name, tokens, _ in view.sections]
+    label = max(_LABEL, *(len(name) + 1 for name, _ in parts))
+    for name, tokens in [*parts, ("free", view.free)]:
+        bar = "█" * -(-widest * tokens // total)
+        share = f" {tokens:>9,} tokens {100 * tokens / total:>4.0f} %"
+        terminal.say(f"{name:<{label}}", (f"{bar:<{widest}}", _COLORS[name]), share)
+    terminal.say(f"{'budget':<{label}}{'':<{widest}} {view.budget:>9,} tokens")
+
+
+def _show_row(row: _Row, widths: Sequence[int], mark: str, *, style: str = "") -> None:
+    *cells, text = row
+    columns = zip(_COLUMNS, cells, widths, strict=False)  # the text has no column
+    aligned = [cell.rjust(width) if name in _RIGHT else cell.ljust(width) for name, cell, width in columns]
+    line = styled("  ".join(filter(None, (mark, *aligned, text))))
+    line.truncate(terminal.width, overflow="ellipsis")
+    terminal.say(line.plain, style=style)
+
+
+def _location(manifest: ContextManifest) -> str:
+    """Return the name of a model call's session or conversation."""
+    if manifest.conversation is not None:
+        return f"{manifest.conversation.key} of {'.'.join(manifest.conversation.namespace)}"
+    return manifest.session_id or "no session"
+
+
+def _facts(manifest: ContextManifest, factor: TokenFactor | None) -> Iterator[tuple[str, str]]:
+    """Yield the labels and values that describe a recorded model call."""
+    learned = ""
+    if factor is not None and factor.samples:
+        learned = f"; learned by now: {factor.label} from {counted(factor.samples, 'call')}"
+    yield "model", f"{manifest.model or 'not named'}, counted by {manifest.counter}{learned}"
+    if manifest.tools:
+        yield "tools", f"{counted(manifest.tools, 'token')} on top, for their descriptions"
+    if (reported := manifest.reported) is not None:
+        share = 100 * reported.cached_tokens / max(reported.input_tokens, 1)
+        cached = (
+            f", {reported.cached_tokens:,} of them from its cache ({share:.0f} %)" if reported.cached_tokens else ""
+        )
+        estimated = f"{manifest.tokens + manifest.tools:,} tokens were estimated"
+        counts = f"{estimated}, the provider counted {reported.input_tokens:,}{cached}"
+        yield "reported", f"{counts}; the reply had {reported.output_tokens:,}"
+    most = "" if manifest.max_messages is None else f", at most {counted(manifest.max_messages, 'earlier message')}"
+    begins = f", begins at message {manifest.anchor_seq}" if manifest.anchor_seq else ""
+    yield "window", f"{manifest.window}{most}{begins}"
+    if (prefix := manifest.prefix) is not None:
+        leading = f"the first {counted(prefix.messages, 'message')}, {counted(prefix.tokens, 'token')}"
+        yield "stable", f"{leading}: they do not depend on the input"
+    for one in manifest.graph:
+        yield "graphiti", recall_in_words(one)
+    for facts in manifest.facts_left_out:
+        yield "no facts", describe_left_out(facts)
+    if manifest.notes:
+        yield "notes", ", ".join(manifest.notes).replace("_", " ")
+
+
+def _range_of_run(one: LeftOut) -> str:
+    if one.last_id is not None:
+        return f"{one.count:,} messages of the run, {one.id} to {one.last_id}"
+    if one.id is None:
+        return counted(one.count, "message") + " of the run"
+    return f"the run's message {one.id}"
+
+
+def _content(entry: Entry, manifest: ContextManifest) -> str:
+    """Describe the messages, facts or passages that a message quotes or replaces."""
+    if entry.turns:
+        return f"quotes {'; '.join(_cited(entry.turns, manifest.session_id or ''))}:"
+    if entry.summaries:
+        gaps = [gap for gap in manifest.excluded if gap.reason == "summarised"]
+        seqs = (seq for gap in gaps for seq in range(gap.first_seq, gap.last_seq + 1))
+        return f"{'summary' if len(entry.summaries) == 1 else 'summaries'} of {_ranges(seqs)}:"
+    if entry.facts:
+        return f"{counted(len(entry.facts), 'fact')} ({'; '.join(_origins(entry))}):"
+    return f"passages {', '.join(entry.snippets)}:" if entry.snippets else ""
+
+
+def _origins(entry: Entry) -> Iterator[str]:
+    """Yield a phrase about the facts of each scope, with the messages that are their evidence."""
+    for scope in dict.fromkeys(fact.scope for fact in entry.facts):
+        facts = [fact for fact in entry.facts if fact.scope == scope]
+        messages = ", ".join(_cited(turn for fact in facts for turn in fact.evidence))
+        yield f"{len(facts)} of the {scope}" + (f" from {messages}" if messages else "")
+
+
+def _cited(turns: Iterable[TurnReference], home: str | None = None) -> list[str]:
+    """Return the `seq` numbers of messages as ranges by session, first those of the session `home`."""
+    found: dict[str, list[int]] = {} if home is None else {home: []}
+    for turn in turns:
+        found.setdefault(turn.session_id, []).append(turn.seq)
+    return [
+        _ranges(seqs) if session_id == home else f"{_ranges(seqs)} of {session_id}"
+        for session_id, seqs in found.items()
+        if seqs
+    ]
+
+
+def _show_difference(difference: Difference) -> None:
+    """Show the differences between two model calls."""
+    before, after = difference.before.manifest, difference.after.manifest
+    _show_title(before, "from  ")
+    _show_title(after, "to    ")
+    terminal.say()
+    for line in _sharing(difference):
+        terminal.labelled("", line)
+    terminal.say()
+    if not difference.came and not difference.went:
+        terminal.say("Nothing changed.")
+        return
+    came = [_row_of(message, after) for message in difference.came]
+    removed = {why: [_row_of(message, before) for message in went] for why, went in difference.gone.items()}
+    _show_rows([("+", "", came), *(("-", f"- {why}:", rows) for why, rows in removed.items())], marked=True)
+
+
+def _sharing(difference: Difference) -> list[str]:
+    before, after = difference.before.manifest, difference.after.manifest
+    share = 100 * difference.shared_tokens / max(after.tokens, 1)
+    tokens = f"{difference.shared_tokens:,} of {counted(after.tokens, 'token')} ({share:.0f} %)"
+    same = f"Both begin with the same {counted(difference.shared, 'message')}"
+    lines = [f"{same}: {tokens}, which a provider's prompt cache can reuse."]
+    if after.reported is not None:
+        lines.append(f"The provider took {counted(after.reported.cached_tokens, 'token')} from its cache.")
+    if difference.stable:
+        lines.append("All parts that do not depend on the input are also at the beginning of the later call.")
+    elif before.anchor_seq != after.anchor_seq:
+        lines.append(
+            f"The window was shortened: it began at message {max(before.anchor_seq, 1)}, now at {after.anchor_seq}."
+        )
+    else:
+        lines.append("A part that does not depend on the input changed; the first line below shows it.")
+    return lines

@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from threadkeep.cli.opening import command_settings, run
-from threadkeep.cli.options import Confirmed, verbs
-from threadkeep.cli.problems import NotDone, WrongUse
-from threadkeep.cli.terminal import counted, file_size, shown, terminal
+from threadkeep.cli.shared import Confirmed, command_settings, run, verbs
+from threadkeep.cli.terminal import NotDone, WrongUse, counted, file_size, shown, terminal
 
 if TYPE_CHECKING:
     from threadkeep.settings import Settings

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from threadkeep.cli.problems import Finding
+from threadkeep.cli.doctor import Finding
 from threadkeep.cli.terminal import counted, duration, file_size
 from threadkeep.context.tokens import TokenFactor
 from threadkeep.errors import InvalidSettings, SessionDamaged, StoreError

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from threadkeep.cli.opening import opened_memory
-from threadkeep.cli.options import (
+from threadkeep.cli.shared import (
     Confirmed,
     CursorOption,
     Limit,
@@ -19,6 +18,7 @@ from threadkeep.cli.options import (
     json_or_text,
     one_of,
     opened_input,
+    opened_memory,
     opened_output,
     read_cursor,
     session_ids,
@@ -26,8 +26,7 @@ from threadkeep.cli.options import (
     verbs,
     write_cursor,
 )
-from threadkeep.cli.problems import NotDone, WrongUse
-from threadkeep.cli.terminal import counted, first_words, relative, terminal
+from threadkeep.cli.terminal import NotDone, WrongUse, counted, first_words, relative, terminal
 from threadkeep.errors import InvalidInput, SessionNotFound
 from threadkeep.records.knowledge import FACT_KINDS, PROPOSAL_STATUSES, Fact, FactQuery, Proposal, ProposalQuery, Scope
 

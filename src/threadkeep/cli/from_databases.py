@@ -20,7 +20,7 @@ from threadkeep.agent.conversion import from_langchain, role_of, text_of
 from threadkeep.agent.counting import media_name
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.cli.foreign import Conversation, LeftOut, Source, Unreadable, open_source_database, utc_time
-from threadkeep.cli.problems import NotDone
+from threadkeep.cli.terminal import NotDone
 from threadkeep.errors import StoreError
 from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.history.archive_lines import SessionLine

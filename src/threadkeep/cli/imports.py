@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from threadkeep.cli.opening import opened_memory
-from threadkeep.cli.options import (
+from threadkeep.cli.shared import (
     Output,
     UserId,
     ViewOption,
     opened_input,
+    opened_memory,
     opened_output,
     session_ids,
     show_exported,
     verbs,
 )
-from threadkeep.cli.problems import WrongUse
-from threadkeep.cli.terminal import counted, terminal
+from threadkeep.cli.terminal import WrongUse, counted, terminal
 from threadkeep.errors import StoreError
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ async def import_chatgpt(
     user: Owner = None,
 ) -> None:
     """Store the conversations of a ChatGPT export, each with its last shown branch."""
-    from threadkeep.cli.from_chatgpt import open_export
+    from threadkeep.cli.foreign import open_export
 
     await _import_source(open_export(file, user_id=user))
 

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from threadkeep.cli.facts import By, OfSession, OfUser, OfWorkspace, decider, needed_scope
-from threadkeep.cli.opening import opened_memory
-from threadkeep.cli.options import Confirmed, Limit, one_of, verbs
-from threadkeep.cli.problems import WrongUse
-from threadkeep.cli.terminal import counted, terminal
+from threadkeep.cli.shared import Confirmed, Limit, one_of, opened_memory, verbs
+from threadkeep.cli.terminal import WrongUse, counted, terminal
 from threadkeep.records.graphiti import DATA_CLASSES, DELIVERY_STATUSES, DataClass, DeliveryStatus
 
 if TYPE_CHECKING:

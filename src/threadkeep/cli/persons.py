@@ -12,10 +12,18 @@ from typing import Annotated, BinaryIO
 
 import typer
 
-from threadkeep.cli.opening import opened_memory
-from threadkeep.cli.options import Confirmed, CursorOption, DryRun, Limit, new_file, read_cursor, verbs, write_cursor
-from threadkeep.cli.problems import NotDone, WrongUse
-from threadkeep.cli.terminal import counted, relative, terminal
+from threadkeep.cli.shared import (
+    Confirmed,
+    CursorOption,
+    DryRun,
+    Limit,
+    new_file,
+    opened_memory,
+    read_cursor,
+    verbs,
+    write_cursor,
+)
+from threadkeep.cli.terminal import NotDone, WrongUse, counted, relative, terminal
 from threadkeep.errors import InvalidInput
 from threadkeep.records.erasure import EraseReceipt
 from threadkeep.records.knowledge import Person, PersonQuery

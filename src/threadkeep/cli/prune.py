@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from threadkeep.cli.opening import command_settings, opened_memory
-from threadkeep.cli.options import Confirmed, DryRun, UserId, session_ids
-from threadkeep.cli.problems import WrongUse
-from threadkeep.cli.terminal import Reach, counted, relative, terminal
+from threadkeep.cli.shared import Confirmed, DryRun, UserId, command_settings, opened_memory, session_ids
+from threadkeep.cli.terminal import Reach, WrongUse, counted, relative, terminal
 from threadkeep.records import Retention, RetentionLimits
 
 if TYPE_CHECKING:

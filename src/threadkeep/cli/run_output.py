@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from threadkeep.cli.opening import on_this_database
-from threadkeep.cli.problems import Problem
+from threadkeep.cli.commands import Problem
+from threadkeep.cli.shared import on_this_database
 from threadkeep.cli.terminal import Styled, counted, duration, first_words, relative, styled, terminal
 from threadkeep.records import Json
 from threadkeep.records.runs import Run, RunEvent, RunResult, RunStatus, TokenUsage

@@ -8,19 +8,21 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from threadkeep.cli.opening import check_exists, command_settings, opened_memory, opened_runs
-from threadkeep.cli.options import (
+from threadkeep.cli.shared import (
     CursorOption,
     Limit,
+    check_exists,
+    command_settings,
     json_or_text,
     one_of,
+    opened_memory,
+    opened_runs,
     read_cursor,
     read_payload,
     verbs,
     write_cursor,
 )
-from threadkeep.cli.problems import WrongUse
-from threadkeep.cli.terminal import repeated, terminal
+from threadkeep.cli.terminal import WrongUse, repeated, terminal
 from threadkeep.errors import InvalidInput, RunNotFound
 from threadkeep.records.runs import DOUBLE_TEXTING, RUN_STATUSES, RunBudget, RunQuery
 

@@ -15,10 +15,8 @@ from uuid import uuid4
 
 import typer
 
-from threadkeep.cli.opening import check_others_see, command_settings, opened_app, opened_memory
-from threadkeep.cli.options import one_of, verbs
-from threadkeep.cli.problems import WrongUse
-from threadkeep.cli.terminal import Reach, relative, terminal
+from threadkeep.cli.shared import check_others_see, command_settings, one_of, opened_app, opened_memory, verbs
+from threadkeep.cli.terminal import Reach, WrongUse, relative, terminal
 from threadkeep.records import Message
 from threadkeep.version import __version__
 

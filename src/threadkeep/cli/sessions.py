@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from threadkeep.cli.opening import (
+from threadkeep.cli.commands import problem_of
+from threadkeep.cli.shared import (
+    Confirmed,
+    CursorOption,
+    Limit,
+    SessionIdArgument,
+    UserId,
+    ViewOption,
     check_exists,
     command_settings,
     naming_the_database,
@@ -17,21 +24,12 @@ from threadkeep.cli.opening import (
     opened_session,
     opened_sessions,
     opened_tables,
-)
-from threadkeep.cli.options import (
-    Confirmed,
-    CursorOption,
-    Limit,
-    SessionIdArgument,
-    UserId,
-    ViewOption,
     read_cursor,
     session_ids,
     verbs,
     write_cursor,
 )
-from threadkeep.cli.problems import WrongUse, problem_of
-from threadkeep.cli.terminal import counted, escape, first_words, relative, repeated, terminal
+from threadkeep.cli.terminal import WrongUse, counted, escape, first_words, relative, repeated, terminal
 from threadkeep.errors import ThreadkeepError
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Literal, TextIO
 
 import typer
 
-from threadkeep.cli.problems import WrongUse
 from threadkeep.errors import StoreError
 
 # Import rich on demand: it takes a tenth of a second, and pipes and JSON do not need it.
@@ -45,6 +44,14 @@ type Styled = str | tuple[str, str]
 """A text, or a text and its rich style."""
 type Reach = Callable[[int, str], None]
 """A function that reports progress: the amount that is done, and a description."""
+
+
+class WrongUse(Exception):
+    """A command was called incorrectly. The message describes the correct usage."""
+
+
+class NotDone(Exception):
+    """A command could not do its work. The message says what to do next."""
 
 
 class Terminal:

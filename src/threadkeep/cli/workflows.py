@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from threadkeep.cli.opening import command_settings
-from threadkeep.cli.options import one_of, read_payload, verbs
-from threadkeep.cli.problems import WrongUse
-from threadkeep.cli.terminal import terminal
+from threadkeep.cli.shared import command_settings, one_of, read_payload, verbs
+from threadkeep.cli.terminal import WrongUse, terminal
 
 if TYPE_CHECKING:
     from threadkeep.errors import WorkflowProblem

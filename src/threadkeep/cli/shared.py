@@ -1,17 +1,26 @@
-"""Access to the memory for commands: they read the settings and open the database without HTTP."""
+"""Options, files and access to the memory that several commands share. The database is opened without HTTP."""
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import shlex
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from contextvars import ContextVar
+from datetime import datetime
 from functools import wraps
 from inspect import iscoroutinefunction
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
-from threadkeep.cli.problems import NotDone
-from threadkeep.cli.terminal import terminal, without_password
+import typer
+
+from threadkeep.boundary import ErrorBoundary
+from threadkeep.cli.terminal import NotDone, WrongUse, terminal, without_password
+from threadkeep.store.private_files import locked_part
 
 if TYPE_CHECKING:
     from threadkeep.app import App
@@ -19,11 +28,15 @@ if TYPE_CHECKING:
     from threadkeep.history.session import Session
     from threadkeep.memory import Memory
     from threadkeep.observe import Observer
-    from threadkeep.records import SessionInfo
+    from threadkeep.records import Json, SessionInfo
     from threadkeep.runs.service import RunService
     from threadkeep.settings import Settings
     from threadkeep.store.address import DatabaseAddress
     from threadkeep.store.transcripts import TableSessions
+
+_COMPLETION_SECONDS = 2.0
+_PAYLOAD_BYTES = 2_097_152
+_DESCRIPTOR = re.compile(r"/dev/(?:stdout|fd/(\d+))")
 
 chosen_database: ContextVar[str | None] = ContextVar("chosen_database", default=None)
 """The URL of `--database`; it takes precedence over THREADKEEP_DATABASE_URL."""
@@ -210,3 +223,170 @@ def naming_the_database(settings: Settings) -> Iterator[None]:
     except (RunNotFound, SessionNotFound) as error:
         error.add_note(f"The database is {settings.database}; set another with --database or THREADKEEP_DATABASE_URL.")
         raise
+
+
+type Cursor = tuple[datetime, str]
+
+
+def session_ids(incomplete: str) -> list[str]:
+    """Return session ids with a prefix, for shell completion."""
+    import asyncio
+
+    # Suppress errors: the shell would print a traceback into the line that is being typed.
+    with ErrorBoundary():
+        return asyncio.run(_session_ids(incomplete))
+    return []
+
+
+async def _session_ids(beginning: str) -> list[str]:
+    import asyncio
+
+    from threadkeep.store.driver import StoreOptions
+    from threadkeep.store.opening import open_database
+    from threadkeep.store.statements import load_statements
+
+    options = StoreOptions(lock_timeout_seconds=_COMPLETION_SECONDS, pool_timeout_seconds=_COMPLETION_SECONDS)
+    sql = load_statements("completion.sql")
+    async with (
+        asyncio.timeout(_COMPLETION_SECONDS),
+        open_database(command_settings().database, options, read_only=True) as driver,
+    ):
+        rows = await driver.fetch(sql["session_ids"], {"beginning": beginning})
+    return [str(session_id) for (session_id,) in rows]
+
+
+UserId = Annotated[str | None, typer.Option("--user", metavar="ID", help="Only sessions of this user.")]
+SessionIdArgument = Annotated[
+    str,
+    typer.Argument(metavar="SESSION", help="The session's id, such as telegram:123.", autocompletion=session_ids),
+]
+Limit = Annotated[int, typer.Option(min=1, max=1000, help="The maximum number.")]
+CursorOption = Annotated[str | None, typer.Option(metavar="CURSOR", help="Continue where the last list ended.")]
+ViewOption = Annotated[
+    Literal["active", "history"], typer.Option("--view", help="Exclude superseded messages, or include them.")
+]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="The file to write; by default stdout.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the data that would be deleted; write nothing.")]
+Confirmed = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+
+
+def verbs(help_text: str) -> typer.Typer:
+    """Return an empty command group without rich help, which would double the time of `--help`."""
+    return typer.Typer(help=help_text, no_args_is_help=True, rich_markup_mode=None)
+
+
+def one_of[T: str](option: str, text: str | None, allowed: Sequence[T]) -> T | None:
+    """Return the value of an option if it was given; reject values that are not allowed."""
+    for value in allowed:
+        if value == text:
+            return value
+    if text is None:
+        return None
+    raise WrongUse(f"{option} must be one of {', '.join(allowed)}.")
+
+
+def write_cursor(cursor: Cursor | None) -> str | None:
+    """Return the cursor as the text for `--cursor`, or None if there is none."""
+    return None if cursor is None else f"{cursor[0].isoformat()}~{cursor[1]}"
+
+
+def read_cursor(text: str | None) -> Cursor | None:
+    """Parse a cursor that `write_cursor` returned."""
+    if text is None:
+        return None
+    moment, separator, key = text.partition("~")
+    try:
+        found = datetime.fromisoformat(moment)
+    except ValueError:
+        found = None
+    if not separator or found is None or found.tzinfo is None:
+        raise WrongUse("This is not a cursor; use the one that the last list printed.")
+    return found, key
+
+
+def read_payload(path: str) -> dict[str, Any]:
+    """Return the JSON object in a file of at most 2 MiB. The path `-` is stdin."""
+    with opened_input(path) as stream:
+        data = stream.read(_PAYLOAD_BYTES + 1)
+    try:
+        value = json.loads(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError):
+        raise WrongUse("The payload is not JSON in UTF-8; name a file with one JSON object.") from None
+    if len(data) > _PAYLOAD_BYTES or not isinstance(value, dict):
+        raise WrongUse("The payload must be a JSON object of at most 2 MiB, such as the channel delivers.")
+    return value
+
+
+@contextmanager
+def opened_input(path: str) -> Iterator[BinaryIO]:
+    """Open a file for reading. The path `-` is stdin."""
+    if path == "-":
+        yield sys.stdin.buffer
+        return
+    with Path(path).open("rb") as stream:
+        yield stream
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for writing. It appears only when it is complete, and only its owner can read it.
+
+    A device, a pipe or an open descriptor such as `/dev/stdout` is written directly. Of a symbolic link, the target is
+    replaced.
+    """
+    if found := _DESCRIPTOR.fullmatch(str(path)):
+        with os.fdopen(os.dup(int(found[1] or 1)), "wb") as stream:
+            yield stream
+        return
+    if path.is_dir():
+        raise WrongUse(f"{path} is a folder; name a file.")
+    if path.exists() and not path.is_file():
+        with path.open("wb") as stream:
+            yield stream
+        return
+    try:
+        path = path.resolve()
+    except RuntimeError:
+        raise WrongUse(f"{path} is a link that leads to itself; name a file.") from None
+    part = path.with_name(path.name + ".part")
+    with locked_part(part) as descriptor:
+        try:
+            with os.fdopen(descriptor, "wb", closefd=False) as stream:
+                stream.truncate()
+                yield stream
+                stream.flush()
+                os.fsync(descriptor)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+@contextmanager
+def opened_output(path: Path | None) -> Iterator[BinaryIO]:
+    """Open stdout if the path is None or `-`; otherwise create the file with `new_file`."""
+    if path is None or not _is_file(path):
+        yield sys.stdout.buffer
+        return
+    with new_file(path) as stream:
+        yield stream
+
+
+def _is_file(path: Path | None) -> bool:
+    return path is not None and str(path) != "-"
+
+
+def show_exported(counts: Mapping[str, object], words: str, output: Path | None) -> None:
+    """Show the result of an export, as a note or as JSON."""
+    if _is_file(output) and terminal.as_json:
+        terminal.json({**counts, "file": str(output)})
+    else:
+        terminal.note(f"Exported {words}" + (f" to {output}." if _is_file(output) else "."))
+
+
+def json_or_text(text: str) -> Json:
+    """Return the text parsed as JSON, or the text itself if it is not JSON."""
+    try:
+        value: Json = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value
