@@ -44,6 +44,15 @@ def test_a_cursor_continues_the_list(cli: CommandLine) -> None:
     assert seen == [f"telegram:{number}" for number in (4, 3, 2, 1, 0)]
 
 
+@pytest.mark.parametrize(
+    "cursor", ["x", "2026-01-01T00:00:00~a", "2026-01-01T00:00:00+00:00", "0001-01-01T00:00:00+14:00~a"]
+)
+def test_a_text_that_is_not_a_cursor_is_refused(cli: CommandLine, cursor: str) -> None:
+    """A cursor names a time with its zone, which can be converted to UTC."""
+    refused = cli("sessions", "list", "--cursor", cursor)
+    assert (refused.exit_code, "This is not a cursor" in refused.err) == (2, True)
+
+
 def test_the_hint_continues_the_same_list(cli: CommandLine) -> None:
     """The hint keeps the filters and the database of the command, and omits the old cursor and the password."""
     for number in range(5):

@@ -43,7 +43,8 @@ async def list_channels() -> None:
     bots = _bots()
     async with opened_memory() as memory:
         counts = await memory.channels.outbox.counts(open_only=True)
-    _list_bots([_row(bot, counts, "receive", "workflow") for bot in bots])
+    names = ("name", "kind", "receive", "workflow")
+    _list_bots([{name: getattr(bot, name) for name in names} | _answer_counts(bot.name, counts) for bot in bots])
 
 
 @commands.command("status")
@@ -223,12 +224,6 @@ async def drop_answer(
         terminal.result({"dropped": number}, f"Answer {number} is dropped.")
     else:
         terminal.result({"dropped": dropped}, f"Dropped {counted(len(dropped), 'answer')} of {bot}.")
-
-
-def _row(bot: AnyBot, counts: Mapping[tuple[str, OutboxStatus], int], *fields: str) -> dict[str, object]:
-    """Return fields of a bot's settings, with the number of its answers in each state."""
-    described = {name: getattr(bot, name) for name in ("name", "kind", *fields)}
-    return {**described, **_answer_counts(bot.name, counts)}
 
 
 def _answer_counts(name: str, counts: Mapping[tuple[str, OutboxStatus], int]) -> dict[str, object]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -36,39 +35,6 @@ Replace = Annotated[bool, typer.Option("--replace", help="Replace existing data.
 pending_commands = verbs("Turns that are not written to a database yet.")
 
 
-@dataclass(frozen=True)
-class _Schema:
-    """The result of the command.
-
-    `before` is the schema at the start, `known` has all versions, and `applied` the new ones. `indexed` is the number
-    of messages added to the search index. `left` is the number still missing, or None if the index was not filled.
-    """
-
-    database: str
-    before: int
-    known: tuple[int, ...]
-    applied: tuple[int, ...] = ()
-    indexed: int = 0
-    left: int | None = None
-    condition: Condition | None = None
-
-    @property
-    def waiting(self) -> list[int]:
-        return [version for version in self.known if version > self.before and version not in self.applied]
-
-    @property
-    def newest(self) -> int:
-        """The newest schema that this code knows."""
-        return self.known[-1]
-
-    @property
-    def unindexed(self) -> int | None:
-        """The number of messages that the search index lacks, if the schema is new enough to count them."""
-        if self.left is not None:
-            return self.left
-        return self.condition.unindexed if self.condition and self.condition.schema == self.newest else None
-
-
 async def migrate_schema(
     check: Annotated[bool, typer.Option("--check", help="Change nothing; exit with 1 if not up to date.")] = False,
     search_index: Annotated[
@@ -80,28 +46,30 @@ async def migrate_schema(
     Every start also updates the schema, and fills the index in the background. Run this command to do both beforehand.
     It can be interrupted and repeated.
     """
-    schema = await _migrate(apply=not check, fill=search_index and not check)
+    values, condition = await _migrate(apply=not check, fill=search_index and not check)
     if terminal.as_json:
-        values = {"database": schema.database, "schema": schema.before, "newest": schema.newest}
-        values |= {"applied": schema.applied, "waiting": schema.waiting, "indexed": schema.indexed}
-        free = schema.condition.free_bytes if schema.condition else 0
-        terminal.json({**values, "unindexed": schema.unindexed, "free_bytes": free})
+        terminal.json({**values, "free_bytes": condition.free_bytes if condition else 0})
     else:
-        _show(schema)
-    if schema.waiting or (schema.unindexed and search_index and not check):
+        _show(values, condition)
+    if values["waiting"] or (values["unindexed"] and search_index and not check):
         raise typer.Exit(1)
 
 
-async def _migrate(*, apply: bool, fill: bool) -> _Schema:
+async def _migrate(*, apply: bool, fill: bool) -> tuple[dict[str, Any], Condition | None]:
+    """Return the values to show as JSON, and the condition of the database, or None if its file does not exist.
+
+    `unindexed` is None if the schema is too old to count the messages that the search index lacks.
+    """
     from threadkeep.store.condition import read_condition
     from threadkeep.store.migrations import check_schema, known_migrations, schema_version
     from threadkeep.store.opening import open_database
 
     settings = command_settings()
     address = settings.database
-    known = tuple(version for version, _ in known_migrations(address.backend))
+    known = [version for version, _ in known_migrations(address.backend)]
+    values: dict[str, Any] = {"database": str(address), "schema": 0, "newest": known[-1], "applied": []}
     if not apply and address.path is not None and not address.path.exists():
-        return _Schema(str(address), 0, known)
+        return {**values, "waiting": known, "indexed": 0, "unindexed": None}, None
     # Use NORMAL, which is faster. If a power failure loses commits, the next call repeats their work.
     options = replace_fields(settings.store_options(), synchronous="NORMAL", waits_for_server=apply)
     async with open_database(address, options) as driver:
@@ -111,7 +79,12 @@ async def _migrate(*, apply: bool, fill: bool) -> _Schema:
         if apply and not applied:
             found = await schema_version(driver)  # another process may have migrated meanwhile
         indexed, left = await _fill_index(driver) if fill else (0, None)
-        return _Schema(str(address), found, known, tuple(applied), indexed, left, await read_condition(driver))
+        condition = await read_condition(driver)
+    if left is None and condition.schema == known[-1]:
+        left = condition.unindexed
+    waiting = [version for version in known if version > found and version not in applied]
+    counts = {"waiting": waiting, "indexed": indexed, "unindexed": left}
+    return {**values, "schema": found, "applied": applied, **counts}, condition
 
 
 async def _apply(driver: Driver, found: int, partitions: int | None) -> list[int]:
@@ -153,24 +126,24 @@ async def _fill_index(driver: Driver) -> tuple[int, int]:
     return max(total - left, 0), left
 
 
-def _show(schema: _Schema) -> None:
-    if schema.applied:
-        terminal.say(f"{schema.database} is now at schema {schema.newest}; it was at {schema.before}.")
-    elif schema.waiting:
+def _show(values: Mapping[str, Any], condition: Condition | None) -> None:
+    database, before, newest = values["database"], values["schema"], values["newest"]
+    if values["applied"]:
+        terminal.say(f"{database} is now at schema {newest}; it was at {before}.")
+    elif values["waiting"]:
         terminal.say(
-            f"{schema.database} is at schema {schema.before} of {schema.newest}; "
-            "`threadkeep migrate` or the next start updates it."
+            f"{database} is at schema {before} of {newest}; `threadkeep migrate` or the next start updates it."
         )
     else:
-        terminal.say(f"{schema.database} is up to date at schema {schema.newest}.")
-    if schema.indexed:
-        terminal.say(f"{counted(schema.indexed, 'message')} added to the search index.")
-    if schema.unindexed:
+        terminal.say(f"{database} is up to date at schema {newest}.")
+    if values["indexed"]:
+        terminal.say(f"{counted(values['indexed'], 'message')} added to the search index.")
+    if values["unindexed"]:
         terminal.say(
-            f"{counted(schema.unindexed, 'message')} still missing in the search index; "
+            f"{counted(values['unindexed'], 'message')} still missing in the search index; "
             "`threadkeep migrate` or a running service adds them."
         )
-    if (condition := schema.condition) is not None and condition.much_is_free:
+    if condition is not None and condition.much_is_free:
         terminal.say(
             f"{file_size(condition.free_bytes)} of the file's {file_size(condition.file_bytes)} are free for later "
             "messages; `threadkeep sessions prune --vacuum` returns them to the file system, "
@@ -224,7 +197,8 @@ def restore_database(
 
     Existing data is replaced only with --replace.
     """
-    from threadkeep.store.backup import dump_version, restore_postgres, restore_sqlite
+    from threadkeep.store.backup import backup_version, dump_version, is_plain, restore_postgres, restore_sqlite
+    from threadkeep.store.migrations import check_schema
 
     settings = command_settings()
     address, source = settings.database, file.absolute()
@@ -239,7 +213,8 @@ def restore_database(
     elif address.path is None:
         raise NotDone(_IN_MEMORY)
     else:
-        _check_version(source, key := settings.store_options().key)
+        key = settings.store_options().key
+        check_schema("sqlite", backup_version(source, None if is_plain(source) else key))
         if address.path.exists() and not replace:
             raise WrongUse(f"{address.path} exists already; name another one with --database, or add --replace.")
         with _pages("Restoring") as report:
@@ -253,13 +228,6 @@ def _pages(title: str) -> Iterator[Report]:
     """Show how many pages of a SQLite database are copied."""
     with terminal.progress(title, None) as reach:
         yield lambda done, total: reach(done, f"{done:,} of {total:,} pages")
-
-
-def _check_version(source: Path, key: str | None) -> None:
-    from threadkeep.store.backup import backup_version, is_plain
-    from threadkeep.store.migrations import check_schema
-
-    check_schema("sqlite", backup_version(source, None if is_plain(source) else key))
 
 
 async def _check_source(settings: Settings) -> None:

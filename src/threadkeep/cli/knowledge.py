@@ -14,7 +14,7 @@ from threadkeep.cli.terminal import WrongUse, counted, terminal
 from threadkeep.records.graphiti import DATA_CLASSES, DELIVERY_STATUSES, DataClass, DeliveryStatus
 
 if TYPE_CHECKING:
-    from threadkeep.knowledge.graphiti.maintenance import Backfilled, Check
+    from threadkeep.knowledge.graphiti.maintenance import Check
     from threadkeep.knowledge.graphiti.service import Graphiti, GraphitiStatus
     from threadkeep.records.graphiti import Consent
 
@@ -85,13 +85,10 @@ async def trust_workspace(
     by: By = None,
 ) -> None:
     """Trust a workspace. Messages of other workspaces are never sent to Graphiti."""
-
-    async def trusting(graphiti: Graphiti) -> list[str | None]:
-        name = workspace or graphiti.workspace
-        await (graphiti.consents.distrust(name) if withdraw else graphiti.consents.trust(name, by=decider(by)))
-        return await graphiti.consents.trusted()
-
-    trusted = await _with_graphiti(trusting)
+    async with opened_memory() as memory:
+        consents, name = memory.graphiti.consents, workspace or memory.graphiti.workspace
+        await (consents.distrust(name) if withdraw else consents.trust(name, by=decider(by)))
+        trusted = await consents.trusted()
     terminal.result({"trusted": trusted}, f"Trusted: {_workspaces(trusted)}.")
 
 
@@ -168,24 +165,18 @@ async def backfill_turns(
     Stored messages have no workspace, so all turns go to the workspace of the settings. If the database has sessions of
     other workspaces, name the sessions to send.
     """
-
-    async def queueing(graphiti: Graphiti) -> Backfilled:
-        from threadkeep.knowledge.graphiti.maintenance import Backfilled
-
-        total, left = 0, 1
+    total, left = 0, 1
+    async with opened_memory() as memory:
         while left:
-            one = await graphiti.backfill(session, user_id=user, limit=limit)
+            one = await memory.graphiti.backfill(session, user_id=user, limit=limit)
             total, left = total + one.queued, one.left
             if not everything:
                 break
             if left:
                 terminal.note(f"{counted(total, 'turn')} queued; more turns remain.")
                 await asyncio.sleep(_PAUSE_SECONDS)
-        return Backfilled(total, left)
-
-    queued = await _with_graphiti(queueing)
-    more = "; more turns remain, repeat the command" if queued.left else ""
-    terminal.result(queued, f"{counted(queued.queued, 'earlier turn')} queued{more}.")
+    more = "; more turns remain, repeat the command" if left else ""
+    terminal.result({"queued": total, "left": left}, f"{counted(total, 'earlier turn')} queued{more}.")
 
 
 @commands.command("deliveries")

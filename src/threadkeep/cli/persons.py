@@ -158,8 +158,7 @@ async def erase_user(
     """Erase a person with all ids. Repeat an interrupted command to continue it."""
     _confirm("person", receipt, confirmed=confirmed or dry_run)
     async with opened_memory() as memory:
-        erased = await memory.erase(user_id=user_id, dry_run=dry_run, vacuum=vacuum)
-    _show_receipt(erased, receipt)
+        _show_receipt(await memory.erase(user_id=user_id, dry_run=dry_run, vacuum=vacuum), receipt)
 
 
 @erase_commands.command("session")
@@ -174,8 +173,7 @@ async def erase_session(
     """Erase a session. Repeat an interrupted command to continue it."""
     _confirm("session", receipt, confirmed=confirmed or dry_run)
     async with opened_memory() as memory:
-        erased = await memory.erase(session_id=session_id, dry_run=dry_run, vacuum=vacuum)
-    _show_receipt(erased, receipt)
+        _show_receipt(await memory.erase(session_id=session_id, dry_run=dry_run, vacuum=vacuum), receipt)
 
 
 @erase_commands.command("verify")

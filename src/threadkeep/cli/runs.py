@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,7 +28,6 @@ from threadkeep.records.runs import DOUBLE_TEXTING, RUN_STATUSES, RunBudget, Run
 
 if TYPE_CHECKING:
     from threadkeep.history.memory import Memory
-    from threadkeep.records import Json
     from threadkeep.records.runs import Run
     from threadkeep.runs.intake import Mode
     from threadkeep.runs.service import RunService
@@ -40,14 +39,6 @@ commands = verbs("The runs of workflows: list, show, cancel, answer or retry the
 RunIdArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")]
 RunUser = Annotated[str | None, typer.Option("--user", metavar="ID", help="Only a run of this user.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Execute the run in this process, and show its output.")]
-
-
-class _Payload(NamedTuple):
-    """The payload that starts a workflow; expressions in the workflow use the same names."""
-
-    inputs: Mapping[str, Json] = {}
-    results: Mapping[str, Json] = {}
-    user_context: Mapping[str, Json] = {}
 
 
 @commands.command("list")
@@ -184,7 +175,7 @@ async def run_workflow(
 
     Exits with 1 if the run failed or was cancelled.
     """
-    given = _Payload() if payload is None else _parts(read_payload(payload))
+    given = {} if payload is None else _parts(read_payload(payload))
     policy = one_of("--double-texting", double_texting, DOUBLE_TEXTING)
     async with opened_runs(in_background=background) as service:
         from threadkeep.cli.run_output import follow, show_queued
@@ -197,12 +188,10 @@ async def run_workflow(
             session_id=session,
             user_id=user,
             message_id=message_id,
-            inputs=given.inputs,
-            results=given.results,
-            user_context=given.user_context,
             trigger="cli",
             stream=not (background or terminal.as_json),
             double_texting=policy,
+            **given,
         )
         submitted = await service.submit(request, mode="background" if background else "wait")
         if background:
@@ -316,14 +305,10 @@ async def _find(memory: Memory, run_id: str, user: str | None) -> Run:
     return found
 
 
-def _parts(payload: Mapping[str, Json]) -> _Payload:
-    """Split a payload into `inputs`, `results` and `user_context`; by default, all of it is `inputs`."""
-    if not any(name in payload for name in _Payload._fields):
-        return _Payload(payload)
-    given: dict[str, Mapping[str, Json]] = {}
-    for name in _Payload._fields:
-        part = payload.get(name, {})
+def _parts(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `inputs`, `results` and `user_context` of a payload; by default, all of it is `inputs`."""
+    given = {name: payload[name] for name in ("inputs", "results", "user_context") if name in payload}
+    for name, part in given.items():
         if not isinstance(part, Mapping):
             raise WrongUse(f"`{name}` of the payload must be a JSON object; put its value into one.")
-        given[name] = part
-    return _Payload(**given)
+    return given or {"inputs": payload}

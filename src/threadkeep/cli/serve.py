@@ -164,7 +164,7 @@ async def serve_mcp(
     if http and user is not None:
         raise WrongUse("Over HTTP the key determines the user; omit --user, or serve stdio.")
     try:
-        from threadkeep.adapters import mcp as _  # noqa: F401 - fails early if the extra is not installed
+        from threadkeep.adapters.mcp import McpCaller, memory_server
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("threadkeep"):
             raise
@@ -172,16 +172,10 @@ async def serve_mcp(
     async with opened_memory(background=True, creates=True) as memory:
         if http:
             await _serve_http(memory, host, port, write=write)
-        else:
-            await _serve_stdio(memory, user, write=write)
-
-
-async def _serve_stdio(memory: Memory, user: str | None, *, write: bool) -> None:
-    from threadkeep.adapters.mcp import McpCaller, memory_server
-
-    memory.session("mcp", user_id=user)  # validates the user
-    caller = McpCaller(user, writes=write)
-    await memory_server(memory, lambda: caller, writes=write).run_stdio_async()
+            return
+        memory.session("mcp", user_id=user)  # validates the user
+        caller = McpCaller(user, writes=write)
+        await memory_server(memory, lambda: caller, writes=write).run_stdio_async()
 
 
 async def _serve_http(memory: Memory, host: str, port: int, *, write: bool) -> None:

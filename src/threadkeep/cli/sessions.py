@@ -264,11 +264,11 @@ async def branch_session(
     """Create a session with copies of another session's messages up to --at. Both continue independently."""
     async with opened_session(session, user) as (handle, _):
         info = await (await handle.branch(at, session_id=branch_id)).info()
-    if terminal.as_json:
-        known = {"parent_session_id": info.parent_session_id, "parent_seq": info.parent_seq}
-        terminal.json({"session_id": info.session_id, "message_count": info.message_count, **known})
-        return
-    terminal.say(f"{info.session_id} begins with {counted(info.message_count, 'message')} of {session}.")
+    names = ("session_id", "message_count", "parent_session_id", "parent_seq")
+    terminal.result(
+        {name: getattr(info, name) for name in names},
+        f"{info.session_id} begins with {counted(info.message_count, 'message')} of {session}.",
+    )
     command = f"threadkeep chat --session {shlex.quote(info.session_id)}"
     terminal.note(f"Continue with: {on_this_database(command)}")
 

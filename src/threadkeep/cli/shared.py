@@ -8,9 +8,9 @@ import re
 import shlex
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import wraps
 from inspect import iscoroutinefunction
 from pathlib import Path
@@ -295,13 +295,11 @@ def read_cursor(text: str | None) -> Cursor | None:
     if text is None:
         return None
     moment, separator, key = text.partition("~")
-    try:
+    with suppress(ValueError, OverflowError):  # the year may be 0 or 10000 in UTC
         found = datetime.fromisoformat(moment)
-    except ValueError:
-        found = None
-    if not separator or found is None or found.tzinfo is None:
-        raise WrongUse("This is not a cursor; use the one that the last list printed.")
-    return found, key
+        if separator and found.tzinfo is not None:
+            return found.astimezone(UTC), key
+    raise WrongUse("This is not a cursor; use the one that the last list printed.")
 
 
 def read_payload(path: str) -> dict[str, Any]:
