@@ -11,8 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from threadkeep.cli.doctor import Finding
-from threadkeep.cli.terminal import counted, duration, file_size
+from threadkeep.cli.terminal import Finding, counted, duration, file_size
 from threadkeep.context.tokens import TokenFactor
 from threadkeep.errors import InvalidSettings, SessionDamaged, StoreError
 from threadkeep.graph_store.items import TableItems
@@ -102,8 +101,13 @@ def _explained(address: DatabaseAddress, error: StoreError) -> tuple[str, str]:
     if isinstance(error, RowLocked):
         detail, _, _ = str(error).partition("; ")
         return f"{detail}.", "End that transaction (see `locks`), or wait for its end."
-    parts = _CAUSE_AND_CURE.fullmatch(str(error))
-    return (f"{parts[1]}.", parts[2][:1].upper() + parts[2][1:]) if parts else (str(error), _cure(address))
+    if parts := _CAUSE_AND_CURE.fullmatch(str(error)):
+        return f"{parts[1]}.", parts[2][:1].upper() + parts[2][1:]
+    if address.backend == "postgres":
+        cure = "Start the server and allow this machine to connect, or name another in THREADKEEP_DATABASE_URL."
+    else:
+        cure = "Repair the file or its permissions, restore a backup, or name another in THREADKEEP_DATABASE_URL."
+    return str(error), cure
 
 
 def _with_short_timeouts(options: StoreOptions) -> StoreOptions:
@@ -115,13 +119,6 @@ def _with_short_timeouts(options: StoreOptions) -> StoreOptions:
         pool_min_size=1,
         pool_max_size=2,
     )
-
-
-def _cure(address: DatabaseAddress) -> str:
-    """Return the advice for a database that cannot be used."""
-    if address.backend == "postgres":
-        return "Start the server and allow this machine to connect, or name another in THREADKEEP_DATABASE_URL."
-    return "Repair the file or its permissions, restore a backup, or name another in THREADKEEP_DATABASE_URL."
 
 
 def _answer(address: DatabaseAddress, condition: Condition, seconds: float) -> Finding:
@@ -170,12 +167,9 @@ def _durability(address: DatabaseAddress, condition: Condition) -> Finding:
     if address.backend == "postgres":
         off = [name for name in ("fsync", "synchronous_commit") if engine.get(name) == "off"]
         if off:
-            return Finding(
-                "durability",
-                "warn",
-                f"The server has {' and '.join(off)} off: a power cut may lose acknowledged turns.",
-                f"Set {' and '.join(f'{name} = on' for name in off)} on the server.",
-            )
+            cure = f"Set {' and '.join(f'{name} = on' for name in off)} on the server."
+            detail = f"The server has {' and '.join(off)} off: a power cut may lose acknowledged turns."
+            return Finding("durability", "warn", detail, cure)
         return Finding("durability", "ok", "A power cut loses no acknowledged turn.")
     journal, synchronous = engine.get("journal_mode", ""), engine.get("synchronous", "")
     detail = f"Journal {journal}, synchronous {synchronous}"

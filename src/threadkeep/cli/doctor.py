@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.cli.shared import command_settings
-from threadkeep.cli.terminal import counted, duration, file_size, terminal
+from threadkeep.cli.terminal import Finding, Level, counted, duration, file_size, terminal
 from threadkeep.errors import (
     DatabaseFileReplaced,
     InvalidInput,
@@ -34,19 +34,7 @@ _OLD_SECONDS = 60.0
 _CALL_SECONDS = 30.0
 _GRAPHITI_SECONDS = 3.0
 
-type Level = Literal["ok", "warn", "fail"]
-
 _MARKS: dict[Level, tuple[str, str]] = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "bold red")}
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The result of one check. Unless the level is `ok`, `cure` says how to fix the problem."""
-
-    check: str
-    level: Level
-    detail: str
-    cure: str = ""
 
 
 def check_settings(settings: Settings) -> list[Finding]:

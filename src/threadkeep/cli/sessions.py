@@ -29,7 +29,7 @@ from threadkeep.cli.shared import (
     verbs,
     write_cursor,
 )
-from threadkeep.cli.terminal import WrongUse, counted, escape, first_words, relative, repeated, terminal
+from threadkeep.cli.terminal import WrongUse, counted, first_words, relative, repeated, terminal
 from threadkeep.errors import ThreadkeepError
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def _show_message(message: Message) -> None:
 
 def _name_damaged(session_ids: Sequence[str]) -> None:
     if session_ids:
-        names = escape(", ".join(session_ids))
+        names = ", ".join(session_ids)
         terminal.note(f"Skipped, because an item in the graph store cannot be read: {names}. Details: doctor.")
 
 

@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, TextIO
 
 import typer
@@ -44,6 +45,7 @@ type Styled = str | tuple[str, str]
 """A text, or a text and its rich style."""
 type Reach = Callable[[int, str], None]
 """A function that reports progress: the amount that is done, and a description."""
+type Level = Literal["ok", "warn", "fail"]
 
 
 class WrongUse(Exception):
@@ -54,11 +56,18 @@ class NotDone(Exception):
     """A command could not do its work. The message says what to do next."""
 
 
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check. Unless the level is `ok`, `cure` says how to fix the problem."""
+
+    check: str
+    level: Level
+    detail: str
+    cure: str = ""
+
+
 class Terminal:
     """The stdout and stderr of a command. With `--json`, stdout gets only JSON and notes are suppressed."""
-
-    def __init__(self) -> None:
-        self._consoles: dict[str, Console] = {}
 
     @property
     def as_json(self) -> bool:
@@ -73,12 +82,12 @@ class Terminal:
     @property
     def out(self) -> Console:
         """The rich console on stdout."""
-        return self._console("out", sys.stdout)
+        return _console(sys.stdout)
 
     @property
     def err(self) -> Console:
         """The rich console on stderr."""
-        return self._console("err", sys.stderr)
+        return _console(sys.stderr)
 
     @property
     def width(self) -> int:
@@ -249,21 +258,20 @@ class Terminal:
 
     def _print(self, parts: Sequence[Styled], style: str, stream: TextIO, end: str = "\n") -> None:
         if stream.isatty():
-            console = self.out if stream is sys.stdout else self.err
-            console.print(styled(*parts), style=style, markup=False, highlight=False, soft_wrap=True, end=end)
+            _console(stream).print(styled(*parts), style=style, markup=False, highlight=False, soft_wrap=True, end=end)
         else:
             print("".join(map(plain, parts)), file=stream, end=end, flush=True)
 
-    def _console(self, name: str, stream: TextIO) -> Console:
-        """Return the console of a stream. A spinner and lines must share one console."""
-        from rich.console import Console
-
-        if name not in self._consoles or self._consoles[name].file is not stream:
-            self._consoles[name] = Console(file=stream, width=None if stream.isatty() else _PIPE_WIDTH, emoji=False)
-        return self._consoles[name]
-
 
 terminal = Terminal()
+
+
+@lru_cache(maxsize=2)
+def _console(stream: TextIO) -> Console:
+    """Return the console of a stream. A spinner and lines must share one console."""
+    from rich.console import Console
+
+    return Console(file=stream, width=None if stream.isatty() else _PIPE_WIDTH, emoji=False)
 
 
 def dump(value: object, stream: TextIO) -> str:
