@@ -10,9 +10,9 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 from uuid import uuid4
 
@@ -21,7 +21,7 @@ import typer
 from threadkeep.cli.commands import Problem, problem_of
 from threadkeep.cli.context import CallChoice, preview_options, show_now
 from threadkeep.cli.run_output import Answer
-from threadkeep.cli.shared import command_settings, on_this_database, opened_app, session_ids
+from threadkeep.cli.shared import command_settings, handled_signals, on_this_database, opened_app, session_ids
 from threadkeep.cli.terminal import counted, terminal
 from threadkeep.errors import Interrupted, SessionNotFound, ThreadkeepError
 from threadkeep.observe import Event, ReadFailed, WriteDeferred, WriteRecovered
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from threadkeep.agent.context_view import PreviewOptions
     from threadkeep.history.memory import Memory
     from threadkeep.runs.chat import Chat
-    from threadkeep.runs.chat_turns import ChatAnswer, ChatContext, ChatTurn
+    from threadkeep.runs.chat_turns import ChatContext, ChatTurn, ChatUsage
 
 COMMANDS = {
     "/help": "list these commands",
@@ -80,27 +80,6 @@ async def chat(
         raise typer.Exit(1)
 
 
-@dataclass
-class _Statistics:
-    """The statistics of a chat."""
-
-    turns: int = 0
-    failed: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    estimated: bool = False
-    seconds: list[float] = field(default_factory=list)
-    last: ChatContext | None = None
-
-    def count(self, answer: ChatAnswer, seconds: float) -> None:
-        self.turns += 1
-        self.input_tokens += answer.usage.input_tokens
-        self.output_tokens += answer.usage.output_tokens
-        self.estimated = self.estimated or answer.usage.estimated
-        self.seconds.append(seconds)
-        self.last = answer.context
-
-
 class Notices:
     """An observer that collects notices about the memory; the chat shows them at the end of the turn."""
 
@@ -135,7 +114,8 @@ class Conversation:
         self._preview = preview
         self._notices = notices
         self._answer = Answer()
-        self._statistics = _Statistics()
+        self._answered: list[tuple[ChatUsage, ChatContext, float]] = []
+        self._failed = 0
         self._turn: ChatTurn | None = None
         self._stopped = False
 
@@ -145,7 +125,7 @@ class Conversation:
         Ctrl-C stops the current answer; if no answer is running or `keep_on` is false, it ends the chat. The shown part
         of a stopped answer is stored. Return False if `keep_on` is false and a turn failed or was stopped.
         """
-        with self._signal_handlers():
+        with handled_signals(self._signal_handlers()):
             async for line in lines:
                 if line.startswith("/"):
                     if not await self._command(line):
@@ -156,7 +136,7 @@ class Conversation:
                         terminal.note(sentence)
                 if self._stopped and not keep_on:
                     break
-        return keep_on or not (self._statistics.failed or self._stopped)
+        return keep_on or not (self._failed or self._stopped)
 
     async def _show_answer(self, text: str) -> None:
         from threadkeep.runs.chat_turns import ChatRequest
@@ -167,11 +147,11 @@ class Conversation:
             session_id, user_id = self._session.session_id, self._session.user_id
             self._turn = self._chat.begin(ChatRequest(text, session_id=session_id, user_id=user_id, trigger="cli"))
             if (answer := await self._answer.show(self._turn)) is not None:
-                self._statistics.count(answer, time.perf_counter() - started)
+                self._answered.append((answer.usage, answer.context, time.perf_counter() - started))
         except Interrupted:
             self._answer.fail(Problem("interrupted", "Stopped; the part so far is stored as interrupted."))
         except ThreadkeepError as error:
-            self._statistics.failed += 1
+            self._failed += 1
             self._answer.fail(problem_of(error))
         except asyncio.CancelledError:
             if self._turn is not None:
@@ -180,32 +160,19 @@ class Conversation:
         finally:
             self._turn = None
 
-    @contextmanager
-    def _signal_handlers(self) -> Iterator[None]:
-        """Install signal handlers for the whole chat, because a signal between two turns must not be lost."""
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    def _signal_handlers(self) -> dict[signal.Signals, Callable[[], object]]:
+        """Return the signal handlers for the whole chat, because a signal between two turns must not be lost."""
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - for the type checker
 
         def interrupt() -> None:
             self._stopped = True
             if self._turn is not None:
                 self._chat.stop(self._turn)
             else:
-                end()
-
-        def end() -> None:
-            if task is not None:
                 task.cancel()
 
-        handlers = {signal.SIGINT: interrupt, signal.SIGTERM: end, signal.SIGHUP: end}
-        before = {number: signal.getsignal(number) for number in handlers}
-        for number, handler in handlers.items():
-            loop.add_signal_handler(number, handler)
-        try:
-            yield
-        finally:
-            for number in handlers:
-                loop.remove_signal_handler(number)
-                signal.signal(number, before[number])
+        return {signal.SIGINT: interrupt, signal.SIGTERM: task.cancel, signal.SIGHUP: task.cancel}
 
     async def _command(self, text: str) -> bool:
         """Execute a slash command; return False if the command ends the chat."""
@@ -244,27 +211,30 @@ class Conversation:
         )
 
     async def _show_statistics(self) -> None:
-        here, info = self._statistics, await self._session.info()
-        median = statistics.median(here.seconds) if here.seconds else 0.0
+        info, turns = await self._session.info(), len(self._answered)
+        tokens_in = sum(usage.input_tokens for usage, _, _ in self._answered)
+        tokens_out = sum(usage.output_tokens for usage, _, _ in self._answered)
+        estimated = any(usage.estimated for usage, _, _ in self._answered)
+        median = statistics.median(seconds for _, _, seconds in self._answered) if turns else 0.0
+        last = self._answered[-1][1] if turns else None
         values = {
             "session_id": info.session_id,
             "messages": info.message_count,
             "reset_seq": info.reset_seq,
-            "turns": here.turns,
-            "failed": here.failed,
-            "input_tokens": here.input_tokens,
-            "output_tokens": here.output_tokens,
-            **({"estimated": True} if here.estimated else {}),
+            "turns": turns,
+            "failed": self._failed,
+            "input_tokens": tokens_in,
+            "output_tokens": tokens_out,
+            **({"estimated": True} if estimated else {}),
             "median_seconds": median,
-            "last_context": here.last and asdict(here.last),
+            "last_context": last and asdict(last),
         }
-        tokens = f"{counted(here.input_tokens, 'token')} in, {here.output_tokens:,} out"
-        tokens += " (estimated)" if here.estimated else ""
+        tokens = f"{counted(tokens_in, 'token')} in, {tokens_out:,} out{' (estimated)' if estimated else ''}"
         sentence = f"{info.session_id}: {counted(info.message_count, 'message')} in all. "
-        sentence += f"Here: {counted(here.turns, 'turn')}, {tokens}, {median:.1f} s a turn."
-        if here.last is not None:
-            seen = f"{counted(here.last.messages, 'message')} of {counted(here.last.tokens, 'token')}"
-            sentence += f" The last call saw {seen}; left out: {here.last.dropped:,}."
+        sentence += f"Here: {counted(turns, 'turn')}, {tokens}, {median:.1f} s a turn."
+        if last is not None:
+            seen = f"{counted(last.messages, 'message')} of {counted(last.tokens, 'token')}"
+            sentence += f" The last call saw {seen}; left out: {last.dropped:,}."
         terminal.result(values, sentence, style="dim")
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -123,36 +124,28 @@ async def import_sessions(
     Existing messages are not stored again, so a second import changes nothing, and an interrupted import can be
     repeated. Invalid lines are reported and skipped; exits with 1 if there were any.
     """
-    refusals = _Refusals("line", "Line {}")
-    done = await _import_lines(file, refusals, strict=strict)
+    errors: list[dict[str, Position]] = []
+    done = await _import_lines(file, partial(_refuse, errors, "line", "Line {}"), strict=strict)
     if terminal.as_json:
-        terminal.json({**asdict(done), "errors": refusals.errors})
+        terminal.json({**asdict(done), "errors": errors})
     else:
         _show_lines(done, strict=strict)
     if done.bad_lines:
         raise typer.Exit(1)
 
 
-class _Refusals:
-    """The rejected entries, shown at once or, with `--json`, listed in the result."""
-
-    def __init__(self, name: str, words: str) -> None:
-        self.errors: list[dict[str, int | str]] = []
-        self._name = name
-        self._words = words
-
-    def add(self, position: Position, sentence: str) -> None:
-        """Report a rejected entry."""
-        if len(self.errors) < _MOST_SHOWN:
-            self.errors.append({self._name: position, "detail": sentence})
-        if not terminal.as_json:
-            terminal.error(f"{self._words.format(position)}: {sentence}")
+def _refuse(errors: list[dict[str, Position]], name: str, words: str, position: Position, sentence: str) -> None:
+    """Show a rejected entry at once or, with `--json`, in the result."""
+    if len(errors) < _MOST_SHOWN:
+        errors.append({name: position, "detail": sentence})
+    if not terminal.as_json:
+        terminal.error(f"{words.format(position)}: {sentence}")
 
 
 async def _import_source[S: Source](opening: AbstractAsyncContextManager[S]) -> S:
     """Import the conversations of another system; exit with 1 if some were rejected."""
-    refusals = _Refusals("conversation", "{}")
-    source, done, empty = await _store_source(opening, refusals)
+    errors: list[dict[str, Position]] = []
+    source, done, empty = await _store_source(opening, partial(_refuse, errors, "conversation", "{}"))
     if terminal.as_json:
         terminal.json(
             {
@@ -163,7 +156,7 @@ async def _import_source[S: Source](opening: AbstractAsyncContextManager[S]) -> 
                 "left_out": dict(sorted(source.left_out.items())),
                 "empty": empty,
                 "refused": done.bad_lines,
-                "errors": refusals.errors,
+                "errors": errors,
             }
         )
     else:
@@ -174,7 +167,7 @@ async def _import_source[S: Source](opening: AbstractAsyncContextManager[S]) -> 
 
 
 async def _store_source[S: Source](
-    opening: AbstractAsyncContextManager[S], refusals: _Refusals
+    opening: AbstractAsyncContextManager[S], refuse: Callable[[Position, str], None]
 ) -> tuple[S, Imported, int]:
     """Return the source, the result, and the number of conversations without messages to import."""
     from threadkeep.cli.foreign import Unreadable
@@ -183,7 +176,7 @@ async def _store_source[S: Source](
 
     empty = 0
     async with opening as source, opened_memory(creates=True) as memory:
-        importer = Importer(memory, refusals.add)
+        importer = Importer(memory, refuse)
         with _reporting(importer, source.total) as reach:
             async for found in source.conversations():
                 if isinstance(found, Unreadable):
@@ -203,7 +196,7 @@ async def _store_source[S: Source](
         return source, importer.done, empty
 
 
-async def _import_lines(file: str, refusals: _Refusals, *, strict: bool) -> Imported:
+async def _import_lines(file: str, refuse: Callable[[Position, str], None], *, strict: bool) -> Imported:
     from threadkeep.cli.foreign import check_file, check_lines
     from threadkeep.history.importing import Importer
 
@@ -213,7 +206,7 @@ async def _import_lines(file: str, refusals: _Refusals, *, strict: bool) -> Impo
         size = os.fstat(stream.fileno()).st_size if stream is not sys.stdin.buffer else 0
         read = 0
         async with opened_memory(creates=True) as memory:
-            importer = Importer(memory, refusals.add, strict=strict)
+            importer = Importer(memory, refuse, strict=strict)
             with _reporting(importer, size or None) as reach:
                 for number, line in enumerate(stream, start=1):
                     if number == 1:

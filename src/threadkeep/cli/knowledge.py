@@ -16,7 +16,6 @@ from threadkeep.records.graphiti import DATA_CLASSES, DELIVERY_STATUSES, DataCla
 if TYPE_CHECKING:
     from threadkeep.knowledge.graphiti.maintenance import Check
     from threadkeep.knowledge.graphiti.service import Graphiti, GraphitiStatus
-    from threadkeep.records.graphiti import Consent
 
 commands = verbs("Graphiti: consent, deliveries, tests of the server.")
 
@@ -51,16 +50,20 @@ async def decide_consent(
     """Allow sending data to the Graphiti endpoint, or decline it. Without options, show the newest 20 decisions."""
     if grant and decline:
         raise WrongUse("Use --grant or --decline, not both.")
+    classes = _classes(data) if grant else None
     if grant:
-        classes = _classes(data)
         terminal.confirm(
             "All new data of these kinds will be sent to the endpoint. Allow it?", _SAY_YES, confirmed=confirmed
         )
-        consents = [await _with_graphiti(lambda graphiti: _grant(graphiti, classes, decider(by)))]
-    elif decline:
-        consents = [await _with_graphiti(lambda graphiti: graphiti.decline(by=decider(by)))]
-    else:
-        consents = await _with_graphiti(lambda graphiti: graphiti.consents.decisions())
+    async with opened_memory() as memory:
+        graphiti = memory.graphiti
+        if grant:
+            in_use = graphiti.options.needed_classes() if graphiti.options else ()
+            consents = [await graphiti.grant(in_use if classes is None else classes, by=decider(by))]
+        elif decline:
+            consents = [await graphiti.decline(by=decider(by))]
+        else:
+            consents = await graphiti.consents.decisions()
     terminal.listing(
         {"consents": consents},
         consents,
@@ -239,12 +242,6 @@ async def purge_group(
 async def _with_graphiti[T](work: Callable[[Graphiti], Awaitable[T]]) -> T:
     async with opened_memory() as memory:
         return await work(memory.graphiti)
-
-
-async def _grant(graphiti: Graphiti, classes: Sequence[DataClass] | None, by: str) -> Consent:
-    options = graphiti.options
-    chosen = classes if classes is not None or options is None else options.needed_classes()
-    return await graphiti.grant(chosen or (), by=by)
 
 
 async def _list(status: DeliveryStatus | None, after: int, limit: int) -> None:

@@ -7,15 +7,23 @@ import logging
 import signal
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 from uuid import uuid4
 
 import typer
 
-from threadkeep.cli.shared import check_others_see, command_settings, one_of, opened_app, opened_memory, verbs
+from threadkeep.cli.shared import (
+    check_others_see,
+    command_settings,
+    handled_signals,
+    one_of,
+    opened_app,
+    opened_memory,
+    verbs,
+)
 from threadkeep.cli.terminal import Reach, WrongUse, relative, terminal
 from threadkeep.records import Message
 from threadkeep.version import __version__
@@ -59,13 +67,22 @@ async def work() -> None:
     settings = command_settings(log_json=True if terminal.as_json else None)
     check_others_see(settings)
 
+    from threadkeep.app import stop_signals
     from threadkeep.observe.log import LogObserver, configure_logging
     from threadkeep.settings import unknown_variables
 
     configure_logging(settings.log_level, json=settings.log_json)
     for sentence in unknown_variables():
         logging.getLogger("threadkeep.worker").warning(sentence)
-    with _stop_signals() as stop:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+
+    def end() -> None:
+        stop.set()
+        # A second Ctrl-C ends the process. A closed terminal may send SIGHUP twice (from the shell and the kernel).
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+    with handled_signals(dict.fromkeys(stop_signals(), end)):
         async with opened_app(settings, works=True, waits=True, observers=[LogObserver()]) as app:
             await app.runs.service()
             started = f"Threadkeep {__version__} executes the runs of {settings.database} (Ctrl+C stops it)"
@@ -74,30 +91,6 @@ async def work() -> None:
             seconds = f"{settings.shutdown_timeout:g} seconds"
             with suppress(OSError):  # the terminal may be closed
                 terminal.note(f"Stopping: active runs may finish within {seconds}; then other workers continue them.")
-
-
-@contextmanager
-def _stop_signals() -> Iterator[asyncio.Event]:
-    """Yield an event that is set by the first stop signal. A second Ctrl-C ends the process."""
-    from threadkeep.app import stop_signals
-
-    loop, stopped, signals = asyncio.get_running_loop(), asyncio.Event(), stop_signals()
-
-    def stop() -> None:
-        stopped.set()
-        # Keep the handler of SIGHUP: a closed terminal may send it twice (from the shell and the kernel).
-        remove_handlers(signal.SIGINT, signal.SIGTERM)
-
-    def remove_handlers(*numbers: signal.Signals) -> None:
-        for number in numbers:
-            loop.remove_signal_handler(number)
-
-    for number in signals:
-        loop.add_signal_handler(number, stop)
-    try:
-        yield stopped
-    finally:
-        remove_handlers(*signals)
 
 
 async def bench(

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from functools import wraps
 from inspect import iscoroutinefunction
 from pathlib import Path
+from signal import Signals, getsignal, signal
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 import typer
@@ -86,6 +87,22 @@ def synchronous(command: Callable[..., object]) -> Callable[..., object]:
         return run(command(**arguments))
 
     return running
+
+
+@contextmanager
+def handled_signals(handlers: Mapping[Signals, Callable[[], object]]) -> Iterator[None]:
+    """Call these functions in the event loop when their signals arrive during the block."""
+    import asyncio
+
+    loop, before = asyncio.get_running_loop(), {number: getsignal(number) for number in handlers}
+    for number, handler in handlers.items():
+        loop.add_signal_handler(number, handler)
+    try:
+        yield
+    finally:
+        for number in handlers:
+            loop.remove_signal_handler(number)
+            signal(number, before[number])
 
 
 @asynccontextmanager
