@@ -147,18 +147,9 @@ async def _import_source[S: Source](opening: AbstractAsyncContextManager[S]) -> 
     errors: list[dict[str, Position]] = []
     source, done, empty = await _store_source(opening, partial(_refuse, errors, "conversation", "{}"))
     if terminal.as_json:
-        terminal.json(
-            {
-                "sessions": done.sessions,
-                "stored": done.stored,
-                "known": done.known,
-                "cleaned": done.cleaned,
-                "left_out": dict(sorted(source.left_out.items())),
-                "empty": empty,
-                "refused": done.bad_lines,
-                "errors": errors,
-            }
-        )
+        counts = {name: getattr(done, name) for name in ("sessions", "stored", "known", "cleaned")}
+        left_out = dict(sorted(source.left_out.items()))
+        terminal.json({**counts, "left_out": left_out, "empty": empty, "refused": done.bad_lines, "errors": errors})
     else:
         _show_source(source, done, empty)
     if done.bad_lines:
