@@ -208,6 +208,7 @@ async def test_a_run_ends_with_the_answer_that_its_caller_got_in_an_outage(
     async with asyncio.timeout(HANG_SECONDS):
         asking = asyncio.create_task(chat.ask(replace(said("hi", "1"), workflow="desk")))
         await broken.reached()
+        monkeypatch.setattr("threadkeep.runs.retries._LONGEST_PAUSE_SECONDS", 0.1)
         away.set()
         broken.open()
         await answering.reached()
@@ -217,7 +218,7 @@ async def test_a_run_ends_with_the_answer_that_its_caller_got_in_an_outage(
         assert heard.response == "hello"
         run = (await runs.records.runs(RunQuery(session_id=ROOM)))[0][0]
         while not run.over:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.01)
             run = (await runs.records.runs(RunQuery(session_id=ROOM)))[0][0]
         again = await chat.ask(replace(said("hi", "1"), workflow="desk"))
     assert (run.status, (run.result or {}).get("text"), again.response) == ("done", "hello", "hello")
