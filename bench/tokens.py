@@ -94,11 +94,12 @@ def family_sheet(measured: Sequence[Row]) -> Sheet:
     """Return the table of the lowest errors over whole languages, by `estimate` and by the tokenizer's own estimate."""
     real, texts = real_counts()["published"], rows("published")
     languages = [title for title in texts if title.endswith((": prose", ": chat"))]
+    plain = {title: sum(map(estimate, texts[title])) for title in languages}
     lines = []
     for family in FAMILIES:
+        own = {title: sum(map(FAMILY_ESTIMATES[family], texts[title])) for title in languages}
         before, now = (
-            {title: sum(map(counter, texts[title])) / sum(real[family][title]) - 1 for title in languages}
-            for counter in (estimate, FAMILY_ESTIMATES[family])
+            {title: counted[title] / sum(real[family][title]) - 1 for title in languages} for counted in (plain, own)
         )
         within = sum(row.errors[family].is_within for row in measured)
         lines.append((family, *_worst(before), *_worst(now), f"{within} of {len(measured)}"))
