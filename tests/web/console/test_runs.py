@@ -39,7 +39,11 @@ async def test_a_workflow_that_asks_begins_a_session_on_the_first_page(bots: htt
     for number in range(5):
         page = await sent(bots, form, message="Hi", session_id=f"room:{number}", workflow="form")
         assert "room:" in page.words
-    assert "A run asks a person" in (await opened(bots, "/console/sessions/room:4")).words
+
+    async def is_asked() -> bool:
+        return "A run asks a person" in (await opened(bots, "/console/sessions/room:4")).words
+
+    await until(is_asked)
 
 
 async def test_a_question_is_shown_behind_many_resets(bots: httpx2.AsyncClient) -> None:
