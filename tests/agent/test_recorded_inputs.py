@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
+from langchain_core.runnables import RunnableLambda
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint
 from langgraph.graph import START, StateGraph
@@ -154,11 +155,31 @@ async def test_a_recorded_graph_is_drawn_as_the_graph(small_memory: Memory) -> N
     assert graph.get_graph(xray=True).nodes.keys() == agent.get_graph(xray=True).nodes.keys()
 
 
+@pytest.mark.parametrize("saver", [None, InMemorySaver()], ids=["none", "saver"])
+async def test_a_retried_recorded_graph_stores_a_question_without_id_once(
+    small_memory: Memory, saver: InMemorySaver | None
+) -> None:
+    """A later call with an equal text asks another question."""
+    model = ScriptedModel([ConnectionError("down"), "one", "two"])
+    graph = recorded(create_agent(model, [], checkpointer=saver), small_memory)
+    retried = graph.with_retry(wait_exponential_jitter=False)
+    question = {"messages": [("user", "q1")]}
+
+    async def twice(_: object) -> None:
+        await retried.ainvoke(question, config_of())
+        await retried.ainvoke(question, config_of())
+
+    await RunnableLambda(twice).ainvoke("")
+    assert [message.text for message in model.calls[1]] == ["q1"]
+    assert [text for _, text in await kept(small_memory)] == ["q1", "one", "q1", "two"]
+
+
 async def test_an_output_of_messages_only_is_recorded(small_memory: Memory) -> None:
     graph = recorded(create_agent(ScriptedModel(["one", "two"]), []), small_memory)
-    for words in ("q1", "q2", "q2"):
-        told = await graph.ainvoke(input_of(words, words), config_of(), output_keys="messages")
-    assert [message.text for message in told] == ["q2", "two"]
+    told = [
+        await graph.ainvoke(input_of(words, words), config_of(), output_keys="messages") for words in ("q1", "q2", "q2")
+    ]
+    assert [[message.text for message in one] for one in told] == [["q1", "one"], ["q2", "two"], ["q2", "two"]]
     assert [text for _, text in await kept(small_memory)] == ["q1", "one", "q2", "two"]
 
 
@@ -166,7 +187,8 @@ async def test_an_output_of_messages_only_is_recorded(small_memory: Memory) -> N
 async def test_the_config_of_a_bound_graph_names_the_session(small_memory: Memory, wrapped: bool) -> None:
     agent: Any = create_agent(ScriptedModel(["one", "two"]), [], checkpointer=InMemorySaver())
     bound = (agent.with_retry() if wrapped else agent).with_config(configurable={"thread_id": ROOM})
-    for words in ("q1", "q2", "q2"):
-        told = await recorded(bound, small_memory).ainvoke(input_of(words, words))
+    for words in ("q1", "q2"):
+        await recorded(bound, small_memory).ainvoke(input_of(words, words))
+    told = await recorded(bound, small_memory).ainvoke(input_of("q2", "q2"))
     assert [message.text for message in told["messages"]] == ["q1", "one", "q2", "two"]
     assert [text for _, text in await kept(small_memory)] == ["q1", "one", "q2", "two"]

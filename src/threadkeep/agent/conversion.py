@@ -44,7 +44,6 @@ _CLASSES: dict[Role, type[BaseMessage]] = {"user": HumanMessage, "assistant": AI
 SENT_AT = "sent_at"
 """The key in `response_metadata` for the time that the platform reports, in ISO 8601."""
 
-
 EDITS = "edits"
 """The key in `response_metadata` for the id of the message that a human message replaces."""
 
@@ -153,7 +152,6 @@ def to_langchain(message: Message) -> BaseMessage:
 
 STRUCTURED: Final = "threadkeep:structured"
 """The key in an answer's metadata for the JSON of its structured response."""
-
 
 ANSWERS: Final = "threadkeep:answers"
 """The key in a reply's `response_metadata` for the id of its question, if later turns follow it."""

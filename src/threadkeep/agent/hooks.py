@@ -33,7 +33,7 @@ from threadkeep.agent.answers import (
     stream_again,
 )
 from threadkeep.agent.call_measure import ModelUse, chosen_model
-from threadkeep.agent.callbacks import PartialAnswer, RootCall, root_callbacks
+from threadkeep.agent.callbacks import PartialAnswer, root_callbacks
 from threadkeep.agent.conversion import FORGETS, text_of, typed
 from threadkeep.agent.invocation import (
     CallKey,
@@ -47,7 +47,7 @@ from threadkeep.agent.invocation import (
     task_of,
 )
 from threadkeep.agent.participation import OpenCalls, Participation
-from threadkeep.agent.root_runs import RootRun, calling_tool, own_session, root_run, tool_of_sessions
+from threadkeep.agent.root_runs import calling_tool, own_session, root_run, tool_of_sessions
 from threadkeep.agent.turn_options import TurnOptions, site_in
 from threadkeep.agent.turns import OpenTurn
 from threadkeep.errors import StoreClosed
@@ -219,20 +219,12 @@ class TurnHooks:
             begun = root.begun
             part.enter(call.messages)
             if not begun and (run := root_callbacks.call) is not None and run.wrapper is not None:
-                _use_first_attempt(root, run)
+                root.use_first_attempt(run)
             if part.silent and not root.outside_notified:
                 root.outside_notified = True
                 self.memory.observers.notify(AgentOutsideTurn(session_id=session.session_id))
         self._open.add(part)
         return part
-
-
-def _use_first_attempt(root: RootRun, run: RootCall) -> None:
-    """Use the question of the first attempt, because LangGraph gives a message without id a new id at each attempt."""
-    question, sent = run.asked.setdefault(root.session_id, (root.question, root.sent))
-    count = len(question)
-    if [text_of(one) for one in question] == [text_of(one) for one in root.question[-count:]]:
-        root.question, root.sent = question, sent
 
 
 class AgentCall:

@@ -231,7 +231,7 @@ class RecordedGraph(Runnable[Any, Any]):
         if turn.ended is None:
             turn.graph, turn.options = self._graph, {**options, "control": turn.control}
             return
-        state = turn.final_state(saved, getattr(self._inner, "output_channels", ()), self._classes)
+        state = turn.final_state(turn.ended, saved, getattr(self._inner, "output_channels", ()), self._classes)
         self._prepare_end(turn, state, turn.ended.messages, options)
 
     def _prepare_end(

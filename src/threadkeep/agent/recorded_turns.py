@@ -17,7 +17,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from threadkeep.agent.answers import final_answer, storable
-from threadkeep.agent.callbacks import Ending, RootCall, with_callback
+from threadkeep.agent.callbacks import Ending, RootCall, root_callbacks, with_callback
 from threadkeep.agent.conversion import ENDS, STRUCTURED, id_of, identify, text_of, to_langchain, transcript_text
 from threadkeep.agent.counting import is_text
 from threadkeep.agent.extras import section_message
@@ -89,7 +89,10 @@ class GraphTurns:
         with OnFailure(turn.close):
             stored = [self._without_redacted(message) for message in messages]
             if not (given is None or isinstance(given, Command)):
+                begun = root.begun
                 part.enter(stored)
+                if not begun and (run := root_callbacks.call) is not None and run.input is given:
+                    turn.use_first_attempt(run)
             if messages and not part.silent:
                 await part.begin(stored)
                 root.release(None, key)  # the graph's answer gets its number at the end
@@ -137,6 +140,7 @@ class GraphTurn:
         self.given = _with_messages(given, messages) if messages else given
         self.config = with_callback(config, self.ending, inherit=False)
         self._history: set[str | None] = set()
+        self._attempts: RootCall | None = None
 
     def close(self) -> None:
         """End the call, and release the session of its own turn. Any OS thread may call this."""
@@ -147,6 +151,13 @@ class GraphTurn:
         if self.role == "owner":
             root.recorded = False
             root.release_session()
+
+    def use_first_attempt(self, run: RootCall) -> None:
+        """Use the question of a failed attempt of `with_retry()`, whose run is `run`."""
+        self._attempts, root = run, self.part.root
+        root.use_first_attempt(run)
+        self._messages = root.with_question(self._messages)
+        self.given = _with_messages(self.given, self._messages)
 
     async def add_history(self) -> None:
         """Insert the summaries and the earlier turns of the session before the input's messages."""
@@ -194,19 +205,20 @@ class GraphTurn:
         if answers.isdisjoint(sent) or sent[-1] in answers:
             self.ended = await self._stored_end(turn)
 
-    def final_state(self, saved: State | None, names: Sequence[str], classes: Mapping[str, type]) -> State:
+    def final_state(
+        self, end: GraphEnd, saved: State | None, names: Sequence[str], classes: Mapping[str, type]
+    ) -> State:
         """Return the state with which the finished turn ended.
 
         Args:
+            end: the stored end.
             saved: the checkpointer's state, which may have later turns; None without a checkpointer.
             names: the names of the graph's outputs.
             classes: maps the names of values to their classes in earlier states, as far as this process has seen them.
         """
-        end = self.ended or GraphEnd(())
         values = dict(saved or {})
-        last = end.answers[-1].id if end.answers else None
         final = values.get("messages", [])
-        positions = [position for position, one in enumerate(final, start=1) if last is not None and id_of(one) == last]
+        positions = [at for at, one in enumerate(final, start=1) if id_of(one) == end.answers[-1].id]
         if saved is None and isinstance(self.given, Mapping):
             values = {name: value for name, value in self.given.items() if name in names}
         whole = list(final[: positions[-1]]) if positions else [*self._messages, *end.messages]
@@ -214,6 +226,8 @@ class GraphTurn:
 
     async def end(self, state: object) -> AIMessage | None:
         """Store the turn's end and the answer, unless an agent has stored it. Return an answer stored instead."""
+        if self._attempts is not None:
+            self._attempts.asked.pop(self.part.root.session_id, None)
         if self.ended is not None or self.part.silent:
             return None
         if not isinstance(state, Mapping) or not state.get("messages"):

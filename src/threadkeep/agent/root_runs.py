@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
-from threadkeep.agent.callbacks import root_callbacks
+from threadkeep.agent.callbacks import RootCall, root_callbacks
 from threadkeep.agent.conversion import id_of, text_of
 from threadkeep.agent.questions import question_before
 from threadkeep.agent.turns import OpenTurn
@@ -136,6 +136,14 @@ class RootRun:
         self.begun = True
         self.question, self.sent = tuple(question), tuple(sent)
         self.turn, self.answers, self._claims = None, [], {}
+
+    def use_first_attempt(self, run: RootCall) -> None:
+        """Use the question of a failed attempt of `run`: without id, the question gets a new id at each attempt."""
+        if not self.begun:
+            return
+        question, sent = run.asked.setdefault(self.session_id, (self.question, self.sent))
+        if [*map(text_of, question)] == [*map(text_of, self.question[-len(question) :])]:
+            self.question, self.sent = question, sent
 
     def has_part(self, messages: Sequence[BaseMessage]) -> bool:
         """Return True if an agent takes part in the turn: its input has the question."""
