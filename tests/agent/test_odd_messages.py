@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 
 import pytest
 from langchain.agents import create_agent, factory
-from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, ChatMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage, ToolMessage
 from langchain_core.tools import BaseTool, tool
 from langgraph.graph import START, StateGraph
 
@@ -165,7 +165,7 @@ async def test_the_text_of_a_refusal_is_the_answer_of_a_recorded_graph(memory: M
     assert await kept(memory) == [("user", "q"), ("assistant", "I can't help with that.")]
 
 
-ROLES: list[AnyMessage] = [ChatMessage(content=text, role=role) for role, text in (
+ROLES: list[Any] = [ChatMessage(content=text, role=role) for role, text in (
     ("user", "hi"), ("assistant", "hello"), ("user", "and now?")
 )]  # fmt: skip
 
