@@ -14,7 +14,7 @@ type Json = None | bool | int | float | str | Sequence[Json] | Mapping[str, Json
 # Checking for the most frequent types first is faster than checking for a mapping.
 _WITHOUT_KEYS = frozenset({type(None), bool, int, float, str})
 _TEXT = frozenset({str})
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 DESCRIBED = {"use_attribute_docstrings": True, "json_schema_serialization_defaults_required": True}
 """A `__pydantic_config__` that puts the docstrings of fields into the JSON schemas of responses."""
 
@@ -30,7 +30,7 @@ def dump_json(value: Any) -> str:
     try:
         if type(value) not in _WITHOUT_KEYS:
             _check_keys(value)
-        return _ENCODER.encode(value)
+        return ENCODER.encode(value)
     except (TypeError, ValueError, RecursionError):
         # Suppress the cause, because the original error may quote the value.
         raise InvalidMessage(_NO_JSON) from None

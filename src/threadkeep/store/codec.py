@@ -107,9 +107,9 @@ def clean_json[J: Json](value: J) -> J:
     return value if cleaned == value else cast("J", cleaned)
 
 
-def json_text(value: Json) -> str:
+def json_text(value: Json, dump: Callable[[Json], str] = dump_json) -> str:
     """Return a value as JSON text; characters that databases cannot store are replaced."""
-    text = dump_json(value)
+    text = dump(value)
     return dump_json(_clean_inside(value)) if _UNKEEPABLE_JSON.search(text) else text
 
 

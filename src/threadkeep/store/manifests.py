@@ -12,6 +12,7 @@ from typing import Literal
 
 from threadkeep.errors import RecordUnreadable
 from threadkeep.records import Json, dump_json
+from threadkeep.records.json_values import ENCODER
 from threadkeep.store.codec import clean_json, json_text, short_time, time_of, time_text
 from threadkeep.store.compressed_json import compress, json_of, reads_record, unpack_manifest
 from threadkeep.store.driver import GROUP_LOCK_SECONDS, Connection, DuplicateRow, Parameters, Row, Statement
@@ -125,7 +126,8 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         session_id = str(entry.session_id)
         short = _without_columns(without_ids(entry.manifest()), _columns(session_id, entry.run_id))
         now, key = self._clock(), {"session_id": session_id, "run_id": entry.run_id}
-        row = {**key, "created_at": short_time(entry.created_at, self.backend), "manifest": compress(json_text(short))}
+        packed = compress(json_text(short, ENCODER.encode))  # the keys are names of fields, which are text
+        row = {**key, "created_at": short_time(entry.created_at, self.backend), "manifest": packed}
         used = {"session_id": session_id, "now": time_text(now), "worn": time_text(now - _RENEWAL)}
         return [
             (self._sql["insert_manifest"], row),
@@ -282,7 +284,7 @@ def _columns(session_id: str | None, run_id: str) -> dict[str, str]:
 
 def _without_columns(manifest: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str, Json]:
     """Return the manifest with `true` in place of each value that is also in a column of the row."""
-    return {name: value if (name, value) not in columns.items() else _ELSEWHERE for name, value in manifest.items()}
+    return {**manifest, **{name: _ELSEWHERE for name, value in columns.items() if manifest.get(name) == value}}
 
 
 def _manifest_of(row: Row) -> StoredManifest:
@@ -339,7 +341,7 @@ def _each_entry(manifest: Mapping[str, Json], change: Callable[[Json], Json]) ->
     entries = manifest.get("entries")
     if not isinstance(entries, list):
         return dict(manifest)
-    return {name: value if name != "entries" else [change(one) for one in entries] for name, value in manifest.items()}
+    return {**manifest, "entries": [change(one) for one in entries]}
 
 
 def _seq_of(entry: Json) -> int | None:

@@ -132,10 +132,12 @@ class SqliteDriver(Driver):
 
     async def take_writer(self) -> SqliteConnection:
         """Take the only writing connection; the writers of this process wait for each other."""
-        seconds = seconds_left()
         try:
-            async with asyncio.timeout(seconds):
+            if (seconds := seconds_left()) is None:
                 await self._write_lock.acquire()
+            else:
+                async with asyncio.timeout(seconds):
+                    await self._write_lock.acquire()
         except TimeoutError:
             raise StoreUnavailable(
                 "The SQLite database was not free in time: other calls of this process wait for its lock. "
