@@ -337,7 +337,7 @@ class Session:
             return Recollection(())
         # Copy the pending messages first: one that is stored during the read would otherwise be in neither list.
         waiting = list(takewhile(lambda message: message.id != past.before_id, self.waiting()))
-        found = Recollection((), failed=True)
+        found = None
         try:
             async with self.timeout(), ReportedRead(self._events, "fallback"):
                 manifest, found = await self._windows.recollect(past)
@@ -349,6 +349,7 @@ class Session:
             pass  # this was already reported
         except TimeoutError as error:
             self._events.read_failed(error, "fallback")
+        found = found or Recollection((), failed=True)
         if not waiting:
             return found
         known = {key for message in found.messages for key in _keys(message)}

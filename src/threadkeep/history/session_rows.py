@@ -111,7 +111,8 @@ def rows_of(found: Sequence[Row], limit: int, known: SessionRows | None = None) 
     if known is not None and messages[0].seq == known.last_seq:
         if messages[0] != known.messages[-1] or marks != known.marks:
             return None
-        return replace(known, messages=known.messages + messages[1:])
+        every = known.messages + messages[1:]
+        return SessionRows(known.marks, every, known.first_seq, known.superseded, known.forgotten, known.derived)
     if len(found) == limit:
         return SessionRows(marks, messages, messages[0].seq or 0)
     return SessionRows(marks, messages, 0) if known is None else None
