@@ -68,8 +68,6 @@ class Assembler:
         self._count = len(recollection.messages)
         # Copy the ids, because later turns add their messages to the cached window.
         self._rows_by_id = dict(self.window.rows_by_id)
-        # Middleware may change the messages of a call in place, so create them for each turn.
-        self._no_answer, self._opening = AIMessage(NO_ANSWER), HumanMessage(OPENING)
         self._sizes: dict[int, tuple[BaseMessage, TokenCounter, Size]] = {}
         self._begin_id: str | None = None
         self._shown: tuple[int, TokenCounter, tuple[Summary, ...]] | None = None
@@ -105,7 +103,7 @@ class Assembler:
         sent = [self._sent(draft, pieces[index], chosen.cuts.get(index), texts) for index in chosen.kept]
         if chosen.opened:
             first = sum(entry.section == "system" for _, entry in sent)
-            opening = Piece(self._opening, sent[first][1].section, None, mark=True)
+            opening = Piece(HumanMessage(OPENING), sent[first][1].section, None, mark=True)
             sent.insert(first, self._sent(draft, opening, None, texts))
         head = [each for each in sent if each[1].section in _PINNED]
         tail = sent[len(head) :]
@@ -222,8 +220,10 @@ class Assembler:
         recalled = self._recalled(draft)
         if left + recalled < 0:
             return None
-        rooms = {**draft.rooms, "selected": min(recalled, left + recalled)} if recalled else draft.rooms
-        return replace(draft, chosen=Plan(tuple(range(len(draft.pieces))), tokens), rooms=rooms)
+        if recalled:
+            draft.rooms = {**draft.rooms, "selected": min(recalled, left + recalled)}
+        draft.chosen = Plan(tuple(range(len(draft.pieces))), tokens)
+        return draft
 
     def _chosen(self, draft: Draft) -> Draft:
         call, pieces, reserved = draft.call, draft.pieces, draft.reserved
@@ -280,7 +280,7 @@ class Assembler:
             elif section == "input" or not (asked or message_id in self._rows_by_id):
                 section = "steps"
             if unanswered is not None and message.type == "human" and self._is_unanswered(unanswered, message_id):
-                yield Piece(self._no_answer, unanswered.section, None, mark=True)
+                yield Piece(AIMessage(NO_ANSWER), unanswered.section, None, mark=True)
             elif before is not None and (mark := mark_between(before.message, message, call.provider)):
                 yield Piece(mark, before.section, None, mark=True)
             earlier = section == "window" and message_id in steps
@@ -313,7 +313,7 @@ class Assembler:
             max_messages=call.max_messages,
             turn=next((index for index, piece in enumerate(pieces) if piece.section == "input"), None),
             anchor=self._anchor(pieces),
-            opening=0 if summarised else self._size(call, Piece(self._opening, "window", None, mark=True)).tokens,
+            opening=0 if summarised else count_message(HumanMessage(OPENING), call.counter),
         )
 
     def _anchor(self, pieces: Sequence[Piece]) -> Anchor:

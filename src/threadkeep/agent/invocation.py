@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any
 from uuid import UUID
@@ -173,10 +174,12 @@ def redacted_kinds(config: RunnableConfig) -> frozenset[str]:
     A middleware cannot see others, but each hook of a middleware has a channel named after it, which nodes can read.
     """
     reader = config.get("configurable", {}).get(_READER)
-    return kinds_among([name for part in getattr(reader, "args", ()) if isinstance(part, Mapping) for name in part])
+    parts = [part for part in getattr(reader, "args", ()) if isinstance(part, Mapping)]
+    return kinds_among(tuple([name for part in parts for name in part]))
 
 
-def kinds_among(names: Iterable[object]) -> frozenset[str]:
+@lru_cache(maxsize=64)
+def kinds_among(names: tuple[object, ...]) -> frozenset[str]:
     """Return the kinds of data that `PIIMiddleware` with nodes or channels of these names detects."""
     return frozenset({found[1] for name in names if (found := _REDACTING.search(str(name)))})
 

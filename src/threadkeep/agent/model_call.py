@@ -118,7 +118,7 @@ class KeptWindow:
         return following is not None and following.run_id == asked.run_id
 
 
-@dataclass(frozen=True)
+@dataclass
 class Draft:
     """A model call whose messages are chosen, before the extra sections are searched and inserted.
 

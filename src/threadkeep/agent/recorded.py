@@ -258,7 +258,7 @@ async def _events_without_history(events: AsyncIterator[Any], turns: Sequence[Gr
 
 def _redacted_kinds(graph: Runnable[Any, Any]) -> frozenset[str]:
     """Return the kinds of data that `PIIMiddleware` in a graph detects, except custom detectors."""
-    found = kinds_among([name for name, _ in _nodes(graph)])
+    found = kinds_among(tuple([name for name, _ in _nodes(graph)]))
     own = frozenset(kind for kind in found if not has_detector(kind))
     if own:
         warnings.warn(

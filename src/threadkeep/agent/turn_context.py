@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
+from typing import Final
 
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
 from langchain_core.utils.uuid import uuid7
@@ -21,7 +23,7 @@ from threadkeep.agent.questions import digest_for, in_order, is_question, known_
 from threadkeep.agent.summarizer import ModelSummarizer
 from threadkeep.agent.turn_options import CallSite, TurnOptions
 from threadkeep.context.compression import WindowRoom
-from threadkeep.context.manifest import ContextManifest
+from threadkeep.context.manifest import ContextManifest, ReportedUsage
 from threadkeep.context.tokens import name_of
 from threadkeep.context.window import Exclusion, Limits
 from threadkeep.errors import StoreError
@@ -34,6 +36,8 @@ from threadkeep.observe import ContextBuilt, HistoryTruncated
 from threadkeep.records import Message
 from threadkeep.store.driver import Joined, Statement
 from threadkeep.store.manifests import NotedManifest
+
+_UNREAD: Final = Recollection(())
 
 
 class TurnContext:
@@ -77,13 +81,13 @@ class TurnContext:
         self.question = tuple(question)
         self.question_id = id_of(self.question[-1]) if self.question else None
         self._assembler: Assembler | None = None
-        self._recollection = Recollection(())
+        self._recollection = _UNREAD
         self._extras: list[Extra] | None = None
         self._searched: ExtraRequest | None = None
         self._use = ModelUse()
         self._budget: int | None = None
         self._room: WindowRoom | None = None
-        self._open: tuple[ContextManifest, Mapping[str, str], CallMeasure] | None = None
+        self._open: tuple[Assembled, CallMeasure, datetime, ReportedUsage | None] | None = None
         self._new_begin: int | None = None
         self._anchored = False
         self._adopted = False
@@ -99,7 +103,7 @@ class TurnContext:
     @property
     def manifest(self) -> ContextManifest | None:
         """The manifest of the last model call, until it is queued or stored."""
-        return self._open[0] if self._open is not None else None
+        return self._manifest(*self._open) if self._open is not None else None
 
     async def context(
         self, messages: Sequence[BaseMessage], system: SystemMessage | None = None, use: ModelUse | None = None
@@ -148,7 +152,7 @@ class TurnContext:
             self._room = _window_room(sent, draft, measure, self._options)
             self._budget = measure.as_stored(measure.budget, sent)
         measure = measure.learning_from(sent)
-        self._open = (self._manifest(sent, measure), sent.texts, measure)
+        self._open = (sent, measure, self._memory.clock(), None)
         self._tell(sent)
         return sent
 
@@ -174,10 +178,10 @@ class TurnContext:
         """
         reported = usage_of(reply)
         if self._open is not None and reported is not None:
-            manifest, texts, measure = self._open
-            self._open = (replace(manifest, reported=reported), texts, measure)
+            sent, measure, created_at, _ = self._open
+            self._open = (sent, measure, created_at, reported)
             if measure.learns and measure.model:
-                estimated = measure.unscaled(manifest.tokens + measure.tools)
+                estimated = measure.unscaled(sent.tokens + measure.tools)
                 self._memory.learned_factors.learn(measure.model, estimated, reported.input_tokens, measure.other)
         if self._hold is not None or reply is None or reply.tool_calls:
             self.keep()
@@ -195,7 +199,7 @@ class TurnContext:
     def _entry(self) -> NotedManifest | None:
         if self._open is None:
             return None
-        manifest, texts, _ = self._open
+        manifest, texts = self._manifest(*self._open), self._open[0].texts
         return self._memory.manifests.entry(manifest.session_id, manifest.run_id, manifest.to_dict, texts)
 
     def joined(self, _: Sequence[Message] = ()) -> Joined:
@@ -359,7 +363,9 @@ class TurnContext:
         ids = [message.id for message in messages]
         return ids.index(first) if first in ids else 0
 
-    def _manifest(self, sent: Assembled, measure: CallMeasure) -> ContextManifest:
+    def _manifest(
+        self, sent: Assembled, measure: CallMeasure, created_at: datetime, reported: ReportedUsage | None
+    ) -> ContextManifest:
         site = self._site or CallSite(self.run_id, "", self.session.session_id)
         searched, failed = self._searched, self._recollection.failed
         sections = {entry.section for entry in sent.entries} if self._extras else ()
@@ -371,7 +377,7 @@ class TurnContext:
             run_id=site.run_id,
             node=site.node or None,
             conversation=site.conversation,
-            created_at=self._memory.clock(),
+            created_at=created_at,
             model=measure.model,
             counter=name_of(measure.counter),
             budget=measure.budget,
@@ -386,6 +392,7 @@ class TurnContext:
             tools=measure.tools,
             prefix=sent.prefix,
             digest=sent.digest,
+            reported=reported,
             notes=(*(["history_unavailable"] if failed else []), *(searched.notes if searched else ()), *dropped),
             graph=tuple(searched.graph if searched else ()),
             facts_left_out=tuple(searched.facts_left_out if searched else ()),
