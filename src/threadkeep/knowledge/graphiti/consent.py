@@ -177,29 +177,24 @@ class GitMetadata:
             return None
         if self._read_at and time.monotonic() - self._read_at < CACHED_SECONDS:
             return self._known
-        branch, commit, status = await asyncio.gather(
-            self._git("rev-parse", "--abbrev-ref", "HEAD"),
-            self._git("rev-parse", "--short=12", "HEAD"),
-            self._git("status", "--porcelain", "--untracked-files=no"),
-        )
+        printed = await self._status()
         self._known = None
-        if branch is not None and commit is not None and status is not None:
-            self._known = {"branch": branch, "commit": commit, "dirty": bool(status)}
+        if printed is not None:
+            lines = printed.splitlines()
+            head = dict(line.split(" ", 2)[1:] for line in lines if line.startswith("# "))
+            branch, commit = head["branch.head"], head["branch.oid"]
+            if commit != "(initial)":
+                dirty = any(not line.startswith("# ") for line in lines)
+                self._known = {"branch": branch.replace("(detached)", "HEAD"), "commit": commit[:12], "dirty": dirty}
         self._read_at = time.monotonic()
         return self._known
 
-    async def _git(self, *words: str) -> str | None:
-        """Return the output of git, or None if git fails or is not installed."""
+    async def _status(self) -> str | None:
+        """Return the output of `git status`, or None if git fails or is not installed."""
+        command = ["git", "-C", str(self._folder), "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
+        null, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
         try:
-            process = await asyncio.create_subprocess_exec(
-                "git",
-                "-C",
-                str(self._folder),
-                *words,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-            )
+            process = await asyncio.create_subprocess_exec(*command, stdin=null, stdout=pipe, stderr=null)
         except OSError:
             return None
         try:
@@ -210,4 +205,4 @@ class GitMetadata:
                 process.kill()
             await process.wait()
             return None
-        return printed.decode(errors="replace").strip() if process.returncode == 0 else None
+        return printed.decode(errors="replace") if process.returncode == 0 else None
