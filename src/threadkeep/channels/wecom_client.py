@@ -104,7 +104,9 @@ class WeComApi:
             token = await self.token()
             if isinstance(token, WeComAnswer):
                 return replace(token, uncertain=False)  # the method was not called
-            answer = await self._ask("POST", method, {"access_token": token}, values)
+            answer = await ask(
+                self._http, "POST", f"{self._root}/{method}", query={"access_token": token}, values=values
+            )
             if answer.code not in _TOKEN_CODES:
                 break
             # Delete only the rejected token: another process may already have stored a new one.
@@ -123,7 +125,7 @@ class WeComApi:
             if self._failed is not None and self._failed[0] > began:
                 return self._failed[1]
             query = {"corpid": self._corp_id, "corpsecret": self._secret}
-            answer = await self._ask("GET", "gettoken", query)
+            answer = await ask(self._http, "GET", f"{self._root}/gettoken", query=query)
             token = text_in(answer.fields, "access_token")
             if not answer.ok or not token:
                 answer = answer if not answer.ok else WeComAnswer(None, error="UnreadableAnswer")
@@ -133,12 +135,6 @@ class WeComApi:
             expires_at = self._clock() + timedelta(seconds=seconds)
             await self._state.keep(self._scope, self._token_name, token, expires_at=expires_at)
             return token
-
-    async def _ask(
-        self, verb: str, method: str, query: Mapping[str, str], values: Mapping[str, Json] | None = None
-    ) -> WeComAnswer:
-        body = None if values is None else dict(values)
-        return await ask(self._http, verb, f"{self._root}/{method}", query=query, values=body)
 
 
 async def ask(

@@ -17,7 +17,7 @@ from threadkeep.records.knowledge import (
 )
 from threadkeep.records.sessions import check_argument
 from threadkeep.store.codec import time_of, time_text
-from threadkeep.store.driver import Connection, Row
+from threadkeep.store.driver import Connection
 from threadkeep.store.statements import ClockedTables, text_filter
 
 SEEN_INTERVAL = timedelta(hours=1)
@@ -163,21 +163,18 @@ class Persons(ClockedTables, sql=OWNER_SQL):
         asked = {"person_id": person_id}
         wanted = [(self._sql[name], asked) for name in ("aliases", "names", "preferences")]
         aliases, names, preferences = await connection.fetch_each(wanted)
-        return person_of(aliases, names, preferences, new=new) if aliases else None
-
-
-def person_of(aliases: list[Row], names: list[Row], preferences: list[Row], *, new: bool) -> Person:
-    """Return the person from rows of ids, names and preferences."""
-    return Person(
-        id=aliases[0][1],
-        aliases=tuple(row[0] for row in aliases),
-        names=tuple(dict.fromkeys(row[0] for row in names)),
-        merged={row[0]: row[2] for row in aliases if row[2] is not None},
-        preferences={key: json.loads(value) for key, value in preferences},
-        first_seen_at=min(time_of(row[3]) for row in aliases),
-        last_seen_at=max(time_of(row[4]) for row in aliases),
-        new=new,
-    )
+        if not aliases:
+            return None
+        return Person(
+            id=aliases[0][1],
+            aliases=tuple(row[0] for row in aliases),
+            names=tuple(dict.fromkeys(row[0] for row in names)),
+            merged={row[0]: row[2] for row in aliases if row[2] is not None},
+            preferences={key: json.loads(value) for key, value in preferences},
+            first_seen_at=min(time_of(row[3]) for row in aliases),
+            last_seen_at=max(time_of(row[4]) for row in aliases),
+            new=new,
+        )
 
 
 def _name(name: str) -> str:

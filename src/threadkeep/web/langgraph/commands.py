@@ -26,7 +26,6 @@ from threadkeep.web.langgraph.threads import CreatedThread, ThreadId
 from threadkeep.web.problems import documented, problem_of
 from threadkeep.web.streams import HEARTBEAT, EventStream, begin_with, encoded, json_event, streamed, with_keepalives
 
-USER_ID = "user_id"
 _MOST = 1000
 
 
@@ -60,7 +59,7 @@ class Start:
             raise InvalidInput("assistant_id must name a workflow; POST /assistants/search lists them.")
         config = _map(given.get("config"))
         configurable = _map(config.get("configurable"))
-        user = configurable.get(USER_ID)
+        user = configurable.get("user_id")
         if user is not None and not isinstance(user, str):
             raise InvalidInput("config.configurable.user_id must be a string.")
         policy = given.get("multitask_strategy") or given.get("multitaskStrategy")
