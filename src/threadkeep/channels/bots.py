@@ -16,6 +16,7 @@ from threadkeep.channels.contract import Channel, ChannelClient, IncomingMessage
 from threadkeep.errors import InvalidInput, StoreError
 from threadkeep.history.memory import Memory
 from threadkeep.observe import ChannelTrouble
+from threadkeep.observe.events import ChannelWork
 from threadkeep.records.runs import DoubleTexting, Run, RunQuery, RunStatus, interrupts_of
 from threadkeep.runs.service import RunService
 
@@ -284,6 +285,14 @@ def _questions(run: Run) -> list[str | None]:
     return [text if isinstance(text, str) and text.strip() else None for text in texts]
 
 
+def notify_trouble(memory: Memory, work: ChannelWork, error: str, channel: Channel | None = None) -> None:
+    """Report that the work of one bot, or of all bots, failed and will be retried."""
+    if channel is None:
+        memory.observers.notify(ChannelTrouble(channel="other", work=work, error=error))
+    else:
+        memory.observers.notify(ChannelTrouble(channel=channel.kind, bot=channel.name, work=work, error=error))
+
+
 class Receiver:
     """The base class of workers that receive the messages of a bot.
 
@@ -311,9 +320,7 @@ class Receiver:
             if error is None:
                 self._pause = self.first_pause_seconds
                 continue
-            channel = self._channel
-            trouble = ChannelTrouble(channel=channel.kind, bot=channel.name, work="polling", error=error)
-            self._memory.observers.notify(trouble)
+            notify_trouble(self._memory, "polling", error, self._channel)
             await self._sleep(self._pause)
             self._pause = min(self._pause * 2, self.longest_pause_seconds)
 

@@ -13,11 +13,11 @@ from functools import partial
 from langchain_core.utils.uuid import uuid7
 
 from threadkeep.boundary import ErrorBoundary
-from threadkeep.channels.bots import Bot, question_text
+from threadkeep.channels.bots import Bot, notify_trouble, question_text
 from threadkeep.channels.contract import Address, AnswerFailed, Later, Moved, Outcome, Part, Refused, Sent
 from threadkeep.errors import InvalidInput, StoreError
 from threadkeep.history.memory import Memory
-from threadkeep.observe import AnswerSent, ChannelTrouble, DeliveryOutcome
+from threadkeep.observe import AnswerSent, DeliveryOutcome
 from threadkeep.records.runs import RunResult
 from threadkeep.runs.retries import retry_until_available
 from threadkeep.runs.session_answers import with_answer
@@ -193,13 +193,7 @@ class Delivery:
         return min(self._options.first_pause_seconds * 2.0 ** min(tries - 1, 30), self._options.longest_pause_seconds)
 
     def _notify_trouble(self, error: Exception, bot: Bot | None = None) -> None:
-        trouble = ChannelTrouble(
-            channel="other" if bot is None else bot.channel.kind,
-            bot=None if bot is None else bot.name,
-            work="delivery",
-            error=type(error).__name__,
-        )
-        self._memory.observers.notify(trouble)
+        notify_trouble(self._memory, "delivery", type(error).__name__, None if bot is None else bot.channel)
 
 
 async def note_failure(memory: Memory, bot: Bot, failed: AnswerFailed) -> None:

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from threadkeep.agent.conversion import from_langchain
 from threadkeep.boundary import ErrorBoundary
-from threadkeep.channels.bots import Bot, Command, command_in, end_questions, question_for
+from threadkeep.channels.bots import Bot, Command, command_in, end_questions, notify_trouble, question_for
 from threadkeep.channels.contract import (
     AnswerFailed,
     ChatMigrated,
@@ -39,7 +39,7 @@ from threadkeep.errors import (
 )
 from threadkeep.history.session import Session
 from threadkeep.memory import Memory
-from threadkeep.observe import ChannelTrouble, UpdateOutcome, UpdateReason, UpdateReceived
+from threadkeep.observe import UpdateOutcome, UpdateReason, UpdateReceived
 from threadkeep.records import TAKEN_BACK, Message
 from threadkeep.records.runs import DELETE, RESET, Run, deletion_key
 from threadkeep.runs.intake import Mode
@@ -494,10 +494,9 @@ class Intake:
     def _notify_trouble(self, error: Exception, bot: Bot | None = None) -> None:
         name = type(error).__name__
         if bot is None:
-            self._memory.observers.notify(ChannelTrouble(channel="other", work="following", error=name))
+            notify_trouble(self._memory, "following", name)
         else:
-            trouble = ChannelTrouble(channel=bot.channel.kind, bot=bot.name, work="taking", error=name)
-            self._memory.observers.notify(trouble)
+            notify_trouble(self._memory, "taking", name, bot.channel)
 
 
 async def _show_working(bot: Bot, message: IncomingMessage) -> None:

@@ -20,7 +20,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from threadkeep.boundary import ErrorBoundary
-from threadkeep.channels.bots import Bot, Receiver
+from threadkeep.channels.bots import Bot, Receiver, notify_trouble
 from threadkeep.channels.contract import (
     Account,
     Address,
@@ -43,7 +43,6 @@ from threadkeep.channels.wecom_aibot import NOTHING, STREAM_TIME, WeComAIBotChan
 from threadkeep.channels.wecom_client import WeComAnswer, outcome_of
 from threadkeep.errors import StoreError
 from threadkeep.history.memory import Memory
-from threadkeep.observe import ChannelTrouble
 from threadkeep.records import Json
 from threadkeep.runs.retries import retry_until_available
 from threadkeep.store.outbox import Outgoing
@@ -186,8 +185,10 @@ class AIBotConnection(Receiver):
             self._end_streams()
 
     async def _receive(self, intake: Intake, bot: Bot, req_id: str, body: Mapping[str, Json]) -> None:
-        with ErrorBoundary(self._notify_trouble):
+        with ErrorBoundary() as attempt:
             await self._take(intake, bot, req_id, body)
+        if attempt.error is not None:
+            notify_trouble(self._memory, "following", type(attempt.error).__name__, self._channel)
 
     async def _take(self, intake: Intake, bot: Bot, req_id: str, body: Mapping[str, Json]) -> None:
         """Take a message or an event; keep trying, because WeCom does not repeat it."""
@@ -275,9 +276,3 @@ class AIBotConnection(Receiver):
         for waiting in self._acks.values():
             if not waiting.done():
                 waiting.set_result({})
-
-    def _notify_trouble(self, error: Exception) -> None:
-        trouble = ChannelTrouble(
-            channel="wecom_aibot", bot=self._channel.name, work="following", error=type(error).__name__
-        )
-        self._memory.observers.notify(trouble)
