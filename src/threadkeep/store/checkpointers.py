@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
-from typing import Any, ClassVar
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 from langchain_core.load.load import Reviver
-from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple, DeltaChannelHistory
+from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
@@ -19,42 +18,7 @@ from threadkeep.store.driver import StoreOptions
 from threadkeep.store.opening import FOREIGN_OPTIONS, make_folder, one_at_a_time
 from threadkeep.store.sqlite import RollbackLock, open_sqlite
 from threadkeep.store.sqlite_connection import translated
-
-
-class TranslatingSaver(BaseCheckpointSaver[str]):
-    """A base class for LangGraph checkpointers that translates the errors of database drivers.
-
-    Errors are translated in the methods that a graph calls while it runs, and in the deletion of threads.
-    """
-
-    translated: ClassVar[Callable[[], AbstractContextManager[None]]]
-
-    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Return the checkpoint that `config` names, or the newest one of its thread."""
-        with type(self).translated():
-            return await super().aget_tuple(config)
-
-    async def aget_delta_channel_history(self, **asked: Any) -> Mapping[str, DeltaChannelHistory]:
-        """Return the writes that rebuild the channels that a checkpoint does not store in full."""
-        with type(self).translated():
-            return await super().aget_delta_channel_history(**asked)
-
-    async def aput(self, *args: Any, **kwargs: Any) -> RunnableConfig:
-        """Save a checkpoint."""
-        with type(self).translated():
-            return await super().aput(*args, **kwargs)
-
-    async def aput_writes(
-        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
-    ) -> None:
-        """Save the writes of a task in a graph step."""
-        with type(self).translated():
-            await super().aput_writes(config, writes, task_id, task_path)
-
-    async def adelete_thread(self, thread_id: str) -> None:
-        """Delete the checkpoints of a LangGraph thread."""
-        with type(self).translated():
-            await super().adelete_thread(thread_id)
+from threadkeep.store.translating_saver import TranslatingSaver
 
 
 class SqliteCheckpointer(TranslatingSaver, AsyncSqliteSaver):

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from threadkeep.store.checkpointers import TranslatingSaver
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.opening import SETUP_SECONDS
 from threadkeep.store.postgres import exclusive, open_dict_pool
 from threadkeep.store.postgres_connection import translated
+from threadkeep.store.translating_saver import TranslatingSaver
 
 
 class PostgresCheckpointer(TranslatingSaver, AsyncPostgresSaver):
