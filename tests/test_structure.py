@@ -28,8 +28,8 @@ from threadkeep import MemoryOptions, SessionMemory, open_memory
 from threadkeep.testing import ScriptedModel
 
 SOURCE = Path(threadkeep.__file__).parent
-MOST_FILES = 352
-MOST_LINES = 83_669
+MOST_FILES = 353
+MOST_LINES = 83_679
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 47
 MOST_LATE_IMPORTS = 15
