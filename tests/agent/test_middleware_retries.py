@@ -6,11 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
-from langchain.agents.middleware import ModelRetryMiddleware
+from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRetryMiddleware
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableParallel
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.runtime import Runtime
 
 from tests.agent.talking import ask, config_of, input_of, kept, kept_with_status, make_agent, seen, stream
 from threadkeep import Memory, SessionMemory
@@ -101,3 +102,27 @@ async def test_the_agents_of_a_parallel_chain_each_answer_the_question(small_mem
     chain = RunnableParallel(first=agent, second=agent)
     await chain.ainvoke({"messages": [("user", "hi")]}, config_of())
     assert [text for _, text in await kept(small_memory)] == ["hi", "one", "hi", "two"]
+
+
+class Guard(AgentMiddleware):
+    """A middleware that rejects a bad answer after it was stored."""
+
+    async def aafter_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> None:
+        """Raise if the answer is bad."""
+        if state["messages"][-1].text == "bad":
+            raise DOWN
+
+
+async def test_a_retry_does_not_repeat_a_stored_answer(small_memory: Memory) -> None:
+    agent = make_agent(ScriptedModel(["bad", "good"]), [Guard(), SessionMemory(small_memory)])
+    state = await agent.with_retry(wait_exponential_jitter=False).ainvoke({"messages": [("user", "hi")]}, config_of())
+    assert state["messages"][-1].text == "good"
+
+
+async def test_only_the_next_attempt_uses_the_question_of_a_failed_one(small_memory: Memory) -> None:
+    """The other agent of a retried parallel chain is called again, too."""
+    models = ScriptedModel([DOWN, "one"]), ScriptedModel(["two", "two again"])
+    first, second = [make_agent(model, [SessionMemory(small_memory)]) for model in models]
+    chain = RunnableParallel(first=first, second=second).with_retry(wait_exponential_jitter=False)
+    states = await chain.ainvoke({"messages": [("user", "hi")]}, config_of())
+    assert [states[name]["messages"][-1].text for name in ("first", "second")] == ["one", "two again"]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
-from langchain_core.runnables import RunnableLambda
+from langchain_core.runnables import RunnableLambda, RunnableParallel
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint
 from langgraph.graph import START, StateGraph
@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from tests.agent.talking import ROOM, config_of, input_of, kept
 from tests.agent.test_several_agents import in_line
-from threadkeep import Memory, MiddlewareWarning, recorded
+from threadkeep import Memory, MiddlewareWarning, TurnOptions, recorded
 from threadkeep.testing import ScriptedModel
 
 
@@ -192,3 +192,23 @@ async def test_the_config_of_a_bound_graph_names_the_session(small_memory: Memor
     told = await recorded(bound, small_memory).ainvoke(input_of("q2", "q2"))
     assert [message.text for message in told["messages"]] == ["q1", "one", "q2", "two"]
     assert [text for _, text in await kept(small_memory)] == ["q1", "one", "q2", "two"]
+
+
+async def test_the_config_of_a_bound_graph_replaces_that_of_an_outer_graph(small_memory: Memory) -> None:
+    inner = create_agent(ScriptedModel(["one"]), []).with_config(configurable={"thread_id": "inner"})
+    graph = recorded(inner, small_memory)
+
+    async def node(_: Modelled) -> dict[str, Any]:
+        return await graph.ainvoke(input_of("q1", "q1"))
+
+    outer = StateGraph(Modelled).add_node(node).add_edge(START, "node").compile()
+    await outer.ainvoke(input_of("q0", "q0"), config_of())
+    assert [text for _, text in await kept(small_memory, "inner")] == ["q1", "one"]
+
+
+async def test_unordered_graphs_with_one_input_each_answer_it(small_memory: Memory) -> None:
+    options = TurnOptions(ordered=False)
+    first, second = (recorded(create_agent(ScriptedModel([one]), []), small_memory, options) for one in ("one", "two"))
+    chain = RunnableParallel(first=first, second=second)
+    states = await chain.ainvoke({"messages": [("user", "q1")]}, config_of())
+    assert [states[name]["messages"][-1].text for name in ("first", "second")] == ["one", "two"]

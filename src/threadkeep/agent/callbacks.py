@@ -66,8 +66,8 @@ _NO_ATTEMPTS: Final[Mapping[str, NodeAttempt]] = MappingProxyType({})
 class RootCall:
     """The input and the LangGraph thread id of a root run, and the functions to call at its end.
 
-    `asked` maps sessions to the question of the run and the messages sent with it. If an attempt of `with_retry()`
-    fails, the `wrapper` keeps them for the next attempt with the same input.
+    `asked` maps sessions to the unanswered question of the run and the messages sent with it. If an attempt of
+    `with_retry()` fails, the `wrapper` keeps them for the next attempt with the same input.
     """
 
     input: object
@@ -151,8 +151,9 @@ class RootCallbacks(BaseCallbackHandler):
                 # Keep the runs of agents if possible: chains register no functions for their end.
                 without_end = (one for one, call in self._calls.items() if not call.at_end)
                 del self._calls[next(without_end, next(iter(self._calls)))]
-            asked = {} if wrapper is None else {**wrapper.asked}
-            self._calls[run_id] = RootCall(inputs, known.get("thread_id"), wrapper, asked)
+            call = self._calls[run_id] = RootCall(inputs, known.get("thread_id"), wrapper)
+            if wrapper is not None:
+                call.asked, wrapper.asked = wrapper.asked, {}
 
     def on_tool_start(
         self,

@@ -148,9 +148,9 @@ class CandidateNodes:
         text = state.get("llmText") or ""
         if not text.strip():
             return {"outcome": "OK"}
-        asked = next(str(message.id) for message in reversed(state["messages"]) if role_of(message) == "user")
+        asked = [str(message.id) for message in state["messages"] if role_of(message) == "user"]
         candidate: Candidate = state.get("candidate") or {
-            "id": _candidate_id(asked),
+            "id": _candidate_id(asked[-1]),
             "kind": "text",
             "status": "proposed",
             "source": SOURCE,

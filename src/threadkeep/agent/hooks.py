@@ -160,6 +160,9 @@ class TurnHooks:
                 return None if repeated is None else restored(call.messages, repeated, part.earlier_ids)
             limited = answer.id not in part.said_ids and any(notice in text_of(answer) for notice in LIMIT_NOTICES)
             winner = await part.end(answer, "failed" if part.model_failed or limited else "complete")
+            if (run := root_callbacks.call) is not None:
+                # If the run fails after this, a retry must not repeat this answer.
+                run.asked.pop(part.root.session_id, None)
         finally:
             part.root.release_session()
         if winner is None or winner.id == answer.id:
@@ -220,6 +223,7 @@ class TurnHooks:
             part.enter(call.messages)
             if not begun and (run := root_callbacks.call) is not None and run.wrapper is not None:
                 root.use_first_attempt(run)
+                run.asked[session.session_id] = root.question, root.sent
             if part.silent and not root.outside_notified:
                 root.outside_notified = True
                 self.memory.observers.notify(AgentOutsideTurn(session_id=session.session_id))

@@ -179,8 +179,8 @@ class RecordedGraph(Runnable[Any, Any]):
 
     def _with_bound(self, config: RunnableConfig | None) -> RunnableConfig:
         """Return the config of a call, with the `configurable` of `with_config`."""
-        config = ensure_config(config)
-        return {**config, "configurable": {**self._configurable, **config.get("configurable", {})}}
+        given, config = (config or {}).get("configurable", {}), ensure_config(config)
+        return {**config, "configurable": {**config.get("configurable", {}), **self._configurable, **given}}
 
     def _begun(self, given: GraphInput, config: RunnableConfig | None, options: Mapping[str, Any]) -> GraphTurn:
         config = self._with_bound(config)

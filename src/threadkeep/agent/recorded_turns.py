@@ -148,6 +148,8 @@ class GraphTurn:
         if self.role == "silent":
             return
         root.call_ends()
+        if self._attempts is not None:
+            self._attempts.asked[root.session_id] = root.question, root.sent
         if self.role == "owner":
             root.recorded = False
             root.release_session()
@@ -226,8 +228,7 @@ class GraphTurn:
 
     async def end(self, state: object) -> AIMessage | None:
         """Store the turn's end and the answer, unless an agent has stored it. Return an answer stored instead."""
-        if self._attempts is not None:
-            self._attempts.asked.pop(self.part.root.session_id, None)
+        self._attempts = None
         if self.ended is not None or self.part.silent:
             return None
         if not isinstance(state, Mapping) or not state.get("messages"):

@@ -138,11 +138,9 @@ class RootRun:
         self.turn, self.answers, self._claims = None, [], {}
 
     def use_first_attempt(self, run: RootCall) -> None:
-        """Use the question of a failed attempt of `run`: without id, the question gets a new id at each attempt."""
-        if not self.begun:
-            return
-        question, sent = run.asked.setdefault(self.session_id, (self.question, self.sent))
-        if [*map(text_of, question)] == [*map(text_of, self.question[-len(question) :])]:
+        """Take the question of a failed attempt from `run`: without id, the question gets a new id at each attempt."""
+        question, sent = run.asked.pop(self.session_id, ((), ()))
+        if question and [*map(text_of, question)] == [*map(text_of, self.question[-len(question) :])]:
             self.question, self.sent = question, sent
 
     def has_part(self, messages: Sequence[BaseMessage]) -> bool:

@@ -6,8 +6,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, cast
 
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import HumanMessage, RemoveMessage
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
 from tests.agent.candidates.asking import CONFIG, ask_all, asking, texts
 from threadkeep.agent import candidate_graph
@@ -22,6 +23,14 @@ async def test_the_same_event_again_gets_the_same_answer(clock: SettableClock) -
     second = await graph.ainvoke(asking(1), CONFIG)
     assert second == first
     assert len(model.calls) == 1
+
+
+async def test_a_repeated_event_gets_its_answer_after_its_messages_were_removed() -> None:
+    graph = candidate_graph(ScriptedModel(["answer"]), checkpointer=InMemorySaver())
+    first = await graph.ainvoke(asking(1), CONFIG)
+    await graph.aupdate_state(CONFIG, {"messages": [RemoveMessage(REMOVE_ALL_MESSAGES)]}, as_node="build_candidate")
+    second = await graph.ainvoke(asking(1), CONFIG)
+    assert second["candidate"] == first["candidate"]
 
 
 async def test_an_event_is_retried_after_an_error() -> None:
