@@ -200,8 +200,8 @@ async def test_a_wrong_endpoint_delays_messages_as_a_missing_server_does(
 async def test_a_proxy_can_refuse_one_message(
     answered: Callable[[Answer], McpClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With 400, 413 or 422 after the connection was opened, the message is at fault; with 404 it is the endpoint."""
-    for status, kind in ((413, "refused"), (422, "refused"), (404, "unreadable"), (400, "refused")):
+    """With status 413 or 422 after the connection was opened, the message is at fault; with 404 it is the endpoint."""
+    for status, kind in ((413, "refused"), (422, "refused"), (404, "unreadable"), (400, "unreadable")):
         connection = SimpleNamespace(failed=None, close=_nothing)
 
         def refuse(_: str, __: object, status: int = status, connection: Any = connection) -> object:

@@ -28,9 +28,8 @@ _INVALID_PARAMETERS = -32602
 # The codes of an unreadable response, an invalid request and an unknown method. Redirects and status 404 also cause
 # them, so they are faults of the endpoint and not of one message.
 _NOT_MCP = (-32700, -32600, -32601, -32602)
-# The statuses with which a proxy refuses one message, if the connection is open. A server that was restarted also
-# returns 400, but only once, and a refused message is tried several times.
-_REFUSING_STATUSES = (400, 413, 422)
+# The statuses with which a proxy refuses one message.
+_REFUSING_STATUSES = (413, 422)
 
 
 class McpClient:
