@@ -185,13 +185,18 @@ class GitMetadata:
             branch, commit = head["branch.head"], head["branch.oid"]
             if commit != "(initial)":
                 dirty = any(not line.startswith("# ") for line in lines)
-                self._known = {"branch": branch.replace("(detached)", "HEAD"), "commit": commit[:12], "dirty": dirty}
+                self._known = {
+                    "branch": "HEAD" if branch == "(detached)" else branch,
+                    "commit": commit[:12],
+                    "dirty": dirty,
+                }
         self._read_at = time.monotonic()
         return self._known
 
     async def _status(self) -> str | None:
         """Return the output of `git status`, or None if git fails or is not installed."""
-        command = ["git", "-C", str(self._folder), "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
+        options = ("--porcelain=v2", "--branch", "--no-ahead-behind", "--untracked-files=no")
+        command = ["git", "-C", str(self._folder), "status", *options]
         null, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
         try:
             process = await asyncio.create_subprocess_exec(*command, stdin=null, stdout=pipe, stderr=null)
