@@ -37,12 +37,14 @@ class KnownMessages:
         self._values: Sequence[Value] = ()
         self._messages: list[Message | None] = []
 
-    def messages_in(self, conversation: Conversation, value: Value, span: tuple[int, int]) -> list[Message]:
-        """Return the messages of the chunk in `span`; unchanged ones come from the cache."""
+    def messages_in(
+        self, conversation: Conversation, value: Value, span: tuple[int, int] | None = None
+    ) -> list[Message]:
+        """Return the messages of the chunk; unchanged ones come from the cache."""
         with damaged_chunk(conversation, self.chunk):
             self._take(conversation, value)
-            first = bisect_left(self._values, span[0], key=_SEQ)
-            last = bisect_right(self._values, span[1], key=_SEQ)
+            first = 0 if span is None else bisect_left(self._values, span[0], key=_SEQ)
+            last = len(self._values) if span is None else bisect_right(self._values, span[1], key=_SEQ)
             return [self._message(at) for at in range(first, last)]
 
     def check(self, conversation: Conversation, value: Value) -> None:
@@ -103,8 +105,10 @@ class KnownChunks:
         self._chunks: OrderedDict[str, KnownMessages] = OrderedDict()
         self._characters = 0
 
-    def messages_in(self, conversation: Conversation, chunk: int, value: Value, span: tuple[int, int]) -> list[Message]:
-        """Return the messages of a chunk in `span`, if possible from the cache. Raises `SessionDamaged`."""
+    def messages_in(
+        self, conversation: Conversation, chunk: int, value: Value, span: tuple[int, int] | None = None
+    ) -> list[Message]:
+        """Return the messages of a chunk, if possible from the cache. Raises `SessionDamaged`."""
         if chunk != chunk_of(max(conversation.last_seq, 1), conversation.chunk_size):
             return messages_in(conversation, chunk, value, self._value_field, span)
         with self._entry(conversation.session_id, chunk) as known:

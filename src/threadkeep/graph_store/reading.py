@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
-from itertools import batched
 
 from threadkeep.errors import SessionDamaged, StoreUnavailable
 from threadkeep.graph_store.items import Items, Readable, ReadItems, TableItems, Value
 from threadkeep.graph_store.known import KnownChunks
-from threadkeep.graph_store.layout import GraphLayout, ItemKey, chunk_key, chunk_of, chunk_spans
+from threadkeep.graph_store.layout import GraphLayout, ItemKey, chunk_key, chunk_of, chunk_spans, id_note
 from threadkeep.graph_store.shapes import METADATA, Conversation, conversation_of, missing_chunk, noted_seq
 from threadkeep.records import Message
 from threadkeep.store.backend import DamageRegister
@@ -136,34 +135,16 @@ class ConversationReader:
         if error.user_id is None and self.owner_of is not None:
             error.user_id = await self.owner_of(error.session_id)
 
-    async def noted(
-        self,
-        conversation: Conversation,
-        names: Sequence[str],
-        name_of: Callable[[Value], str | None],
-        *,
-        items: Readable | None = None,
-    ) -> dict[str, Value]:
-        """Map note names to the stored messages that these notes refer to.
-
-        A note may be left from an incomplete write, so `name_of` must confirm the name for a message. If a note is
-        damaged, all messages are searched.
-        """
-        keys = [self._layout.note(conversation.session_id, name) for name in names]
-        notes = zip(names, await (items or self._items).get(keys), strict=True)
-        noted = {name: noted_seq(note) for name, note in notes if note is not None}
-        low, high, size = conversation.deleted_seq + 1, conversation.last_seq, conversation.chunk_size
-        chunks = {chunk_of(seq, size) for seq in noted.values() if seq is not None and low <= seq <= high}
-        if None in noted.values():
-            chunks.update(part.chunk for part in chunk_spans(low, high, size))
-        found: dict[str, Value] = {}
-        async for chunk, value in self._chunks(conversation, sorted(chunks), items):
-            self.check(conversation, chunk, value)
-            for message in value["messages"]:
-                name = name_of(message) if low <= message["seq"] <= high else None
-                if name in noted and noted[name] in (None, message["seq"]):
-                    found[name] = message
-        return found
+    async def seqs_of(self, conversation: Conversation, message_ids: Sequence[str]) -> list[int]:
+        """Return the `seq` of each message that exists, from notes or, if one is damaged, from a search."""
+        keys = [self._layout.note(conversation.session_id, id_note(message_id)) for message_id in message_ids]
+        notes = zip(message_ids, await self._items.get(keys), strict=True)
+        seqs = {message_id: noted_seq(note) for message_id, note in notes if note is not None}
+        if None in seqs.values():
+            async for message in self.down(conversation, conversation.last_seq, 1):
+                if message.id is not None and seqs.get(message.id, 0) is None:
+                    seqs[message.id] = message.seq
+        return [seq for seq in seqs.values() if seq is not None]
 
     async def between(
         self, conversation: Conversation, first_seq: int, last_seq: int, *, items: Readable | None = None
@@ -172,8 +153,8 @@ class ConversationReader:
         first = max(first_seq, conversation.deleted_seq + 1)
         last = min(last_seq, conversation.last_seq)
         chunks = [part.chunk for part in chunk_spans(first, last, conversation.chunk_size)]
-        reading = self._chunks(conversation, chunks, items)
-        return [one async for each in reading for one in self._messages(conversation, *each, (first, last))]
+        reading = self._read(conversation, chunks, (first, last), items)
+        return [message async for _, messages in reading for message in messages]
 
     async def down(
         self,
@@ -208,30 +189,29 @@ class ConversationReader:
         """Yield the stored form of the messages from `low` up to `high`; their fields are checked if `checks`."""
         first, last = max(low, conversation.deleted_seq + 1), min(high, conversation.last_seq)
         chunks = [part.chunk for part in chunk_spans(first, last, conversation.chunk_size)]
-        async for chunk, value in self._chunks(conversation, chunks, items):
-            if checks:
-                self.check(conversation, chunk, value)
-            else:
-                self._messages(conversation, chunk, value, _NONE)
-            for message in value["messages"]:
-                if first <= message["seq"] <= last:
-                    yield message
+        async for chunk, _ in self._read(conversation, chunks, None if checks else _NONE, items):
+            for value in chunk["messages"]:
+                if first <= value["seq"] <= last:
+                    yield value
 
     async def at(self, conversation: Conversation, seqs: Collection[int]) -> list[Message]:
         """Return the existing messages with these `seq` values, in order, including superseded ones."""
         wanted = {seq for seq in seqs if conversation.deleted_seq < seq <= conversation.last_seq}
         chunks = sorted({chunk_of(seq, conversation.chunk_size) for seq in wanted})
-        span = (min(wanted, default=1), max(wanted, default=0))
-        reading = self._chunks(conversation, chunks)
-        found = [one async for each in reading for one in self._messages(conversation, *each, span)]
-        return [message for message in found if message.seq in wanted]
+        reading = self._read(conversation, chunks, (min(wanted, default=1), max(wanted, default=0)))
+        return [message async for _, messages in reading for message in messages if message.seq in wanted]
 
-    async def _chunks(
-        self, conversation: Conversation, chunks: Sequence[int], items: Readable | None = None
-    ) -> AsyncIterator[tuple[int, Value]]:
-        """Yield the existing chunks among these, each with its number."""
+    async def _read(
+        self,
+        conversation: Conversation,
+        chunks: Sequence[int],
+        span: tuple[int, int] | None = None,
+        items: Readable | None = None,
+    ) -> AsyncIterator[tuple[Value, list[Message]]]:
+        """Yield each chunk in its stored form, with its messages in `span`."""
         newest = chunk_of(max(conversation.last_seq, 1), conversation.chunk_size)
-        for numbers in batched(chunks, _CHUNKS_AT_ONCE):
+        for start in range(0, len(chunks), _CHUNKS_AT_ONCE):
+            numbers = chunks[start : start + _CHUNKS_AT_ONCE]
             keys = [self._layout.chunk(conversation.session_id, chunk) for chunk in numbers]
             values = await (items or self._items).get(keys)
             for number, value in zip(numbers, values, strict=True):
@@ -240,17 +220,9 @@ class ConversationReader:
                         if value is None and not await self._changed(conversation):
                             raise missing_chunk(conversation)
                 if value is not None:
-                    yield number, value
-
-    def _messages(self, conversation: Conversation, chunk: int, value: Value, span: tuple[int, int]) -> list[Message]:
-        """Return the messages of a chunk in `span`, without checking others. Raises `SessionDamaged`."""
-        with self.damages.noting(conversation.session_id, chunk_key(chunk)):
-            return self.known.messages_in(conversation, chunk, value, span)
-
-    def check(self, conversation: Conversation, chunk: int, value: Value) -> None:
-        """Check every message of a chunk. Raises `SessionDamaged`."""
-        with self.damages.noting(conversation.session_id, chunk_key(chunk)):
-            self.known.check(conversation, chunk, value)
+                    with self.damages.noting(conversation.session_id, chunk_key(number)):
+                        messages = self.known.messages_in(conversation, number, value, span)
+                    yield value, messages
 
     async def _changed(self, conversation: Conversation) -> bool:
         """Return True if a conversation was changed or deleted since its metadata were read."""

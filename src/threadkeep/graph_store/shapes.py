@@ -298,17 +298,12 @@ def answer_note(value: Mapping[str, object]) -> str | None:
     return f"{ANSWER}{sha256(key.encode()).hexdigest()}"
 
 
-def own_note(value: Value) -> str | None:
-    """Return the name of the note for a message's id, or None if another program wrote the message without an id."""
-    return id_note(value["id"]) if value.get("id") else None
-
-
 def notes_of(layout: GraphLayout, session_id: str, messages: Iterable[Value]) -> dict[ItemKey, Value]:
     """Return the notes of messages: one for each id, and one for each active, complete answer."""
     return {
         layout.note(session_id, name): {"seq": one["seq"]}
         for one in messages
-        for name in (own_note(one), answer_note(one))
+        for name in (id_note(one["id"]) if one.get("id") else None, answer_note(one))
         if name is not None
     }
 

@@ -10,9 +10,9 @@ from datetime import datetime
 from threadkeep.errors import SessionDamaged, StoreError
 from threadkeep.graph_store.appending import Written, mark_of, turns_in
 from threadkeep.graph_store.items import Items, Value, Writing
-from threadkeep.graph_store.layout import GraphLayout, id_note
+from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.graph_store.reading import ConversationReader, first_user
-from threadkeep.graph_store.shapes import Conversation, metadata_value, own_note
+from threadkeep.graph_store.shapes import Conversation, metadata_value
 from threadkeep.graph_store.superseding import ConversationSuperseding
 from threadkeep.graph_store.writing import ConversationWriter
 from threadkeep.observe import Backend
@@ -147,8 +147,8 @@ class GraphTranscripts:
         conversation = await self.reader.conversation(session_id) if wanted else None
         if conversation is None:
             return []
-        found = await self.reader.noted(conversation, [id_note(message_id) for message_id in wanted], own_note)
-        return await self.reader.at(conversation, [message["seq"] for message in found.values()])
+        places = await self.reader.seqs_of(conversation, sorted(wanted))
+        return [message for message in await self.reader.at(conversation, places) if message.id in wanted]
 
     async def at(self, session_id: str, seqs: Collection[int]) -> list[Message]:
         """Return the existing messages with these `seq` values, including superseded ones, in order."""

@@ -15,7 +15,7 @@ from threadkeep.graph_store.appending import Appended, Written, append, receipt_
 from threadkeep.graph_store.items import ConversationChanged, Items, Readable, ReadOnce, Stored, Value, Writing
 from threadkeep.graph_store.layout import OWN, STEPS, GraphLayout, ItemKey, chunk_of, chunk_spans, id_note
 from threadkeep.graph_store.reading import ConversationReader
-from threadkeep.graph_store.shapes import Conversation, answer_note, metadata_value, missing_chunk, notes_of, own_note
+from threadkeep.graph_store.shapes import Conversation, answer_note, metadata_value, missing_chunk, noted_seq, notes_of
 from threadkeep.records import Receipt, Turn, dump_json
 from threadkeep.store.codec import Prepared, clean_json, clean_text, time_text
 from threadkeep.store.driver import RowLocked, Statement, StatementCancelled
@@ -128,7 +128,7 @@ class ConversationWriter:
     ) -> list[Value]:
         """Return the stored answers that `turn` replaces."""
         names = [] if turn.completes is None else [id_note(turn.completes)]
-        found = await self.reader.noted(conversation, names, own_note, items=writing)
+        found = await self._noted(writing, conversation, names, lambda message: id_note(message.get("id") or ""))
         active = [one for one in found.values() if not one.get("superseded_at")]
         return active if adopted is None else [*active, adopted]
 
@@ -191,7 +191,7 @@ class ConversationWriter:
         notes = {message_id: note for message_id, note in notes.items() if message_id not in there}
         if not notes or conversation.version < 0:
             return prepared, None
-        found = await self.reader.noted(conversation, list(notes.values()), answer_note, items=writing)
+        found = await self._noted(writing, conversation, list(notes.values()), answer_note)
         taken = {message_id for message_id, note in notes.items() if note in found}
         if not taken:
             return prepared, None
@@ -202,6 +202,41 @@ class ConversationWriter:
         ]
         left = replace(prepared, messages=[message for message, _ in rows], columns=[columns for _, columns in rows])
         return left, found[notes[min(taken)]]
+
+    async def _noted(
+        self,
+        writing: Writing,
+        conversation: Conversation,
+        names: Sequence[str],
+        name_of: Callable[[Value], str | None],
+    ) -> dict[str, Value]:
+        """Map note names to the messages that these notes refer to.
+
+        A note may be left from an incomplete write, so `name_of` must confirm the name for a message. If a note is
+        damaged, all messages are searched.
+        """
+        keys = [self.layout.note(conversation.session_id, name) for name in names]
+        notes = zip(names, await writing.get(keys), strict=True)
+        noted = {name: noted_seq(note) for name, note in notes if note is not None}
+        low, high, size = conversation.deleted_seq + 1, conversation.last_seq, conversation.chunk_size
+        wanted: list[int] = []
+        if None in noted.values():
+            newest = self.layout.chunk(conversation.session_id, chunk_of(max(high, 1), size))
+            if high >= low and await writing.get([newest]) == [None]:
+                raise missing_chunk(conversation)
+            wanted = [part.chunk for part in chunk_spans(low, high, size)]
+        wanted += [chunk_of(seq, size) for seq in noted.values() if seq is not None and low <= seq <= high]
+        chunks, seqs = list(dict.fromkeys(wanted)), set(noted.values())
+        found: dict[str, Value] = {}
+        values = await writing.get([self.layout.chunk(conversation.session_id, chunk) for chunk in chunks])
+        for chunk, value in zip(chunks, values, strict=True):
+            for message in () if value is None else self._read(conversation, chunk, value):
+                if message["seq"] not in seqs and None not in seqs:
+                    continue
+                name = name_of(message)
+                if name in noted and noted[name] in (None, message["seq"]) and low <= message["seq"] <= high:
+                    found[name] = message
+        return found
 
     async def appended(
         self,
@@ -224,7 +259,7 @@ class ConversationWriter:
         if conversation.version < 0:
             return {}
         names = [id_note(message_id) for message_id in message_ids]
-        found = await self.reader.noted(conversation, names, own_note, items=writing)
+        found = await self._noted(writing, conversation, names, lambda message: id_note(message.get("id") or ""))
         return {message["id"]: message["seq"] for message in found.values()}
 
     async def change(self, session_id: str, changes: SessionChanges) -> None:
@@ -438,7 +473,7 @@ class ConversationWriter:
 
     def _read(self, conversation: Conversation, chunk: int, value: Value) -> Sequence[Value]:
         """Return the validated messages of a chunk as they are stored. Raises `SessionDamaged`."""
-        self.reader.check(conversation, chunk, value)
+        self.reader.known.check(conversation, chunk, value)
         found: Sequence[Value] = value["messages"]
         return found
 
