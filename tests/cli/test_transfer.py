@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.forked import until_it_reads
 from tests.cli.running import CommandLine, default_handler, start
 from threadkeep.cli.terminal import terminal
 from threadkeep.errors import StoreUnavailable, WrongUser
@@ -445,16 +444,6 @@ def test_a_signal_stops_an_export_without_a_file(
             outcome = cli(*command, "-o", str(cli.folder / "out"))
         assert (outcome.exit_code, "Stopped before the command was done." in outcome.err) == (1, True)
         assert [file.name for file in cli.folder.glob("out*")] == left
-
-
-@pytest.mark.process
-def test_a_signal_ends_an_import_that_waits_for_its_input(cli: CommandLine) -> None:
-    cli("migrate")
-    with cli.fork("sessions", "import", "-") as process:
-        until_it_reads(process.pid)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait() == 1
-        assert "Stopped before the command was done." in process.stderr.read()
 
 
 def test_a_killed_import_can_be_repeated(cli: CommandLine) -> None:

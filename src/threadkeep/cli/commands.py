@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
@@ -184,8 +185,11 @@ def _terminated_like_ctrl_c(arguments: Sequence[str]) -> Iterator[None]:
         yield
         return
 
-    # Raise at once: the handler of the event loop would not end a command that waits for its input.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    def end(number: int, frame: FrameType | None) -> None:
+        handler = signal.getsignal(signal.SIGINT)
+        (handler if callable(handler) else signal.default_int_handler)(number, frame)
+
+    signal.signal(signal.SIGTERM, end)
     try:
         yield
     finally:

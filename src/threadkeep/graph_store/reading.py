@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from itertools import batched
 
 from threadkeep.errors import SessionDamaged, StoreUnavailable
 from threadkeep.graph_store.items import Items, Readable, ReadItems, TableItems, Value
@@ -152,7 +153,7 @@ class ConversationReader:
         """Return the existing messages from `first_seq` to `last_seq`, both included, in order."""
         first = max(first_seq, conversation.deleted_seq + 1)
         last = min(last_seq, conversation.last_seq)
-        chunks = [part.chunk for part in chunk_spans(first, last, conversation.chunk_size)]
+        chunks = (part.chunk for part in chunk_spans(first, last, conversation.chunk_size))
         reading = self._read(conversation, chunks, (first, last), items)
         return [message async for _, messages in reading for message in messages]
 
@@ -188,7 +189,7 @@ class ConversationReader:
     ) -> AsyncIterator[Value]:
         """Yield the stored form of the messages from `low` up to `high`; their fields are checked if `checks`."""
         first, last = max(low, conversation.deleted_seq + 1), min(high, conversation.last_seq)
-        chunks = [part.chunk for part in chunk_spans(first, last, conversation.chunk_size)]
+        chunks = (part.chunk for part in chunk_spans(first, last, conversation.chunk_size))
         async for chunk, _ in self._read(conversation, chunks, None if checks else _NONE, items):
             for value in chunk["messages"]:
                 if first <= value["seq"] <= last:
@@ -204,14 +205,14 @@ class ConversationReader:
     async def _read(
         self,
         conversation: Conversation,
-        chunks: Sequence[int],
+        chunks: Iterable[int],
         span: tuple[int, int] | None = None,
         items: Readable | None = None,
     ) -> AsyncIterator[tuple[Value, list[Message]]]:
         """Yield each chunk in its stored form, with its messages in `span`."""
         newest = chunk_of(max(conversation.last_seq, 1), conversation.chunk_size)
-        for start in range(0, len(chunks), _CHUNKS_AT_ONCE):
-            numbers = chunks[start : start + _CHUNKS_AT_ONCE]
+        # Damaged metadata may name billions of messages, so do not list all chunks.
+        for numbers in batched(chunks, _CHUNKS_AT_ONCE):
             keys = [self._layout.chunk(conversation.session_id, chunk) for chunk in numbers]
             values = await (items or self._items).get(keys)
             for number, value in zip(numbers, values, strict=True):
