@@ -149,7 +149,7 @@ def test_every_command_takes_a_database(cli: CommandLine, tmp_path: Path, empty_
 
 @pytest.mark.process
 def test_short_commands_import_little(cli: CommandLine) -> None:
-    """`sessions list` imports no agent or history package, and `--version` does not import the store."""
+    """`sessions list` and helps import no agent or history package, and `--version` does not import the store."""
     cli.store("a", "hi")
     code = (
         "import sys\n"
@@ -169,6 +169,7 @@ def test_short_commands_import_little(cli: CommandLine) -> None:
     assert not [name for name in listing if name.startswith(heavy)]
     assert imported("sessions", "list") == listing
     assert not [name for name in imported("--version") if name.startswith(("threadkeep.store", "pydantic"))]
+    assert not [name for name in imported("context", "show", "--help") if name.startswith(heavy)]
 
 
 def test_the_shell_completes_commands_and_session_ids(any_cli: CommandLine) -> None:

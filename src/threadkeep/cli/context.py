@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from threadkeep.agent.explanations import describe_left_out, in_words, recall_in_words
 from threadkeep.cli.commands import PREVIOUS
 from threadkeep.cli.shared import UserId, command_settings, on_this_database, opened_memory, session_ids, verbs
 from threadkeep.cli.terminal import NotDone, WrongUse, counted, first_words, styled, terminal
-from threadkeep.context.window import join_ranges
 from threadkeep.errors import InvalidSettings
 
 if TYPE_CHECKING:
@@ -257,6 +255,9 @@ def _show_view(view: ContextView, factor: TokenFactor | None = None) -> None:
 
 def show_excluded(manifest: ContextManifest) -> None:
     """Show a line for each range of excluded messages."""
+    from threadkeep.agent.explanations import in_words
+    from threadkeep.context.window import join_ranges
+
     for gap in join_ranges(manifest.excluded):
         seqs = _ranges(range(gap.first_seq, gap.last_seq + 1))
         terminal.labelled("out: ", f"{seqs}, {in_words(gap.reason, manifest)}", style="dim")
@@ -353,6 +354,8 @@ def _location(manifest: ContextManifest) -> str:
 
 def _facts(manifest: ContextManifest, factor: TokenFactor | None) -> Iterator[tuple[str, str]]:
     """Yield the labels and values that describe a recorded model call."""
+    from threadkeep.agent.explanations import describe_left_out, recall_in_words
+
     learned = ""
     if factor is not None and factor.samples:
         learned = f"; learned by now: {factor.label} from {counted(factor.samples, 'call')}"
