@@ -430,7 +430,6 @@ def test_an_interrupted_import_shows_its_progress(cli: CommandLine, monkeypatch:
     assert (again["known"], again["stored"]) == (500, 700)
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_an_export_without_a_file(
     cli: CommandLine, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
@@ -446,6 +445,7 @@ def test_a_signal_stops_an_export_without_a_file(
         assert [file.name for file in cli.folder.glob("out*")] == left
 
 
+@pytest.mark.process
 def test_a_killed_import_can_be_repeated(cli: CommandLine) -> None:
     cli.with_memory(_write_everything)
     exported = cli("sessions", "export", "--all").out

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import errno
 import re
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from contextvars import copy_context
 from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
@@ -41,8 +37,6 @@ _FAILED = 1
 _WRONG_USE = 2
 _CTRL_C = 130
 _HELP_NAMES = ("-h", "--help")
-# Servers and the chat have their own handlers. If a process that executes a run ends, another one continues the run.
-_WITH_OWN_END = frozenset({"serve", "worker", "mcp", "chat", "workflows", "runs"})
 
 # The function of each command, imported on demand: importing all takes longer than most commands run.
 _COMMANDS: Mapping[str, str] = {
@@ -159,13 +153,12 @@ def run(arguments: Sequence[str]) -> int:
     context_of_command = copy_context()
     context_of_command.run(command_line.set, arguments)
     try:
-        with _terminated_like_ctrl_c(arguments):
-            code = context_of_command.run(
-                _commands_for(arguments).main,
-                with_previous_diffs(arguments),
-                prog_name="threadkeep",
-                standalone_mode=False,
-            )
+        code = context_of_command.run(
+            _commands_for(arguments).main,
+            with_previous_diffs(arguments),
+            prog_name="threadkeep",
+            standalone_mode=False,
+        )
     except SystemExit as end:
         # Do not end the process, although Typer raises SystemExit when it has completed a word for the shell.
         return end.code if isinstance(end.code, int) else 0
@@ -174,26 +167,6 @@ def run(arguments: Sequence[str]) -> int:
     if code == _CTRL_C:
         return _fail(KeyboardInterrupt(), arguments)
     return code if isinstance(code, int) else 0
-
-
-@contextmanager
-def _terminated_like_ctrl_c(arguments: Sequence[str]) -> Iterator[None]:
-    """Handle SIGTERM like Ctrl-C, so that commands remove their temporary files."""
-    on_main_thread = threading.current_thread() is threading.main_thread()
-    is_default = on_main_thread and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    if not is_default or not _WITH_OWN_END.isdisjoint(arguments[:1]):
-        yield
-        return
-
-    def end(number: int, frame: FrameType | None) -> None:
-        handler = signal.getsignal(signal.SIGINT)
-        (handler if callable(handler) else signal.default_int_handler)(number, frame)
-
-    signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _fail(error: BaseException, arguments: Sequence[str]) -> int:

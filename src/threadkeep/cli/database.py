@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from threadkeep.cli.shared import Confirmed, command_settings, run, verbs
+from threadkeep.cli.shared import Confirmed, command_settings, ended_by_sigterm, run, verbs
 from threadkeep.cli.terminal import NotDone, WrongUse, counted, file_size, shown, terminal
 
 if TYPE_CHECKING:
@@ -174,10 +174,10 @@ def backup_database(
     if address.dsn is not None:
         from threadkeep.store.postgres_connection import environment_of
 
-        with terminal.waiting("Copying"):
+        with ended_by_sigterm(), terminal.waiting("Copying"):
             dump_postgres(environment_of(address.dsn), target)
     elif address.path is not None:
-        with _pages("Copying") as report:
+        with ended_by_sigterm(), _pages("Copying") as report:
             copy_sqlite(address.path, target, report, key=settings.store_options().key)
     left_out = _not_copied(settings)
     size = target.stat().st_size
@@ -208,7 +208,7 @@ def restore_database(
         from threadkeep.store.postgres_connection import environment_of
 
         run(_check_target(settings, dump_version(source), replace=replace))
-        with terminal.waiting("Restoring"):
+        with ended_by_sigterm(), terminal.waiting("Restoring"):
             restore_postgres(source, environment_of(address.dsn), replace=replace)
     elif address.path is None:
         raise NotDone(_IN_MEMORY)
@@ -217,7 +217,7 @@ def restore_database(
         check_schema("sqlite", backup_version(source, None if is_plain(source) else key))
         if address.path.exists() and not replace:
             raise WrongUse(f"{address.path} exists already; name another one with --database, or add --replace.")
-        with _pages("Restoring") as report:
+        with ended_by_sigterm(), _pages("Restoring") as report:
             restore_sqlite(source, address.path, report, key=key)
     terminal.result({"database": str(address)}, f"{address} is restored from {source}.")
     terminal.note("Persons who were erased after the copy was made are in the database again; erase them again.")

@@ -17,6 +17,7 @@ from threadkeep.cli.shared import (
     CursorOption,
     DryRun,
     Limit,
+    ended_by_sigterm,
     new_file,
     opened_memory,
     read_cursor,
@@ -95,7 +96,11 @@ async def export_person(
     partial = output.with_name(output.name + ".partial")
     if output.exists():
         raise WrongUse(f"{output} exists already; name another file.")
-    with locked_part(partial) as descriptor, os.fdopen(descriptor, "r+b", closefd=False) as file:
+    with (
+        ended_by_sigterm(),
+        locked_part(partial) as descriptor,
+        os.fdopen(descriptor, "r+b", closefd=False) as file,
+    ):
         after, count = whole_lines(file)
         try:
             async with opened_memory() as memory:

@@ -14,7 +14,9 @@ from datetime import UTC, datetime
 from functools import wraps
 from inspect import iscoroutinefunction
 from pathlib import Path
-from signal import Signals, getsignal, signal
+from signal import SIG_DFL, SIGINT, SIGTERM, Signals, default_int_handler, getsignal, signal
+from threading import current_thread, main_thread
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 import typer
@@ -103,6 +105,24 @@ def handled_signals(handlers: Mapping[Signals, Callable[[], object]]) -> Iterato
         for number in handlers:
             loop.remove_signal_handler(number)
             signal(number, before[number])
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Handle SIGTERM like Ctrl-C during the block, which removes its temporary files at its end."""
+    if current_thread() is not main_thread() or getsignal(SIGTERM) != SIG_DFL:
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        handler = getsignal(SIGINT)
+        (handler if callable(handler) else default_int_handler)(number, frame)
+
+    signal(SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal(SIGTERM, SIG_DFL)
 
 
 @asynccontextmanager
@@ -364,7 +384,7 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
     except RuntimeError:
         raise WrongUse(f"{path} is a link that leads to itself; name a file.") from None
     part = path.with_name(path.name + ".part")
-    with locked_part(part) as descriptor:
+    with ended_by_sigterm(), locked_part(part) as descriptor:
         try:
             with os.fdopen(descriptor, "wb", closefd=False) as stream:
                 stream.truncate()
