@@ -198,11 +198,12 @@ async def test_the_config_of_a_bound_graph_replaces_that_of_an_outer_graph(small
     inner = create_agent(ScriptedModel(["one"]), []).with_config(configurable={"thread_id": "inner"})
     graph = recorded(inner, small_memory)
 
-    async def node(_: Modelled) -> dict[str, Any]:
+    async def node(_: object) -> Any:
         return await graph.ainvoke(input_of("q1", "q1"))
 
-    outer = StateGraph(Modelled).add_node(node).add_edge(START, "node").compile()
-    await outer.ainvoke(input_of("q0", "q0"), config_of())
+    outer: Any = StateGraph(Modelled)
+    outer.add_node("node", node).add_edge(START, "node")
+    await outer.compile().ainvoke(input_of("q0", "q0"), config_of())
     assert [text for _, text in await kept(small_memory, "inner")] == ["q1", "one"]
 
 
