@@ -23,10 +23,9 @@ run: with-server ## start the service on this machine with the demo model
 # Let the processes of the tests write bytecode in any environment; otherwise each of them compiles 2,000 modules.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(PYTHON_HERE) -m pytest -n 2 --dist loadgroup
 
-# Workers wait for databases and processes: three left a quarter of two cores idle, and each more takes 15 s to start.
-# `loadgroup` searches all tests for each group.
+# With two workers, each waits for a database a third of the time. `loadgroup` searches all tests for each group.
 test: with-dev ## run the tests on SQLite and on a PostgreSQL server that they start
-	$(PYTEST) -n 4 --dist worksteal $(ARGS)
+	$(PYTEST) -n 3 --dist worksteal $(ARGS)
 
 slow: with-dev ## run the slow tests: killed processes, random requests and sessions, benches
 	$(PYTEST) -m slow $(ARGS)
