@@ -13,7 +13,7 @@ import signal
 import ssl
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from functools import cache
 from multiprocessing import forkserver
 from pathlib import Path
@@ -25,7 +25,6 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
-from pydantic_settings import EnvSettingsSource
 
 import tests.encryption  # noqa: F401 - it encrypts the files of the tests
 from tests.limits import HANG_SECONDS
@@ -144,13 +143,9 @@ def schema_created_once(sqlite_template: Path) -> Iterator[None]:
 def lookups_cached() -> Iterator[None]:
     """Cache lookups that are repeated for each client, graph and service.
 
-    TLS authorities take 50 ms, type hints 5 to 7 ms, the fields of the settings 4 ms, and the instructions of the
-    functions of a graph 2 ms.
+    TLS authorities take 50 ms, type hints 5 to 7 ms, and the instructions of the functions of a graph 2 ms.
     """
     with pytest.MonkeyPatch.context() as patch:
-        for method in ("_extract_field_info", "_field_is_complex"):
-            if look_up := getattr(EnvSettingsSource, method, None):
-                patch.setattr(EnvSettingsSource, method, once_per_field(look_up))
         if hasattr(graphs := sys.modules.get("langgraph.pregel._utils"), "dis"):
             instructions = cache(lambda code: tuple(dis.get_instructions(code)))
             patch.setattr(graphs, "dis", SimpleNamespace(get_instructions=instructions))
@@ -164,19 +159,6 @@ def lookups_cached() -> Iterator[None]:
             if look_up := getattr(module, name, None):
                 patch.setattr(module, name, cache(look_up))
         yield
-
-
-def once_per_field[T](look_up: Callable[..., T]) -> Callable[..., T]:
-    """Return a method of settings sources that looks up each field once."""
-    # Keep the field, so that no other field gets its id.
-    found: dict[int, tuple[object, T]] = {}
-
-    def cached(source: object, field: object, *more: object) -> T:
-        if id(field) not in found:
-            found[id(field)] = field, look_up(source, field, *more)
-        return found[id(field)][1]
-
-    return cached
 
 
 @pytest.fixture(scope="session")
