@@ -213,3 +213,12 @@ async def test_unordered_graphs_with_one_input_each_answer_it(small_memory: Memo
     chain = RunnableParallel(first=first, second=second)
     states = await chain.ainvoke({"messages": [("user", "q1")]}, config_of())
     assert [states[name]["messages"][-1].text for name in ("first", "second")] == ["one", "two"]
+
+
+async def test_a_graph_with_other_messages_returns_its_output(small_memory: Memory) -> None:
+    """An output that cannot be recorded is not lost."""
+    builder: Any = StateGraph(dict)
+    builder.add_node("node", lambda _: {"messages": [{"text": "no role"}]}).add_edge(START, "node")
+    graph = recorded(builder.compile(), small_memory)
+    with pytest.warns(MiddlewareWarning, match="stored no answer"):
+        assert await graph.ainvoke({"q": "hi"}, config_of()) == {"messages": [{"text": "no role"}]}

@@ -123,8 +123,7 @@ class RootCallbacks(BaseCallbackHandler):
 
         An end cannot be noted in the context variable: LangChain may report it in a copy of the context.
         """
-        around = [self._calls[one] for one in self._around.get() if one in self._calls]
-        return around[-1] if around else None
+        return next((self._calls[one] for one in reversed(self._around.get()) if one in self._calls), None)
 
     def on_chain_start(
         self,

@@ -175,7 +175,10 @@ class RecordedGraph(Runnable[Any, Any]):
         if not isinstance(state, Mapping):
             return state
         self._classes |= {name: type(value) for name, value in state.items() if isinstance(value, BaseModel)}
-        return {**state, "messages": messages_in(state)}
+        try:
+            return {**state, "messages": messages_in(state)}
+        except (TypeError, ValueError, NotImplementedError):
+            return {}  # the `messages` of this graph are no LangChain messages
 
     def _with_bound(self, config: RunnableConfig | None) -> RunnableConfig:
         """Return the config of a call, with the `configurable` of `with_config`."""

@@ -40,6 +40,7 @@ from threadkeep.errors import (
 from threadkeep.history.session import Session
 from threadkeep.memory import Memory
 from threadkeep.observe import UpdateOutcome, UpdateReason, UpdateReceived
+from threadkeep.observe.events import ChannelWork
 from threadkeep.records import TAKEN_BACK, Message
 from threadkeep.records.runs import DELETE, RESET, Run, deletion_key
 from threadkeep.runs.intake import Mode
@@ -492,11 +493,8 @@ class Intake:
         self._memory.observers.notify(event)
 
     def _notify_trouble(self, error: Exception, bot: Bot | None = None) -> None:
-        name = type(error).__name__
-        if bot is None:
-            notify_trouble(self._memory, "following", name)
-        else:
-            notify_trouble(self._memory, "taking", name, bot.channel)
+        work: ChannelWork = "following" if bot is None else "taking"
+        notify_trouble(self._memory, work, type(error).__name__, None if bot is None else bot.channel)
 
 
 async def _show_working(bot: Bot, message: IncomingMessage) -> None:

@@ -330,10 +330,10 @@ class RecallIndexItems:
             conversation = await self._writer.reader.conversation(session_id)
             if conversation is None:
                 return False
-            wanted, field = set(texts.seqs), self._layout.value_field
-            async for value in self._writer.reader.values(conversation, 1, max(wanted, default=0), checks=False):
+            wanted, low = set(texts.seqs), min(texts.seqs, default=1)
+            async for value in self._writer.reader.values(conversation, low, max(wanted, default=0), checks=False):
                 if value["seq"] in wanted:
-                    found.add(value["seq"], str(value.get(field)))
+                    found.add(value["seq"], str(value.get(self._layout.value_field)))
         return found == texts
 
     async def _put(self, writing: Writing, found: Conversation, item: Value | None) -> None:
