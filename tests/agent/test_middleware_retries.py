@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRetryMiddleware
 from langchain_core.messages import AIMessage
-from langchain_core.runnables import RunnableParallel
+from langchain_core.runnables import RunnableLambda, RunnableParallel
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.runtime import Runtime
 
 from tests.agent.talking import ask, config_of, input_of, kept, kept_with_status, make_agent, seen, stream
-from threadkeep import Memory, SessionMemory
+from threadkeep import Memory, SessionMemory, recorded
 from threadkeep.agent.provider_messages import NO_ANSWER
 from threadkeep.testing import Gate, ScriptedModel
 
@@ -86,6 +86,31 @@ async def test_a_retried_agent_stores_a_question_without_id_once(
         await retried.ainvoke({"messages": [("user", "hi")]}, config_of())
     assert seen(model.calls[2]) == [("human", "hi")]
     assert [text for _, text in await kept(small_memory)] == ["hi", "fine", "hi", "hello"]
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+async def test_a_retried_chain_stores_a_question_without_id_once(small_memory: Memory, is_recorded: bool) -> None:
+    """A chain that builds the input of its agent gives each attempt another input."""
+    model = ScriptedModel([DOWN, DOWN, "fine", "hello"])
+    remembering = [] if is_recorded else [SessionMemory(small_memory)]
+    agent: Any = make_agent(model, remembering)
+    as_input = RunnableLambda[Any, Any](lambda words: {"messages": [("user", words)]})
+    chain = as_input | (recorded(agent, small_memory) if is_recorded else agent)
+    for _ in range(2):
+        await chain.with_retry(wait_exponential_jitter=False).ainvoke("hi", config_of())
+    assert [text for _, text in await kept(small_memory)] == ["hi", "fine", "hi", "hello"]
+
+
+async def test_a_question_that_the_program_asks_again_is_another_question(small_memory: Memory) -> None:
+    agent = make_agent(ScriptedModel([DOWN, "fine"]), [SessionMemory(small_memory)])
+
+    async def twice(_: object) -> None:
+        with pytest.raises(ConnectionError):
+            await agent.ainvoke(input_of("hi"), config_of())
+        await agent.ainvoke(input_of("hi"), config_of())
+
+    await RunnableLambda(twice).ainvoke("")
+    assert [text for _, text in await kept(small_memory)] == ["hi", "hi", "fine"]
 
 
 async def test_a_retried_batch_stores_each_question_once(small_memory: Memory) -> None:

@@ -62,19 +62,30 @@ _NAMESPACE: Final = "langgraph_checkpoint_ns"
 _NO_ATTEMPTS: Final[Mapping[str, NodeAttempt]] = MappingProxyType({})
 
 
+type Asked = dict[str, list[tuple[BaseMessage, ...]]]
+"""The question and the messages sent with it, by session. The list is empty if an attempt has used the question."""
+
+
 @dataclass
 class RootCall:
     """The input and the LangGraph thread id of a root run, and the functions to call at its end.
 
-    `asked` maps sessions to the unanswered question of the run and the messages sent with it. If an attempt of
-    `with_retry()` fails, the `wrapper` keeps them for the next attempt with the same input.
+    `asked` has the unanswered question of the run, or of a failed run inside it. `first` has that of a failed attempt,
+    such as one of `with_retry()`, which this run or a run around it repeats.
     """
 
     input: object
     thread: object = None
-    wrapper: RootCall | None = None
-    asked: dict[str, tuple[tuple[BaseMessage, ...], tuple[BaseMessage, ...]]] = field(default_factory=dict)
+    outer: RootCall | None = None
+    first: Asked = field(default_factory=dict)
+    asked: Asked = field(default_factory=dict)
     at_end: list[OnEnd] = field(default_factory=list)
+
+    def first_of(self, inputs: object) -> Asked:
+        """Return the `first` of a run inside this one. With the input of this run, it is the next attempt."""
+        if self.input is inputs:
+            self.first, self.asked = {**self.first, **self.asked}, {}
+        return self.first
 
     @property
     def is_continued(self) -> bool:
@@ -144,15 +155,13 @@ class RootCallbacks(BaseCallbackHandler):
             self.branch.set(None)
             self.attempts.set(_NO_ATTEMPTS)
             outer = None if parent_run_id is None else self._calls.get(parent_run_id)
-            wrapper = outer if outer is not None and outer.input is inputs else None
             self._around.set((*[one for one in self._around.get() if one in self._calls], run_id))
             if len(self._calls) >= _MOST_RUNS:
                 # Keep the runs of agents if possible: chains register no functions for their end.
                 without_end = (one for one, call in self._calls.items() if not call.at_end)
                 del self._calls[next(without_end, next(iter(self._calls)))]
-            call = self._calls[run_id] = RootCall(inputs, known.get("thread_id"), wrapper)
-            if wrapper is not None:
-                call.asked, wrapper.asked = wrapper.asked, {}
+            first = {} if outer is None else outer.first_of(inputs)
+            self._calls[run_id] = RootCall(inputs, known.get("thread_id"), outer, first)
 
     def on_tool_start(
         self,
@@ -201,8 +210,8 @@ class RootCallbacks(BaseCallbackHandler):
         """Call the functions registered for the end of a run, before its caller gets the error."""
         call = self._calls.pop(run_id, None)
         failure = None if isinstance(error, GraphBubbleUp) else error
-        if call is not None and call.wrapper is not None:
-            call.wrapper.asked = call.asked
+        if call is not None and call.outer is not None:
+            call.outer.asked |= call.asked
         for on_end in call.at_end if call is not None else ():
             waiting = on_end(None, failure)
             if waiting is not None:

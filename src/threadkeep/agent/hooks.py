@@ -221,9 +221,9 @@ class TurnHooks:
                 self.memory.observers.notify(TurnBegunInTool(session_id=session.session_id))
             begun = root.begun
             part.enter(call.messages)
-            if not begun and (run := root_callbacks.call) is not None and run.wrapper is not None:
-                root.use_first_attempt(run)
-                run.asked[session.session_id] = root.question, root.sent
+            if not begun and (run := root_callbacks.call) is not None and run.outer is not None:
+                root.use_first_attempt(run.first)
+                run.asked[session.session_id] = [root.question, root.sent]
             if part.silent and not root.outside_notified:
                 root.outside_notified = True
                 self.memory.observers.notify(AgentOutsideTurn(session_id=session.session_id))

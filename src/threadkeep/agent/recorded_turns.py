@@ -17,7 +17,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from threadkeep.agent.answers import final_answer, storable
-from threadkeep.agent.callbacks import Ending, RootCall, root_callbacks, with_callback
+from threadkeep.agent.callbacks import Asked, Ending, RootCall, root_callbacks, with_callback
 from threadkeep.agent.conversion import ENDS, STRUCTURED, id_of, identify, text_of, to_langchain, transcript_text
 from threadkeep.agent.counting import is_text
 from threadkeep.agent.extras import section_message
@@ -91,8 +91,8 @@ class GraphTurns:
             if not (given is None or isinstance(given, Command)):
                 begun = root.begun
                 part.enter(stored)
-                if not begun and (run := root_callbacks.call) is not None and run.input is given:
-                    turn.use_first_attempt(run)
+                if not begun and (run := root_callbacks.call) is not None:
+                    turn.use_first_attempt(run, run.first_of(given))
             if messages and not part.silent:
                 await part.begin(stored)
                 root.release(None, key)  # the graph's answer gets its number at the end
@@ -149,15 +149,15 @@ class GraphTurn:
             return
         root.call_ends()
         if self._attempts is not None:
-            self._attempts.asked[root.session_id] = root.question, root.sent
+            self._attempts.asked[root.session_id] = [root.question, root.sent]
         if self.role == "owner":
             root.recorded = False
             root.release_session()
 
-    def use_first_attempt(self, run: RootCall) -> None:
-        """Use the question of a failed attempt of `with_retry()`, whose run is `run`."""
+    def use_first_attempt(self, run: RootCall, first: Asked) -> None:
+        """Use the question of a failed attempt of `with_retry()`. `run` is the run around this call."""
         self._attempts, root = run, self.part.root
-        root.use_first_attempt(run)
+        root.use_first_attempt(first)
         self._messages = root.with_question(self._messages)
         self.given = _with_messages(self.given, self._messages)
 

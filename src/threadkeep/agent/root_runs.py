@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
-from threadkeep.agent.callbacks import RootCall, root_callbacks
+from threadkeep.agent.callbacks import Asked, root_callbacks
 from threadkeep.agent.conversion import id_of, text_of
 from threadkeep.agent.questions import question_before
 from threadkeep.agent.turns import OpenTurn
@@ -137,11 +137,13 @@ class RootRun:
         self.question, self.sent = tuple(question), tuple(sent)
         self.turn, self.answers, self._claims = None, [], {}
 
-    def use_first_attempt(self, run: RootCall) -> None:
-        """Take the question of a failed attempt from `run`: without id, the question gets a new id at each attempt."""
-        question, sent = run.asked.pop(self.session_id, ((), ()))
-        if question and [*map(text_of, question)] == [*map(text_of, self.question[-len(question) :])]:
-            self.question, self.sent = question, sent
+    def use_first_attempt(self, first: Asked) -> None:
+        """Take the question of a failed attempt, because without id, it gets a new id at each attempt."""
+        if asked := first.get(self.session_id):
+            question, sent = asked
+            if [*map(text_of, question)] == [*map(text_of, self.question[-len(question) :])]:
+                self.question, self.sent = question, sent
+            asked.clear()
 
     def has_part(self, messages: Sequence[BaseMessage]) -> bool:
         """Return True if an agent takes part in the turn: its input has the question."""
