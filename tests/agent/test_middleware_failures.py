@@ -7,6 +7,7 @@ import gc
 import weakref
 from collections.abc import Sequence
 from contextlib import aclosing
+from typing import Any
 
 import anyio
 import pytest
@@ -17,7 +18,7 @@ from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
-from langgraph.types import interrupt
+from langgraph.types import Command, interrupt
 
 from tests.agent.talking import (
     ROOM,
@@ -36,7 +37,7 @@ from tests.agent.talking import (
 )
 from tests.limits import HANG_SECONDS
 from tests.recorded_events import RecordedEvents
-from threadkeep import Memory, MemoryOptions, Message, SessionMemory, WrongUser, open_memory
+from threadkeep import Memory, MemoryOptions, Message, SessionMemory, WrongUser, open_memory, recorded
 from threadkeep.agent.callbacks import root_callbacks
 from threadkeep.agent.provider_messages import NO_ANSWER
 from threadkeep.agent.root_runs import RootRun
@@ -343,6 +344,19 @@ async def test_many_chains_do_not_displace_the_run_of_an_agent(
 async def test_the_number_of_open_runs_is_limited(small_memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("threadkeep.agent.participation._MOST_CALLS", 5)
 
+    gates, middleware = [Gate() for _ in range(9)], SessionMemory(small_memory)
+    agent = make_agent(ScriptedModel([[gate, "ok"] for gate in gates]), [middleware])
+    runs = [asyncio.create_task(ask(agent, "do it", thread_id=f"telegram:{number}")) for number in range(9)]
+    await asyncio.gather(*[gate.reached() for gate in gates])
+    assert middleware.open_runs == 5
+    for gate in gates:
+        gate.open()
+    await asyncio.gather(*runs)
+    for number in range(9):
+        assert await kept(small_memory, f"telegram:{number}") == [("user", "do it"), ("assistant", "ok")]
+
+
+async def test_an_interrupted_run_is_not_open(small_memory: Memory) -> None:
     @tool
     def consult() -> str:
         """Ask a person."""
@@ -350,10 +364,12 @@ async def test_the_number_of_open_runs_is_limited(small_memory: Memory, monkeypa
 
     call = AIMessage("", tool_calls=[{"name": "consult", "args": {}, "id": "call-1"}])
     middleware = SessionMemory(small_memory)
-    agent = make_agent(ScriptedModel([call] * 9), [middleware], [consult], checkpointer=InMemorySaver())
-    for number in range(9):
-        await ask(agent, "do it", thread_id=f"telegram:{number}")
-    assert middleware.open_runs == 5
+    agent = make_agent(ScriptedModel([call, "ok"]), [middleware], [consult], checkpointer=InMemorySaver())
+    await ask(agent, "do it")
+    assert middleware.open_runs == 0
+    await agent.ainvoke(Command(resume="yes"), config_of())
+    assert middleware.open_runs == 0
+    assert await kept(small_memory) == [("user", "do it"), ("assistant", "ok")]
 
 
 async def test_a_run_that_failed_in_a_tool_has_ended(small_memory: Memory) -> None:
@@ -382,12 +398,14 @@ async def test_no_run_stays_open_after_its_end(small_memory: Memory) -> None:
     assert middleware.open_runs == 0
 
 
-async def test_an_ended_run_leaves_no_object(small_memory: Memory) -> None:
+@pytest.mark.parametrize("is_recorded", [False, True])
+async def test_an_ended_run_leaves_no_object(small_memory: Memory, is_recorded: bool) -> None:
     def remembered() -> int:
         gc.collect()
         return sum(isinstance(one, RootRun) for one in gc.get_objects())
 
-    agent = make_agent(ScriptedModel(["one", "two"]), [SessionMemory(small_memory)])
+    agent: Any = make_agent(ScriptedModel(["one", "two"]), [] if is_recorded else [SessionMemory(small_memory)])
+    agent = recorded(agent, small_memory) if is_recorded else agent
     before = remembered()
     assert [await ask(agent, "1?"), await ask(agent, "2?")] == ["one", "two"]
     assert remembered() == before

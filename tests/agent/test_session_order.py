@@ -8,8 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain.agents.middleware import AgentMiddleware, AgentState, HumanInTheLoopMiddleware, hook_config
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.runtime import Runtime
+from langgraph.types import Command
 
-from tests.agent.talking import ROOM, config_of, input_of, make_agent
+from tests.agent.talking import ROOM, add, adding, config_of, input_of, make_agent
 from tests.agent.ways import Loop
 from tests.conftest import url_of
 from tests.limits import HANG_SECONDS
@@ -64,6 +69,56 @@ async def test_a_waiting_call_that_is_cancelled_leaves_no_open_run(memory: Memor
     await agent.ainvoke(input_of("third"), config_of())
     assert middleware.open_runs == 0
     assert [m.content for m in await memory.session(ROOM).tail(10)] == ["first", "one", "third", "three"]
+
+
+async def test_a_resumed_run_holds_its_session(memory: Memory) -> None:
+    gate = Gate()
+    approval = HumanInTheLoopMiddleware(interrupt_on={"add": True})
+    models = ScriptedModel([adding(), [gate, "3"]]), ScriptedModel(["two"])
+    first, second = (
+        make_agent(models[0], [SessionMemory(memory), approval], [add], checkpointer=InMemorySaver()),
+        make_agent(models[1], [SessionMemory(memory)]),
+    )
+    await first.ainvoke(input_of("first"), config_of())
+    resumed = asyncio.create_task(first.ainvoke(Command(resume={"decisions": [{"type": "approve"}]}), config_of()))
+    await gate.reached()
+    following = asyncio.create_task(second.ainvoke(input_of("second"), config_of()))
+    await asyncio.wait([following], timeout=0.1)
+    assert not models[1].calls
+    gate.open()
+    await asyncio.gather(resumed, following)
+    assert [m.content for m in await memory.session(ROOM).tail(10)] == ["first", "3", "second", "two"]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+async def test_an_agent_that_answers_again_holds_its_session(memory: Memory, nested: bool) -> None:
+    """If the agent is nested, the next turn may end before its second answer."""
+
+    class Again(AgentMiddleware[AgentState[Any], Any, Any]):
+        """Middleware that lets the agent answer `first` twice."""
+
+        @hook_config(can_jump_to=["model"])
+        async def aafter_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
+            """Jump to the model after the first answer."""
+            return {"jump_to": "model"} if [message.text for message in state["messages"]] == ["first", "one"] else None
+
+    gate = Gate()
+    model = ScriptedModel([[gate, "one"], "two", "three"])
+    agent: Any = make_agent(model, [Again(), SessionMemory(memory)])
+    if nested:
+        builder = StateGraph(MessagesState)
+        builder.add_node("agent", agent)
+        builder.add_edge(START, "agent")
+        agent = builder.compile()
+    first = asyncio.create_task(agent.ainvoke(input_of("first"), config_of()))
+    await gate.reached()
+    second = asyncio.create_task(agent.ainvoke(input_of("second"), config_of()))
+    await asyncio.wait([second], timeout=0.1)
+    gate.open()
+    told = [state["messages"][-1].text for state in await asyncio.gather(first, second)]
+    rows = ["first", "one", "second", "two", "three"] if nested else ["first", "one", "two", "second", "three"]
+    assert [m.content for m in await memory.session(ROOM).tail(10)] == rows
+    assert told == (["three", "two"] if nested else ["two", "three"])
 
 
 @pytest.mark.parametrize("waiting", [0, 1])

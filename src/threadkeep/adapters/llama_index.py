@@ -63,7 +63,8 @@ class ChatMemory(BaseMemory):
         """
         found = _items(self._session.wait_for(lambda one: read_messages(one, self.max_messages + 1, keep=_is_item)))
         left_out = max(0, len(found) - self.max_messages)
-        return _from_a_user(found[left_out:]) if left_out else found
+        from_user = (at for at, message in enumerate(found) if at >= left_out and message.role == MessageRole.USER)
+        return found[next(from_user, left_out) :] if left_out else found
 
     def get_all(self) -> list[ChatMessage]:
         """Return all messages since the last reset, oldest first."""
@@ -118,9 +119,3 @@ def _items(messages: Sequence[Message]) -> list[ChatMessage]:
         elif message.role != "system":
             found.append(ChatMessage(role=message.role, content=message.content))
     return found
-
-
-def _from_a_user(messages: list[ChatMessage]) -> list[ChatMessage]:
-    """Drop the messages before the first user message, if there is one."""
-    indexes = [index for index, message in enumerate(messages) if message.role == MessageRole.USER]
-    return messages[indexes[0] :] if indexes else messages

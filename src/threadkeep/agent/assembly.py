@@ -235,7 +235,8 @@ class Assembler:
                     return replace(draft, chosen=chosen, rooms={**draft.rooms, "selected": min(recalled, left)})
         with suppress(BudgetTooSmall):
             chosen = self._plan(call, pieces, call.budget - reserved)
-            if not (reserved and _turn_is_reduced(chosen, pieces)):
+            reduced = {pieces[index].section for index in (*chosen.cuts, *(index for index, _ in chosen.excluded))}
+            if not reserved or reduced.isdisjoint(("input", "steps")):
                 return replace(draft, chosen=chosen)
         draft = replace(draft, rooms={}, extras=())
         with suppress(BudgetTooSmall):
@@ -406,12 +407,6 @@ class Assembler:
         rows = (self._rows_by_id.get(piece.id) for piece in draft.pieces[draft.chosen.begin :])
         found = next((row.seq for row in rows if row is not None and row.seq), None)
         return found or self._recollection.end
-
-
-def _turn_is_reduced(chosen: Plan, pieces: Sequence[Piece]) -> bool:
-    """Return True if the plan cuts or excludes the turn's input or one of its steps."""
-    suffering = [*chosen.cuts, *(index for index, _ in chosen.excluded)]
-    return any(pieces[index].section in ("input", "steps") for index in suffering)
 
 
 def _ordered(extras: Sequence[Extra], order: Sequence[Section]) -> list[_Sent]:

@@ -145,7 +145,8 @@ def answer(messages: Sequence[BaseMessage]) -> str:
     sentences = _sentences(said[-1])
     questions = [sentence for sentence in sentences if _is_question(sentence)]
     if not questions:
-        return f"{_acknowledgement(sentences, first=count == 1)} {seen}"
+        greeting = "Hello." if count == 1 else "All right."
+        return f"{'Noted.' if any(map(_features, sentences)) else greeting} {seen}"
     if any(map(_asks_count, questions)):
         return seen
     statements = [one for text in (*recalled, *said) for one in _sentences(text) if not _is_question(one)]
@@ -167,12 +168,6 @@ def _said(messages: Sequence[BaseMessage]) -> tuple[list[str], list[str]]:
         elif section is None and isinstance(message, HumanMessage):
             said.append(str(message.text))
     return said, recalled
-
-
-def _acknowledgement(sentences: Sequence[str], *, first: bool) -> str:
-    if any(map(_features, sentences)):
-        return "Noted."
-    return "Hello." if first else "All right."
 
 
 def _recollection(questions: Sequence[str], statements: Sequence[str]) -> str:

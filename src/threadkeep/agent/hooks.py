@@ -81,18 +81,22 @@ class TurnHooks:
         if not part.silent:
             part.writer = weakref.ref(call.runtime.stream_writer)
             part.root.writers.append(part.writer)
-            if (run := root_callbacks.call) is not None:
-                run.at_end.append(partial(self._run_ended, part))
-            # An agent in a tool waits only if it has its own conversation and its tool is not inside another tool.
-            # Otherwise, agents in nested tools could wait for each other.
-            tools = len(tool_of_sessions.get())
-            may_wait = tools < 2 if part.parent is not None else run_hold.get() is None and not tools
-            if self._options.ordered and may_wait:
-                await part.root.order.acquire(part.root, self.memory.observers)
+            await self._await_turn(part)
+
+    async def _await_turn(self, part: Participation) -> None:
+        """Wait for earlier turns of the session, if turns are ordered. Note the end of the run."""
+        if (run := root_callbacks.call) is not None:
+            run.at_end.append(partial(self._run_ended, part))
+        # An agent in a tool waits only if it has its own conversation and its tool is not inside another tool.
+        # Otherwise, agents in nested tools could wait for each other.
+        tools = len(tool_of_sessions.get())
+        may_wait = tools < 2 if part.parent is not None else run_hold.get() is None and not tools
+        if self._options.ordered and may_wait:
+            await part.root.order.acquire(part.root, self.memory.observers)
 
     async def begin_model_call(self, call: AgentCall, request: ModelRequest[Any]) -> ModelStep | None:
         """Store the question. Return the step to execute, if the agent takes part in the turn."""
-        part = self._part(call)
+        part = await self._part(call)
         if part.silent:
             return None
         self._others.check_state(call.messages)
@@ -130,7 +134,7 @@ class TurnHooks:
 
         If the run is cut off during the call, the text of the message that made the call is stored.
         """
-        part = self._part(call)
+        part = await self._part(call)
         if part.silent:
             return None
         part.stop_waiting()
@@ -144,7 +148,7 @@ class TurnHooks:
 
     async def after_agent(self, call: AgentCall, state: AgentState[Any]) -> dict[str, Any] | None:
         """Store the final answer. Return a state update if a stored answer replaces it."""
-        part = self._part(call)
+        part = await self._part(call)
         if part.silent:
             part.leave()
             return None
@@ -164,7 +168,9 @@ class TurnHooks:
                 # If the run fails after this, a retry must not repeat this answer.
                 run.asked.pop(part.root.session_id, None)
         finally:
-            part.root.release_session()
+            # Other middleware may jump to the model after this, so an agent that is not nested waits for its end.
+            if part.key[1] or root_callbacks.call is None:
+                part.root.release_session()
         if winner is None or winner.id == answer.id:
             return None
         return {"messages": [RemoveMessage(id=str(answer.id)), named_as_agent(winner, call.config)]}
@@ -180,7 +186,7 @@ class TurnHooks:
         by_owner = run_hold.get() is not None and not isinstance(error, Exception)
         if error is None or by_owner:
             part.root.release_session()
-            if part.handed_over:
+            if part.handed_over or (not part.text and run_hold.get() is None):
                 part.leave()
             return None
         return self._settle_from_any_loop(part, error)
@@ -190,12 +196,14 @@ class TurnHooks:
         with suppress(StoreClosed):
             await self.memory.loop.run_from_any_loop(part.fail(error))
 
-    def _part(self, call: AgentCall) -> Participation:
-        """Return the `Participation` of an agent's call, or a new one after an interrupt."""
+    async def _part(self, call: AgentCall) -> Participation:
+        """Return the `Participation` of an agent's call, or a new one after an interrupt or an answer."""
         part = self._open.calls.get(call.key)
         if part is None:
             run = root_callbacks.call
             part = self._new_part(call, resumed=run is None or run.is_continued)
+            if not part.silent:
+                await self._await_turn(part)
         return part
 
     def _new_part(self, call: AgentCall, *, resumed: bool = False) -> Participation:

@@ -142,6 +142,8 @@ class _TurnOfBlock:
 
     def answer(self, reply: BaseMessage | str) -> None:
         """Set the assistant's answer, which is stored when the block ends. A message without an id gets one."""
+        if self.answered is not None:
+            stream_again(self.answered)
         self._turn.take(reply)
 
 
@@ -279,8 +281,6 @@ class MemoryNode(Runnable[dict[str, Any], MessagesUpdate]):
         async with session_turn(self._memory, input["messages"], config, self._options) as turn:
             reply = turn.answered or await self._model.ainvoke(await turn.messages(self._system, model=self._model))
             turn.answer(reply)
-            if turn.answered is not None:
-                stream_again(turn.answered)
         return {"messages": [turn.reply if isinstance(turn.reply, AIMessage) else reply]}
 
     def invoke(
@@ -293,8 +293,6 @@ class MemoryNode(Runnable[dict[str, Any], MessagesUpdate]):
         with session_turn(self._memory, input["messages"], config, self._options) as turn:
             reply = turn.answered or self._model.invoke(turn.messages(self._system, model=self._model))
             turn.answer(reply)
-            if turn.answered is not None:
-                stream_again(turn.answered)
         return {"messages": [turn.reply if isinstance(turn.reply, AIMessage) else reply]}
 
 

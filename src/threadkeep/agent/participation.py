@@ -307,7 +307,7 @@ class Participation:
         The row has another id than the question, because the same question may be accepted at the next attempt.
         """
         question = self.root.question[-1] if self.root.question else None
-        if question is None or self.root.turn is not None or self.parent is not None:
+        if question is None or self.resumed or self.root.turn is not None or self.parent is not None:
             return
         if not await self._open([question]).is_stored(question):
             digest = await self.memory.text_digests.digest()

@@ -25,7 +25,7 @@ from threadkeep.agent.invocation import control_of, metadata_of, run_id_of, sess
 from threadkeep.agent.participation import Participation
 from threadkeep.agent.provider_messages import NO_ANSWER, OPENING, first_since, superseded_indexes
 from threadkeep.agent.questions import messages_in, question_before
-from threadkeep.agent.root_runs import begun_turn, root_run, tool_of_sessions
+from threadkeep.agent.root_runs import begun_turn, forget, root_run, tool_of_sessions
 from threadkeep.agent.turn_options import AUTO_TOKENS, TurnOptions
 from threadkeep.agent.turns import OpenTurn
 from threadkeep.boundary import OnFailure
@@ -153,6 +153,7 @@ class GraphTurn:
         if self.role == "owner":
             root.recorded = False
             root.release_session()
+            forget(self.part.memory, root)
 
     def use_first_attempt(self, run: RootCall, first: Asked) -> None:
         """Use the question of a failed attempt of `with_retry()`. `run` is the run around this call."""

@@ -309,14 +309,17 @@ def root_run(memory: Memory, control: object, session_id: str, *, shared: bool =
         # `found` keeps the control object alive, so that its id stays unique.
         found = runs[key] = RootRun(control, session_id, order)
         if (call := root_callbacks.call) is not None:
-            call.at_end.append(partial(_forget, runs, key))
+            call.at_end.append(partial(forget, memory, found))
         if len(runs) > _MOST_ROOT_RUNS:
             runs.popitem(last=False)
     return found
 
 
-def _forget(runs: RootRuns, key: tuple[int, str], *_: object) -> None:
-    runs.pop(key, None)
+def forget(memory: Memory, root: RootRun, *_: object) -> None:
+    """Forget the turn of a root run that has ended."""
+    runs, key = _root_runs.setdefault(memory.identity, OrderedDict()), (id(root.control), root.session_id)
+    if runs.get(key) is root:
+        del runs[key]
 
 
 def begun_turn(memory: Memory, control: object, session_id: str) -> RootRun | None:
@@ -393,14 +396,15 @@ class SessionOrder:
         with self._lock:
             if self._holders.get(session_id) is not run:
                 return
-            for turn, following in self._waiting.get(session_id, {}).items():
-                if not turn.done():
-                    self._holders[session_id] = following
-                    following.last_seen = time.monotonic()
-                    turn.set_result(None)
-                    return
-            del self._holders[session_id]
-            self._waiting.pop(session_id, None)
+            waiting = [(turn, one) for turn, one in self._waiting.get(session_id, {}).items() if not turn.done()]
+            if not waiting:
+                del self._holders[session_id]
+                self._waiting.pop(session_id, None)
+                return
+            following = self._holders[session_id] = waiting[0][1]
+            following.last_seen = time.monotonic()
+            for turn in [turn for turn, one in waiting if one is following]:  # also its parallel branches
+                turn.set_result(None)
 
 
 _orders: WeakKeyDictionary[Identity, SessionOrder] = WeakKeyDictionary()

@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from functools import reduce
+from functools import partial, reduce
 from itertools import batched
 from operator import or_
 from typing import Self
@@ -37,7 +37,7 @@ class Postings:
 
     def __init__(self) -> None:
         self._terms: dict[str, tuple[array[int], array[float]]] = {}
-        self._topics: defaultdict[int, array[int]] = defaultdict(_positions)
+        self._topics: defaultdict[int, array[int]] = defaultdict(partial(array, "I"))
         self._beginnings: dict[str, list[str]] = {}
         self._spellings: dict[tuple[str, int], tuple[list[str], array[int]]] = {}
         self._turns = 0
@@ -170,10 +170,6 @@ class Postings:
     def rarity(self, positions: int) -> float:
         """Return the inverse document frequency of a term or topic with this number of positions."""
         return math.log(1 + (self._turns - positions + 0.5) / (positions + 0.5))
-
-
-def _positions() -> array[int]:
-    return array("I")
 
 
 def _letters_of(term: str) -> int:

@@ -99,7 +99,8 @@ def read(text: str, participants: Participants, *, recent: Sequence[str] = (), d
         speakers = _persons(text, words, participants)
     terms = dict.fromkeys(terms_of(content), 1.0) or {stem(word): 1.0 for word in content}
     _weigh(terms, text, dated)
-    if recent and (len(terms) <= _FEW_TERMS or _points_back(text, words)):
+    points_back = not _BACK_WORDS.isdisjoint(words) or _BACK_CHARACTERS.search(text) is not None
+    if recent and (len(terms) <= _FEW_TERMS or points_back):
         for term in _recent_terms(recent):
             terms.setdefault(term, _RECENT_SHARE)
     return Query(terms, speakers, _kind(text, words))
@@ -141,10 +142,6 @@ def _weigh(terms: dict[str, float], text: str, dated: bool) -> None:
             terms[term] = _DATE_SHARE
         elif term in capitals:
             terms[term] = _CAPITAL_SHARE
-
-
-def _points_back(text: str, words: Sequence[str]) -> bool:
-    return not _BACK_WORDS.isdisjoint(words) or _BACK_CHARACTERS.search(text) is not None
 
 
 def _recent_terms(recent: Sequence[str]) -> list[str]:
