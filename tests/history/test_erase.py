@@ -135,14 +135,15 @@ async def test_a_person_is_erased_and_others_stay(kept: Memory) -> None:
 
 async def test_pending_outbox_rows_are_erased_with_their_person_or_session(memory: Memory) -> None:
     """A pending outbox row has the words of a message, even if its session is not stored yet."""
+    odd = 'telegram:"ann\\2" é'
     await memory.persons.resolve(ANN)
-    await memory.persons.resolve("telegram:ann2")
-    await memory.persons.merge("telegram:ann2", into=ANN)
+    await memory.persons.resolve(odd)
+    await memory.persons.merge(odd, into=ANN)
     await memory.session("telegram:1", user_id=ANN).append([said("hi")])
     outbox = memory.channels.outbox
     for session_id, user_id, about in (
         ("telegram:1", ANN, ANN),
-        ("telegram:2", "telegram:ann2", "telegram:ann2"),
+        ("telegram:2", odd, odd),
         ("telegram:group", None, ANN),
         ("telegram:group", None, BOB),
         ("telegram:3", None, None),
@@ -151,7 +152,10 @@ async def test_pending_outbox_rows_are_erased_with_their_person_or_session(memor
         message = f'{{"text": "{CANARY}"}}'
         address = {"chat_id": session_id}
         await outbox.add("one", session_id, f"m{about}", address=address, user_id=user_id, about=about, message=message)
-    assert (await memory.erase(user_id=ANN)).complete
+    receipt = await memory.erase(user_id=ANN)
+    assert receipt.complete
+    counts = {store.name: store.before for store in receipt.stores}
+    assert (counts["chat_outbox"], counts["chat_channel_sessions"]) == (3, 2)
     assert [one.session_id for one in await outbox.entries()] == ["telegram:group", "telegram:3", "telegram:30"]
     assert (await memory.erase(session_id="telegram:3")).complete
     assert [one.session_id for one in await outbox.entries()] == ["telegram:group", "telegram:30"]

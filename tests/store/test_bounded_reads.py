@@ -149,6 +149,7 @@ async def test_sqlite_reads_neither_the_facts_of_others_nor_finished_runs(
 
 _ALIASES = {
     "chat_answered_messages": "a",
+    "chat_channel_sessions": "h",
     "chat_fact_evidence": "e",
     "chat_graph_deliveries": "d",
     "chat_messages": "m",
@@ -164,6 +165,11 @@ _TARGET = {"id": "ann", "session_id": "s1", "noted": "erase:ann", "seq": 1, "run
         ("erase.sql", "counts", "chat_graph_deliveries"),
         ("erase.sql", "counts", "chat_runs"),
         ("erase.sql", "counts", "chat_answered_messages"),
+        ("erase.sql", "counts", "chat_outbox"),
+        ("erase.sql", "counts", "chat_channel_sessions"),
+        ("erase.sql", "delete_outgoing", "chat_outbox"),
+        ("erase.sql", "delete_outgoing", "chat_channel_sessions"),
+        ("erase.sql", "delete_channel_sessions", "chat_channel_sessions"),
         ("erase.sql", "threads", "chat_runs"),
         ("erase.sql", "shared_messages", "chat_messages"),
         ("erase.sql", "facts_of_sessions", "chat_fact_evidence"),

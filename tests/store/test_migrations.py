@@ -328,7 +328,7 @@ def columns_of(url: str) -> list[Column]:
     else:
         rows = query(
             url,
-            'SELECT t.name, c.name, c."notnull" OR c.pk FROM sqlite_master t, pragma_table_info(t.name) c '
+            'SELECT t.name, c.name, c."notnull" OR c.pk FROM sqlite_master t, pragma_table_xinfo(t.name) c '
             "WHERE t.type = 'table' ORDER BY t.name, c.cid",
         )
     return [(str(table), str(column), bool(required)) for table, column, required in rows]

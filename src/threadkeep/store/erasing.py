@@ -15,7 +15,6 @@ from threadkeep.store.codec import ERASED, time_text
 from threadkeep.store.compressed_json import json_of
 from threadkeep.store.driver import Connection, Driver, Row, Statement
 from threadkeep.store.manifests import erase_marker
-from threadkeep.store.outbox import address_of
 from threadkeep.store.partitions import index_statements
 from threadkeep.store.statements import ClockedTables, for_values, load_statements
 from threadkeep.store.superseding import SupersedingWriter
@@ -167,7 +166,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         async with self._driver.writing() as connection:
             for id_ in ids:
                 for name in (*statements, *knowledge, *channels):
-                    await connection.execute(self._sql[name], {"id": id_, "named": address_of(id_)})
+                    await connection.execute(self._sql[name], {"id": id_})
 
     async def values(self, ids: Sequence[str]) -> list[tuple[str, str, str]]:
         """Return the scopes, names and values that front ends and frameworks have stored for a person, sorted."""

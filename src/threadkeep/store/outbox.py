@@ -19,13 +19,9 @@ type Address = Mapping[str, Json]
 FORGOTTEN = "forgotten:"
 """The prefix of the key of an answer that confirms a deletion; such an answer belongs to no session."""
 _USER = "user_id"
+"""The field of an address that names its person; the column `person_id` is computed from it."""
 _MESSAGE = "message"
 _OF_A_REPLY = ("message_id", "callback_query_id")
-
-
-def address_of(user_id: str) -> str:
-    """Return the part of an address's JSON text that names this user, for finding stored addresses."""
-    return json_text({_USER: user_id})[1:-1]
 
 
 @dataclass(frozen=True, kw_only=True)

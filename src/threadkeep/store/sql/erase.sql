@@ -83,9 +83,18 @@ SELECT 'chat_answered_messages', count(*) FROM (
 UNION ALL
 SELECT 'chat_active_sessions', count(*) FROM chat_active_sessions
 WHERE session_id IN (SELECT session_id FROM own) OR user_id IN (SELECT id FROM ids)
-UNION ALL SELECT 'chat_outbox', count(*) FROM chat_outbox WHERE session_id IN (SELECT session_id FROM own)
 UNION ALL
-SELECT 'chat_channel_sessions', count(*) FROM chat_channel_sessions WHERE session_id IN (SELECT session_id FROM own)
+SELECT 'chat_outbox', count(*) FROM (
+    SELECT chat_outbox.number FROM own JOIN chat_outbox ON chat_outbox.session_id = own.session_id
+    UNION
+    SELECT chat_outbox.number FROM ids JOIN chat_outbox ON chat_outbox.person_id = ids.id
+) outgoing
+UNION ALL
+SELECT 'chat_channel_sessions', count(*) FROM (
+    SELECT h.session_id FROM own JOIN chat_channel_sessions h ON h.session_id = own.session_id
+    UNION
+    SELECT h.session_id FROM ids JOIN chat_channel_sessions h ON h.person_id = ids.id
+) reached
 UNION ALL
 SELECT 'chat_channel_state', count(*) FROM chat_channel_state
 WHERE scope IN (SELECT 'chatkit:' || id FROM ids UNION ALL SELECT 'adk:' || id FROM ids
@@ -214,12 +223,15 @@ DELETE FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone)
 
 -- name: delete_outgoing
 -- Also delete answers that are in no session, such as the answer to a command; their address names the person.
-DELETE FROM chat_outbox WHERE replace(address, :named, '') <> address OR session_id IN (
-    SELECT session_id FROM chat_channel_sessions WHERE replace(address, :named, '') <> address
+DELETE FROM chat_outbox WHERE number IN (
+    SELECT number FROM chat_outbox WHERE person_id = :id
+    UNION
+    SELECT chat_outbox.number FROM chat_channel_sessions h JOIN chat_outbox ON chat_outbox.session_id = h.session_id
+    WHERE h.person_id = :id
 )
 
 -- name: delete_channel_sessions
-DELETE FROM chat_channel_sessions WHERE replace(address, :named, '') <> address
+DELETE FROM chat_channel_sessions WHERE person_id = :id
 
 -- name: delete_active_sessions
 DELETE FROM chat_active_sessions WHERE user_id = :id
