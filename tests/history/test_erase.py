@@ -7,7 +7,7 @@ import itertools
 import os
 import signal
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -23,8 +23,9 @@ from tests.children import Child
 from tests.databases import execute, query
 from tests.outages import Outage
 from tests.web.services import until
-from threadkeep import InvalidInput, Memory, MemoryOptions, Message, Session, open_memory
+from threadkeep import InvalidInput, Memory, MemoryOptions, Message, Retention, RetentionLimits, Session, open_memory
 from threadkeep.graph_store.layout import GraphLayout
+from threadkeep.graph_store.transcripts import GraphTranscripts
 from threadkeep.history.pending import PendingOptions, folder_of
 from threadkeep.records import Turn
 from threadkeep.records.erasure import EraseReceipt
@@ -386,6 +387,29 @@ async def test_a_reader_of_the_file_blocks_neither_the_erase_nor_writers(
         assert any("WAL file of SQLite" in one for one in receipt.not_reached)
         repeated = await memory.erase(user_id=ANN)
         assert not any("WAL file of SQLite" in one for one in repeated.not_reached)
+
+
+async def test_an_erase_ignores_messages_that_retention_deletes_meanwhile(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agents = await memory.namespace(GraphLayout(("agents",)))
+    group = agents.session("telegram:group")
+    await group.append([said(f"{CANARY} {number}", ANN) for number in range(3)])
+    await group.append([said("bob's words", BOB), Message(role="assistant", content="noted")])
+    empty, rules = GraphTranscripts.empty, Retention(delete=RetentionLimits(max_messages=3))
+
+    async def after_retention(transcripts: GraphTranscripts, session_id: str, seqs: Collection[int]) -> None:
+        await agents.retention.prune(rules)
+        await empty(transcripts, session_id, seqs)
+
+    monkeypatch.setattr(GraphTranscripts, "empty", after_retention)
+    assert (await memory.erase(user_id=ANN)).complete
+    assert [(one.seq, one.content) for one in await group.tail(9, view="history")] == [
+        (3, ""),
+        (4, "bob's words"),
+        (5, "noted"),
+    ]
+    assert (await group.info()).message_count == 2
 
 
 async def test_a_session_is_erased_alone(memory: Memory) -> None:

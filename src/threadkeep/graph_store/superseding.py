@@ -233,16 +233,17 @@ class ConversationSuperseding:
                 return
             chunks, taken, emptied = self._held(writing, found), list[Message](), dict[int, Value]()
             for seq in sorted(seqs):
-                value = await chunks.value(seq)
-                taken.append(message_in(value, self._layout.value_field))
-                kept = {name: value.get(name) for name in ("seq", "id", "role", "created_at")}
-                mark = {"superseded_at": value.get("superseded_at") or time_text(now)}
-                emptied[seq] = {**kept, self._layout.value_field: "", "tokens": 0, "status": "erased", **mark}
+                # The message may have been deleted since the caller read it.
+                async for value in chunks.values(seq, seq):
+                    taken.append(message_in(value, self._layout.value_field))
+                    kept = {name: value.get(name) for name in ("seq", "id", "role", "created_at")}
+                    mark = {"superseded_at": value.get("superseded_at") or time_text(now)}
+                    emptied[seq] = {**kept, self._layout.value_field: "", "tokens": 0, "status": "erased", **mark}
             await chunks.replace(emptied)
             chunks.items[self._layout.recall_index(session_id)] = None
             steps = self._layout.message_ids(session_id)
             chunks.items |= dict.fromkeys(ItemKey(steps, key) for key in await writing.keys(steps, STEPS))
-            superseded = joined(found.superseded, ranges_of(seqs))
+            superseded = joined(found.superseded, ranges_of(emptied))
             changed = replace(found, superseded=superseded, revision=found.revision + 1)
             await self._writer.put(writing, found, await self._retitled(chunks, changed, taken), chunks.items)
 
