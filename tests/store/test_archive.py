@@ -63,13 +63,15 @@ async def _restore(memory: Memory, info: SessionInfo, messages: Sequence[Message
 
 
 async def test_a_session_is_restored_with_all_fields(memory: Memory) -> None:
-    messages = _messages(1, 5)
+    """The last message is the newest one with a text, as after appends."""
+    *first, last = _messages(1, 5)
+    messages = (*first, last.with_fields(content=""))
     assert await _restore(memory, _info(reset_seq=2), messages[:3]) == Restored(stored=3)
     assert await _restore(memory, _info(reset_seq=2), messages[3:]) == Restored(stored=2)
 
     session = memory.session("telegram:1", user_id="u1")
     assert tuple(await session.tail(10)) == messages
-    expected = replace(_info(reset_seq=2), last_message="Message 5.", message_count=5, last_seq=5)
+    expected = replace(_info(reset_seq=2), last_message="Message 4.", message_count=5, last_seq=5)
     assert await session.info() == expected
     assert [m.seq for m in (await session.window()).messages] == [3, 4, 5]
 

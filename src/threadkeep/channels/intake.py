@@ -269,7 +269,8 @@ class Intake:
             case "say":
                 return await self._say(bot, message, command.text)
             case "reset":
-                if await self._is_new(bot, message):
+                known = await self._outbox.find(bot.name, message.session_id or "", message.message_id)
+                if known is None or known.status == "waiting":
                     await end_questions(await self._runs.service(), message)
                 request = RunRequest(
                     workflow=RESET,
@@ -324,10 +325,6 @@ class Intake:
             if owner is None or session_id is None or not await self._outbox.own(bot.name, session_id, owner):
                 raise
             return await runs.submit(request, mode=mode)
-
-    async def _is_new(self, bot: Bot, message: IncomingMessage) -> bool:
-        known = await self._outbox.find(bot.name, message.session_id or "", message.message_id)
-        return known is None or known.status == "waiting"
 
     async def _say(self, bot: Bot, message: IncomingMessage, text: str) -> bool:
         """Send a text of the bot itself. Return False if the outbox already has it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from itertools import islice
 
 from threadkeep.errors import MessageNotFound, SessionNotFound, WrongUser
 from threadkeep.graph_store.appending import chunk_items
@@ -24,7 +25,7 @@ from threadkeep.graph_store.reading import ConversationReader, first_user, title
 from threadkeep.graph_store.shapes import Conversation, answer_note, message_in, message_value, notes_of
 from threadkeep.graph_store.writing import ConversationWriter
 from threadkeep.records import Message, Receipt, Turn
-from threadkeep.store.codec import LAST_MESSAGE_CHARACTERS, Prepared, shorten, time_of, time_text
+from threadkeep.store.codec import Prepared, last_message_of, time_of, time_text, title_in
 from threadkeep.store.driver import TurnRefused
 from threadkeep.store.superseding import check_branch, done_before, no_message_at
 from threadkeep.store.transcripts import Branching, Superseded, Superseding
@@ -53,10 +54,6 @@ class HeldChunks:
         """Return the stored value of the message with a `seq`, which must exist."""
         [found] = [value async for value in self.values(seq, seq)]
         return found
-
-    async def message(self, seq: int) -> Message:
-        """Return the message with a `seq`, which must exist."""
-        return message_in(await self.value(seq), self._layout.value_field)
 
     async def replace(self, values: Mapping[int, Value]) -> None:
         """Replace the stored values of messages, by `seq`."""
@@ -88,7 +85,8 @@ class ConversationSuperseding:
                 return Superseded()
             chunks = self._held(writing, found)
             if superseding.message_id is None:
-                superseded = _newest_ranges(found, superseding.newest)
+                seqs = seqs_down(found.last_seq, found.deleted_seq + 1, found.superseded)
+                superseded = ranges_of(islice(seqs, superseding.newest))
             else:
                 named = await self._named(writing, chunks, superseding)
                 if isinstance(named, Superseded):
@@ -131,7 +129,8 @@ class ConversationSuperseding:
         seqs = await self._writer.seqs_of(writing, conversation, ids)
         if message_id not in seqs:
             raise MessageNotFound(superseding.session_id, message_id)
-        stored = {one: await chunks.message(seqs[one]) for one in ids if one in seqs}
+        field = self._layout.value_field
+        stored = {one: message_in(await chunks.value(seqs[one]), field) for one in ids if one in seqs}
         if done := done_before(superseding, stored[message_id], stored.get(ids[-1]) if len(ids) > 1 else None):
             return done
         first = seqs[message_id] + (superseding.scope == "after")
@@ -180,10 +179,10 @@ class ConversationSuperseding:
         last_message, last_user_seq = None, 0
         last_seq = conversation.last_seq
         async for message in self._reader.down(conversation, last_seq, 1, active=True, items=chunks):
-            if last_message is None:
-                last_message = shorten(message.content, LAST_MESSAGE_CHARACTERS)
-            if message.role == "user":
+            last_message = last_message or last_message_of([message])
+            if message.role == "user" and not last_user_seq:
                 last_user_seq = message.seq or 0
+            if last_message is not None and last_user_seq:
                 break
         rest = self._reader.up(conversation, 1, last_seq, items=chunks)
         title = await title_without(conversation.title, taken, rest)
@@ -280,14 +279,13 @@ class ConversationSuperseding:
             new = _branched(branching, parent, values, now)
             messages = [message_in(value, self._layout.value_field) for value in values]
             if parent.title in (None, title_of(await first_user(self._reader.up(parent, 1, parent.last_seq)))):
-                new = replace(new, title=title_of(next((one for one in messages if one.role == "user"), None)))
+                new = replace(new, title=title_in(messages))
             marks = ("superseded_at", "superseded_by")
             unmarked = [{name: one for name, one in value.items() if name not in marks} for value in values]
             renumbered = [{**value, "seq": seq} for seq, value in enumerate(unmarked, start=1)]
             items = notes_of(self._layout, new.session_id, renumbered)
             items |= chunk_items(self._layout, new, renumbered, now)
-            if messages:
-                new = replace(new, last_message=shorten(messages[-1].content, LAST_MESSAGE_CHARACTERS))
+            new = replace(new, last_message=last_message_of(messages))
             await self._writer.put(writing, replace(new, version=-1), new, items)
 
         await self._writer.hold(branching.branch_id, work)
@@ -304,11 +302,6 @@ class ConversationSuperseding:
             for value in there.values()
             if (at := value.get("superseded_at")) is None or (since is not None and time_of(at) >= time_of(since))
         ]
-
-
-def _newest_ranges(conversation: Conversation, newest: int) -> Ranges:
-    seqs = seqs_down(conversation.last_seq, conversation.deleted_seq + 1, conversation.superseded)
-    return ranges_of(seq for seq, _ in zip(seqs, range(newest), strict=False))
 
 
 def _branched(branching: Branching, parent: Conversation, values: Sequence[Value], now: datetime) -> Conversation:

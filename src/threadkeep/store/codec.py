@@ -93,6 +93,18 @@ def shorten(text: str, characters: int) -> str:
     return text if len(text) <= characters else text[:characters] + "…"
 
 
+def title_in(messages: Sequence[Message]) -> str | None:
+    """Return the title that a session gets from its first user message with a text, or None."""
+    text = next((message.content for message in messages if message.role == "user" and message.content), None)
+    return None if text is None else shorten(text, TITLE_CHARACTERS)
+
+
+def last_message_of(messages: Sequence[Message]) -> str | None:
+    """Return the newest of the messages that has a text, shortened for lists of sessions; or None."""
+    text = next((message.content for message in reversed(messages) if message.content), None)
+    return None if text is None else shorten(text, LAST_MESSAGE_CHARACTERS)
+
+
 def clean_text(text: str) -> str:
     """Return the text with characters that databases cannot store (NUL, lone surrogates) replaced by U+FFFD."""
     return text if text.isascii() and "\x00" not in text else _UNKEEPABLE.sub(_REPLACEMENT, text)
@@ -279,13 +291,12 @@ _SESSION_READERS: Mapping[str, tuple[Callable[[str], Any], Any]] = {
 def session_parameters(turn: Turn, messages: list[Message], *, now: str) -> dict[str, object]:
     """Return the parameters of `reserve`, which reserves `seq` values for messages of one session."""
     asked = [position for position, message in enumerate(messages, start=1) if message.role == "user"]
-    first_user = next(filter(None, [messages[position - 1].content for position in asked]), None)
     parent_session_id, agent = turn.parent or (None, None)
     return {
         "session_id": turn.session_id,
         "user_id": turn.user_id,
-        "title": None if first_user is None else shorten(first_user, TITLE_CHARACTERS),
-        "last_message": shorten(messages[-1].content, LAST_MESSAGE_CHARACTERS) or None if messages else None,
+        "title": title_in(messages),
+        "last_message": last_message_of(messages),
         "added": len(messages),
         "newest_user": asked[-1] if asked else 0,
         "now": now,

@@ -112,10 +112,9 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         named = {**address, **{name: value for name, value in others.items() if value is not None}}
         heard = {"session_id": session_id, "channel": channel, "address": json_text(person), "now": now}
         status: OutboxStatus = "waiting" if waits else "ready"
-        text = None if content is None else clean_text(content)
         first_try_at = time_text(self._clock() + after)
-        answer = {"message_id": message_id, "status": status, "content": text, "first_try_at": first_try_at}
-        row = {**heard, **answer, "address": json_text(named)}
+        answer = {"message_id": message_id, "status": status, "content": content and clean_text(content)}
+        row = {**heard, **answer, "first_try_at": first_try_at, "address": json_text(named)}
         async with self._driver.writing() as connection:
             if not await connection.fetch(self._sql["add"], row):
                 return False

@@ -9,7 +9,7 @@ import pytest
 
 from threadkeep.errors import InvalidMessage
 from threadkeep.records import SessionInfo
-from threadkeep.store.transcripts import SessionChanges, SessionQuery, Transcripts
+from threadkeep.store.transcripts import Branching, SessionChanges, SessionQuery, Superseding, Transcripts
 from threadkeep.testing.transcript_source import TranscriptSource, assistant, note, turn, user
 
 
@@ -58,13 +58,19 @@ class SessionGuarantees(TranscriptSource):
             await transcripts.append(turn(user("é" * 51), session="room:2"))
             assert (await _info(transcripts, "room:2")).title == "é" * 50 + "…"
 
-    async def test_the_last_message_is_shown_up_to_100_characters(self) -> None:
-        """A message of 100 characters is shown whole; a longer one is cut."""
+    async def test_the_last_message_is_the_newest_text_up_to_100_characters(self) -> None:
+        """A longer text is cut. A message may be empty, for example the answer of a model that failed."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi"), assistant("中" * 100)))
             assert (await _info(transcripts)).last_message == "中" * 100
-            await transcripts.append(turn(user("b" * 101)))
-            assert (await _info(transcripts)).last_message == "b" * 100 + "…"
+            await transcripts.append(turn(user("b" * 101), assistant("")))
+            await transcripts.branch(Branching("room:1", "room:2"))
+            for session_id in ("room:1", "room:2"):
+                assert (await _info(transcripts, session_id)).last_message == "b" * 100 + "…"
+            await transcripts.supersede(Superseding("room:1", newest=2))
+            await transcripts.append(turn(user(""), user("")))
+            await transcripts.supersede(Superseding("room:1", newest=1))
+            assert (await _info(transcripts)).last_message == "中" * 100
 
     async def test_a_turn_that_was_there_changes_nothing_of_its_session(self) -> None:
         """Storing a turn again changes neither the counts nor the time of the last activity."""

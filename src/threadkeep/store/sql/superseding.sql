@@ -90,7 +90,7 @@ LIMIT 1
 
 -- name: newest_active_message
 SELECT content FROM chat_messages
-WHERE session_id = :session_id AND seq > 0 AND superseded_at IS NULL
+WHERE session_id = :session_id AND seq > 0 AND content <> '' AND superseded_at IS NULL
 ORDER BY seq DESC
 LIMIT 1
 
