@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from threadkeep import count_tokens
 from threadkeep.records.runs import TokenUsage
 from threadkeep.runs.options import Price, Prices
-from threadkeep.runs.usage import UNNAMED, Ledger, Meter
+from threadkeep.runs.usage import UNNAMED, Ledger
 from threadkeep.testing import ScriptedModel
 
 
@@ -23,8 +23,8 @@ class Spent(Exception):
 class Taken(Ledger):
     """A ledger in a list, with a limit on the number of calls."""
 
-    def __init__(self, room: int = 100) -> None:
-        super().__init__([])
+    def __init__(self, room: int = 100, prices: Prices | None = None) -> None:
+        super().__init__(prices or Prices({}))
         self._room = room
 
     async def check(self) -> None:
@@ -33,16 +33,16 @@ class Taken(Ledger):
             raise Spent
 
 
-async def metered(replies: Sequence[AIMessage | Exception], ledger: Taken, prices: Prices) -> None:
+async def metered(replies: Sequence[AIMessage | Exception], ledger: Taken) -> None:
     """Call a model once for each reply."""
     model = ScriptedModel(replies)
     for _ in replies:
-        await model.ainvoke([HumanMessage("How are you?")], {"callbacks": [Meter(ledger, prices)]})
+        await model.ainvoke([HumanMessage("How are you?")], {"callbacks": [ledger]})
 
 
 async def test_reported_usage_is_recorded() -> None:
-    """The meter records the input, output and cached tokens, the reported name of the model, and the cost."""
-    ledger = Taken()
+    """The ledger records the input, output and cached tokens, the reported name of the model, and the cost."""
+    ledger = Taken(prices=Prices({"m": Price(1, 10, 0.5)}))
     reply = AIMessage(
         "Well.",
         usage_metadata={
@@ -53,7 +53,7 @@ async def test_reported_usage_is_recorded() -> None:
         },
         response_metadata={"model_name": "m-2025"},
     )
-    await metered([reply], ledger, Prices({"m": Price(1, 10, 0.5)}))
+    await metered([reply], ledger)
     [usage] = ledger.usages
     assert replace(usage, cost=None) == TokenUsage("m-2025", 1, 1000, 10, 400, 0)
     assert usage.cost == pytest.approx(0.0009)
@@ -64,7 +64,7 @@ async def test_unreported_usage_is_estimated() -> None:
     """Usage that the provider does not report is estimated and marked. A model without a price has no cost."""
     ledger = Taken()
     model = FakeMessagesListChatModel(responses=[AIMessage("I am well, thank you.")])
-    await model.ainvoke([HumanMessage("How are you?")], {"callbacks": [Meter(ledger, Prices({}))]})
+    await model.ainvoke([HumanMessage("How are you?")], {"callbacks": [ledger]})
     [usage] = ledger.usages
     assert usage.input_tokens == count_tokens("How are you?")
     assert usage.output_tokens == count_tokens("I am well, thank you.")
@@ -75,17 +75,17 @@ async def test_without_budget_no_model_is_called() -> None:
     """An error of the ledger prevents the call; the calls before it count."""
     ledger = Taken(room=2)
     with pytest.raises(Spent):
-        await metered([AIMessage("1"), AIMessage("2"), AIMessage("3")], ledger, Prices({}))
+        await metered([AIMessage("1"), AIMessage("2"), AIMessage("3")], ledger)
     assert len(ledger.usages) == 2
 
 
 async def test_a_call_that_fails_counts_nothing() -> None:
     ledger = Taken()
     with pytest.raises(OSError, match="away"):
-        await metered([OSError("away")], ledger, Prices({}))
+        await metered([OSError("away")], ledger)
     assert ledger.usages == []
 
 
 def test_a_model_without_a_name_is_recorded_as_unnamed() -> None:
-    usage = Meter(Taken(), Prices({})).usage(UNNAMED, [], AIMessage("hi"))
+    usage = Taken().usage(UNNAMED, [], AIMessage("hi"))
     assert usage.model == "unnamed"

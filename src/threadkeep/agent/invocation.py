@@ -20,6 +20,7 @@ from threadkeep.agent.turn_options import CallSite, IdOf, TurnOptions, call_id_f
 from threadkeep.errors import InvalidInput, InvalidKey
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import BegunTurn, Session
+from threadkeep.observe import ContextBuilt
 from threadkeep.records import Json, Message, Receipt
 from threadkeep.store.driver import Statement
 from threadkeep.store.manifests import NotedManifest
@@ -280,3 +281,6 @@ class RunHold:
 
 run_hold: ContextVar[RunHold | None] = ContextVar("threadkeep_run_hold", default=None)
 """The state of the current task's run; None outside of runs."""
+
+context_built: ContextVar[Callable[[ContextBuilt], None] | None] = ContextVar("threadkeep_context_built", default=None)
+"""A callback of the current task's run, which gets the context of each model call; None outside of runs."""

@@ -182,7 +182,6 @@ class Chat:
                 task.cancel()
             if late:
                 await asyncio.wait(late)
-        self._offline.close()
 
     def _ended(self, key: tuple[str, str, str | None], turn: ChatTurn, task: asyncio.Task[ChatAnswer]) -> None:
         del self._turns[key]

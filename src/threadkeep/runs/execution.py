@@ -20,11 +20,11 @@ from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.types import Command, Interrupt, StreamMode
 
 from threadkeep.agent.conversion import assessment_of, text_of
-from threadkeep.agent.invocation import run_hold
+from threadkeep.agent.invocation import context_built, run_hold
 from threadkeep.agent.turn_options import TurnOptions
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import StoreError, StoreUnavailable, is_transient
-from threadkeep.observe import BudgetCrossed, RunRetried
+from threadkeep.observe import BudgetCrossed, ContextBuilt, RunRetried
 from threadkeep.records import Json
 from threadkeep.records.runs import REPLY, Run, interrupts_of
 from threadkeep.runs.options import RunServiceOptions
@@ -35,7 +35,7 @@ from threadkeep.runs.run_workflows import RunPlan
 from threadkeep.runs.session_answers import stored_answer_of, with_unanswered
 from threadkeep.runs.streams import InFlightMessages, Outcome, RunPiece, RunStream
 from threadkeep.runs.tracing import Notes, ToolTrace, jsonable
-from threadkeep.runs.usage import LastContexts, Ledger, Meter
+from threadkeep.runs.usage import Ledger
 from threadkeep.workflows.built_in import ChatNode
 from threadkeep.workflows.definition import Compiler, Workflow
 from threadkeep.workflows.nodes.base import Step
@@ -60,7 +60,6 @@ class Dependencies:
     saver: ProgressSaver | None
     resources: Resources
     options: RunServiceOptions
-    contexts: LastContexts
     in_flight: InFlightMessages = field(default_factory=InFlightMessages)
     _plans: WeakKeyDictionary[Workflow, RunPlan] = field(default_factory=WeakKeyDictionary)
 
@@ -109,11 +108,11 @@ class RunExecution:
         self._interrupts: dict[str, Interrupt] = {}
         self._memory = dependencies.resources.memory
         self._late = 0
+        self._built: ContextBuilt | None = None
 
     async def run_to_end(self) -> Outcome:
         """Execute the run and return its outcome. A failure is an outcome, too; only a cancellation is raised."""
-        contexts, run_id = self._dependencies.contexts, self._run.run_id
-        contexts.watch(run_id, self._run.session_id)
+        token = context_built.set(self._note_context)
         try:
             async with asyncio.timeout(self._seconds_left()):
                 outcome = await self._execute_with_retries()
@@ -121,11 +120,16 @@ class RunExecution:
             # The block itself handles timeouts of models and tools, so this error means that the deadline has passed.
             return Outcome("failed", error="DeadlinePassed")
         finally:
-            built = contexts.take(run_id)
-        if outcome.result is None or built is None:
+            context_built.reset(token)
+        if outcome.result is None or (built := self._built) is None:
             return outcome
         context: Json = {"messages": built.messages, "tokens": built.tokens, "dropped": built.dropped}
         return replace(outcome, result={**outcome.result, "context": context})
+
+    def _note_context(self, built: ContextBuilt) -> None:
+        """Note the context of the last model call, unless a nested agent made it in a session of its own."""
+        if built.run_id == self._run.run_id or built.session_id == self._run.session_id:
+            self._built = built
 
     async def _execute_with_retries(self) -> Outcome:
         tries, again = max(self._run.attempts, 1), False
@@ -385,7 +389,7 @@ class RunExecution:
                 "user_id": run.user_id,
                 "message_metadata": metadata_of(run),
             },
-            "callbacks": [Meter(self._ledger, self._dependencies.options.prices), *callbacks],
+            "callbacks": [self._ledger, *callbacks],
             "recursion_limit": self._workflow.options.recursion_limit,
         }
 

@@ -16,7 +16,7 @@ from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.streams import Outcome, RunStream
 from threadkeep.runs.tool_idempotency import IdempotentToolsOnly
-from threadkeep.runs.usage import LastContexts, Ledger
+from threadkeep.runs.usage import Ledger
 from threadkeep.workflows.definition import Compiler
 from threadkeep.workflows.registry import InProcessChildren, Workflows
 from threadkeep.workflows.resources import Resources, RunOptions
@@ -34,17 +34,10 @@ class OfflineRuns:
     ) -> None:
         self._memory = memory
         self._workflows = workflows
-        self._contexts = LastContexts(memory.observers)
         compiler = Compiler(checkpointer=False, store=None)
         alone = replace(resources, middleware=(*resources.middleware, IdempotentToolsOnly()))
         children = InProcessChildren(workflows, compiler, alone)
-        self._dependencies = Dependencies(
-            compiler, None, children.resources, options or RunServiceOptions(), self._contexts
-        )
-
-    def close(self) -> None:
-        """Stop recording the contexts of model calls."""
-        self._contexts.close()
+        self._dependencies = Dependencies(compiler, None, children.resources, options or RunServiceOptions())
 
     async def execute(self, request: RunRequest, stream: RunStream, session_id: str) -> tuple[Outcome, Ledger]:
         """Execute a request as the run `stream.run_id`, and report its turn; return the outcome and the token usage.
@@ -55,7 +48,7 @@ class OfflineRuns:
         workflow = self._workflows.get(request.workflow)
         options = workflow.options
         run = self._run(request, stream.run_id, session_id, options)
-        ledger = Ledger([run])
+        ledger = Ledger(self._dependencies.options.prices, [run])
         started = time.perf_counter()
         stream.begin()
         execution = RunExecution(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, closing
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from contextvars import Context
 from dataclasses import replace
 
@@ -25,7 +25,6 @@ from threadkeep.runs.progress import ProgressSaver, RunCheckpoints
 from threadkeep.runs.run_workflows import RunWorkflows
 from threadkeep.runs.streams import InFlightMessages, RunPiece, RunStream, changed
 from threadkeep.runs.tool_idempotency import RecordedTools
-from threadkeep.runs.usage import LastContexts
 from threadkeep.runs.worker import Worker
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.workflows.definition import Compiler
@@ -255,18 +254,17 @@ async def open_runs(
     checkpoints = RunCheckpoints(memory.runs.records, checkpointer)
     worker = Worker(memory, RunWorkflows(workflows, memory.runs.workflows), checkpoints)
     maintenance = RunMaintenance(memory, worker, checkpoints, options)
-    with closing(LastContexts(memory.observers)) as contexts:
-        async with (
-            maintenance.running(),
-            open_engine(address, worker.execute, options.engine, troubled=worker.report) as engine,
-        ):
-            saver = ProgressSaver(checkpointer)
-            compiler = Compiler(checkpointer=saver, store=store)
-            once_only = RecordedTools(memory.runs.trace, keep=saver.keep, holds=worker.holds)
-            middleware = (*resources.middleware, once_only)
-            given = replace(resources, children=RunChildren(memory, worker), middleware=middleware)
-            worker.open(engine, Dependencies(compiler, saver, given, options, contexts, in_flight))
-            yield RunService(memory, worker, maintenance)
+    async with (
+        maintenance.running(),
+        open_engine(address, worker.execute, options.engine, troubled=worker.report) as engine,
+    ):
+        saver = ProgressSaver(checkpointer)
+        compiler = Compiler(checkpointer=saver, store=store)
+        once_only = RecordedTools(memory.runs.trace, keep=saver.keep, holds=worker.holds)
+        middleware = (*resources.middleware, once_only)
+        given = replace(resources, children=RunChildren(memory, worker), middleware=middleware)
+        worker.open(engine, Dependencies(compiler, saver, given, options, in_flight))
+        yield RunService(memory, worker, maintenance)
 
 
 class RunsOnDemand:

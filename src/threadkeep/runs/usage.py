@@ -1,9 +1,8 @@
-"""Token usage of runs: ledgers with budgets and costs, and the context of the last model call."""
+"""Token usage of runs: ledgers with budgets and costs."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -14,19 +13,20 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 from threadkeep.agent.counting import count_tokens
 from threadkeep.agent.turn_options import kept_name
 from threadkeep.errors import BudgetSpent
-from threadkeep.observe import ContextBuilt, Event, Observers
 from threadkeep.records.runs import NO_USAGE, Run, TokenUsage
 from threadkeep.runs.options import Prices
 from threadkeep.runs.tracing import RunTracer
 
+UNNAMED = "unnamed"
+"""The model name for calls of models that do not report their name."""
 
-@dataclass(eq=False)
-class Ledger:
+
+class Ledger(AsyncCallbackHandler):
     """The token usage of one execution of a run, checked against the budgets of the run and its ancestors.
 
-    A `Meter` adds the usage of each model call. Concurrent calls may exceed a budget, because a call is counted when it
-    ends. A model without a price costs nothing. A run in the database stores its usage in groups with its trace, so a
-    killed process loses only the usage of the last model calls.
+    As a callback, it adds the usage of each model call exactly once. Concurrent calls may exceed a budget, because a
+    call is counted when it ends. A model without a price costs nothing. A run in the database stores its usage in
+    groups with its trace, so a killed process loses only the usage of the last model calls.
 
     - `limited`: the run and its ancestors, but only runs that have a budget.
     - `stored`: a callback that stores the pending usage of the whole tree, and returns the usage of a run and all runs
@@ -35,12 +35,26 @@ class Ledger:
     - `spent`: the error that stopped a model call; None if none was stopped.
     """
 
-    limited: Sequence[Run]
-    tracer: RunTracer | None = None
-    stored: Callable[[str], Awaitable[Sequence[TokenUsage]]] | None = None
-    has_children: bool = False
-    spent: BudgetSpent | None = None
-    usages: list[TokenUsage] = field(default_factory=list)
+    # An error from `check` must stop the call. Do not set `run_inline`, because an inline error skips other handlers.
+    raise_error = True
+    # Ignore other events, each of which would cost a coroutine in each step of a graph.
+    ignore_chain = ignore_agent = ignore_retriever = ignore_retry = ignore_custom_event = True
+
+    def __init__(
+        self,
+        prices: Prices,
+        limited: Sequence[Run] = (),
+        tracer: RunTracer | None = None,
+        stored: Callable[[str], Awaitable[Sequence[TokenUsage]]] | None = None,
+    ) -> None:
+        self.limited = limited
+        self.has_children = False
+        self.spent: BudgetSpent | None = None
+        self.usages: list[TokenUsage] = []
+        self._prices = prices
+        self._tracer = tracer
+        self._stored = stored
+        self._asked: dict[UUID, tuple[str, list[BaseMessage]]] = {}
 
     async def check(self) -> None:
         """Check before a model call that no budget is used up.
@@ -63,9 +77,9 @@ class Ledger:
     def add(self, usage: TokenUsage, message_id: str | None) -> None:
         """Add the usage of a model call; `message_id` is the id of the message that the model returned."""
         self.usages.append(usage)
-        if self.tracer is None:
+        if self._tracer is None:
             return
-        self.tracer.note(
+        self._tracer.note(
             "model_called",
             data={
                 "model": usage.model,
@@ -80,39 +94,6 @@ class Ledger:
             usage=usage,
         )
 
-    async def _used(self, run: Run) -> Sequence[TokenUsage]:
-        return self.usages if self.stored is None else await self.stored(run.run_id)
-
-
-def spent_budget(run: Run, usages: Sequence[TokenUsage], *, crossed: bool = False) -> BudgetSpent | None:
-    """Return an error if a run has used up its budget or, with `crossed`, exceeded it."""
-    total = sum(usages, NO_USAGE)
-    for limit, used, allowed in (
-        ("max_tokens", total.tokens, run.budget.max_tokens),
-        ("max_cost", total.cost or 0.0, run.budget.max_cost),
-    ):
-        if allowed is not None and (used > allowed or (used == allowed and not crossed)):
-            return BudgetSpent(run.run_id, limit=limit, used=used, allowed=allowed, estimated=total.estimated)
-    return None
-
-
-UNNAMED = "unnamed"
-"""The model name for calls of models that do not report their name."""
-
-
-class Meter(AsyncCallbackHandler):
-    """A callback that adds the usage of each model call to the ledger of its run, exactly once."""
-
-    # An error from `check` must stop the call. Do not set `run_inline`, because an inline error skips other handlers.
-    raise_error = True
-    # Ignore other events, each of which would cost a coroutine in each step of a graph.
-    ignore_chain = ignore_agent = ignore_retriever = ignore_retry = ignore_custom_event = True
-
-    def __init__(self, ledger: Ledger, prices: Prices) -> None:
-        self._ledger = ledger
-        self._prices = prices
-        self._asked: dict[UUID, tuple[str, list[BaseMessage]]] = {}
-
     async def on_chat_model_start(
         self,
         serialized: Mapping[str, Any] | None,
@@ -123,7 +104,7 @@ class Meter(AsyncCallbackHandler):
         **_: Any,
     ) -> None:
         """Check the budget before a call."""
-        await self._ledger.check()
+        await self.check()
         name = (metadata or {}).get("ls_model_name")
         self._asked[run_id] = (name if isinstance(name, str) and name else UNNAMED, messages[0] if messages else [])
 
@@ -132,7 +113,7 @@ class Meter(AsyncCallbackHandler):
         name, asked = self._asked.pop(run_id, (UNNAMED, []))
         for generation in response.generations[0][:1] if response.generations else ():
             if isinstance(generation, ChatGeneration) and isinstance(answer := generation.message, AIMessage):
-                self._ledger.add(self.usage(name, asked, answer), answer.id)
+                self.add(self.usage(name, asked, answer), answer.id)
 
     async def on_llm_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
         """Forget a failed call, because its usage is neither known nor estimated."""
@@ -158,44 +139,17 @@ class Meter(AsyncCallbackHandler):
             cost=None if price is None else price.cost(input_tokens, output_tokens, cached),
         )
 
+    async def _used(self, run: Run) -> Sequence[TokenUsage]:
+        return self.usages if self._stored is None else await self._stored(run.run_id)
 
-class LastContexts:
-    """An observer that records the context of the last model call of each watched run. `close` removes the observer."""
 
-    def __init__(self, observers: Observers) -> None:
-        self._observers = observers
-        self._watched: dict[str, str | None] = {}
-        self._built: dict[str, ContextBuilt] = {}
-        observers.add(self)
-
-    def close(self) -> None:
-        """Remove the observer."""
-        self._observers.remove(self)
-
-    def watch(self, run_id: str, session_id: str | None) -> None:
-        """Record the contexts of a run's model calls until `take` is called."""
-        self._watched[run_id] = session_id
-
-    def take(self, run_id: str) -> ContextBuilt | None:
-        """Stop recording for a run; return the event of its last model call, or None if there was no call."""
-        self._watched.pop(run_id, None)
-        return self._built.pop(run_id, None)
-
-    def notify(self, event: Event, /) -> None:
-        """Record the context of a model call for its run or, if that is not watched, for watched runs of its session.
-
-        The event of another run of the session does not replace an event of the watched run itself.
-        """
-        if not isinstance(event, ContextBuilt):
-            return
-        if event.run_id in self._watched:
-            self._built[event.run_id] = event
-            return
-        for run_id, session_id in self._watched.items():
-            before = self._built.get(run_id)
-            if (
-                event.session_id is not None
-                and event.session_id == session_id
-                and (before is None or before.run_id != run_id)
-            ):
-                self._built[run_id] = event
+def spent_budget(run: Run, usages: Sequence[TokenUsage], *, crossed: bool = False) -> BudgetSpent | None:
+    """Return an error if a run has used up its budget or, with `crossed`, exceeded it."""
+    total = sum(usages, NO_USAGE)
+    for limit, used, allowed in (
+        ("max_tokens", total.tokens, run.budget.max_tokens),
+        ("max_cost", total.cost or 0.0, run.budget.max_cost),
+    ):
+        if allowed is not None and (used > allowed or (used == allowed and not crossed)):
+            return BudgetSpent(run.run_id, limit=limit, used=used, allowed=allowed, estimated=total.estimated)
+    return None

@@ -308,7 +308,9 @@ class Worker:
         limited = [run] if run.budget != NO_BUDGET else []
         if run.parent_run_id is not None:
             limited += await retry_until_available(lambda: self._limited_above(run))
-        active.ledger = Ledger(limited, active.tracer, partial(self._usage_in_tree, run.root_run_id))
+        active.ledger = Ledger(
+            dependencies.options.prices, limited, active.tracer, partial(self._usage_in_tree, run.root_run_id)
+        )
         execution = RunExecution(
             active.run,
             workflow,
