@@ -13,6 +13,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
 from langgraph.types import interrupt
 
+from tests.limits import HANG_SECONDS
 from tests.runs.desk import LEAVING, RunDesk, asking_both, asking_twice, carried_out, kinds
 from threadkeep import InvalidInput
 from threadkeep.errors import RunBusy
@@ -23,7 +24,7 @@ from threadkeep.runs.intake import Mode
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunService
 from threadkeep.runs.streams import Outcome
-from threadkeep.testing import Gate, ScriptedModel
+from threadkeep.testing import Gate, ScriptedModel, SettableClock
 from threadkeep.workflows.definition import python_workflow
 from threadkeep.workflows.resources import RunContext
 from threadkeep.workflows.state import WorkflowState
@@ -323,6 +324,17 @@ async def test_a_run_has_a_deadline(desk: RunDesk) -> None:
     desk.model = ScriptedModel([["never", Gate()]])
     async with desk.open(AGENT) as service:
         result = await carried_out(service, replace(HELLO, deadline_seconds=0.05))
+    assert (result.status, result.run.error) == ("failed", "DeadlinePassed")
+
+
+async def test_a_deadline_is_not_later_because_a_clock_was_ahead(desk: RunDesk, clock: SettableClock) -> None:
+    """A run has at most its `deadline_seconds`, even if it was stored by a process whose clock was an hour ahead."""
+    desk.model = ScriptedModel([["never", Gate()]])
+    async with desk.open(AGENT) as service, asyncio.timeout(HANG_SECONDS):
+        clock.advance(3600.0)
+        stored = await service.submit(replace(HELLO, deadline_seconds=0.05), mode="later")
+        clock.advance(-3600.0)
+        result = await service.result(stored.run_id)
     assert (result.status, result.run.error) == ("failed", "DeadlinePassed")
 
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from functools import partial
 from typing import Any, NotRequired, TypedDict
 from weakref import WeakKeyDictionary
@@ -409,10 +408,10 @@ class RunExecution:
         if run.deadline_at is None:
             return None
         tried_anew = run.attempts <= 1 and run.started_at != run.heartbeat_at
-        if run.resumed or tried_anew:
-            return (run.deadline_at - run.created_at).total_seconds()
-        now = self._memory.clock()
-        return max((run.deadline_at - now) / timedelta(seconds=1), 0.0)
+        total = run.deadline_at - run.created_at
+        # The clock of the process that stored the run may have been ahead.
+        left = total if run.resumed or tried_anew else min(run.deadline_at - self._memory.clock(), total)
+        return max(left.total_seconds(), 0.0)
 
 
 def _agent_messages(given: Json) -> dict[str, Json]:
