@@ -196,10 +196,10 @@ async def test_a_run_ends_with_the_answer_that_its_caller_got_in_an_outage(
     runs = sqlite_memory.runs
     look, away = runs.run, asyncio.Event()
 
-    async def look_when_it_is_there(run_id: str) -> Run | None:
+    async def look_when_it_is_there(run_id: str, *, damaged: bool = False) -> Run | None:
         if away.is_set():
             raise StoreUnavailable("It is down.")
-        return await look(run_id)
+        return await look(run_id, damaged=damaged)
 
     monkeypatch.setattr(runs, "run", look_when_it_is_there)
     broken, answering = Gate(), Gate()

@@ -243,9 +243,9 @@ async def test_a_follower_does_not_read_the_database_for_each_piece(
     looked: list[str] = []
     look = desk.memory.runs.run
 
-    async def counted(run_id: str) -> Run | None:
+    async def counted(run_id: str, *, damaged: bool = False) -> Run | None:
         looked.append(run_id)
-        return await look(run_id)
+        return await look(run_id, damaged=damaged)
 
     monkeypatch.setattr(desk.memory.runs, "run", counted)
     async with desk.open(AGENT) as service:

@@ -15,9 +15,9 @@ from langgraph.checkpoint.base import empty_checkpoint
 
 from tests.databases import execute, query
 from tests.limits import HANG_SECONDS
-from tests.runs.desk import QUICK, RunDesk, carried_out, eventually, living_process
+from tests.runs.desk import QUICK, RunDesk, asking_twice, carried_out, eventually, living_process
 from threadkeep import MemoryOptions, open_memory
-from threadkeep.errors import StoreUnavailable
+from threadkeep.errors import RecordUnreadable, StoreUnavailable
 from threadkeep.observe import RunFinished, RunTakenOver, RunTrouble, TurnFinished
 from threadkeep.records.runs import NewRun, RunQuery
 from threadkeep.runs.engine.engine import Engine, EngineOptions
@@ -31,6 +31,11 @@ from threadkeep.testing import ScriptedModel, SettableClock
 
 AGENT = "schema: 1\nname: desk\nnodes:\n  answer: {kind: agent, next: end}"
 BUSY = replace(QUICK, reap_seconds=0.02, upkeep_seconds=0.02, forgotten_seconds=0.0)
+
+
+def _blob(database_url: str) -> str:
+    """Return damaged bytes as an SQL expression."""
+    return "X'01ff'" if database_url.startswith("sqlite") else "decode('01ff', 'hex')"
 
 
 async def left_checkpoint(desk: RunDesk) -> RunnableConfig:
@@ -74,8 +79,7 @@ async def test_a_damaged_run_does_not_stop_the_recovery_of_others(every_desk: Ru
     ):
         new = NewRun(run_id=name, workflow="desk", input={"text": name}, session_id=session_id, message_id=name)
         await order.add(new, owner=owner)
-    blob = "X'01ff'" if database_url.startswith("sqlite") else "decode('01ff', 'hex')"
-    execute(database_url, f"UPDATE chat_runs SET input = {blob} WHERE run_id IN ('forgotten', 'dead')")
+    execute(database_url, f"UPDATE chat_runs SET input = {_blob(database_url)} WHERE run_id IN ('forgotten', 'dead')")
     async with every_desk.open(AGENT, options=BUSY) as service:
 
         async def all_over() -> bool:
@@ -98,8 +102,7 @@ async def test_the_runs_behind_a_damaged_run_begin_at_once(every_desk: RunDesk, 
     for name, owner in (("dead", "dead"), ("behind", None)):
         new = NewRun(run_id=name, workflow="desk", input={"text": name}, session_id="room", message_id=name)
         await order.add(new, owner=owner)
-    blob = "X'01ff'" if database_url.startswith("sqlite") else "decode('01ff', 'hex')"
-    execute(database_url, f"UPDATE chat_runs SET input = {blob} WHERE run_id = 'dead'")
+    execute(database_url, f"UPDATE chat_runs SET input = {_blob(database_url)} WHERE run_id = 'dead'")
     async with every_desk.open(AGENT, options=replace(BUSY, forgotten_seconds=3600.0)):
 
         async def is_done() -> bool:
@@ -110,6 +113,35 @@ async def test_the_runs_behind_a_damaged_run_begin_at_once(every_desk: RunDesk, 
     ended = [(one.run_id, one.status, one.error, one.set_aside) for one in every_desk.events.of(RunFinished)]
     assert ended == [("dead", "failed", "RecordUnreadable", True), ("behind", "done", None, False)]
     assert [one.status for one in every_desk.events.of(TurnFinished)] == ["failed", "complete"]
+
+
+@pytest.mark.parametrize("column", ["events", "usage"])
+async def test_a_run_with_a_damaged_trace_ends(every_desk: RunDesk, database_url: str, column: str) -> None:
+    """A retried run ends, and the next turn of its session begins. The damaged trace stays for a restore."""
+    every_desk.model = ScriptedModel([ValueError(), "well", "next"])
+    request = RunRequest(workflow="desk", text="hello", session_id="room", message_id="m1")
+    async with every_desk.open(AGENT) as service:
+        failed = await carried_out(service, request)
+        damaged = "'[1'" if column == "usage" else _blob(database_url)
+        execute(database_url, f"UPDATE chat_run_traces SET {column} = {damaged}")
+        again = await carried_out(service, request)
+        following = await carried_out(service, replace(request, message_id="m2"))
+        assert (again.run.run_id, again.text, following.text) == (failed.run.run_id, "well", "next")
+        with pytest.raises(RecordUnreadable):
+            await (service.trace if column == "events" else service.usage)(failed.run.run_id)
+
+
+@pytest.mark.parametrize("damage", ["UPDATE chat_run_traces SET events", "UPDATE chat_runs SET input"])
+async def test_a_damaged_run_that_waits_for_a_person_is_cancelled(
+    every_desk: RunDesk, database_url: str, damage: str
+) -> None:
+    """A waiting run whose trace or input cannot be read can be cancelled, because it cannot be resumed."""
+    async with every_desk.open(asking_twice()) as service:
+        asked = await carried_out(service, RunRequest(workflow="form", text="register me", session_id="room"))
+        execute(database_url, f"{damage} = {_blob(database_url)}")
+        assert await service.cancel(asked.run.run_id) == [asked.run.run_id]
+        [run], _ = await service.list(RunQuery())
+        assert run.status == "cancelled"
 
 
 async def test_a_record_of_a_newer_version_is_left_to_its_processes(every_desk: RunDesk, database_url: str) -> None:
@@ -137,8 +169,7 @@ async def test_a_damaged_child_of_a_dead_process_stops_no_recovery(every_desk: R
     await order.add(NewRun(run_id="child", workflow="none", input={}, parent_run_id="over"), owner="dead")
     await order.add(NewRun(run_id="other", workflow="desk", input={"text": "hi"}), owner="dead")
     await every_desk.memory.runs.finish("over", "dead", "failed")
-    blob = "X'01ff'" if database_url.startswith("sqlite") else "decode('01ff', 'hex')"
-    execute(database_url, f"UPDATE chat_runs SET input = {blob} WHERE run_id = 'child'")
+    execute(database_url, f"UPDATE chat_runs SET input = {_blob(database_url)} WHERE run_id = 'child'")
     async with every_desk.open(AGENT, options=BUSY) as service, asyncio.timeout(HANG_SECONDS):
         assert (await service.result("other")).status == "done"
 

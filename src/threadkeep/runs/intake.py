@@ -194,13 +194,15 @@ class RunIntake:
             raise InvalidInput(f"Run {run_id!r} is {now.status}: only failed or stopped runs can be retried.")
         await self._go_on(run_id, mode)
 
-    async def run(self, run_id: str, *, user_id: str | None = None) -> Run:
+    async def run(self, run_id: str, *, user_id: str | None = None, damaged: bool = False) -> Run:
         """Return a run. If its result was deleted or replaced, the run contains the answer from its session instead.
+
+        With `damaged`, a run that cannot be read lacks its damaged records.
 
         Raises:
             RunNotFound: there is no such run that the user may see.
         """
-        run = await self._runs.run(run_id)
+        run = await self._runs.run(run_id, damaged=damaged)
         if run is None or (user_id is not None and run.user_id != user_id):
             raise RunNotFound(run_id)
         return await with_answer(self._memory, run)

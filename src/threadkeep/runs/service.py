@@ -138,7 +138,7 @@ class RunService(RunIntake):
         Raises:
             RunNotFound: there is no such run that the user may see.
         """
-        run = await self.run(run_id, user_id=user_id)
+        run = await self.run(run_id, user_id=user_id, damaged=True)
         if run.unbegun and await self._runs.order.stop_as_it_begins(run_id):
             # A run that has not begun ends when its turn comes, so that its question is stored after the earlier turns.
             await self._worker.end_stopped(run_id)

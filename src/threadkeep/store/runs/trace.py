@@ -7,6 +7,7 @@ from dataclasses import asdict, astuple, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from threadkeep.errors import RecordUnreadable
 from threadkeep.records import Json, dump_json
 from threadkeep.records.runs import STATUS, TRACE_CUT, RunEvent, TokenUsage, ToolCall, TraceEvent
 from threadkeep.store.codec import json_text, time_microseconds, time_of, time_text
@@ -236,10 +237,13 @@ class RunTrace:
         new: tuple[Sequence[StoredEvent], Sequence[TokenUsage]],
         extent: _Extent,
     ) -> list[Statement]:
-        """Return the statements that pack a trace, or an empty list if the trace is too long."""
+        """Return the statements that pack a trace, or an empty list if the trace is too long or damaged."""
         (events_before, usage_before), (loose_events, loose_usage) = packed, loose
-        events = [*stored_events(events_before), *map(event_of, loose_events), *new[0]]
-        usage = added([*stored_usage(usage_before), *map(usage_of, loose_usage), *new[1]])
+        try:
+            events = [*stored_events(events_before), *map(event_of, loose_events), *new[0]]
+            usage = added([*stored_usage(usage_before), *map(usage_of, loose_usage), *new[1]])
+        except RecordUnreadable:
+            return []  # the run must end, and what is stored stays for a repair
         if (in_one := packed_events(events)) is None:
             return []
         parameters = {"run_id": run_id, **asdict(extent), "events": in_one, "usage": packed_usage(usage)}
