@@ -13,6 +13,7 @@ import pytest
 from langchain.agents.middleware import AgentMiddleware, AgentState, hook_config
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, RemoveMessage
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.runtime import Runtime
 
 from tests.agent.talking import ROOM, add, adding, ask, config_of, input_of, kept, make_agent, seen
@@ -41,6 +42,36 @@ async def test_a_repeated_message_id_returns_the_stored_answer(memory: Memory, c
     assert len(model.calls) == 2
     assert await kept(memory) == [("user", "1 + 2?"), ("assistant", "3")]
     assert state["messages"][-1].id == (await memory.session(ROOM).tail(1))[0].id
+
+
+class WithContext(AgentMiddleware[AgentState[Any], Any, Any]):
+    """Middleware that adds a human message of the program behind the question."""
+
+    def before_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any]:
+        """Add the message."""
+        return {"messages": [HumanMessage("Today is Monday.")]}
+
+
+@pytest.mark.parametrize("by_node", [False, True])
+@pytest.mark.parametrize("checkpointed", [False, True])
+async def test_a_human_message_that_the_program_adds_is_not_part_of_the_question(
+    memory: Memory, checkpointed: bool, by_node: bool
+) -> None:
+    model = ScriptedModel(["one", "two"])
+    saver = InMemorySaver() if checkpointed else None
+    graph: Any = make_agent(model, [*([] if by_node else [WithContext()]), SessionMemory(memory)], checkpointer=saver)
+    if by_node:
+        builder = StateGraph(MessagesState)
+        builder.add_node("add", lambda _: {"messages": [HumanMessage("Today is Monday.")]})
+        builder.add_node("agent", make_agent(model, [SessionMemory(memory)]))
+        builder.add_edge(START, "add")
+        builder.add_edge("add", "agent")
+        graph = builder.compile(checkpointer=saver)
+    for words, message_id in (("q1", "m1"), ("q1", "m1"), ("q2", "m2")):
+        state = await graph.ainvoke(input_of(words, message_id), config_of())
+        assert state["messages"][-1].text == ("one" if words == "q1" else "two")
+    assert seen(model.calls[1])[-2:] == [("human", "q2"), ("human", "Today is Monday.")]
+    assert await kept(memory) == [("user", "q1"), ("assistant", "one"), ("user", "q2"), ("assistant", "two")]
 
 
 class Improved(AgentMiddleware[AgentState[Any], Any, Any]):

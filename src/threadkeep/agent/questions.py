@@ -124,12 +124,12 @@ def sent_by_caller(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
 def question_asked(messages: Sequence[BaseMessage]) -> list[BaseMessage] | None:
     """Return the question with which an agent begins a turn.
 
-    It is the newest block of human messages or, if the graph's code wrote this block, the caller's question. In a
-    branch whose messages do not contain the caller's question, return None.
+    It is the newest block of human messages, without those that the graph's code or middleware added behind the
+    caller's. If none of the block is from the caller, it is the caller's question, or None in a branch without it.
     """
     question, own = question_before(messages), callers_question(messages)
-    if {id(message) for message in question} & {id(message) for message in own}:
-        return question
+    if ends := [at for at, message in enumerate(question, start=1) if any(message is one for one in own)]:
+        return question[: ends[-1]]
     return own or (None if root_callbacks.branch.get() is not None and _asked_by_caller() else question)
 
 
