@@ -266,6 +266,89 @@ async def test_a_question_of_a_run_is_answered_by_the_sdk(tmp_path: Path, monkey
     assert texts(values) == [("human", "go"), ("ai", "You said yes.")]
 
 
+async def test_a_run_beside_a_waiting_one_reaches_its_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client that was asked, and a new client, receive the answer to a message that is no answer to the question.
+
+    A reader of the thread also receives the rest of the waiting run, after a person has answered it.
+    """
+    (tmp_path / "asking.py").write_text(ASKING)
+    monkeypatch.syspath_prepend(tmp_path)
+    model = ScriptedModel(["It is teal.", "It is red."])
+    async with sdk(tmp_path, model, workflows="asking=asking:graph") as (langgraph, client):
+        async with asyncio.timeout(HANG_SECONDS), langgraph.threads.stream("t1", assistant_id="asking") as stream:
+            await stream.run.start(input=asks("go"))
+            await until(lambda: stream.interrupted)
+            reading = asyncio.create_task(_events(client, {"channels": ["lifecycle", "updates"]}, count=3))
+            stream.assistant_id = "chat"
+            await stream.run.start(input=asks("Which colour?"))
+            first = await stream.output
+        async with asyncio.timeout(HANG_SECONDS), langgraph.threads.stream("t1", assistant_id="chat") as stream:
+            await stream.run.start(input=asks("Really?"))
+            second = await stream.output
+        async with asyncio.timeout(HANG_SECONDS), langgraph.threads.stream("t1", assistant_id="asking") as stream:
+            await until(lambda: stream.interrupted)
+            await stream.run.respond("yes")
+            third = await stream.output
+        async with asyncio.timeout(HANG_SECONDS):
+            read = [event["params"]["data"] for event in await reading]
+    assert texts(first)[-1] == ("ai", "It is teal.")
+    assert texts(second)[-1] == ("ai", "It is red.")
+    assert texts(third)[-1] == ("ai", "You said yes.")
+    assert [(each["graph_name"], each["event"]) for each in read if "graph_name" in each] == [
+        ("asking", "running"),
+        ("asking", "interrupted"),
+        ("chat", "running"),
+        ("chat", "completed"),
+        ("chat", "running"),
+        ("chat", "completed"),
+        ("asking", "running"),
+        ("asking", "completed"),
+    ]
+
+
+async def test_a_client_whose_run_is_queued_receives_its_own_message(tmp_path: Path) -> None:
+    """Neither the run before it nor an ended run, whose messages nobody has read, is sent to its reader."""
+    gate = Gate()
+    model = ScriptedModel(["Noted.", ["It", gate, " is teal."], "It is red."])
+    async with sdk(tmp_path, model) as (langgraph, _), asyncio.timeout(HANG_SECONDS):
+        await _turn(langgraph, input=asks("I like teal."))
+        async with langgraph.threads.stream("t1", assistant_id="chat") as one:
+            await one.run.start(input=asks("Which colour?"))
+            async for event in one.events:
+                if "delta" in event["params"]["data"]:
+                    break
+            async with langgraph.threads.stream("t1", assistant_id="chat") as two:
+                await two.run.start(input=asks("Really?"))
+                spoken = asyncio.create_task(_spoken(two))
+                gate.open()
+                assert [await message.text for message in await spoken] == ["It is red."]
+
+
+@pytest.mark.parametrize("since", [False, True])
+async def test_each_reader_begins_with_the_run_of_its_command(tmp_path: Path, *, since: bool) -> None:
+    """Without `since`, the readers of the same channels get the started runs in order."""
+    gate, reading, read = Gate(), [], list[list[dict[str, Any]]]()
+    async with sdk(tmp_path, ScriptedModel([[gate, "It is teal."], "It is red."])) as (_, client):
+        told = []
+        for text in ("Which colour?", "Really?"):
+            command = {"id": 1, "method": "run.start", "params": {"assistant_id": "chat", "input": asks(text)}}
+            told.append((await client.post("/threads/t1/commands", json=command)).json())
+        for one in told:
+            body: dict[str, Any] = {"channels": ["lifecycle", "messages"], "since": one["meta"]["applied_through_seq"]}
+            if not since:
+                del body["since"]
+            opened = asyncio.Event()
+            reading.append(asyncio.create_task(_events(client, body, opened=opened)))
+            await opened.wait()
+        gate.open()
+        async with asyncio.timeout(HANG_SECONDS):
+            read = [[event["params"]["data"] for event in await one] for one in reading]
+    assert ["".join(each["delta"]["text"] for each in one if "delta" in each) for one in read] == [
+        "It is teal.",
+        "It is red.",
+    ]
+
+
 async def test_a_turn_is_answered_again_from_the_checkpoint_before_it(tmp_path: Path) -> None:
     """Without input the message is answered again, with input it is replaced. The later turns are superseded."""
     async with sdk(tmp_path, ScriptedModel(["a", "b", "c", "d"])) as (langgraph, client):
@@ -337,13 +420,22 @@ async def _turn(langgraph: LangGraphClient, **given: Any) -> Any:
         return await stream.output
 
 
-async def _events(client: httpx2.AsyncClient, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the events of a thread up to the end of a run."""
+async def _events(
+    client: httpx2.AsyncClient,
+    body: dict[str, Any],
+    end: str = "completed",
+    count: int = 1,
+    opened: asyncio.Event | None = None,
+) -> list[dict[str, Any]]:
+    """Return the events of a thread up to `count` lifecycle events named `end`; set `opened` after the first event."""
     found: list[dict[str, Any]] = []
     async with client.stream("POST", "/threads/t1/stream/events", json=body) as response:
         async for line in response.aiter_lines():
             if line.startswith("data: "):
                 found.append(json.loads(line.removeprefix("data: ")))
-                if found[-1]["method"] == "lifecycle" and found[-1]["params"]["data"]["event"] != "running":
+                if opened is not None:
+                    opened.set()
+                count -= found[-1]["method"] == "lifecycle" and found[-1]["params"]["data"]["event"] == end
+                if count == 0:
                     break
     return found

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from threadkeep.app import App
-from threadkeep.errors import InvalidInput, StoreClosed, ThreadkeepError
+from threadkeep.errors import InvalidInput, ThreadkeepError
 from threadkeep.history.session import Session
 from threadkeep.records import Json
 from threadkeep.records.runs import DOUBLE_TEXTING, DoubleTexting
@@ -18,7 +18,7 @@ from threadkeep.runs.intake import Mode
 from threadkeep.runs.requests import RunRequest, Submitted
 from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute, UserId
 from threadkeep.web.callers import READS, Caller, CallerInUse
-from threadkeep.web.langgraph.run_events import ProtocolEvent
+from threadkeep.web.langgraph.run_events import ProtocolEvent, seq_base
 from threadkeep.web.langgraph.schemas import CommandBody, CommandResponseBody, EventStreamBody
 from threadkeep.web.langgraph.states import find_thread, history_of, question_of, questions, seq_of, state_of
 from threadkeep.web.langgraph.thread_events import EventChoice, ThreadEvents, thread_events_of
@@ -182,6 +182,7 @@ class Commands:
         self._caller = caller
         self._thread_id = thread_id
         self._user_id = user_id
+        self.meta: dict[str, int] | None = None
 
     async def result(self, method: str, params: Mapping[str, Json]) -> dict[str, Any] | None:
         """Execute a command and return its result. If the command is unknown, return None."""
@@ -216,8 +217,10 @@ class Commands:
         start = replace(start, user_id=user_of(start, self._caller, self._user_id))
         submitted = await start_run(self._app, self._thread_id, start)
         runs = await self._app.runs.service()
-        self._events.follow_run(runs, await runs.run(submitted.run_id)).commanded = True
-        return {"run_id": submitted.run_id}
+        run = await runs.run(submitted.run_id)
+        self._events.follow_run(runs, run).commanded = True
+        self.meta = {"applied_through_seq": seq_base(run)}  # clients send it as `since`
+        return {"run_id": run.run_id}
 
     async def _respond(self, params: Mapping[str, Json]) -> dict[str, Any]:
         waiting = (await self._thread()).waiting
@@ -248,8 +251,6 @@ async def send_command(
     commands = Commands(app, thread_events_of(request.app), caller, thread_id, user_id)
     try:
         result = await commands.result(body.method, body.params)
-    except StoreClosed:
-        raise
     except ThreadkeepError as error:
         problem = problem_of(error)
         if problem.status >= 500:
@@ -258,7 +259,7 @@ async def send_command(
     if result is None:
         message = "This command is not supported; send run.start, input.respond, input.inject, state.get."
         return CommandResponseBody(type="error", id=body.id, error="unknown_command", message=message)
-    return CommandResponseBody(type="success", id=body.id, result=result)
+    return CommandResponseBody(type="success", id=body.id, result=result, meta=commands.meta)
 
 
 @router.post(

@@ -53,8 +53,8 @@ class RunEvents:
     """The events of a run. A task of this process appends them while the run is executed.
 
     `paused` is true while the run waits for a person, until `go_on` is called. `failed` is true if events could not be
-    read. `commanded` is true if a command of this protocol started or resumed the run in this process. `delivered` has
-    the channels of each reader that received all events of its channels.
+    read. `commanded` is true if a command of this protocol started or resumed the run in this process. `readers` has
+    the channels of each reader that reads these events, or has read all of them.
     """
 
     def __init__(self, runs: RunService, run: Run, read_state: ReadState) -> None:
@@ -62,7 +62,7 @@ class RunEvents:
         self.events: list[ProtocolEvent] = []
         self.ended = self.paused = self.failed = self.commanded = False
         self.ended_at = 0.0
-        self.delivered: set[frozenset[str]] = set()
+        self.readers: set[frozenset[str]] = set()
         self._runs = runs
         self._read_state = read_state
         self._seq = seq_base(run)

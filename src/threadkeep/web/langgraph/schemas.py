@@ -235,6 +235,7 @@ class CommandResponseBody(BaseModel):
     result: dict[str, Any] | None = None
     error: str | None = Field(None, description="A code: `invalid_argument`, `unknown_command`, `no_such_run` …")
     message: str | None = Field(None, description="The fault and its cure.")
+    meta: dict[str, int] | None = Field(None, description="`applied_through_seq`: a run's events have a greater `seq`.")
 
 
 class EventStreamBody(BaseModel, json_schema_extra=example(channels=["values", "messages", "lifecycle", "input"])):

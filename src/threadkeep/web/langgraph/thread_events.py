@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import Final, cast
 
 from fastapi import FastAPI
 
@@ -28,6 +28,7 @@ _MOST_ENDED = 64
 _REPLAY_SECONDS = 30.0
 _FIRST_POLL_SECONDS = 0.1
 _LONGEST_POLL_SECONDS = 2.0
+_ACTIVE: Final = ("queued", "running")
 _FAILED: ProtocolEvent = {
     "type": "error",
     "id": None,
@@ -38,15 +39,15 @@ _FAILED: ProtocolEvent = {
 
 @dataclass(frozen=True)
 class EventChoice:
-    """A choice of the events of `channels` with a `seq` above `since`; of none if `at_root` is false."""
+    """A choice of the events of `channels`; of none if `at_root` is false. A reader begins after `since`."""
 
     channels: frozenset[str]
     since: int | None
     at_root: bool
 
-    def takes(self, event: ProtocolEvent) -> bool:
-        """Return whether an event is wanted."""
-        return self.at_root and channel_of(event) in self.channels and event["seq"] > (self.since or 0)
+    def takes(self, event: ProtocolEvent, after: int) -> bool:
+        """Return whether an event is wanted. Its `seq` must be above `after`."""
+        return self.at_root and channel_of(event) in self.channels and event["seq"] > after
 
 
 class ThreadEvents:
@@ -74,63 +75,75 @@ class ThreadEvents:
     ) -> AsyncGenerator[ProtocolEvent]:
         """Yield the events of a thread's runs without end; if events cannot be read, yield an error and stop.
 
-        Without `since`, begin with the active run. A client may start a run with a command and open this stream when
-        the run has already ended. So a run that a command started counts as active for 30 seconds after its end, until
-        a reader of the same channels has received its end. Other ended runs are not sent, because the client would take
-        their end for the end of its next run.
+        After a run has ended or waits for a person, the next run follows. The events of a waiting run continue after a
+        person has answered it.
         """
-        read: RunEvents | None = None
-        position, pause = 0, _FIRST_POLL_SECONDS
+        pause, after, last = _FIRST_POLL_SECONDS, choice.since or 0, -1
+        paused: dict[str, int] = {}  # for each waiting run, the number of its events that need not be sent
         while True:
             started, service = self._started, await self._app.runs.service()
             found = await newest_runs(service, thread_id, user_id=user_id)
-            following = self._next(service, found, read, choice)
-            if following is not None:
-                read, position, pause = following, 0, _FIRST_POLL_SECONDS
-            if read is not None:
+            run = self._first(found, choice) if last < 0 else self._following(found, last, paused)
+            if run is None:
+                await changed(started, pause)
+                pause = min(pause * 2, _LONGEST_POLL_SECONDS)
+                continue
+            read = self.follow_run(service, run)
+            if last < 0:
+                if not choice.since and run.status not in _ACTIVE:
+                    last = seq_base(found[0])  # the runs after it have ended before
+                left = [self._runs.get(one.run_id) for one in found if one.status == "waiting" and one != run]
+                paused = {one.run.run_id: len(one.events) for one in left if one is not None}
+                read.number_after(after)
+            position, last, pause = paused.pop(run.run_id, 0), max(last, seq_base(run)), _FIRST_POLL_SECONDS
+            read.readers.add(choice.channels)
+            try:
                 async for event in read.events_from(position):
                     position += 1
-                    if choice.takes(event):
+                    if choice.takes(event, after):
                         yield event
-                if read.failed:
-                    yield _FAILED
-                    return
-            if read is not None and read.ended:
-                read.delivered.add(choice.channels)
-                if following is not None:
-                    continue  # read the list again without a pause, because the next run may exist now
-            await changed(started, pause)
-            pause = min(pause * 2, _LONGEST_POLL_SECONDS)
+            finally:
+                if not (read.ended or read.paused):
+                    read.readers.discard(choice.channels)
+            if read.failed:
+                yield _FAILED
+                return
+            if read.paused:
+                paused[run.run_id] = position
+            after = 0
 
-    def _next(
-        self, service: RunService, newest_first: list[Run], read: RunEvents | None, choice: EventChoice
-    ) -> RunEvents | None:
-        """Return the events of the next run if the current run has ended."""
-        if read is not None and not read.ended:
-            again = next((run for run in newest_first if run.run_id == read.run.run_id), None)
-            if again is not None and read.was_resumed(again):
-                self.follow_run(service, again)
-            return None
-        for run in reversed(newest_first):
-            if read is not None:
-                wanted = seq_base(run) > seq_base(read.run)
-            elif choice.since:
-                wanted = last_seq(run) >= choice.since
-            else:
-                wanted = not run.over or self._is_fresh(run, choice)
-            if wanted:
-                found = self.follow_run(service, run)
-                if choice.since and seq_base(run) <= choice.since and not found.ended:
-                    found.number_after(choice.since)
-                return found
-        return None
+    def _first(self, newest_first: list[Run], choice: EventChoice) -> Run | None:
+        """Return the run with which a reader begins.
 
-    def _is_fresh(self, run: Run, choice: EventChoice) -> bool:
+        Without `since`, this is the first active run that a command started and that no reader of the same channels
+        reads, because a client may open this stream after its command. It may even open it after the end of the run, so
+        up to 30 seconds later. Other ended runs are not sent, because the client would take their end for the end of
+        its next run.
+        """
+        if choice.since:
+            return next((run for run in reversed(newest_first) if last_seq(run) >= choice.since), None)
+        active = [run for run in reversed(newest_first) if run.status in _ACTIVE]
+        unread = [run for run in newest_first if self._is_unread(run, choice)]
+        recent = [run for run in newest_first if run.status == "waiting" or run in unread]
+        return next(iter([*(run for run in active if run in unread), *active, *recent]), None)
+
+    def _is_unread(self, run: Run, choice: EventChoice) -> bool:
         known = self._runs.get(run.run_id)
-        if known is not None:
-            recent = not known.ended or time.monotonic() - known.ended_at < _REPLAY_SECONDS
-            return recent and known.commanded and choice.channels not in known.delivered
-        return False
+        if known is None or not known.commanded or choice.channels in known.readers:
+            return False
+        return not known.ended or time.monotonic() - known.ended_at < _REPLAY_SECONDS
+
+    def _following(self, newest_first: list[Run], last: int, paused: Mapping[str, int]) -> Run | None:
+        """Return the first run after `last`, or a paused run that has further events."""
+        for run in reversed(newest_first):
+            known, sent = self._runs.get(run.run_id), paused.get(run.run_id)
+            if known is None or sent is None:
+                has_more = seq_base(run) > last
+            else:
+                has_more = known.was_resumed(run) or not known.paused or len(known.events) > sent
+            if has_more:
+                return run
+        return None
 
     def has(self, run_id: str) -> bool:
         """Return whether this process collects the events of a run."""
