@@ -181,9 +181,14 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
         if isinstance(route, APIRoute):
             # Generated clients use the ids as function names, and FastAPI's ids contain the whole path.
             route.operation_id = route.operation_id or route.name
-    _describe(service)
+    # Serve Swagger UI from local files. The routes of fastapi-swagger would add other pages.
+    service.mount(DOCS_FILES, StaticFiles(packages=[("fastapi_swagger", "resources")]))
+    service.get(DOCS, include_in_schema=False)(_docs_page)
     answer_errors_with_problems(service)
-    _mount_console(service)
+    service.mount(CONSOLE_FILES, StaticFiles(packages=[("threadkeep.web.console", "static")]))
+    for pages in (console_sessions, calls, console_runs, status, sign_in):
+        service.router.routes.extend(pages.router.routes)
+    service.add_exception_handler(HTTPException, sign_in.respond_to_browsers)
     service.state.keys = credentials.keys
     service.add_middleware(BodyLimit, limit=settings.body_limit)
     service.add_middleware(
@@ -209,12 +214,6 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
     return service
 
 
-def _describe(service: FastAPI) -> None:
-    """Serve Swagger UI from local files. The routes of fastapi-swagger would add other pages."""
-    service.mount(DOCS_FILES, StaticFiles(packages=[("fastapi_swagger", "resources")]))
-    service.get(DOCS, include_in_schema=False)(_docs_page)
-
-
 async def _docs_page(request: Request) -> HTMLResponse:
     # FastAPI caches every endpoint for the life of the process, so an endpoint that refers to its service would keep
     # the service in memory.
@@ -227,13 +226,6 @@ async def _docs_page(request: Request) -> HTMLResponse:
         swagger_css_url=style,
         swagger_favicon_url=icon,
     )
-
-
-def _mount_console(service: FastAPI) -> None:
-    service.mount(CONSOLE_FILES, StaticFiles(packages=[("threadkeep.web.console", "static")]))
-    for pages in (console_sessions, calls, console_runs, status, sign_in):
-        service.router.routes.extend(pages.router.routes)
-    service.add_exception_handler(HTTPException, sign_in.respond_to_browsers)
 
 
 async def serve(settings: Settings, announce: Callable[[str], object] = _print) -> None:

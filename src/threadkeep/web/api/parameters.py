@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, cast
 from urllib.parse import unquote
 
-from fastapi import Depends, Path, Query, Request
+from fastapi import Depends, Header, Path, Query, Request
 from fastapi.routing import APIRoute
 from starlette.routing import Match
 from starlette.types import Scope as RequestScope
@@ -90,6 +90,9 @@ type OwnerInQuery = Annotated[
         description="Only data of this session, workspace or person; needs `scope`.",
     ),
 ]
+type LastEventId = Annotated[
+    str | None, Header(max_length=32, description="The id of the newest event that the reader has.")
+]
 type RunId = Annotated[GivenId, Path(description="The id of the run, as in the answer to a message.")]
 
 
@@ -104,6 +107,12 @@ def scope_in_query(scope: ScopeKind | None, owner: str | None) -> Scope | None:
     if scope is None:
         raise InvalidInput("An `owner` needs its `scope`, such as scope=user&owner=ann.")
     return Scope(scope, owner)
+
+
+def number_in(last_event_id: str | None) -> int:
+    """Return the number of the event with this id, or 0 if the id is no number of an event."""
+    known = last_event_id or ""
+    return int(known) if known.isascii() and known.isdigit() and len(known) < 19 else 0
 
 
 def write_cursor(position: tuple[datetime, str] | tuple[datetime, str, int] | None) -> str | None:

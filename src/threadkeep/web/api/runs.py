@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import AfterValidator, BaseModel, Field, JsonValue
 
 from threadkeep.records.json_values import example
@@ -20,9 +20,11 @@ from threadkeep.web.api.parameters import (
     DEFAULT_LIMIT,
     AppInUse,
     Cursor,
+    LastEventId,
     Limit,
     RunId,
     UserId,
+    number_in,
     read_cursor,
     write_cursor,
 )
@@ -118,14 +120,6 @@ class RunTree(BaseModel):
     runs: list[RunSummary]
 
 
-class RunStartBody(BaseModel):
-    """The ids of a run, sent before its events. A client needs the run's id to reconnect."""
-
-    session_id: str | None
-    run_id: str
-    message_id: str | None
-
-
 class RunTraceBody(BaseModel):
     """A page of the events of a run, in order."""
 
@@ -148,13 +142,15 @@ EXAMPLE = (
 )
 
 
-def _stream(runs: RunService, events: AsyncGenerator[Followed | RunStartBody | None]) -> EventStream:
-    async def encode(event: Followed | RunStartBody | None) -> AsyncIterator[bytes]:
+def _stream(runs: RunService, events: AsyncGenerator[Followed | Mapping[str, str | None] | None]) -> EventStream:
+    """Return the events of a run as a stream; a mapping has the ids of the run, which a client needs to reconnect."""
+
+    async def encode(event: Followed | Mapping[str, str | None] | None) -> AsyncIterator[bytes]:
         match event:
             case None:
                 yield HEARTBEAT
-            case RunStartBody():
-                yield _encoded_event("start", event)
+            case Mapping():
+                yield json_event(event, "start")
             case RunPiece() if event.text:
                 yield json_event({"node": event.node, "message_id": event.message_id, "text": event.text}, "token")
             case RunEvent():
@@ -209,7 +205,7 @@ async def start_run(
     if body.mode == "stream":
         if submitted.outcome != "new":
             await runs.run(submitted.run_id, user_id=body.user_id)  # checks that the run belongs to this user
-        start = RunStartBody(session_id=submitted.session_id, run_id=submitted.run_id, message_id=body.message_id)
+        start = {"session_id": submitted.session_id, "run_id": submitted.run_id, "message_id": body.message_id}
         followed = runs.follow(submitted.run_id, user_id=body.user_id)
         events = with_keepalives(followed, request.app.state.heartbeat_seconds)
         return _stream(runs, begin_with(start, events))
@@ -286,18 +282,14 @@ async def get_events(
     app: AppInUse,
     request: Request,
     user_id: UserId = None,
-    last_event_id: Annotated[
-        str | None, Header(max_length=32, description="The id of the newest event that the reader has.")
-    ] = None,
+    last_event_id: LastEventId = None,
 ) -> EventStream:
     """Stream the trace as server-sent events, with pieces of the answer (`token`). `end` or `error` comes last.
 
     The id of each trace event is its number; with `Last-Event-ID` a client resumes after that event.
     """
-    known = last_event_id or ""
-    after = int(known) if known.isascii() and known.isdigit() and len(known) < 19 else 0
     runs = await app.runs.service()
-    followed = runs.follow(run_id, after=after, user_id=user_id)
+    followed = runs.follow(run_id, after=number_in(last_event_id), user_id=user_id)
     events = with_keepalives(followed, request.app.state.heartbeat_seconds)
     return _stream(runs, begin_with(await anext(events), events))  # an error of `anext` becomes an HTTP status
 

@@ -263,7 +263,14 @@ class SessionRetention(BaseModel):
 @router.get("/{session_id}/retention", summary="Get the retention of a session", responses=_FAILURES)
 async def get_retention(session_id: SessionId, app: AppInUse, user_id: UserId = None) -> SessionRetention:
     """Return the session's own limits, the service's rules, and the last archived and deleted `seq`."""
-    return await _told(app, session_id, user_id)
+    _, info = await AllSessions(app.memory).find(session_id, user_id=user_id)
+    return SessionRetention(
+        session_id=info.session_id,
+        own=None if info.retention is None else RetentionBody.model_validate(info.retention),
+        rules=RetentionBody.model_validate(app.memory.retention.rules),
+        archived_seq=info.archived_seq,
+        deleted_seq=info.deleted_seq,
+    )
 
 
 @router.put(
@@ -289,18 +296,7 @@ async def delete_retention(session_id: SessionId, app: AppInUse, user_id: UserId
 
 async def _changed(app: App, session_id: str, retention: Retention | None, user_id: str | None) -> SessionRetention:
     await AllRetention(app.memory).change(session_id, retention, user_id=user_id)
-    return await _told(app, session_id, user_id)
-
-
-async def _told(app: App, session_id: str, user_id: str | None) -> SessionRetention:
-    _, info = await AllSessions(app.memory).find(session_id, user_id=user_id)
-    return SessionRetention(
-        session_id=info.session_id,
-        own=None if info.retention is None else RetentionBody.model_validate(info.retention),
-        rules=RetentionBody.model_validate(app.memory.retention.rules),
-        archived_seq=info.archived_seq,
-        deleted_seq=info.deleted_seq,
-    )
+    return await get_retention(session_id, app, user_id)
 
 
 _EXAMPLE = {

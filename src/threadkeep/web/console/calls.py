@@ -6,6 +6,7 @@ The search "Should it have known?" shows for each message whether the model rece
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -156,10 +157,9 @@ class CallReader:
     async def _fact(self, reference: FactReference) -> Fact | None:
         if reference.source != "memory":
             return None
-        try:
+        with suppress(KnowledgeNotFound):
             return await self._memory.knowledge.fact(reference.id, user_id=self._user_id)
-        except KnowledgeNotFound:
-            return None
+        return None
 
 
 async def _last_of(session: Session, first_seq: int, last_seq: int) -> list[Message]:

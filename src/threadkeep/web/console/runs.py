@@ -6,13 +6,13 @@ import json
 from datetime import datetime
 from typing import Annotated, cast
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from threadkeep.errors import InvalidInput
 from threadkeep.records import Json
 from threadkeep.records.runs import RUN_STATUSES, RunQuery, RunStatus
 from threadkeep.runs.views import RunBody, RunEventBody, RunSummary
-from threadkeep.web.api.parameters import AppInUse, RunId, read_cursor, write_cursor
+from threadkeep.web.api.parameters import AppInUse, LastEventId, RunId, read_cursor, write_cursor
 from threadkeep.web.api.runs import get_events
 from threadkeep.web.console.rendering import ConsoleRoute, Form, SeenAs, page, redirect, run_address
 
@@ -89,7 +89,7 @@ async def stream_events(
     run_id: RunId,
     app: AppInUse,
     user: SeenAs = None,
-    last_event_id: Annotated[str | None, Header(max_length=32)] = None,
+    last_event_id: LastEventId = None,
 ) -> Response:
     """Stream the events of a run, for the console's script."""
     return await get_events(run_id, app, request, user, last_event_id)

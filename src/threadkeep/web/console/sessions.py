@@ -21,7 +21,7 @@ from threadkeep.history.exporting import export, named_sessions
 from threadkeep.history.memory import damaged_sessions
 from threadkeep.history.session import Session
 from threadkeep.records import SessionInfo
-from threadkeep.records.runs import Run, RunQuery
+from threadkeep.records.runs import Run
 from threadkeep.runs.chat import RegenerationRequest
 from threadkeep.runs.chat_turns import ChatRequest, ChatTurn
 from threadkeep.store.codec import clean_text
@@ -30,12 +30,12 @@ from threadkeep.web.api.parameters import AppInUse, SessionId, read_cursor, writ
 from threadkeep.web.api.sessions import delete_session, reset_session
 from threadkeep.web.callers import CallerInUse
 from threadkeep.web.console.rendering import ConsoleRoute, Form, SeenAs, page, redirect, session_address
+from threadkeep.web.langgraph.states import runs_of
 from threadkeep.web.schemas import MAX_MESSAGE_CHARACTERS
 from threadkeep.workflows.built_in import CHAT
 
 _PAGE = 30
 _MESSAGES = 100
-_RUNS_LOOKED_AT = 10
 
 router = APIRouter(route_class=ConsoleRoute, include_in_schema=False)
 
@@ -101,13 +101,10 @@ async def show_session(
 
 
 async def _run_to_show(app: App, session_id: str) -> Run | None:
-    """Return a session's unfinished run: of the last 10 runs, or a waiting one; else the newest run if it failed."""
-    service = await app.runs.service()
-    found, _ = await service.list(RunQuery(session_id=session_id, limit=_RUNS_LOOKED_AT))
-    runs = [run for run in found if run.parent_run_id is None]
-    waiting, _ = await service.list(RunQuery(session_id=session_id, status="waiting", turns=True, limit=1))
+    """Return a session's unfinished run: of the last 20 runs, or a waiting one; else the newest run if it failed."""
+    runs = await runs_of(await app.runs.service(), session_id)
     newest = runs[0] if runs and runs[0].status == "failed" else None
-    return next((run for run in (*runs, *waiting) if not run.over), newest)
+    return next((run for run in runs if not run.over), newest)
 
 
 def _workflows(app: App) -> list[str]:

@@ -9,22 +9,22 @@ from typing import Annotated, Any, Literal, cast
 from urllib.parse import quote
 
 from anyio import CancelScope
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BeforeValidator, JsonValue
 from pydantic_core import from_json
 
 from threadkeep.app import App
 from threadkeep.errors import InvalidInput, RunNotFound, SessionNotFound
 from threadkeep.records import Json
-from threadkeep.records.runs import Run, RunQuery
+from threadkeep.records.runs import Run
 from threadkeep.runs.intake import Mode
 from threadkeep.runs.requests import QUESTION_ID
-from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute, RunId, UserId
+from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute, LastEventId, RunId, UserId, number_in
 from threadkeep.web.callers import Caller, CallerInUse
 from threadkeep.web.langgraph.commands import Start, start_run, user_of
 from threadkeep.web.langgraph.run_events import INTERRUPTS, RunEvents, encoded_parts, last_seq
 from threadkeep.web.langgraph.schemas import RunCreateBody, StreamMode, ThreadRunBody, ThreadRunStatus, status_of
-from threadkeep.web.langgraph.states import find_thread, questions, values_of_run
+from threadkeep.web.langgraph.states import find_thread, newest_runs, questions, values_of_run
 from threadkeep.web.langgraph.thread_events import thread_events_of
 from threadkeep.web.langgraph.threads import CreatedThread, ThreadId
 from threadkeep.web.problems import ProblemRaised, documented, make_problem
@@ -41,8 +41,6 @@ _EXAMPLE = (
 _STREAM = streamed(_EXAMPLE, "The events of the run.")
 _USUAL_MODES = ["values"]
 _MOST = 200
-
-type LastEventId = Annotated[str | None, Header(max_length=32, description="The id of the newest known event.")]
 
 
 def _decoded(modes: object) -> object:
@@ -278,10 +276,10 @@ async def list_thread_runs(
     except SessionNotFound:
         if await CreatedThread(app.memory, thread_id, user_id).thread() is None:
             raise
-    runs = await app.runs.service()
-    found, _ = await runs.list(RunQuery(session_id=thread_id, user_id=user_id, limit=2 * _MOST))
-    shown = [ThreadRunBody.of(run) for run in found if run.parent_run_id is None]
-    return [one for one in shown if status is None or one.status == status][offset : offset + limit]
+    most = offset + limit if status is None else 2 * _MOST
+    found = await newest_runs(await app.runs.service(), thread_id, user_id=user_id, limit=most)
+    shown = [one for one in map(ThreadRunBody.of, found) if status in (None, one.status)]
+    return shown[offset : offset + limit]
 
 
 @router.get("/threads/{thread_id}/runs/{run_id}", summary="See a run of a thread")
@@ -349,8 +347,7 @@ async def cancel_thread_run(
 async def _joined(
     asked: ThreadRuns, run: Run, modes: Sequence[str] | None, last_event_id: str | None, *, cancels: bool
 ) -> EventStream:
-    known_id = last_event_id or ""
-    after = int(known_id) if known_id.isascii() and known_id.isdigit() else 0
+    after = number_in(last_event_id)
     if after > last_seq(run):
         after = 0  # no event of this run has this id
     events, known = await asked.events(run)
