@@ -60,6 +60,14 @@ async def test_a_store_keeps_items_after_it_is_reopened(empty_url: str) -> None:
         assert [found.key for found in await store.asearch(("users",))] == ["colour"]
 
 
+async def test_a_closed_store_leaves_no_task(empty_url: str) -> None:
+    """If LangGraph's task were destroyed with the store, asyncio would log an error."""
+    before = asyncio.all_tasks()
+    async with create_graph_store(settings_of(empty_url)) as store:
+        await store.aput(("notes",), "key", {"text": "x"})
+    assert asyncio.all_tasks() == before
+
+
 async def lengths(texts: Sequence[str]) -> list[list[float]]:
     """Return embeddings by the length of the texts."""
     return [[float(len(text)), 1.0] for text in texts]

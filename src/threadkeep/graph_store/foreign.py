@@ -134,6 +134,12 @@ def _translated() -> Iterator[None]:
 class IndexedStore(AsyncBatchedBaseStore):
     """A LangGraph store that rejects a query without an index; LangGraph's own would ignore the query."""
 
+    async def end_batches(self) -> None:
+        """End the task that executes batches; if it were destroyed with the store, asyncio would log an error."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
     async def asearch(
         self,
         namespace_prefix: tuple[str, ...],

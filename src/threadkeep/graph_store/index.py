@@ -77,9 +77,8 @@ class SessionIndex:
 
     def _indexing(self, session: Parameters, rows: Iterable[Parameters]) -> list[Statement]:
         """Return the statements that change a session's row, and then add rows of messages."""
-        changed = {name: session[name] for name in ("session_id", "graph_version")} | {
-            "begun_at": session["created_at"]
-        }
+        changed = {name: session[name] for name in ("session_id", "graph_version")}
+        changed["begun_at"] = session["created_at"]
         messages = [(self._sql["index_message"], {**row, **changed}) for row in rows]
         return [(self._sql["index_session"], session), *messages]
 

@@ -97,6 +97,7 @@ async def open_graph_store(
     """
     async with AsyncExitStack() as stack:
         store, driver = await stack.enter_async_context(_opened(address, options, index=index, ttl=ttl))
+        stack.push_async_callback(store.end_batches)
         if driver is not None:
             store.items = TableItems(driver)
             store.fingerprint = address.fingerprint

@@ -224,11 +224,9 @@ class ConversationArchive:
 
     def _with_reset(self, appended: Appended, part: ArchivedPart, seqs: dict[str, int]) -> Conversation:
         """Return the conversation with the later of its own reset and the export's."""
-        reset_seq = part.info.reset_seq
-        last_before = next((message for message in part.messages if reset_seq and message.seq == reset_seq), None)
-        seq = seqs.get(str(last_before.id), 0) if last_before is not None else 0
+        here = {message.seq: seqs.get(str(message.id), 0) for message in part.messages if message.seq}
         conversation = appended.conversation
-        return replace(conversation, reset_seq=max(conversation.reset_seq, seq))
+        return replace(conversation, reset_seq=max(conversation.reset_seq, here.get(part.info.reset_seq, 0)))
 
 
 class IndexedArchive(ConversationArchive):

@@ -195,12 +195,8 @@ class ConversationWriter:
         taken = {message_id for message_id, note in notes.items() if note in found}
         if not taken:
             return prepared, None
-        rows = [
-            (message, columns)
-            for message, columns in zip(prepared.messages, prepared.columns, strict=True)
-            if message.id not in taken
-        ]
-        left = replace(prepared, messages=[message for message, _ in rows], columns=[columns for _, columns in rows])
+        messages = [message for message in prepared.messages if message.id not in taken]
+        left = replace(prepared, messages=messages, columns=[row for row in prepared.columns if row["id"] not in taken])
         return left, found[notes[min(taken)]]
 
     async def _noted(

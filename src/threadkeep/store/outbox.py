@@ -112,9 +112,8 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         named = {**address, **{name: value for name, value in others.items() if value is not None}}
         heard = {"session_id": session_id, "channel": channel, "address": json_text(person), "now": now}
         status: OutboxStatus = "waiting" if waits else "ready"
-        first_try_at = time_text(self._clock() + after)
         answer = {"message_id": message_id, "status": status, "content": content and clean_text(content)}
-        row = {**heard, **answer, "first_try_at": first_try_at, "address": json_text(named)}
+        row = {**heard, **answer, "first_try_at": time_text(self._clock() + after), "address": json_text(named)}
         async with self._driver.writing() as connection:
             if not await connection.fetch(self._sql["add"], row):
                 return False
