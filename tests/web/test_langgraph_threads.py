@@ -23,6 +23,7 @@ from threadkeep.errors import StoreUnavailable
 from threadkeep.records.runs import RunQuery
 from threadkeep.runs.service import RunService
 from threadkeep.testing import ScriptedModel
+from threadkeep.web.langgraph.states import message_json
 from threadkeep.web.langgraph.threads import CreatedThread
 
 ANN = {"user_id": "ann"}
@@ -316,6 +317,24 @@ async def test_a_search_reads_only_the_runs_of_threads_with_its_metadata(
         assert ([one["thread_id"] for one in found], asked) == (["b"], ["b"])
         assert await langgraph.threads.search(metadata={"order": "d"}) == []
         assert asked == ["b"]
+
+
+async def test_a_history_converts_each_message_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work does not grow with the square of the number of turns, which would stop the service for seconds."""
+    converted: list[Message] = []
+
+    def counted(message: Message) -> dict[str, Any]:
+        converted.append(message)
+        return message_json(message)
+
+    monkeypatch.setattr("threadkeep.web.langgraph.states.message_json", counted)
+    async with sdk(tmp_path, ScriptedModel([])) as (langgraph, _):
+        messages = [{"role": role, "content": f"{role} {turn}"} for turn in range(20) for role in ("user", "assistant")]
+        await langgraph.threads.update_state("t1", {"messages": messages})
+        converted.clear()
+        states = await langgraph.threads.get_history("t1", limit=100)
+    assert [len(texts(one["values"])) for one in states] == list(range(40, -1, -2))
+    assert len(converted) == 40
 
 
 async def test_conversations_of_agents_hide_no_older_thread(

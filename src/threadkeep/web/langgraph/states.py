@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -289,19 +290,19 @@ def seq_of(named: object) -> int | None:
 def _states(thread: Thread, messages: Sequence[Message], *, newest: bool) -> Iterator[ThreadStateBody]:
     """Yield the states at the ends of these turns, newest first; only the `newest` of a thread has its questions."""
     waiting = thread.waiting if newest else None
-    ends = _turn_ends(messages)
+    ends, shown = _turn_ends(messages), [message_json(one) for one in messages]
     for step in range(len(ends) - 1, -1, -1):
         seq, asked = ends[step], questions(waiting) if waiting is not None else []
-        upto = [one for one in messages if (one.seq or 0) <= seq]
+        count = bisect_right(messages, seq, key=lambda one: one.seq or 0)
         yield ThreadStateBody(
-            values=_values(upto),
+            values={MESSAGES: shown[:count]},
             next=[] if waiting is None else [waiting.workflow],
             tasks=[] if waiting is None else [TaskBody(id=waiting.run_id, name=waiting.workflow, interrupts=asked)],
             interrupts=asked,
             checkpoint=checkpoint(thread.thread_id, seq),
             parent_checkpoint=checkpoint(thread.thread_id, ends[step - 1]) if step else None,
             metadata={"source": "loop" if seq else "input", "step": step, "thread_id": thread.thread_id},
-            created_at=upto[-1].created_at if upto else None,
+            created_at=messages[count - 1].created_at if count else None,
         )
         waiting = None
 
