@@ -183,12 +183,6 @@ class Settings(RunSettings, GraphitiSettings):
     log_json: bool = Field(False, description="Write log lines as JSON.")
     otel: bool = Field(False, description="Send spans to OpenTelemetry, if its SDK is set up.")
 
-    @field_validator("database_url")
-    @classmethod
-    def _check_database_url(cls, value: SecretStr) -> SecretStr:
-        parse_address(value.get_secret_value())
-        return value
-
     @field_validator("postgres_dsn")
     @classmethod
     def _check_postgres_dsn(cls, value: SecretStr | None) -> SecretStr | None:
@@ -290,7 +284,7 @@ class Settings(RunSettings, GraphitiSettings):
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        check_partitions(self.database.backend, self.partitions)
+        check_partitions(self.database.backend, self.partitions)  # `database` rejects an invalid URL
         if self.postgres_pool_min_size > self.postgres_pool_max_size:
             raise InvalidSettings(
                 f"{PREFIX}POSTGRES_POOL_MIN_SIZE is larger than {PREFIX}POSTGRES_POOL_MAX_SIZE; change one of them.",

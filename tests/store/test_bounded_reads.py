@@ -147,6 +147,30 @@ async def test_sqlite_reads_neither_the_facts_of_others_nor_finished_runs(
     assert any(index in step for step in steps), steps
 
 
+async def test_the_runs_of_a_list_of_sessions_are_found_by_indexes(database_url: str) -> None:
+    """A page of threads neither reads all runs of a session, to find those that wait, nor all sessions."""
+    others: Parameters = {"user_id": None, "reset": "reset", "delete": "delete"}
+    sessions = [f"room:{n}" for n in range(20)]
+    sql, parameters = for_values(load_statements("runs_records.sql")["of_sessions"], "session_id", sessions, others)
+    async with migrated_driver(database_url) as driver:
+        if driver.backend == "sqlite":
+            plan = [str(row[3]) for row in await driver.fetch(f"EXPLAIN QUERY PLAN {sql}", parameters)]
+        else:
+            async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
+                await connection.execute(
+                    "INSERT INTO chat_runs"
+                    " (run_id, root_run_id, session_id, arrival, workflow, status, trigger, created_at)"
+                    " SELECT 'r' || n, 'r' || n, 'room:' || n % 100, n, 'chat', 'done', 'message', now()"
+                    " FROM generate_series(1, 20000) AS n"
+                )
+                await connection.execute("ANALYZE chat_runs")
+                cursor = await connection.execute(f"EXPLAIN {for_psycopg(sql)}".encode(), parameters)
+                plan = [str(step) for (step,) in await cursor.fetchall()]
+    for index in ("idx_chat_runs_arrival", "idx_chat_runs_open", "idx_chat_runs_waiting"):
+        assert any(index in step for step in plan), plan
+    assert not [step for step in plan if "Seq Scan on chat_runs" in step or step in ("SCAN r", "SCAN chat_runs")], plan
+
+
 _ALIASES = {
     "chat_answered_messages": "a",
     "chat_channel_sessions": "h",

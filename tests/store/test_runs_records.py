@@ -12,7 +12,7 @@ from tests.databases import query
 from tests.store.running import asked, begun
 from threadkeep import Memory, MemoryOptions, Message, open_memory
 from threadkeep.errors import InvalidInput
-from threadkeep.records.runs import NewRun, RunBudget, RunQuery, TokenUsage, TraceEvent
+from threadkeep.records.runs import RESET, NewRun, RunBudget, RunQuery, TokenUsage, TraceEvent
 from threadkeep.store.runs.rows import RunCounts
 from threadkeep.testing import SettableClock
 
@@ -45,6 +45,25 @@ async def ids(memory: Memory, wanted: RunQuery) -> list[str]:
         if cursor is None:
             return found
         wanted = replace(wanted, cursor=cursor)
+
+
+async def test_sessions_have_their_newest_active_and_waiting_turns(memory: Memory, clock: SettableClock) -> None:
+    """Other turns, child runs, resets and runs of other users are not returned."""
+    for number, status in enumerate(("waiting", "done", "done", "queued", "queued")):
+        run_id = f"r{number}"
+        await memory.runs.order.add(replace(asked(run_id), user_id="u1"), owner="me")
+        if status == "waiting":
+            await memory.runs.wait(run_id, "me", interrupt="Ship it?")
+        elif status == "done":
+            await memory.runs.finish(run_id, "me", "done")
+        clock.advance(1)
+    await memory.runs.order.add(replace(asked("c1"), parent_run_id="r4", trigger="child"))
+    await memory.runs.order.add(replace(asked("x1", session="other"), workflow=RESET))
+    records = memory.runs.records
+    found = await records.of_sessions(["room", "other", "unknown"])
+    assert [run.run_id for run in found] == ["r4", "r3", "r0"]
+    assert found[-1].interrupt == "Ship it?"
+    assert await records.of_sessions(["room"], user_id="u2") == []
 
 
 async def test_runs_are_listed_newest_first(memory: Memory, clock: SettableClock) -> None:

@@ -20,8 +20,7 @@ from tests.workflows.test_agent_history import BOT
 from tests.workflows.test_own_conversations import asked, numbered
 from threadkeep import Memory, MemoryOptions, Message, open_memory
 from threadkeep.errors import StoreUnavailable
-from threadkeep.records.runs import RunQuery
-from threadkeep.runs.service import RunService
+from threadkeep.store.runs.rows import RunRecords
 from threadkeep.testing import ScriptedModel
 from threadkeep.web.langgraph.states import message_json
 from threadkeep.web.langgraph.threads import CreatedThread
@@ -301,22 +300,24 @@ async def test_old_threads_are_found_by_id_and_on_later_pages(tmp_path: Path, mo
 async def test_a_search_reads_only_the_runs_of_threads_with_its_metadata(
     tmp_path: Path, shared_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str | None] = []
-    listed = RunService.list
+    """Their runs are read at once."""
+    asked: list[list[str]] = []
+    listed = RunRecords.of_sessions
 
-    async def counted(self: RunService, query: RunQuery) -> Any:
-        asked.append(query.session_id)
-        return await listed(self, query)
+    async def counted(self: RunRecords, session_ids: list[str], *, user_id: str | None = None) -> Any:
+        asked.append(session_ids)
+        return await listed(self, session_ids, user_id=user_id)
 
     async with sdk(tmp_path, ScriptedModel(["1", "2", "3"]), database_url=shared_url) as (langgraph, _):
         for thread_id in ("a", "b", "c"):
             await langgraph.threads.create(thread_id=thread_id, metadata={"order": thread_id, "graph_id": "other"})
             await langgraph.runs.wait(thread_id, "chat", input=asks(thread_id))
-        monkeypatch.setattr(RunService, "list", counted)
+        monkeypatch.setattr(RunRecords, "of_sessions", counted)
         found = await langgraph.threads.search(metadata={"order": "b", "graph_id": "chat"})
-        assert ([one["thread_id"] for one in found], asked) == (["b"], ["b"])
+        assert ([one["thread_id"] for one in found], asked) == (["b"], [["b"]])
         assert await langgraph.threads.search(metadata={"order": "d"}) == []
-        assert asked == ["b"]
+        assert await langgraph.threads.search(status="busy") == []
+        assert asked == [["b"], ["c", "b", "a"]]
 
 
 async def test_a_history_converts_each_message_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

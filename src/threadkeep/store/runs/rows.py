@@ -296,6 +296,18 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         last = found[query.limit - 1]
         return found[: query.limit], (last.created_at, last.run_id)
 
+    async def of_sessions(self, session_ids: Sequence[str], *, user_id: str | None = None) -> list[Run]:
+        """Return the newest turn of each session, a queued or running one, and the waiting ones, newest first.
+
+        The runs lack the texts that the transcript has.
+        """
+        others = {"user_id": user_id, "reset": RESET, "delete": DELETE}
+        async with self._driver.reading() as connection:
+            found = await connection.fetch(*for_values(self._sql["of_sessions"], "session_id", session_ids, others))
+            run_ids = [run_id for (run_id,) in found if run_id is not None]
+            rows = await connection.fetch(*for_values(self._sql["rows"], "run_id", run_ids)) if run_ids else []
+        return sorted([run_of(row, damaged=True) for row in rows], key=lambda run: run.created_at, reverse=True)
+
     async def tree(self, run_id: str, *, limit: int = 500) -> list[Run]:
         """Return up to `limit` runs of a run's tree, parents before children."""
         async with self._driver.reading() as connection:

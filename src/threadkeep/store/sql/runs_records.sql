@@ -22,6 +22,31 @@ WHERE r.session_id = :session_id AND (r.created_at, r.run_id) < (:created_at, :r
     AND (CAST(:user_id AS TEXT) IS NULL OR r.user_id = :user_id)
 -- include: page
 
+-- name: of_sessions
+-- The newest turn of each session, one that is queued or running, and all that wait. The expression on the session keeps
+-- engines from reading all runs of a session to find the waiting ones: there are few of these, with an index of their own.
+WITH wanted (session_id) AS (
+VALUES (:session_id)
+)
+SELECT (
+    SELECT r.run_id FROM chat_runs r
+    WHERE r.session_id = w.session_id AND r.arrival IS NOT NULL AND r.parent_run_id IS NULL
+        AND r.workflow NOT IN (:reset, :delete) AND (CAST(:user_id AS TEXT) IS NULL OR r.user_id = :user_id)
+    ORDER BY r.arrival DESC LIMIT 1
+) FROM wanted w
+UNION
+SELECT (
+    SELECT r.run_id FROM chat_runs r
+    WHERE r.session_id = w.session_id AND r.arrival IS NOT NULL AND r.status IN ('queued', 'running')
+        AND r.parent_run_id IS NULL AND r.workflow NOT IN (:reset, :delete)
+        AND (CAST(:user_id AS TEXT) IS NULL OR r.user_id = :user_id)
+    ORDER BY r.arrival LIMIT 1
+) FROM wanted w
+UNION
+SELECT r.run_id FROM chat_runs r
+WHERE r.status = 'waiting' AND r.session_id || '' IN (SELECT w.session_id FROM wanted w) AND r.parent_run_id IS NULL
+    AND (CAST(:user_id AS TEXT) IS NULL OR r.user_id = :user_id)
+
 -- name: newest_of_user
 SELECT r.run_id FROM chat_runs r
 WHERE r.user_id = :user_id AND (r.created_at, r.run_id) < (:created_at, :run_id)

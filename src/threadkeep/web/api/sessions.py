@@ -76,15 +76,13 @@ async def list_sessions(
     cursor: Cursor = None,
 ) -> SessionList:
     """List sessions, newest activity first."""
-    position = read_cursor(cursor)
-    text = clean_text(query) if query else None
-    everything = AllSessions(app.memory)
-    found, following = await everything.page(SessionQuery(user_id, text, active, limit, position, tag, channel))
-    damaged = damaged_sessions(await everything.damaged(user_id))
+    everything, text = AllSessions(app.memory), clean_text(query) if query else None
+    chosen = SessionQuery(user_id, text, active, limit, read_cursor(cursor), tag, channel)
+    found, following = await everything.page(chosen)
     return SessionList(
         sessions=[SessionBody.model_validate(info) for info in found],
         next_cursor=write_cursor(following),
-        damaged=damaged,
+        damaged=damaged_sessions(await everything.damaged(user_id)),
     )
 
 
@@ -376,8 +374,8 @@ async def manifests_of_session(
     session_id: SessionId, app: AppInUse, user_id: UserId = None, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
 ) -> SessionManifests:
     """Return the manifests of a session's model calls, newest first."""
-    position = read_call_cursor(cursor)
-    found = await AllSessions(app.memory).calls(session_id, user_id=user_id, limit=limit + 1, before=position)
+    everything, before = AllSessions(app.memory), read_call_cursor(cursor)
+    found = await everything.calls(session_id, user_id=user_id, limit=limit + 1, before=before)
     page, more = found[:limit], len(found) > limit
     return SessionManifests(
         session_id=session_id,

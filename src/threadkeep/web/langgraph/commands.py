@@ -128,17 +128,12 @@ async def _forked(app: App, session: Session, start: Start, fork: int) -> RunReq
         question_id = str((await session.edit(asked.id, text, new_id=new_id if new_id != asked.id else None)).id)
     again = RegenerationRequest(message_id=question_id, workflow=start.assistant_id, double_texting=policy)
     chat = await app.chat.supersede_answers(session, again)
-    return RunRequest(
-        workflow=chat.workflow,
+    return replace(
+        _request(start, chat.session_id),
         text=chat.message,
-        session_id=chat.session_id,
         user_id=chat.user_id,
         message_id=chat.message_id,
-        inputs=start.inputs,
-        user_context=start.user_context,
         metadata={**chat.metadata, **start.metadata},
-        stream=True,
-        double_texting=start.policy,
     )
 
 

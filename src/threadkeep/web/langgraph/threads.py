@@ -45,7 +45,6 @@ from threadkeep.web.langgraph.states import (
     is_creation,
     message_json,
     messages_of,
-    runs_of,
     seq_of,
     state_of,
     thread_body,
@@ -351,19 +350,20 @@ async def _newest(app: App, user_id: str | None, body: ThreadSearchBody, count: 
 
     Yield the threads whose own metadata matches; only their runs are read.
     """
-    runs = await app.runs.service()
     everything = AllSessions(app.memory)
     wanted = {name: value for name, value in (body.metadata or {}).items() if name not in _WORKFLOW_NAMES}
+    own = body.model_copy(update={"status": None, "metadata": wanted})
     cursor, searched = None, 0
     while searched < count:
         page, cursor = await everything.page(SessionQuery(user_id, None, None, _PAGE, cursor))
-        for info in page:
-            if not info.namespace:
-                searched += 1
-                thread = Thread(info.session_id, app.memory.session(info.session_id, user_id=user_id), info, ())
-                own = thread_body(thread).metadata
-                if all(own.get(name) == value for name, value in wanted.items()):
-                    yield replace(thread, runs=await runs_of(runs, info.session_id, user_id=user_id))
+        sessions = [(info, app.memory.session(info.session_id, user_id=user_id)) for info in page if not info.namespace]
+        searched += len(sessions)
+        threads = [Thread(session.session_id, session, info, ()) for info, session in sessions]
+        found = [thread for thread in threads if _matches(thread_body(thread), own)]
+        ids = [thread.thread_id for thread in found]
+        runs = await app.memory.runs.records.of_sessions(ids, user_id=user_id) if ids else []
+        for thread in found:
+            yield replace(thread, runs=[run for run in runs if run.session_id == thread.thread_id])
         if cursor is None:
             return
 
