@@ -11,7 +11,7 @@ import typer
 from threadkeep.cli.facts import By, OfSession, OfUser, OfWorkspace, decider, needed_scope
 from threadkeep.cli.shared import Confirmed, Limit, one_of, opened_memory, verbs
 from threadkeep.cli.terminal import WrongUse, counted, terminal
-from threadkeep.records.graphiti import DATA_CLASSES, DELIVERY_STATUSES, DataClass, DeliveryStatus
+from threadkeep.records.graphiti import DATA_CLASSES, DELIVERY_STATUSES, DeliveryStatus
 
 if TYPE_CHECKING:
     from threadkeep.knowledge.graphiti.maintenance import Check
@@ -50,7 +50,7 @@ async def decide_consent(
     """Allow sending data to the Graphiti endpoint, or decline it. Without options, show the newest 20 decisions."""
     if grant and decline:
         raise WrongUse("Use --grant or --decline, not both.")
-    classes = _classes(data) if grant else None
+    classes = [name for one in data or () if grant and (name := one_of("--data", one, DATA_CLASSES))]
     if grant:
         terminal.confirm(
             "All new data of these kinds will be sent to the endpoint. Allow it?", _SAY_YES, confirmed=confirmed
@@ -59,7 +59,7 @@ async def decide_consent(
         graphiti = memory.graphiti
         if grant:
             in_use = graphiti.options.needed_classes() if graphiti.options else ()
-            consents = [await graphiti.grant(in_use if classes is None else classes, by=decider(by))]
+            consents = [await graphiti.grant(classes or in_use, by=decider(by))]
         elif decline:
             consents = [await graphiti.decline(by=decider(by))]
         else:
@@ -288,11 +288,3 @@ def _status_lines(status: GraphitiStatus) -> list[tuple[str, str]]:
 
 def _workspaces(trusted: Sequence[str | None]) -> str:
     return ", ".join(name or "runs without a workspace" for name in trusted) or "no workspace"
-
-
-def _classes(data: Sequence[str] | None) -> list[DataClass] | None:
-    if not data:
-        return None
-    if unknown := set(data) - set(DATA_CLASSES):
-        raise WrongUse(f"{', '.join(sorted(unknown))}: --data must be one of {', '.join(DATA_CLASSES)}.")
-    return [name for name in DATA_CLASSES if name in data]

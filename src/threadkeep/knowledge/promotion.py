@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 from threadkeep.errors import InvalidInput
-from threadkeep.records.knowledge import SCOPE_KINDS, FactKind, NewFact, ScopeKind
+from threadkeep.records.knowledge import FACT_KINDS, SCOPE_KINDS, FactKind, NewFact, ScopeKind
 
 # Each repetition has a limit, so that external text is matched in linear time.
 _PHRASE = r"(?:pass(?:word|wd|phrase|code)|\bpwd|\bpw\b|密码|口令)\w{0,2}[\"'`]?"
@@ -54,12 +54,6 @@ RELATIONS: tuple[Relation, ...] = get_args(Relation.__value__)
 _MOST_DIRECTIVES = 100
 REFUSAL = "This looks like a secret, such as a password or a key: it was not remembered. Leave the secret out."
 
-_FACT_KINDS: dict[PromotedKind, FactKind] = {
-    "decision": "decision",
-    "lesson_learned": "lesson_learned",
-    "preference": "preference",
-    "terminology": "terminology",
-}
 _SYNONYMS: dict[str, PromotedKind] = {
     **{kind: kind for kind in PROMOTED_KINDS if kind != "repo_state"},
     "remember": "lesson_learned", "note": "lesson_learned", "lesson": "lesson_learned",
@@ -125,7 +119,7 @@ class Promotion:
     @property
     def fact_kind(self) -> FactKind:
         """The kind of the stored fact."""
-        return _FACT_KINDS.get(self.kind, "world_knowledge")
+        return next((kind for kind in FACT_KINDS if kind == self.kind), "world_knowledge")
 
     def episode(self, owner: str) -> str:
         """Return the text of the episode: a line for the fact, and a line for each relation."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -132,7 +132,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         """Return the first `limit` messages of a group that may be sent now; those of a backfill come last."""
         allowed = {"endpoint": self._endpoint, "version": CONSENT_VERSION}
         rows = await self._fetch("waiting", {"group_id": group_id, "limit": limit, **allowed})
-        return [_waiting(row) for row in rows]
+        return [Waiting(number, name, time_of(said_at), *others) for number, name, said_at, *others in rows]
 
     async def mark_sent(
         self, lease: Lease, messages: Mapping[int, DataClass], *, backfill_per_minute: int = 60
@@ -318,40 +318,8 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return time_text(self._clock() + timedelta(seconds=WRONG_CLOCK_SECONDS))
 
 
-def _waiting(row: Row) -> Waiting:
-    number, name, said_at, attempts, role, scope, own, text, author, superseded_at, session_id, backfill, user_id = row
-    content = own if own is not None else (text if superseded_at is None else None)
-    return Waiting(
-        number,
-        name,
-        time_of(said_at),
-        attempts,
-        role,
-        scope,
-        content,
-        author,
-        session_id,
-        backfill=bool(backfill),
-        user_id=user_id,
-    )
-
-
 def _delivery(row: Row) -> Delivery:
-    number, group_id, scope, session_id, message_id, name, role, status, reason, attempts, repeats, *times = row
-    created_at, sent_at, ended_at = (time_of(value) for value in times)
-    return Delivery(
-        number=number,
-        group_id=group_id,
-        scope=scope,
-        session_id=session_id,
-        message_id=message_id,
-        name=name,
-        role=role,
-        status=status,
-        reason=reason,
-        attempts=attempts,
-        repeats=repeats,
-        created_at=created_at,
-        sent_at=sent_at,
-        ended_at=ended_at,
-    )
+    values = dict(zip((field.name for field in fields(Delivery)), row, strict=True))
+    for name in ("created_at", "sent_at", "ended_at"):
+        values[name] = time_of(values[name])
+    return Delivery(**values)

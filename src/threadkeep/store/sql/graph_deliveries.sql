@@ -38,12 +38,14 @@ ORDER BY number
 
 -- name: waiting
 -- Current messages are sent before older ones. Messages that may not be sent now stay, and do not delay later ones. The
--- content of a deleted fact is NULL.
+-- content of a deleted fact or of a superseded message is NULL.
 SELECT
     d.number, d.name, d.said_at, d.attempts, d.role, d.scope,
-    CASE WHEN d.session_id IS NOT NULL OR EXISTS (SELECT 1 FROM chat_facts f WHERE f.fact_id = d.turn) THEN d.content END,
-    m.content, m.author, m.superseded_at, d.session_id,
-    d.backfill, s.user_id
+    coalesce(
+        CASE WHEN d.session_id IS NOT NULL OR EXISTS (SELECT 1 FROM chat_facts f WHERE f.fact_id = d.turn) THEN d.content END,
+        CASE WHEN m.superseded_at IS NULL THEN m.content END
+    ),
+    m.author, d.session_id, d.backfill, s.user_id
 FROM chat_graph_deliveries d
     LEFT JOIN chat_messages m ON m.session_id = d.session_id AND m.id = d.message_id
     LEFT JOIN chat_sessions s ON s.session_id = d.session_id

@@ -147,14 +147,7 @@ async def list_proposals(
     """List the facts that were proposed from messages, most recently changed first. Each proposal names its message."""
     if scope is not None and owner is None:
         raise InvalidInput("A `scope` of proposals needs its `owner`, such as scope=user&owner=ann.")
-    query = ProposalQuery(
-        status,
-        scope_in_query(scope, owner),
-        session_id,
-        user_id,
-        limit,
-        read_cursor(cursor),
-    )
+    query = ProposalQuery(status, scope_in_query(scope, owner), session_id, user_id, limit, read_cursor(cursor))
     found, following = await app.memory.proposals.page(query)
     return ProposalList(proposals=[ProposalView.of(one) for one in found], next_cursor=write_cursor(following))
 
@@ -209,14 +202,7 @@ async def list_procedures(
 ) -> ProcedureList:
     """List procedures, most recently changed first. Restrict the list by `scope`, or by `scope` and `owner`."""
     query = ProcedureQuery(
-        scope_in_query(scope, owner),
-        scope,
-        name,
-        q,
-        active,
-        user_id=user_id,
-        limit=limit,
-        cursor=read_cursor(cursor),
+        scope_in_query(scope, owner), scope, name, q, active, user_id=user_id, limit=limit, cursor=read_cursor(cursor)
     )
     found, following = await app.memory.procedures.page(query)
     return ProcedureList(procedures=[ProcedureView.of(one) for one in found], next_cursor=write_cursor(following))
