@@ -325,6 +325,22 @@ async def test_nothing_is_sent_again_while_the_server_makes_progress(
     assert len(contents(graphiti)) == 20
 
 
+async def test_lost_messages_are_sent_again_while_later_ones_of_other_groups_are_stored(
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """The REST server stores all messages in order, so an earlier message that it does not show is lost."""
+    async with opening(scopes=("session",)) as memory:
+        await allow(memory)
+        graphiti.fail("blackhole", "/messages", times=1)
+        await talk(memory)
+        await deliver(memory, clock, looks=1)
+        for number in range(1, 21):
+            await talk(memory, session_id="room:2", first=number)
+            await deliver(memory, clock, looks=1)
+        assert len(graphiti.names(group_id_of(Scope("session", "room:1")))) == 2
+        assert (await memory.graphiti.status()).repeats == 2
+
+
 async def test_a_dead_worker_leads_to_dead_letters(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:

@@ -5,25 +5,39 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
-import httpx2
 import pytest
 from mcp.shared.exceptions import MCPError
 
 from tests.knowledge.graphiti.conftest import Opening, allow, deliver
+from tests.knowledge.graphiti.mcp_graphiti import mcp_graphiti
 from tests.limits import HANG_SECONDS
-from threadkeep import Message
+from threadkeep import Memory, Message, Scope
 from threadkeep.errors import GraphitiError, InvalidInput
 from threadkeep.knowledge.graphiti.client import Episode
 from threadkeep.knowledge.graphiti.mcp_server import McpClient
+from threadkeep.knowledge.promotion import Promotion
 from threadkeep.testing import FakeGraphiti, SettableClock
 
 EPISODE = Episode(name="n", role="user", speaker="ann", content="the secret", said_at=datetime(2026, 1, 1, tzinfo=UTC))
 
 type Answer = Callable[[str, dict[str, Any]], object]
+
+
+def connect_to(monkeypatch: pytest.MonkeyPatch, client: object) -> None:
+    """Make each connection of an `McpClient` return this client of the protocol."""
+
+    async def connected() -> object:
+        return client
+
+    def connection(*_: object) -> object:
+        return SimpleNamespace(client=connected, close=_nothing, is_over=False, requests=0, failures=[])
+
+    monkeypatch.setattr("threadkeep.knowledge.graphiti.mcp_server._Connection", connection)
 
 
 @pytest.fixture
@@ -39,10 +53,7 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], McpClient]:
                 await asyncio.Event().wait()
             return SimpleNamespace(is_error=False, structured_content={"result": result})
 
-        async def connected(_: McpClient) -> object:
-            return SimpleNamespace(call_tool=call_tool)
-
-        monkeypatch.setattr(McpClient, "_connected", connected)
+        connect_to(monkeypatch, SimpleNamespace(call_tool=call_tool))
         return McpClient("http://graph:8000", timeout_seconds=0.2)
 
     return make
@@ -95,6 +106,13 @@ async def test_each_failure_raises_an_error_without_message_texts(
     assert "secret" not in caplog.text + str(failed.value) + repr(failed.value.__cause__)
 
 
+async def deliver_slowly(memory: Memory, clock: SettableClock) -> None:
+    """Run the delivery 30 times, with minutes between, so that every pause after a failure ends."""
+    for _ in range(30):
+        await deliver(memory, clock, looks=1)
+        clock.advance(300)
+
+
 async def _nothing() -> None:
     """Do nothing."""
 
@@ -142,18 +160,13 @@ async def test_only_a_refused_message_becomes_a_dead_letter(
     """Other messages arrive once, in order. Outages count no attempt, however long they are."""
     server = _Tools(failing=failing, times=times)
 
-    async def connected(_: McpClient) -> object:
-        return server
-
-    monkeypatch.setattr(McpClient, "_connected", connected)
+    connect_to(monkeypatch, server)
     async with opening(scopes=("session",), transport="mcp") as memory:
         await allow(memory)
         for number in (1, 2, 3):
             said = [Message(role="user", content=f"question {number}"), Message(role="assistant", content="answer")]
             await memory.session("room:1", workspace="shop").append(said)
-        for _ in range(30):
-            await deliver(memory, clock, looks=1)
-            clock.advance(300)
+        await deliver_slowly(memory, clock)
         status = await memory.graphiti.status()
         assert status.dead == dead
         assert len(server.stored) == len(set(server.stored)) == 6 - len(status.dead)
@@ -177,9 +190,6 @@ async def test_a_wrong_endpoint_delays_messages_as_a_missing_server_does(
     """No message becomes a dead letter, and all arrive once the endpoint is repaired."""
     server = _Tools(failing=None, times=0)
 
-    async def connected(_: McpClient) -> object:
-        return server
-
     graphiti.fail(fault, "/mcp", **more)
     async with opening(scopes=("session",), transport="mcp") as memory:
         await allow(memory)
@@ -189,7 +199,7 @@ async def test_a_wrong_endpoint_delays_messages_as_a_missing_server_does(
             await deliver(memory, clock, looks=1)
             clock.advance(300)
         assert (await memory.graphiti.status()).dead == {}
-        monkeypatch.setattr(McpClient, "_connected", connected)
+        connect_to(monkeypatch, server)
         for _ in range(6):
             await deliver(memory, clock, looks=1)
             clock.advance(300)
@@ -197,22 +207,54 @@ async def test_a_wrong_endpoint_delays_messages_as_a_missing_server_does(
         assert len(server.stored) == 2
 
 
-async def test_a_proxy_can_refuse_one_message(
-    answered: Callable[[Answer], McpClient], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With status 413 or 422 after the connection was opened, the message is at fault; with 404 it is the endpoint."""
-    for status, kind in ((413, "refused"), (422, "refused"), (404, "unreadable"), (400, "unreadable")):
-        connection = SimpleNamespace(failed=None, close=_nothing)
-
-        def refuse(_: str, __: object, status: int = status, connection: Any = connection) -> object:
-            connection.failed = httpx2.Response(status, request=httpx2.Request("POST", "http://graph"))
-            return MCPError(-32603, "Server returned an error response")
-
-        client = answered(refuse)
-        monkeypatch.setattr(client, "_connection", connection)
+@pytest.mark.parametrize(
+    ("status", "kind"), [(400, "refused"), (413, "refused"), (422, "refused"), (404, "unreadable"), (429, "limited")]
+)
+async def test_a_proxy_can_refuse_one_message(status: int, kind: str) -> None:
+    """With 400, 413 or 422 after the connection was opened, the message is at fault. Others are not affected."""
+    async with mcp_graphiti() as server:
+        client = McpClient(server.url, timeout_seconds=HANG_SECONDS)
+        server.refused = lambda body: status if b"the secret" in body else None
+        server.may_store.clear()
+        other = replace(EPISODE, name="other", content="hello")
+        sending = asyncio.create_task(client.send("group", [other]))
+        await server.calls.acquire()
         with pytest.raises(GraphitiError) as failed:
             await client.send("group", [EPISODE])
         assert (failed.value.kind, failed.value.status, failed.value.uncertain) == (kind, status, False)
+        server.may_store.set()
+        assert await sending == 1
+        assert [one.name for one in await client.episodes("group", 5)] == ["other"]
+        await client.close()
+
+
+async def test_status_400_for_one_request_blocks_no_others(opening: Opening, clock: SettableClock) -> None:
+    """A refused message is given up after five attempts. The deletion of a fact is tried until it succeeds."""
+    shop = Scope("workspace", "shop")
+    async with mcp_graphiti() as server, opening(endpoint=server.url, transport="mcp") as memory:
+        await allow(memory, "promoted_facts")
+        await memory.graphiti.promote(Promotion("decision", "Use SQLite.", key="database"), "shop")
+        await deliver(memory, clock, looks=2)
+        server.refused = lambda body: 400 if b"question 1" in body or b'"delete_episode"' in body else None
+        await memory.knowledge.forget(shop, "database")
+        for number in (1, 2):
+            said = [Message(role="user", content=f"question {number}"), Message(role="assistant", content="answer")]
+            await memory.session("room:1", workspace="shop").append(said)
+        await deliver_slowly(memory, clock)
+        status = await memory.graphiti.status()
+        assert (status.counts["confirmed"], status.dead) == (6, {"refused": 2})
+        assert server.bodies.count("user(user): question 2") == 2
+        assert "Use SQLite." in server.bodies[0]
+        server.refused = lambda body: 400 if b'"tools/call"' in body else None
+        await memory.session("room:1", workspace="shop").append([Message(role="user", content="question 3")])
+        await memory.session("room:1", workspace="shop").append([Message(role="assistant", content="answer")])
+        await deliver_slowly(memory, clock)
+        server.refused = lambda _: None
+        await deliver_slowly(memory, clock)
+        status = await memory.graphiti.status()
+        assert (status.counts["confirmed"], status.dead) == (10, {"refused": 2, "undone": 1})
+        assert server.bodies.count("user(user): question 3") == 2
+        assert not [body for body in server.bodies if "SQLite" in body]
 
 
 async def test_no_message_follows_a_withdrawal_of_consent(
@@ -221,15 +263,12 @@ async def test_no_message_follows_a_withdrawal_of_consent(
     """Messages marked as sent together are separate requests, which check consent again."""
     server = _Tools(failing=None, times=0)
 
-    async def connected(_: McpClient) -> object:
-        return server
-
     async def withdrawing(name: str, arguments: dict[str, Any]) -> object:
         if name == "add_memory":
             await memory.graphiti.decline(by="ann")
         return await _Tools.call_tool(server, name, arguments)
 
-    monkeypatch.setattr(McpClient, "_connected", connected)
+    connect_to(monkeypatch, server)
     monkeypatch.setattr(server, "call_tool", withdrawing)
     async with opening(scopes=("session",), transport="mcp") as memory:
         await allow(memory)

@@ -292,6 +292,46 @@ async def test_a_forgotten_fact_is_deleted_after_the_server_has_stored_it(
     assert (await allowed.graphiti.status()).dead == {"undone": 1}
 
 
+async def test_a_forgotten_fact_that_is_stored_late_is_deleted(
+    allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """The server may have many earlier messages, also of other programs, and needs seconds for each."""
+    graphiti.backend, graphiti.auto = "neo4j", False
+    await allow(allowed, "promoted_facts")
+    shop = Scope("workspace", "shop")
+    await allowed.graphiti.promote(Promotion("decision", "Use SQLite.", key="database"), "shop")
+    await deliver(allowed, clock, looks=1)
+    await allowed.knowledge.forget(shop, "database")
+    await deliver(allowed, clock, looks=15)
+    graphiti.ingest()
+    assert len(graphiti.names(group_id_of(shop))) == 1
+    await deliver(allowed, clock)
+    assert graphiti.names(group_id_of(shop)) == []
+    assert (await allowed.graphiti.status()).dead == {"undone": 1}
+
+
+async def test_a_failing_deletion_is_repeated_and_delays_no_messages(
+    allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    graphiti.backend = "neo4j"
+    await allow(allowed, "promoted_facts")
+    shop = Scope("workspace", "shop")
+    for key in ("database", "language"):
+        await allowed.graphiti.promote(Promotion("decision", f"Use the {key}.", key=key), "shop")
+    await deliver(allowed, clock)
+    graphiti.fail("status", "/episode/", status=500)
+    await allowed.knowledge.forget(shop, "database")
+    [fact] = await allowed.knowledge.facts(shop)
+    assert "failed" in (await allowed.graphiti.undo_promotion(fact.id)).remains
+    await allowed.graphiti.promote(Promotion("decision", "Use PostgreSQL.", key="database"), "shop")
+    await deliver(allowed, clock)
+    assert len(graphiti.names(group_id_of(shop))) == 3
+    graphiti.mend()
+    await deliver(allowed, clock)
+    assert (await allowed.graphiti.status()).counts == {"confirmed": 1, "dead": 2, "turns": 0}
+    assert [one["content"].partition("shop: ")[2] for one in graphiti.stored[group_id_of(shop)]] == ["Use PostgreSQL."]
+
+
 async def test_only_a_promoted_fact_can_be_undone(allowed: Memory) -> None:
     """An ordinary fact stays, and the error says the cure; a promoted fact that was forgotten can be undone."""
     await allow(allowed, "promoted_facts")

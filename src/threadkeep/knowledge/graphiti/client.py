@@ -74,6 +74,8 @@ class GraphitiClient(Protocol):
 
     newest_first: bool
     """True if `episodes` returns the newest episodes; false if their order is undefined."""
+    stores_in_order: bool
+    """True if the server stores all messages in the order of sending; then an earlier one that it lacks is lost."""
 
     async def send(self, group_id: str, episodes: Sequence[Episode], *, may_continue: MayContinue | None = None) -> int:
         """Send messages in order, and return how many were sent.
@@ -110,15 +112,8 @@ def fact_in(value: Json) -> GraphFact | None:
     uuid, fact, name = value.get("uuid"), value.get("fact"), value.get("name")
     if not isinstance(uuid, str) or not isinstance(fact, str) or not uuid or not fact.strip():
         return None
-    return GraphFact(
-        uuid=uuid,
-        fact=fact,
-        name=name if isinstance(name, str) else "",
-        valid_at=time_in(value.get("valid_at")),
-        invalid_at=time_in(value.get("invalid_at")),
-        created_at=time_in(value.get("created_at")),
-        expired_at=time_in(value.get("expired_at")),
-    )
+    times = {one: time_in(value.get(one)) for one in ("valid_at", "invalid_at", "created_at", "expired_at")}
+    return GraphFact(uuid=uuid, fact=fact, name=name if isinstance(name, str) else "", **times)
 
 
 def episode_in(value: Json) -> SeenEpisode | None:

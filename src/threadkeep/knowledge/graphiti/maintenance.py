@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from hashlib import sha256
+from typing import NamedTuple
 
 from langchain_core.utils.uuid import uuid7
 
@@ -290,25 +291,41 @@ async def retract(client: GraphitiClient | None, deliveries: Deliveries, fact_id
         with suppress(KnowledgeNotFound):  # another call retries it already
             await deliveries.retry(recorded.number)
     try:
-        _, left = await delete_episodes(client, recorded.group_id, {name})
+        found = await delete_episodes(client, recorded.group_id, {name})
     except GraphitiError as error:
         return Retracted(1, f"the episode: the server did not delete it ({error.kind})")
-    await deliveries.give_up([recorded.number], "not_deleted" if left else "undone")
-    return Retracted(1, "1 episode" if left else "")
+    if found.failed:
+        return Retracted(1, "1 episode: the server failed to delete it")
+    await deliveries.give_up([recorded.number], "not_deleted" if found.left else "undone")
+    return Retracted(1, "1 episode" if found.left else "")
 
 
-async def delete_episodes(client: GraphitiClient, group_id: str, names: Collection[str]) -> tuple[set[str], set[str]]:
-    """Delete named episodes among a group's last 10,000; return those found before and afterwards.
+class Deletion(NamedTuple):
+    """The names of episodes that were deleted, of those left, and of those left whose deletion may be tried again."""
+
+    deleted: set[str]
+    left: set[str]
+    failed: set[str]
+
+
+async def delete_episodes(client: GraphitiClient, group_id: str, names: Collection[str]) -> Deletion:
+    """Delete named episodes among a group's last 10,000.
+
+    An episode is left for good if the server reports success, or status 404 or 405: on FalkorDB it finds no episode.
 
     Raises:
         GraphitiError: the server does not answer.
     """
     shown = [seen for seen in await client.episodes(group_id, _MOST_EPISODES) if seen.name in names]
+    failed: set[str] = set()
     for seen in shown:
         try:
             await client.delete_episode(group_id, seen.uuid)
         except GraphitiError as error:
             if error.kind not in ("refused", "server"):
                 raise
+            if error.status not in (404, 405):
+                failed.add(seen.name)
     after = await client.episodes(group_id, _MOST_EPISODES) if shown else []
-    return {seen.name for seen in shown}, {seen.name for seen in after if seen.name in names}
+    left = {seen.name for seen in after if seen.name in names}
+    return Deletion({seen.name for seen in shown} - left, left, left & failed)

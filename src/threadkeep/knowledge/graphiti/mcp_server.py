@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextvars import Context
+from contextvars import Context, ContextVar
 
 import httpx2
 from mcp.client.client import Client
@@ -28,8 +28,12 @@ _INVALID_PARAMETERS = -32602
 # The codes of an unreadable response, an invalid request and an unknown method. Redirects and status 404 also cause
 # them, so they are faults of the endpoint and not of one message.
 _NOT_MCP = (-32700, -32600, -32601, -32602)
-# The statuses with which a proxy refuses one message.
-_REFUSING_STATUSES = (413, 422)
+# The statuses with which a proxy refuses one request, if the connection is open. A server that was restarted also
+# returns 400, but only once, and a refused message or deletion is tried again.
+_REFUSING_STATUSES = (400, 413, 422)
+
+_failures: ContextVar[list[httpx2.Response]] = ContextVar("failures")
+"""The unsuccessful responses to the current request. The library sends a request in the context of its caller."""
 
 
 class McpClient:
@@ -37,6 +41,8 @@ class McpClient:
 
     newest_first = False
     """The server returns episodes in no order, so all are read to find one."""
+    stores_in_order = False
+    """Each group has its own queue."""
 
     def __init__(self, endpoint: str, *, api_key: str | None = None, timeout_seconds: float = 10.0) -> None:
         self._url = endpoint if endpoint.endswith("/mcp") else f"{endpoint}/mcp"
@@ -143,31 +149,39 @@ class McpClient:
         return result
 
     async def _request[T](self, send: Callable[[Client], Awaitable[T]], *, seconds: float | None = None) -> T:
-        # The library also raises errors of its transport, some in exception groups.
+        connection = self._connection
+        if connection is None or connection.is_over:
+            connection = self._connection = _Connection(self._url, self._headers)
+        connection.requests += 1
+        failures: list[httpx2.Response] = []
+        unset = _failures.set(failures)
         is_connected = False
-        with ErrorBoundary() as attempt:
-            async with asyncio.timeout(self._seconds if seconds is None else seconds):
-                client = await self._connected()
-                is_connected = True
-                if self._connection is not None:
-                    self._connection.failed = None  # it belongs to an earlier request
-                return await send(client)
-        failed = None if self._connection is None else self._connection.failed
-        await self.close()
-        raise _failure_of(attempt.caught, failed, is_connected=is_connected)
-
-    async def _connected(self) -> Client:
-        if self._connection is None or self._connection.is_over:
-            self._connection = _Connection(self._url, self._headers)
-        return await self._connection.client()
+        try:
+            # The library also raises errors of its transport, some in exception groups.
+            with ErrorBoundary() as attempt:
+                async with asyncio.timeout(self._seconds if seconds is None else seconds):
+                    client = await connection.client()
+                    is_connected = True
+                    return await send(client)
+            if self._connection is connection:
+                self._connection = None  # later requests open another one
+            failed = next(reversed(failures if is_connected else connection.failures), None)
+            raise _failure_of(attempt.caught, failed, is_connected=is_connected)
+        finally:
+            _failures.reset(unset)
+            connection.requests -= 1
+            if connection is not self._connection and not connection.requests:
+                await connection.close()
 
 
 class _Connection:
     """A connection with its own task, because one task must open and close it."""
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
-        self.failed: httpx2.Response | None = None
-        """The last unsuccessful response to a POST; None if there was none."""
+        self.failures: list[httpx2.Response] = []
+        """The unsuccessful responses while the connection was opened."""
+        self.requests = 0
+        """The number of requests that use the connection."""
         self._stop = asyncio.Event()
         self._opened: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._hold(url, headers), context=Context(), name="threadkeep-graphiti-mcp")
@@ -192,13 +206,14 @@ class _Connection:
             await asyncio.wait([task])
 
     async def _hold(self, url: str, headers: Mapping[str, str]) -> None:
+        _failures.set(self.failures)
         try:
             with ErrorBoundary(self._fail):
                 async with (
                     httpx2.AsyncClient(
                         headers=dict(headers),
                         timeout=httpx2.Timeout(30.0, read=300.0),
-                        event_hooks={"response": [self._note]},
+                        event_hooks={"response": [_note]},
                     ) as http,
                     Client(streamable_http_client(url, http_client=http)) as client,
                 ):
@@ -207,16 +222,17 @@ class _Connection:
         finally:
             self._fail(GraphitiError("broken"))  # the task was cancelled before it was connected
 
-    async def _note(self, response: httpx2.Response) -> None:
-        # A server that sends no events of its own answers GET with 405.
-        if not response.is_success and response.request.method == "POST":
-            self.failed = response
-
     def _fail(self, error: Exception) -> None:
         """Raise an error in the caller that waits for the connection, if there is one."""
         if not self._opened.done():
             self._opened.set_exception(error)
             self._opened.exception()  # otherwise asyncio logs the error if the caller is gone
+
+
+async def _note(response: httpx2.Response) -> None:
+    # A server that sends no events of its own answers GET with 405.
+    if not response.is_success and response.request.method == "POST":
+        _failures.get().append(response)
 
 
 def _failure_of(error: BaseException, failed: httpx2.Response | None, *, is_connected: bool) -> GraphitiError:

@@ -54,6 +54,7 @@ class RestClient:
     """
 
     newest_first = True
+    stores_in_order = True
 
     def __init__(self, endpoint: str, *, api_key: str | None = None, timeout_seconds: float = 10.0) -> None:
         self._endpoint = endpoint

@@ -32,6 +32,8 @@ _DENIED_SECONDS = 300.0
 # Other writers may have added newer episodes, so read this many more.
 _EPISODES_OF_OTHERS = 50
 _MOST_EPISODES = 10_000
+# The episode of a forgotten fact may be stored late, so wait this many times longer for it than for other messages.
+_DELETION_TIMEOUTS = 10
 _BEGINNING = datetime(1, 1, 2, tzinfo=UTC)
 
 
@@ -77,6 +79,8 @@ class DeliveryWorker:
             clock=lambda: clock().timestamp(),
         )
         self._known_progress: tuple[datetime, tuple[int, datetime | None]] | None = None
+        self._last_stored = _BEGINNING
+        """The latest time of sending among the messages that this process has read back."""
         self._woken = asyncio.Event()
         self._serving: dict[str, asyncio.Task[None]] = {}
 
@@ -163,16 +167,20 @@ class DeliveryWorker:
         return await self._send_next(lease)
 
     async def _delete(self, lease: Lease, forgotten: Sequence[Unconfirmed]) -> None:
-        """Delete episodes of forgotten facts, once the server shows them.
+        """Delete episodes of forgotten facts, once the server shows them. A failed deletion is tried again later.
 
         Raises:
             GraphitiError: the server does not answer.
         """
-        seen, left = await delete_episodes(self._client, lease.group_id, {one.name for one in forgotten})
-        late = self._clock() - timedelta(seconds=self._options.confirm_seconds)
-        done = [one for one in forgotten if one.name not in left and (one.name in seen or one.sent_at < late)]
-        await self._deliveries.give_up([one.number for one in done], "undone")
-        await self._deliveries.give_up([one.number for one in forgotten if one.name in left], "not_deleted")
+        found = await delete_episodes(self._client, lease.group_id, {one.name for one in forgotten})
+        waited, timeout = await self._waited(forgotten)
+        is_late = waited > _DELETION_TIMEOUTS * timeout
+        done = [
+            one.number for one in forgotten if one.name in found.deleted or (is_late and one.name not in found.left)
+        ]
+        await self._deliveries.give_up(done, "undone")
+        kept = [one.number for one in forgotten if one.name in found.left - found.failed]
+        await self._deliveries.give_up(kept, "not_deleted")
 
     async def _send_next(self, lease: Lease) -> _Pause:
         """Send the next messages of a group; return the pause until the next poll.
@@ -206,9 +214,10 @@ class DeliveryWorker:
         return _Pause(min(self._options.poll_seconds, 1.0) / 2)
 
     async def _pause_without_messages(self, lease: Lease) -> _Pause:
-        """Return the pause of a group whose queued messages wait for consent."""
-        queued, _ = await self._deliveries.open_of(lease.group_id)
-        return _Pause(_LONGEST_POLL_SECONDS, error="no_consent") if queued else _Pause(self._options.poll_seconds)
+        """Return the pause of a group whose queued messages wait for consent, or its deletions for the server."""
+        queued, deletions = await self._deliveries.open_of(lease.group_id)
+        seconds = _LONGEST_POLL_SECONDS if queued or deletions else self._options.poll_seconds
+        return _Pause(seconds, error="no_consent" if queued else None)
 
     async def _progress(self) -> tuple[int, datetime | None]:
         """Return the number of unconfirmed messages and the time of the last confirmation."""
@@ -226,23 +235,18 @@ class DeliveryWorker:
         newer = await self._deliveries.newer_episodes(lease.group_id, oldest)
         last = min(newer + _EPISODES_OF_OTHERS * (20 if deep else 1), _MOST_EPISODES)
         names = {episode.name for episode in await self._client.episodes(lease.group_id, last)}
-        seen = [one.number for one in sent if one.name in names]
+        seen = [one for one in sent if one.name in names]
         if seen:
-            await self._deliveries.confirm(lease.group_id, seen)
+            await self._deliveries.confirm(lease.group_id, [one.number for one in seen])
+            self._last_stored = max(self._last_stored, *(one.sent_at for one in seen))
         return [one for one in sent if one.name not in names]
 
     async def _wait_for(self, lease: Lease, left: Sequence[Unconfirmed], *, progressed: bool) -> _Pause:
         """Return the pause before messages are read back again; queue or give up overdue ones."""
         if progressed:
             return _Pause(self._options.poll_seconds)
-        unconfirmed, seen_at = await self._progress()
-        now = self._clock()
-        # Ignore times that are far ahead: they were stored while a clock was wrong.
-        beyond = now + timedelta(seconds=WRONG_CLOCK_SECONDS)
-        times = [at for at in (*(one.sent_at for one in left), seen_at) if at is not None and at <= beyond]
-        waited = (now - max(times, default=_BEGINNING)).total_seconds()
-        timeout = self._options.confirm_seconds + self._options.confirm_seconds_each * unconfirmed
-        if waited < timeout * 2.0 ** (max(one.attempts for one in left) - 1):
+        waited, timeout = await self._waited(left)
+        if waited < timeout:
             return _Pause(min(max(waited / 4, self._options.poll_seconds), _LONGEST_POLL_SECONDS))
         if not await self._deliveries.renew(lease, seconds=self._lease_seconds):
             return _Pause(0.0)
@@ -253,6 +257,22 @@ class DeliveryWorker:
         again = [one.number for one in left if one.number not in lost]
         await self._deliveries.repeat(again)
         return _Pause(0.0, error="not_stored")
+
+    async def _waited(self, sent: Sequence[Unconfirmed]) -> tuple[float, float]:
+        """Return how many seconds messages have waited without progress, and after how many they count as lost.
+
+        Stored messages of other groups are progress, unless the server stores in order and has stored a later one.
+        """
+        unconfirmed, seen_at = await self._progress()
+        now = self._clock()
+        # Ignore times that are far ahead: they were stored while a clock was wrong.
+        beyond = now + timedelta(seconds=WRONG_CLOCK_SECONDS)
+        times = [one.sent_at for one in sent]
+        if seen_at is not None and not (self._client.stores_in_order and max(times) < self._last_stored <= beyond):
+            times.append(seen_at)
+        waited = (now - max((at for at in times if at <= beyond), default=_BEGINNING)).total_seconds()
+        timeout = self._options.confirm_seconds + self._options.confirm_seconds_each * unconfirmed
+        return waited, timeout * 2.0 ** (max(one.attempts for one in sent) - 1)
 
     async def _send(self, lease: Lease, batch: Sequence[Waiting]) -> None:
         """Send messages that were already marked as sent.
@@ -267,7 +287,7 @@ class DeliveryWorker:
             count = await self._client.send(lease.group_id, episodes, may_continue=partial(self._may_send, batch))
         except GraphitiError as error:
             if error.accepted is not None:
-                await self._stopped_at(batch[error.accepted], batch[error.accepted + 1 :], error)
+                await self._stopped_at(lease, batch[error.accepted], batch[error.accepted + 1 :], error)
                 return
             if error.is_final and len(batch) > 1:
                 await self._send_each(lease, batch, episodes)
@@ -285,7 +305,7 @@ class DeliveryWorker:
         """Return True if consent still covers a batch that was marked as sent."""
         return {_class_of(one) for one in batch} <= await self._consents.granted()
 
-    async def _stopped_at(self, failed: Waiting, later: Sequence[Waiting], error: GraphitiError) -> None:
+    async def _stopped_at(self, lease: Lease, failed: Waiting, later: Sequence[Waiting], error: GraphitiError) -> None:
         """Handle the failure of one message of a batch, before the `later` ones were sent.
 
         A tool may refuse a message temporarily, so a refused message is given up only after several attempts.
@@ -294,11 +314,12 @@ class DeliveryWorker:
             GraphitiError: the message was not given up.
         """
         await self._deliveries.take_back([one.number for one in later])
-        if error.is_final and failed.attempts + 1 >= self._options.max_attempts:
-            await self._deliveries.give_up([failed.number], "refused")
-            return
         if error.is_final:
             await self._deliveries.try_again(failed.number)
+            if failed.attempts + 1 >= self._options.max_attempts:
+                await self._client.episodes(lease.group_id, 1)  # it fails if the server refuses all requests
+                await self._deliveries.give_up([failed.number], "refused")
+                return
         elif not error.uncertain:
             await self._deliveries.take_back([failed.number])
         raise error
