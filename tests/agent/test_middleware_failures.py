@@ -398,17 +398,36 @@ async def test_no_run_stays_open_after_its_end(small_memory: Memory) -> None:
     assert middleware.open_runs == 0
 
 
+def remembered_runs() -> int:
+    """Return the number of root runs that are still in the process."""
+    gc.collect()
+    return sum(isinstance(one, RootRun) for one in gc.get_objects())
+
+
 @pytest.mark.parametrize("is_recorded", [False, True])
 async def test_an_ended_run_leaves_no_object(small_memory: Memory, is_recorded: bool) -> None:
-    def remembered() -> int:
-        gc.collect()
-        return sum(isinstance(one, RootRun) for one in gc.get_objects())
-
     agent: Any = make_agent(ScriptedModel(["one", "two"]), [] if is_recorded else [SessionMemory(small_memory)])
     agent = recorded(agent, small_memory) if is_recorded else agent
-    before = remembered()
+    before = remembered_runs()
     assert [await ask(agent, "1?"), await ask(agent, "2?")] == ["one", "two"]
-    assert remembered() == before
+    with pytest.raises((TypeError, ValueError, NotImplementedError)):
+        await agent.ainvoke({"messages": [object()]}, config_of())
+    assert remembered_runs() == before
+
+
+async def test_a_waiting_call_that_is_cancelled_leaves_no_object(small_memory: Memory) -> None:
+    gate, before = Gate(), remembered_runs()
+    graph: Any = recorded(make_agent(ScriptedModel([[gate, "one"]]), []), small_memory)
+    first = asyncio.create_task(ask(graph, "1?"))
+    await gate.reached()
+    second = asyncio.create_task(ask(graph, "2?"))
+    await asyncio.wait([second], timeout=0.1)
+    second.cancel()
+    await asyncio.wait([second])
+    gate.open()
+    assert await first == "one"
+    del first, second
+    assert remembered_runs() == before
 
 
 async def test_the_memory_does_not_reference_unused_middleware(small_memory: Memory) -> None:

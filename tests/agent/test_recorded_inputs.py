@@ -13,7 +13,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint
 from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
-from langgraph.types import Command
+from langgraph.types import Command, Overwrite
 from pydantic import BaseModel
 
 from tests.agent.talking import ROOM, config_of, input_of, kept
@@ -55,6 +55,29 @@ async def test_the_question_in_a_state_object_is_stored(small_memory: Memory, st
     assert await kept(small_memory) == [
         ("user", "one"), ("assistant", "1 seen"), ("user", "two"), ("assistant", "3 seen")
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("saver", [None, InMemorySaver()], ids=["none", "saver"])
+async def test_an_input_may_overwrite_the_messages_of_the_state(
+    small_memory: Memory, saver: InMemorySaver | None
+) -> None:
+    graph = recorded(create_agent(ScriptedModel(["one", "two"]), [], checkpointer=saver), small_memory)
+    await graph.ainvoke(input_of("q1", "m1"), config_of())
+    await small_memory.session(ROOM).take_back(1)
+    end = await graph.ainvoke({"messages": Overwrite([HumanMessage("q2", id="m2")])}, config_of())
+    assert [message.text for message in end["messages"]] == ["q2", "two"]
+    assert (await kept(small_memory))[-2:] == [("user", "q2"), ("assistant", "two")]
+
+
+async def test_a_function_that_takes_a_text_may_be_in_a_chain(small_memory: Memory) -> None:
+    @entrypoint()
+    async def shout(text: str) -> str:
+        """Return the text in capitals."""
+        return text.upper()
+
+    chain = RunnableLambda[str, str](lambda text: f"{text}!") | recorded(shout, small_memory)
+    with pytest.warns(MiddlewareWarning, match="stored no answer"):
+        assert await chain.ainvoke("hi", config_of()) == "HI!"
 
 
 async def test_a_pair_of_a_role_and_a_text_is_one_message(small_memory: Memory) -> None:

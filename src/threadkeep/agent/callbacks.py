@@ -21,7 +21,7 @@ from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tracers.context import register_configure_hook
 from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
 from langgraph.errors import GraphBubbleUp
-from langgraph.types import Command
+from langgraph.types import Command, Overwrite
 
 from threadkeep.agent.conversion import text_of
 
@@ -97,6 +97,7 @@ class RootCall:
         """The messages in the input, in the forms in which the caller gave them."""
         given: Any = self.input
         given = given.get("messages") if isinstance(given, Mapping) else getattr(given, "messages", None)
+        given = given.value if isinstance(given, Overwrite) else given
         if isinstance(given, list | tuple):
             is_pair = isinstance(given, tuple) and len(given) == 2 and [type(part) for part in given] == [str, str]
             return [given] if is_pair else list(given)

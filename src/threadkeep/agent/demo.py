@@ -175,7 +175,8 @@ def _recollection(questions: Sequence[str], statements: Sequence[str]) -> str:
         return "You have not told me anything yet."
     matching = _best(set().union(*map(_features, questions)), statements)
     opening = "You told me" if matching else "I find nothing about that. You told me last"
-    quotes = [_quote(statement) for statement in (matching or statements)[-MAX_QUOTES:]]
+    chosen = (matching or statements)[-MAX_QUOTES:]
+    quotes = [f"“{one[:MAX_QUOTE_CHARACTERS]}{'…' if len(one) > MAX_QUOTE_CHARACTERS else ''}”" for one in chosen]
     return f"{opening}: {', '.join(quotes)}{'' if quotes[-1][-2] in '.!…。！' else '.'}"
 
 
@@ -188,11 +189,6 @@ def _best(wanted: set[str], statements: Sequence[str]) -> list[str]:
     ]
     best = max(scores)
     return [statement for statement, score in zip(statements, scores, strict=True) if best and score == best]
-
-
-def _quote(statement: str) -> str:
-    cut = statement if len(statement) <= MAX_QUOTE_CHARACTERS else statement[:MAX_QUOTE_CHARACTERS] + "…"
-    return f"“{cut}”"
 
 
 def _sentences(text: str) -> list[str]:

@@ -114,16 +114,10 @@ class ContextParts:
                 found = [_required(self.summaries.get(name), "a summary") for name in entry.summaries]
                 return section_message("summary", summary_message_text(found))
             case "turns":
-                quoted = [
-                    QuotedTurn(
-                        turn.session_id,
-                        _required(
-                            self.by_reference.get(TurnReference(turn.session_id, turn.seq)), f"message {turn.seq}"
-                        ),
-                        turn.part,
-                    )
-                    for turn in entry.turns
-                ]
+                references = [TurnReference(turn.session_id, turn.seq) for turn in entry.turns]
+                messages = [_required(self.by_reference.get(one), f"message {one.seq}") for one in references]
+                pairs = zip(entry.turns, messages, strict=True)
+                quoted = [QuotedTurn(turn.session_id, message, turn.part) for turn, message in pairs]
                 return turns_message(quoted, home=self.session_id)
             case "text":
                 return load_message(_required(self.texts.get(entry.digest or ""), "a text"))

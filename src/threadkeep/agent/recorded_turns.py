@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, RemoveMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import RunControl, Runtime
-from langgraph.types import Command, GraphOutput
+from langgraph.types import Command, GraphOutput, Overwrite
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
@@ -70,28 +70,28 @@ class GraphTurns:
         """
         memory, options = self._memory, self._options
         session = session_for(memory, options, config, None if context is None else Runtime(context=context))
+        messages = messages_in(given)
         outer = begun_turn(memory, control_of(), session.session_id)
         root = outer or root_run(memory, RunControl(), session.session_id)
         key, run_id, metadata = (id(root.control), "", id(given)), run_id_of(config), metadata_of(config)
         part = Participation(memory, session, options, root, None, key, run_id, metadata)
-        messages = messages_in(given)
         identify(question_before(messages))
         part.resumed = not messages
         turn = GraphTurn(self, part, f"threadkeep:graph:{self._name or ''}", given, messages, config)
         if (memory.identity, session.session_id) in tool_of_sessions.get():
             part.silent = True
             return turn
-        if options.ordered:
-            await root.order.acquire(root, memory.observers)
         turn.role = "guest" if root.recorded else "owner"
         root.recorded = True
         root.open_calls += 1
         with OnFailure(turn.close):
+            if options.ordered:
+                await root.order.acquire(root, memory.observers)
             stored = [self._without_redacted(message) for message in messages]
             if not (given is None or isinstance(given, Command)):
                 begun = root.begun
                 part.enter(stored)
-                if not begun and (run := root_callbacks.call) is not None:
+                if messages and not begun and (run := root_callbacks.call) is not None:
                     turn.use_first_attempt(run, run.first_of(given))
             if messages and not part.silent:
                 await part.begin(stored)
@@ -187,7 +187,7 @@ class GraphTurn:
     async def without_outdated(self, state: State) -> None:
         """Make the graph's input remove the saved messages that are superseded or precede a reset."""
         turn, saved = self.part.turn, state.get("messages", ())
-        if turn is None or self.ended is not None or not saved or not self._messages:
+        if turn is None or self.ended is not None or not saved or not self._messages or _overwrites(self.given):
             return
         ids = {known for message in saved if (known := id_of(message)) is not None}
         past = Past(Limits(1), turn.question_id, turn.question_seq, turn.questions, ids)
@@ -345,11 +345,17 @@ def _as_conversation(rows: Sequence[Message]) -> list[BaseMessage]:
 
 def _with_messages(state: GraphInput, messages: Sequence[BaseMessage]) -> GraphInput:
     """Return a graph's input with other messages."""
+    new: Any = Overwrite(messages) if _overwrites(state) else messages
     if isinstance(state, Mapping):
-        return {**state, "messages": messages}
+        return {**state, "messages": new}
     if isinstance(state, BaseModel):
-        return state.model_copy(update={"messages": messages})
-    return replace(state, messages=messages)
+        return state.model_copy(update={"messages": new})
+    return replace(state, messages=new)
+
+
+def _overwrites(state: GraphInput) -> bool:
+    """Return True if the messages of a graph's input replace those of a checkpoint."""
+    return isinstance(state.get("messages") if isinstance(state, Mapping) else state.messages, Overwrite)
 
 
 type State = Mapping[str, Any]
