@@ -14,7 +14,7 @@ from threadkeep.records.runs import NewRun, Run, RunResult
 from threadkeep.runs.endings import ActiveRun
 from threadkeep.runs.requests import least, map_of
 from threadkeep.runs.tool_idempotency import last_answer
-from threadkeep.runs.worker import Beginning, Worker
+from threadkeep.runs.worker import Worker
 from threadkeep.workflows.definition import Workflow
 from threadkeep.workflows.resources import ChildRequest, ChildResult, ChildStatus
 
@@ -46,19 +46,18 @@ class RunChildren:
                 workflow=request.workflow,
                 status="refused",
             )
-        if parent.ledger is not None:
-            parent.ledger.has_children = True
-        run, beginning = await self._create_or_retry(request, parent)
+        parent.ledger.has_children = True
+        run, begun = await self._create_or_retry(request, parent)
         while not run.over:
-            run, beginning = await self._go_on(run, beginning), None
+            run, begun = await self._go_on(run, begun), None
         ended: dict[str, Json] = {"run_id": run.run_id, "status": run.status, "error": run.error}
         data = {name: value for name, value in ended.items() if value is not None}
         parent.tracer.note("child_finished", request.node_id, data)
-        if run.error == "BudgetSpent" and parent.ledger is not None:
+        if run.error == "BudgetSpent":
             await parent.ledger.check()
         return _result_of(run)
 
-    async def _create_or_retry(self, request: ChildRequest, parent: ActiveRun) -> tuple[Run, Beginning | None]:
+    async def _create_or_retry(self, request: ChildRequest, parent: ActiveRun) -> tuple[Run, ActiveRun | None]:
         run_id = _child_id(request)
         run = await self._runs.run(run_id)
         if run is None:
@@ -66,7 +65,7 @@ class RunChildren:
             run = (await self._runs.order.add(self._new(run_id, request, workflow, parent), owner=parent.owner)).run
             data: dict[str, Json] = {"run_id": run_id, "workflow": workflow.name}
             parent.tracer.note("child_started", request.node_id, data)
-            return run, Beginning(run, workflow=workflow) if run.status == "running" else None
+            return run, self._worker.owned(run, workflow=workflow) if run.status == "running" else None
         # A child that was cancelled while its parent waited stays cancelled until the parent is retried.
         is_final = run.status == "done" or (run.status == "cancelled" and parent.run.resumed)
         if run.over and not is_final:
@@ -75,12 +74,12 @@ class RunChildren:
                 run = await self._seen(run)
         return run, None
 
-    async def _go_on(self, run: Run, beginning: Beginning | None) -> Run:
+    async def _go_on(self, run: Run, begun: ActiveRun | None) -> Run:
         """Continue a child and return its new state."""
         if run.status == "waiting":
             await self._runs.resume(run.run_id, _answer_to(run))
             return await self._seen(run)
-        if begun := beginning or await self._worker.acquire(run.run_id):
+        if begun := begun or await self._worker.acquire(run.run_id):
             await self._worker.execute_owned(begun)
         return await self._seen(run)
 

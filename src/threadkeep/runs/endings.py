@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal
 
@@ -20,14 +20,13 @@ from threadkeep.history.memory import Memory
 from threadkeep.observe import Observer, RunFinished, RunTrouble, TurnFinished, TurnStatus
 from threadkeep.records.runs import NO_USAGE, OWN_NAMES, ROLLED_BACK, STATUS, Run, RunQuery, RunStatus, TokenUsage
 from threadkeep.runs.engine.engine import Stop
-from threadkeep.runs.execution import Dependencies
+from threadkeep.runs.execution import Dependencies, RunExecution
 from threadkeep.runs.progress import RunProgress
 from threadkeep.runs.requests import begin_state, context_of, metadata_of
 from threadkeep.runs.retries import retry_until_available
 from threadkeep.runs.run_workflows import RunWorkflows, VersionGone, sessions_known, sessions_reached
-from threadkeep.runs.streams import Outcome, RunStream
+from threadkeep.runs.streams import Outcome
 from threadkeep.runs.tracing import RunTracer
-from threadkeep.runs.usage import Ledger
 from threadkeep.store.runs import Runs
 from threadkeep.store.runs.runs import RunEnding
 from threadkeep.workflows.definition import Workflow
@@ -39,28 +38,24 @@ type RunStop = Stop | Literal["cancelled"]
 """The reason why a run is stopped: a reason of the engine, or `cancelled` by a request."""
 
 
-@dataclass(eq=False)
-class ActiveRun:
-    """A run that this process is executing.
+@dataclass(eq=False, kw_only=True)
+class ActiveRun(RunExecution):
+    """A run that this process owns and executes.
 
-    `begins` is true if no process has executed the run before. `workflow` is set from the start only if this process
-    created the run. `over` is the record of the run after its end. `has_following` is false if no other run was waiting
-    for this run to end.
+    `begins` is true if no process has executed the run before. `workflow` is set only if this process created the run.
+    `over` is the record of the run after its end. `has_following` is false if no other run was waiting for this run to
+    end.
     """
 
-    run: Run
     owner: str
-    stream: RunStream
     tracer: RunTracer
     progress: RunProgress
-    begins: bool
+    hold: RunHold
     workflow: Workflow | None = None
     task: asyncio.Task[Outcome] | None = None
     stop: RunStop | None = None
-    ledger: Ledger | None = None
     over: Run | None = None
     has_following: bool = True
-    hold: RunHold = field(default_factory=RunHold)
 
     def cancel(self, stop: RunStop) -> None:
         """Cancel the run. The reason `lost` replaces an earlier reason."""

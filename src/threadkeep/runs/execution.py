@@ -19,10 +19,11 @@ from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.types import Command, Interrupt, StreamMode
 
 from threadkeep.agent.conversion import assessment_of, text_of
-from threadkeep.agent.invocation import context_built, run_hold
+from threadkeep.agent.invocation import RunHold, context_built
 from threadkeep.agent.turn_options import TurnOptions
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import StoreError, StoreUnavailable, is_transient
+from threadkeep.history.memory import Memory
 from threadkeep.observe import BudgetCrossed, ContextBuilt, RunRetried
 from threadkeep.records import Json
 from threadkeep.records.runs import REPLY, Run, interrupts_of
@@ -79,38 +80,35 @@ class _Part(TypedDict):
     interrupts: NotRequired[tuple[Interrupt, ...]]
 
 
+@dataclass(eq=False, kw_only=True)
 class RunExecution:
-    """An execution of a run in this process. `begins` is true for the first execution, which has no checkpoints yet."""
+    """An execution of a run in this process.
 
-    def __init__(
-        self,
-        run: Run,
-        workflow: Workflow,
-        dependencies: Dependencies,
-        *,
-        notes: Notes,
-        ledger: Ledger,
-        stream: RunStream,
-        begins: bool,
-    ) -> None:
-        self._run = run
-        self._workflow = workflow
-        self._dependencies = dependencies
-        self._notes = notes
-        self._ledger = ledger
-        self._stream = stream
-        self._begins = begins
-        self._plan = dependencies.plan(workflow)
-        self._chat = self._plan.chat if run_hold.get() is not None else None
-        self._streaming: dict[str, list[str]] = {}
-        self._state: object = {}
-        self._interrupts: dict[str, Interrupt] = {}
-        self._memory = dependencies.resources.memory
-        self._late = 0
-        self._built: ContextBuilt | None = None
+    `begins` is true for the first execution, which has no checkpoints yet. An unrecorded run has no `hold`.
+    """
 
-    async def run_to_end(self) -> Outcome:
+    run: Run
+    dependencies: Dependencies
+    tracer: Notes
+    ledger: Ledger
+    stream: RunStream
+    begins: bool = True
+    hold: RunHold | None = None
+    # The run without the messages that other runs have answered.
+    _run: Run = field(init=False)
+    _workflow: Workflow = field(init=False)
+    _plan: RunPlan = field(init=False)
+    _memory: Memory = field(init=False)
+    _streaming: dict[str, list[str]] = field(default_factory=dict, init=False)
+    _state: object = field(default_factory=dict, init=False)
+    _interrupts: dict[str, Interrupt] = field(default_factory=dict, init=False)
+    _late: int = field(default=0, init=False)
+    _built: ContextBuilt | None = field(default=None, init=False)
+
+    async def run_to_end(self, workflow: Workflow) -> Outcome:
         """Execute the run and return its outcome. A failure is an outcome, too; only a cancellation is raised."""
+        self._run, self._workflow, self._plan = self.run, workflow, self.dependencies.plan(workflow)
+        self._memory = self.dependencies.resources.memory
         token = context_built.set(self._note_context)
         try:
             async with asyncio.timeout(self._seconds_left()):
@@ -137,35 +135,35 @@ class RunExecution:
             with ErrorBoundary() as attempt:
                 return await self._execute_once(again=again)
             error = attempt.caught
-            if self._ledger.spent is not None or not is_transient(error):
+            if self.ledger.spent is not None or not is_transient(error):
                 # Record only the class name of the error, because the message may quote people.
-                return Outcome("failed", error=type(self._ledger.spent or error).__name__)
+                return Outcome("failed", error=type(self.ledger.spent or error).__name__)
             if not await self._wait_for_recovery(error):
                 if tries >= self._workflow.options.max_tries:
                     # A single failure, for example of a run with only one try, is no reason to set the run aside.
                     return Outcome("failed", error=type(error).__name__, set_aside=tries > 1)
                 tries += 1
             self._report_retry(type(error).__name__, tries)
-            options = self._dependencies.options
+            options = self.dependencies.options
             first, longest = options.pause_seconds, options.longest_pause_seconds
             await asyncio.sleep(pause_before(tries, first_seconds=first, longest_seconds=longest))
-            self._stream.begin()
-            self._begins, again = False, True
+            self.stream.begin()
+            again = True
 
     async def _execute_once(self, *, again: bool) -> Outcome:
         """Execute the run once, unless an unrecorded run has answered already."""
-        memory, in_flight, saver = self._memory, self._dependencies.in_flight, self._dependencies.saver
+        memory, in_flight, saver = self._memory, self.dependencies.in_flight, self.dependencies.saver
         await in_flight.wait_for(self._run)
         if len(self._run.inputs) > 1:
             self._run = await with_unanswered(memory, self._run)
         # Check for the answer of an unrecorded run here, because a resumed graph skips the step that would find it.
         if in_flight.has_answered(self._run) and (result := await stored_answer_of(memory, self._run)) is not None:
             return Outcome("done", result=result)
-        if self._chat is not None:
-            await self._reply(*self._chat)
+        if self.hold is not None and self._plan.chat is not None:
+            await self._reply(*self._plan.chat)
         else:
             await self._run_graph(await self._given(again=again))
-        if self._ledger.limited:
+        if self.ledger.limited:
             await self._report_crossing()
         outcome = self._outcome()
         if outcome.status == "waiting" and saver is not None:
@@ -175,7 +173,7 @@ class RunExecution:
 
     async def _wait_for_recovery(self, error: Exception) -> bool:
         """Wait for the database, except for an unrecorded run; return True if an outage may have caused `error`."""
-        saver = self._dependencies.saver
+        saver = self.dependencies.saver
         if saver is None:
             return False
 
@@ -188,7 +186,7 @@ class RunExecution:
             await query()
         except StoreUnavailable as away:
             # Publish this outcome although the run continues, so that the chat answers with an unrecorded run.
-            self._stream.set_outcome(Outcome("failed", error=type(away).__name__))
+            self.stream.set_outcome(Outcome("failed", error=type(away).__name__))
             await retry_until_available(query)
             return True
         # A connection pool may recover later than the database, so do not count up to three such failures as tries.
@@ -200,12 +198,12 @@ class RunExecution:
         """Report a budget that the last model call exceeded, because budgets are only checked before a call."""
         crossed = None
         with contextlib.suppress(StoreError):  # the run has its answer anyway
-            crossed = await self._ledger.crossed()
+            crossed = await self.ledger.crossed()
         if crossed is None:
             return
         run, numbers = self._run, {"used": crossed.used, "allowed": crossed.allowed}
-        self._notes.note("budget_crossed", data={"run_id": crossed.run_id, "limit": crossed.limit, **numbers})
-        self._dependencies.resources.observer.notify(
+        self.tracer.note("budget_crossed", data={"run_id": crossed.run_id, "limit": crossed.limit, **numbers})
+        self.dependencies.resources.observer.notify(
             BudgetCrossed(
                 workflow=run.workflow,
                 limit=crossed.limit,
@@ -219,8 +217,8 @@ class RunExecution:
 
     def _report_retry(self, error: str, attempt: int) -> None:
         run = self._run
-        self._notes.note("retried", data={"error": error, "try": attempt})
-        self._dependencies.resources.observer.notify(
+        self.tracer.note("retried", data={"error": error, "try": attempt})
+        self.dependencies.resources.observer.notify(
             RunRetried(
                 workflow=run.workflow, error=error, attempt=attempt, run_id=run.run_id, session_id=run.session_id
             )
@@ -230,27 +228,27 @@ class RunExecution:
         """Run the graph until it ends or waits for a person, and record what it streams."""
         self._interrupts = {}
         modes: list[StreamMode] = ["values", "tasks", "custom"]
-        if self._stream.wants_pieces:
+        if self.stream.wants_pieces:
             modes.append("messages")
-        stream: Any = self._dependencies.compiler.compiled(self._workflow).astream(
+        stream: Any = self.dependencies.compiler.compiled(self._workflow).astream(
             given,
-            self._config([ToolTrace(self._notes), *self._question()]),
-            context=context_of(self._run, self._dependencies.resources),
+            self._config([ToolTrace(self.tracer), *self._question()]),
+            context=context_of(self._run, self.dependencies.resources),
             stream_mode=modes,
-            subgraphs=self._stream.wants_pieces,
-            durability=None if self._dependencies.saver is None else self._workflow.durability,
+            subgraphs=self.stream.wants_pieces,
+            durability=None if self.dependencies.saver is None else self._workflow.durability,
             version="v2",
         )
         async for part in stream:
             self._take(part)
-        if self._ledger.spent is not None:
+        if self.ledger.spent is not None:
             # Raise the budget's error again, because a node may have caught it and returned an incomplete result.
-            raise self._ledger.spent
+            raise self.ledger.spent
 
     async def _reply(self, name: str, chat: ChatNode, options: Mapping[ConversationKind, TurnOptions]) -> None:
         """Run the built-in chat without a graph, and record the same events."""
-        step, state = Step(name, context_of(self._run, self._dependencies.resources), None), begin_state(self._run)
-        self._notes.note("node_started", name)
+        step, state = Step(name, context_of(self._run, self.dependencies.resources), None), begin_state(self._run)
+        self.tracer.note("node_started", name)
         # Pass no callbacks, because the chat has no tools and stores its question itself.
         token = var_child_runnable_config.set(self._config([]))
         try:
@@ -259,15 +257,15 @@ class RunExecution:
         finally:
             var_child_runnable_config.reset(token)
         if call.error is not None:
-            self._notes.note("node_finished", name, {"error": type(call.error).__name__})
+            self.tracer.note("node_finished", name, {"error": type(call.error).__name__})
             raise call.error
-        self._notes.note("agent_messages", name, {"messages": [_without_empty(jsonable(reply))]})
-        self._notes.note("node_finished", name)
+        self.tracer.note("agent_messages", name, {"messages": [_without_empty(jsonable(reply))]})
+        self.tracer.note("node_finished", name)
         self._state = {**state, **reply_update(step, reply), "messages": [*state.get("messages", ()), reply]}
 
     async def _ask_model(self, node: str, model: BaseChatModel, messages: list[BaseMessage]) -> AIMessage:
         """Call a model, publish its tokens if a caller wants them, and return its message."""
-        if not self._stream.wants_pieces:
+        if not self.stream.wants_pieces:
             return await model.ainvoke(messages)
         chunks: list[AIMessageChunk] = []
         named: str | None = None
@@ -292,20 +290,20 @@ class RunExecution:
         elif part["type"] == "tasks":
             self._note_task(data)
         elif isinstance(data, Mapping) and data.get("kind") == "agent_messages":
-            self._notes.note("agent_messages", str(data.get("node")), _agent_messages(jsonable(data.get("data"))))
+            self.tracer.note("agent_messages", str(data.get("node")), _agent_messages(jsonable(data.get("data"))))
         else:
-            self._notes.note("custom", data={"value": jsonable(data)})
+            self.tracer.note("custom", data={"value": jsonable(data)})
 
     def _note_task(self, task: Mapping[str, Any]) -> None:
         if "input" in task:
-            self._notes.note("node_started", task["name"])
+            self.tracer.note("node_started", task["name"])
             return
         noted: dict[str, Json] = {}
         if (error := task["error"]) is not None:
             noted["error"] = type(error).__name__ if isinstance(error, BaseException) else "Exception"
         if task["interrupts"]:
             noted["waits"] = True
-        self._notes.note("node_finished", task["name"], noted)
+        self.tracer.note("node_finished", task["name"], noted)
 
     def _publish(self, message: object, metadata: Mapping[str, Any]) -> None:
         if not isinstance(message, AIMessageChunk) or metadata.get("langgraph_node") == _TOOLS:
@@ -337,7 +335,7 @@ class RunExecution:
         # A model that does not stream sends one message without a `chunk_position`, which counts as the last chunk.
         text, is_last = text_of(chunk), getattr(chunk, "chunk_position", "last") == "last"
         if text or is_last:
-            self._stream.publish(RunPiece(self._run.run_id, node, message_id, text, is_last))
+            self.stream.publish(RunPiece(self._run.run_id, node, message_id, text, is_last))
 
     def _outcome(self) -> Outcome:
         if self._interrupts:
@@ -348,7 +346,7 @@ class RunExecution:
         if answer is not None:
             confidence, escalated = assessment_of(answer)
             result |= {"message_id": answer.id, "confidence": confidence, "escalated": escalated}
-            self._notes.note("message", data={"message_id": answer.id, "text": text_of(answer)})
+            self.tracer.note("message", data={"message_id": answer.id, "text": text_of(answer)})
         return Outcome("done", result={name: value for name, value in result.items() if value is not None})
 
     def _asked(self) -> Json:
@@ -368,8 +366,8 @@ class RunExecution:
         Pass an answer only once: after a crash, a graph that has used it already would take it as the answer to its
         next question.
         """
-        run, saver = self._run, self._dependencies.saver
-        if self._begins or saver is None:
+        run, saver = self._run, self.dependencies.saver
+        if (self.begins and not again) or saver is None:
             return begin_state(run)
         if await saver.aget_tuple(thread_of(run.run_id)) is None:
             return begin_state(run)
@@ -388,13 +386,13 @@ class RunExecution:
                 "user_id": run.user_id,
                 "message_metadata": metadata_of(run),
             },
-            "callbacks": [self._ledger, *callbacks],
+            "callbacks": [self.ledger, *callbacks],
             "recursion_limit": self._workflow.options.recursion_limit,
         }
 
     def _question(self) -> list[BaseCallbackHandler]:
         """Return the handler, if needed, that stores the question after other middleware has changed it."""
-        run, resources = self._run, self._dependencies.resources
+        run, resources = self._run, self.dependencies.resources
         recorder = self._workflow.recorder
         if recorder is None or not recorder.waits or run.session_id is None:
             return []

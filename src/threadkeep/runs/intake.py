@@ -21,7 +21,7 @@ from threadkeep.runs.requests import RunRequest, Submitted, answer_for, least, m
 from threadkeep.runs.retries import shielded
 from threadkeep.runs.run_workflows import order_keys
 from threadkeep.runs.session_answers import with_answer
-from threadkeep.runs.worker import Beginning, Worker
+from threadkeep.runs.worker import Worker
 from threadkeep.store.driver import waiting_until
 from threadkeep.store.runs.order import Added
 from threadkeep.workflows.definition import Workflow
@@ -266,7 +266,7 @@ class RunIntake:
             added = await self._runs.order.add(new, policy=policy, owner=owner)
         if added.run.run_id == new.run_id and added.run.status == "running":
             # The run is new, or `_begin_at_once` has stored it but the database's reply was lost.
-            await self._worker.start(added.run.run_id, Beginning(added.run, workflow=workflow))
+            await self._worker.start(added.run.run_id, self._worker.owned(added.run, workflow=workflow))
         elif added.outcome != "joined" and added.run.status == "queued" and mode == "background":
             # Enqueue a known run too, because the process that stored it may have died before enqueuing it.
             await self._worker.engine.enqueue(added.run.run_id)
@@ -288,7 +288,7 @@ class RunIntake:
         if begun is None:
             return None
         run = self._runs.order.begun(new, joined, begun.rows)
-        await self._worker.start(run.run_id, Beginning(run, workflow=workflow, turn=begun))
+        await self._worker.start(run.run_id, self._worker.owned(run, workflow=workflow, turn=begun))
         return run
 
     async def _try_again(self, run: Run, request: RunRequest, mode: Mode) -> bool:

@@ -48,15 +48,16 @@ class OfflineRuns:
         workflow = self._workflows.get(request.workflow)
         options = workflow.options
         run = self._run(request, stream.run_id, session_id, options)
-        ledger = Ledger(self._dependencies.options.prices, [run])
+        ledger = Ledger(self._dependencies.options.prices)
+        ledger.limited = [run]
         started = time.perf_counter()
         stream.begin()
         execution = RunExecution(
-            run, workflow, self._dependencies, notes=_NoNotes(), ledger=ledger, stream=stream, begins=True
+            run=run, dependencies=self._dependencies, tracer=_NoNotes(), ledger=ledger, stream=stream
         )
         outcome = Outcome("interrupted")
         try:
-            outcome = await execution.run_to_end()
+            outcome = await execution.run_to_end(workflow)
         finally:
             milliseconds = (time.perf_counter() - started) * 1000
             report_turn(self._memory.observers, run, outcome, ledger.usages, milliseconds=milliseconds)

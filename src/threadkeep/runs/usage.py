@@ -43,11 +43,10 @@ class Ledger(AsyncCallbackHandler):
     def __init__(
         self,
         prices: Prices,
-        limited: Sequence[Run] = (),
         tracer: RunTracer | None = None,
         stored: Callable[[str], Awaitable[Sequence[TokenUsage]]] | None = None,
     ) -> None:
-        self.limited = limited
+        self.limited: Sequence[Run] = ()
         self.has_children = False
         self.spent: BudgetSpent | None = None
         self.usages: list[TokenUsage] = []

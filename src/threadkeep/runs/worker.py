@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
-from threadkeep.agent.invocation import run_hold
+from threadkeep.agent.invocation import RunHold, run_hold
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import StoreError
 from threadkeep.history.memory import Memory
@@ -20,7 +19,7 @@ from threadkeep.observe import RunTakenOver, RunTrouble, RunWork, work_for
 from threadkeep.records.runs import NO_BUDGET, STATUS, Begun, Over, Run, TokenUsage
 from threadkeep.runs.endings import ActiveRun, RunEndings, RunStop, end_orphans, report_run, report_turn
 from threadkeep.runs.engine.engine import Engine
-from threadkeep.runs.execution import Dependencies, RunExecution
+from threadkeep.runs.execution import Dependencies
 from threadkeep.runs.progress import ProgressWriter, RunCheckpoints, RunProgress, thread_of
 from threadkeep.runs.retries import retry_until_available, shielded
 from threadkeep.runs.run_workflows import RunWorkflows, VersionGone
@@ -30,18 +29,6 @@ from threadkeep.runs.usage import Ledger
 from threadkeep.workflows.definition import Workflow
 
 _TAKEOVERS = 3
-
-
-class Beginning(NamedTuple):
-    """A run that this process owns; a `new` run was never executed before.
-
-    `workflow` is set if this process created the run. `turn` is set if the run's question is stored already.
-    """
-
-    run: Run
-    new: bool = True
-    workflow: Workflow | None = None
-    turn: BegunTurn | None = None
 
 
 class Worker:
@@ -66,7 +53,7 @@ class Worker:
         self._runs = memory.runs
         self._checkpoints = checkpoints
         self._progress = ProgressWriter(memory.observers)
-        self._begun: dict[str, Beginning] = {}
+        self._begun: dict[str, ActiveRun] = {}
         # Keeps the streams of started runs alive; `streams` only has weak references.
         self._started: dict[str, RunStream] = {}
         self.opened = asyncio.Event()
@@ -104,21 +91,21 @@ class Worker:
                 await each.tracer.flush()
         return await self._runs.trace.usage(run_id)
 
-    async def start(self, run_id: str, beginning: Beginning | None = None) -> None:
+    async def start(self, run_id: str, begun: ActiveRun | None = None) -> None:
         """Start executing a run in this process, unless it was started already; do not wait for its end.
 
-        If `beginning` is passed, this process already owns the run.
+        If `begun` is passed, this process already owns the run.
 
         Raises:
-            StoreError: the engine does not accept the run. If `beginning` was passed, the run is released.
+            StoreError: the engine does not accept the run. If `begun` was passed, the run is released.
         """
         stream = self.streams.of(run_id)
         # If the reply to the insert of a new run was late, maintenance may have started the run meanwhile.
-        if run_id in self._started or (beginning is not None and stream.outcome is not None):
+        if run_id in self._started or (begun is not None and stream.outcome is not None):
             return
         self._started[run_id] = stream
-        if beginning is not None:
-            self._begun[run_id] = beginning
+        if begun is not None:
+            self._begun[run_id] = begun
         is_accepted = False
         try:
             await self.engine.start(run_id)
@@ -126,9 +113,8 @@ class Worker:
         finally:
             if not is_accepted:
                 self._started.pop(run_id, None)
-                begun = self._begun.pop(run_id, None) if beginning is not None else None
-                if begun is not None and begun.run.owner is not None:
-                    await self._runs.give_back(run_id, begun.run.owner)
+                if begun is not None and self._begun.pop(run_id, None) is not None:
+                    await self._runs.give_back(run_id, begun.owner)
 
     async def execute(self, run_id: str) -> None:
         """Execute a run, if it may begin now.
@@ -162,7 +148,7 @@ class Worker:
         if not self.has(run_id) and (begun := await self.acquire(run_id)) is not None:
             await self.execute_owned(begun)
 
-    async def acquire(self, run_id: str) -> Beginning | None:
+    async def acquire(self, run_id: str) -> ActiveRun | None:
         """Make this process the owner of a run, which it begins or takes over from a dead process.
 
         Return None if the run is over, must wait, belongs to a live process, or is being executed in this process.
@@ -171,7 +157,7 @@ class Worker:
             found = await self._runs.order.begin(run_id, self.engine.name)
             if isinstance(found, Begun):
                 # `begin` also succeeds for a run of this process, so check that no other task here executes the run.
-                return None if run_id in self.active else Beginning(found.run, found.new)
+                return None if run_id in self.active else self.owned(found.run, new=found.new)
             if isinstance(found, Over) or found.behind != run_id or found.run.owner is None:
                 return None
             if not await self.engine.dead({found.run.owner}):
@@ -183,9 +169,13 @@ class Worker:
         """Report the class name of an error that interrupts the work of this process."""
         self._memory.observers.notify(RunTrouble(error=error, work=work))
 
-    async def execute_owned(self, beginning: Beginning) -> None:
+    async def execute_owned(self, active: ActiveRun) -> None:
         """Execute a run that this process owns, and record and report its end."""
-        run, active = beginning.run, self._enter(beginning)
+        run, active.stream.hold = active.run, active.hold
+        self.active[run.run_id] = active
+        if (saver := self.dependencies.saver) is not None:
+            saver.active[run.run_id] = active.progress
+        active.stream.begin()
         if run.attempts > 1:
             self._memory.observers.notify(
                 RunTakenOver(workflow=run.workflow, attempt=run.attempts, run_id=run.run_id, session_id=run.session_id)
@@ -200,8 +190,7 @@ class Worker:
             milliseconds = (time.perf_counter() - started) * 1000
             report_run(self._memory.observers, run, outcome, milliseconds=milliseconds)
             if not self.dependencies.in_flight.has_answered(run):
-                usages = active.ledger.usages if active.ledger is not None else ()
-                report_turn(self._memory.observers, run, outcome, usages, milliseconds=milliseconds)
+                report_turn(self._memory.observers, run, outcome, active.ledger.usages, milliseconds=milliseconds)
             await self._clear_up(run, outcome, unstored=unstored, has_following=active.has_following)
 
     async def start_following(self, run: Run) -> None:
@@ -213,10 +202,15 @@ class Worker:
             else:
                 await self.engine.enqueue(following)
 
-    def _enter(self, beginning: Beginning) -> ActiveRun:
-        run, new = beginning.run, beginning.new
-        stream, owner = self.streams.of(run.run_id), run.owner or self.engine.name
-        options = self.dependencies.options
+    def owned(
+        self, run: Run, *, new: bool = True, workflow: Workflow | None = None, turn: BegunTurn | None = None
+    ) -> ActiveRun:
+        """Return the execution of a run that this process owns; a `new` run was never executed before.
+
+        Pass the `workflow` if this process created the run, and the `turn` if the run's question is stored already.
+        """
+        stream, owner, dependencies = self.streams.of(run.run_id), run.owner or self.engine.name, self.dependencies
+        options = dependencies.options
         tracer = RunTracer(
             self._runs.trace,
             stream,
@@ -232,21 +226,24 @@ class Worker:
             fresh=new,
             seconds=options.progress_seconds,
         )
-        active = ActiveRun(run, owner, stream, tracer, progress, new, beginning.workflow)
-        active.hold.begun = beginning.turn
-        # A run with a `workflow` was created here and not queued, so a caller in this process waits for its answer.
-        active.hold.told = beginning.workflow is not None
-        stream.hold = active.hold
-        self.active[run.run_id] = active
-        if (saver := self.dependencies.saver) is not None:
-            saver.active[run.run_id] = progress
-        stream.begin()
+        active = ActiveRun(
+            run=run,
+            dependencies=dependencies,
+            tracer=tracer,
+            ledger=Ledger(options.prices, tracer, partial(self._usage_in_tree, run.root_run_id)),
+            stream=stream,
+            begins=new,
+            # A run with a `workflow` was created here and not queued, so a caller in this process waits for its answer.
+            hold=RunHold(told=workflow is not None, begun=turn),
+            owner=owner,
+            progress=progress,
+            workflow=workflow,
+        )
         return active
 
     async def _leave(self, active: ActiveRun, outcome: Outcome | None) -> bool:
         """Forget a run that is over or released. Return True if no checkpoint of it is stored."""
-        ledger = active.ledger
-        has_children = ledger is not None and ledger.has_children
+        has_children = active.ledger.has_children
         if outcome is not None and outcome.status != "waiting" and (has_children or not active.begins):
             # Cancel them before a caller learns of the end, because an immediate retry would continue the children.
             await self._end_orphans(active.run)
@@ -257,8 +254,8 @@ class Worker:
         for entry in active.hold.manifests:
             # Set `again`: the record of the model call may be stored already, by a transaction whose reply was lost.
             self._memory.manifests.queue(replace(entry, again=True))
-        if active.begins and ledger is not None and not has_children:
-            active.stream.usage = ledger.usages
+        if active.begins and not has_children:
+            active.stream.usage = active.ledger.usages
         active.stream.end(active.over)
         return await active.progress.leave()
 
@@ -290,7 +287,7 @@ class Worker:
         await self._endings.release(active)
 
     async def _run_graph(self, active: ActiveRun) -> Outcome:
-        run, dependencies = active.run, self.dependencies
+        run = active.run
         _set_channel(run)
         run_hold.set(active.hold)
         if run.attempts > 1 and run.session_id is not None:
@@ -308,19 +305,8 @@ class Worker:
         limited = [run] if run.budget != NO_BUDGET else []
         if run.parent_run_id is not None:
             limited += await retry_until_available(lambda: self._limited_above(run))
-        active.ledger = Ledger(
-            dependencies.options.prices, limited, active.tracer, partial(self._usage_in_tree, run.root_run_id)
-        )
-        execution = RunExecution(
-            active.run,
-            workflow,
-            dependencies,
-            notes=active.tracer,
-            ledger=active.ledger,
-            stream=active.stream,
-            begins=active.begins,
-        )
-        return await execution.run_to_end()
+        active.ledger.limited = limited
+        return await active.run_to_end(workflow)
 
     async def _workflow_of(self, active: ActiveRun) -> Workflow:
         """Return the workflow of a run. If its version is gone and the run did nothing yet, return the newest version.
