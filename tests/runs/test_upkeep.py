@@ -27,7 +27,7 @@ from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.streams import changed
 from threadkeep.store.address import parse_address
-from threadkeep.testing import ScriptedModel, SettableClock
+from threadkeep.testing import Gate, ScriptedModel, SettableClock
 
 AGENT = "schema: 1\nname: desk\nnodes:\n  answer: {kind: agent, next: end}"
 BUSY = replace(QUICK, reap_seconds=0.02, upkeep_seconds=0.02, forgotten_seconds=0.0)
@@ -142,6 +142,22 @@ async def test_a_damaged_run_that_waits_for_a_person_is_cancelled(
         assert await service.cancel(asked.run.run_id) == [asked.run.run_id]
         [run], _ = await service.list(RunQuery())
         assert run.status == "cancelled"
+
+
+async def test_a_run_that_is_damaged_while_it_runs_ends(every_desk: RunDesk, database_url: str) -> None:
+    """A failed run ends although its input cannot be read any more, and the next turn of its session begins."""
+    gate = Gate()
+    every_desk.model = ScriptedModel([[gate, ValueError()], "next"])
+    request = RunRequest(workflow="desk", text="hello", session_id="room", message_id="m1")
+    async with every_desk.open(AGENT) as service:
+        broken = await service.submit(request)
+        await gate.reached()
+        execute(database_url, f"UPDATE chat_runs SET input = {_blob(database_url)}")
+        gate.open()
+        assert (await carried_out(service, replace(request, message_id="m2"))).text == "next"
+        ended = await service.run(broken.run_id, damaged=True)
+        assert (ended.status, ended.error) == ("failed", "RecordUnreadable")
+    assert [role for role, _ in await every_desk.transcript("room")] == ["user", "user", "assistant"]
 
 
 async def test_a_record_of_a_newer_version_is_left_to_its_processes(every_desk: RunDesk, database_url: str) -> None:

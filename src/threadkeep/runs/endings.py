@@ -230,7 +230,7 @@ class RunEndings:
         Raises:
             StoreUnavailable: the run cannot be read or rolled back, so the session's next turn must not begin yet.
         """
-        found = await self._memory.runs.run(run.run_id)
+        found = await self._stored(run)
         try:
             # Write no message if the run was deleted with its session, or if another process owns the run.
             if found is not None and found.owner == run.owner:
@@ -301,21 +301,25 @@ class RunEndings:
             if active.stop == "closing" and run.parent_run_id is None and not run.resumed:
                 await self._runs.give_back(run.run_id, active.owner)
 
+    async def _stored(self, run: Run) -> Run | None:
+        """Return the stored run. A damaged record must not keep the run from ending."""
+        return await self._runs.run(run.run_id, damaged=True)
+
     async def _is_to_stop(self, run: Run) -> bool:
-        current = await self._runs.run(run.run_id)
+        current = await self._stored(run)
         return current is not None and current.cancel_requested_at is not None
 
     async def _is_lost(self, run: Run) -> bool:
         """Return whether another process has certainly taken the run over."""
         with contextlib.suppress(StoreError, TimeoutError):
             async with asyncio.timeout(self._memory.pending.wait_seconds):
-                current = await self._runs.run(run.run_id)
+                current = await self._stored(run)
             return current is not None and (current.owner, current.attempts) != (run.owner, run.attempts)
         return False
 
     async def _is_rolled_back(self, active: ActiveRun) -> bool:
         """Return whether a newer message has requested a rollback of an active run."""
-        current = await self._runs.run(active.run.run_id)
+        current = await self._stored(active.run)
         if current is None or current.status != "running" or current.owner != active.owner:
             return False
         return current.cancel_reason == ROLLED_BACK
@@ -344,9 +348,9 @@ class RunEndings:
         The checkpointer may use another database than the run tables. If only it is unavailable, wait at most
         `keep_progress_seconds`; a retry then continues from an earlier checkpoint.
         """
-        run_id, now, until = active.run.run_id, asyncio.get_running_loop().time, None
+        now, until = asyncio.get_running_loop().time, None
         while not await self._is_kept(active):
-            await retry_until_available(lambda: self._runs.run(run_id))
+            await retry_until_available(lambda: self._stored(active.run))
             until = until or now() + self._options.keep_progress_seconds
             if now() >= until:
                 self._notify_unstored(StoreUnavailable.__name__)

@@ -179,7 +179,7 @@ class RunExecution:
 
         async def query() -> None:
             # Query both the run and its checkpoints, because they use separate connection pools.
-            await self._memory.runs.run(self._run.run_id)
+            await self._memory.runs.run(self._run.run_id, damaged=True)
             await saver.saver.aget_tuple(thread_of(self._run.run_id))
 
         try:
