@@ -13,7 +13,9 @@ import httpx2
 import pytest
 
 from tests.limits import HANG_SECONDS
+from tests.runs.desk import living_process
 from tests.web.services import (
+    check_problem,
     client_of,
     events_of,
     history,
@@ -27,6 +29,7 @@ from tests.web.services import (
 )
 from threadkeep.app import App
 from threadkeep.errors import InvalidSettings
+from threadkeep.records.runs import NewRun, RunQuery
 from threadkeep.testing import Gate, ScriptedModel
 from threadkeep.web.server import bind
 from threadkeep.web.service import announcement, create_service
@@ -92,6 +95,26 @@ async def test_a_shutdown_lets_a_running_turn_finish(tmp_path: Path) -> None:
         events = await reading
         assert events[-1].name == "end"
         assert [message.content for message in await app.memory.session("s1").tail(9)] == ["hi", "first last"]
+
+
+async def test_a_shutdown_ends_requests_that_wait_for_other_processes(tmp_path: Path) -> None:
+    """A request that waits behind the turn of another process gets a problem document, not the status 500."""
+    async with (
+        living_process() as other,
+        opened_app(ScriptedModel([]), settings_for(tmp_path)) as app,
+        served(app, shutdown_seconds=0.1) as (client, server),
+    ):
+        active = NewRun(run_id="r1", workflow="chat", input={"text": "hi"}, session_id="s1", message_id="m1")
+        await app.memory.runs.order.add(active, owner=other)
+        body = {"message": "and?", "session_id": "s1", "message_id": "m2"}
+        waiting = asyncio.create_task(client.post("/api/v1/workflows/chat/runs", json=body))
+
+        async def is_queued() -> bool:
+            return bool((await app.memory.runs.records.runs(RunQuery(status="queued")))[0])
+
+        await until(is_queued)
+        server.handle_exit(signal.SIGTERM, None)
+        check_problem(await waiting, 503, "interrupted")
 
 
 async def test_a_shutdown_stores_partial_answers(tmp_path: Path) -> None:

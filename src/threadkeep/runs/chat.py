@@ -260,7 +260,7 @@ class Chat:
                 if (outcome := stream.outcome) is None:
                     return await ending
                 ended: Run | Outcome = outcome
-                with contextlib.suppress(RunNotFound, StoreError, TimeoutError):
+                with contextlib.suppress(RunNotFound, StoreError, TimeoutError, Interrupted):
                     async with self._memory.session(turn.session_id).timeout():
                         ended = await asyncio.shield(ending)
                 # The outcome is not final if a failure of the database caused it, because the run then continues.

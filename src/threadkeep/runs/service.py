@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from contextvars import Context
@@ -12,7 +13,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.store.base import BaseStore
 
 from threadkeep.boundary import ErrorBoundary
-from threadkeep.errors import RunNotFound, StoreClosed
+from threadkeep.errors import Interrupted, RunNotFound, StoreClosed
 from threadkeep.history.memory import Memory
 from threadkeep.records.runs import Run, RunCursor, RunEvent, RunQuery, RunResult, TokenUsage
 from threadkeep.runs.children import RunChildren
@@ -42,11 +43,14 @@ _PAGE = 200
 class RunService(RunIntake):
     """The service for the runs of a database; `open_runs` opens and closes it."""
 
+    _closes_at = math.inf
+
     async def result(self, run_id: str, *, user_id: str | None = None) -> RunResult:
         """Wait until a run is over or waits for a person; return its result. A cancelled caller does not stop the run.
 
         Raises:
             RunNotFound: there is no such run that the user may see.
+            Interrupted: the service was closed before the run was over.
         """
         return RunResult.of(await self.end_of(run_id, user_id=user_id))
 
@@ -84,6 +88,7 @@ class RunService(RunIntake):
 
         Raises:
             RunNotFound: there is no such run that the user may see, or it was deleted with its session.
+            Interrupted: the service was closed before the run was over.
         """
         stream = self._worker.streams.of(run_id)
         stream.wants_pieces = True
@@ -127,7 +132,11 @@ class RunService(RunIntake):
             await changed(change, pause)
 
     async def _start_if_ready(self, run: Run) -> None:
+        if asyncio.get_running_loop().time() >= self._closes_at:
+            raise Interrupted("The service stops; another process continues the run. Send the request again.")
         if run.status != "queued" or self._worker.is_started(run.run_id) or run.parent_run_id is not None:
+            return
+        if self._closes_at < math.inf:
             return
         if await self._runs.order.is_next(run.run_id):
             await self._worker.start(run.run_id)
@@ -214,6 +223,7 @@ class RunService(RunIntake):
 
     async def close(self, seconds: float) -> None:
         """Accept no more runs, wait up to `seconds` for active runs, and leave unfinished runs to other processes."""
+        self._closes_at = asyncio.get_running_loop().time() + seconds
         await self._worker.engine.close(seconds)
 
 
