@@ -13,6 +13,7 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 from threadkeep.agent.counting import count_tokens
 from threadkeep.agent.turn_options import kept_name
 from threadkeep.errors import BudgetSpent
+from threadkeep.records import Json
 from threadkeep.records.runs import NO_USAGE, Run, TokenUsage
 from threadkeep.runs.options import Prices
 from threadkeep.runs.tracing import RunTracer
@@ -73,26 +74,6 @@ class Ledger(AsyncCallbackHandler):
                 return crossed
         return None
 
-    def add(self, usage: TokenUsage, message_id: str | None) -> None:
-        """Add the usage of a model call; `message_id` is the id of the message that the model returned."""
-        self.usages.append(usage)
-        if self._tracer is None:
-            return
-        self._tracer.note(
-            "model_called",
-            data={
-                "model": usage.model,
-                "input_tokens": usage.input_tokens,
-                "output_tokens": usage.output_tokens,
-                "cache_read_tokens": usage.cache_read_tokens,
-                "cost": usage.cost,
-                **({"estimated": True} if usage.estimated else {}),
-                # With this id, a reader of the trace finds the message.
-                **({"answer": message_id} if message_id else {}),
-            },
-            usage=usage,
-        )
-
     async def on_chat_model_start(
         self,
         serialized: Mapping[str, Any] | None,
@@ -111,8 +92,22 @@ class Ledger(AsyncCallbackHandler):
         """Record the usage after a call."""
         name, asked = self._asked.pop(run_id, (UNNAMED, []))
         for generation in response.generations[0][:1] if response.generations else ():
-            if isinstance(generation, ChatGeneration) and isinstance(answer := generation.message, AIMessage):
-                self.add(self.usage(name, asked, answer), answer.id)
+            if not isinstance(generation, ChatGeneration) or not isinstance(answer := generation.message, AIMessage):
+                continue
+            usage = self.usage(name, asked, answer)
+            self.usages.append(usage)
+            data: dict[str, Json] = {
+                "model": usage.model,
+                "input_tokens": usage.input_tokens,
+                "output_tokens": usage.output_tokens,
+                "cache_read_tokens": usage.cache_read_tokens,
+                "cost": usage.cost,
+                **({"estimated": True} if usage.estimated else {}),
+                # With this id, a reader of the trace finds the message.
+                **({"answer": answer.id} if answer.id else {}),
+            }
+            if self._tracer is not None:
+                self._tracer.note("model_called", data=data, usage=usage)
 
     async def on_llm_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
         """Forget a failed call, because its usage is neither known nor estimated."""
