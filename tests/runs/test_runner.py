@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -14,10 +15,11 @@ from langgraph.runtime import Runtime
 from langgraph.types import interrupt
 
 from tests.limits import HANG_SECONDS
-from tests.runs.desk import LEAVING, RunDesk, asking_both, asking_twice, carried_out, kinds
+from tests.runs.desk import LEAVING, RunDesk, asking_both, asking_twice, carried_out, eventually, kinds
 from threadkeep import InvalidInput
-from threadkeep.errors import RunBusy
+from threadkeep.errors import RunBusy, StoreUnavailable
 from threadkeep.observe import RunFinished, RunRetried, RunTrouble
+from threadkeep.records import Json
 from threadkeep.records.runs import RunQuery
 from threadkeep.runs.endings import RunEndings
 from threadkeep.runs.intake import Mode
@@ -87,6 +89,31 @@ async def test_a_run_waits_for_a_person(every_desk: RunDesk) -> None:
             await service.resume(form.run_id, "again")
         statuses = [kind for kind in kinds(await service.trace(form.run_id)) if kind.startswith("status")]
     assert statuses == ["status running", "status waiting"] * 2 + ["status running", "status done"]
+
+
+async def test_a_run_waits_although_the_reply_of_the_database_was_lost(
+    every_desk: RunDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait is reported, and the next turn of the session begins before maintenance looks for forgotten runs."""
+    wait, calls = every_desk.memory.runs.wait, count(1)
+
+    async def with_lost_reply(run_id: str, owner: str, asked: Json) -> bool:
+        waits = await wait(run_id, owner, asked)
+        if next(calls) == 1:
+            raise StoreUnavailable("The connection was lost.")
+        return waits
+
+    monkeypatch.setattr(every_desk.memory.runs, "wait", with_lost_reply)
+    async with every_desk.open(AGENT, asking_twice()) as service:
+        form = await service.submit(RunRequest(workflow="form", text="register me", session_id="room"))
+        following = await service.submit(HELLO, mode="background")
+
+        async def is_done() -> bool:
+            return (await service.run(following.run_id)).status == "done"
+
+        await eventually(is_done)
+        assert (await service.run(form.run_id)).status == "waiting"
+    assert [event.status for event in every_desk.events.of(RunFinished)] == ["waiting", "done"]
 
 
 async def test_refusals_of_concurrent_answers_name_the_status_of_the_run(every_desk: RunDesk) -> None:

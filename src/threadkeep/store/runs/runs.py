@@ -223,10 +223,12 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
     async def wait(self, run_id: str, owner: str, interrupt: Json) -> bool:
         """Mark a run as waiting for a person's answer to `interrupt`. Other runs of its session continue meanwhile.
 
-        Return False if the owner has lost the run, or if the run is to be stopped. If the run waits for a child that
-        was cancelled just before, the run is queued again.
+        Return False if the owner has lost the run, or if the run is to be stopped. Repeating the call changes nothing.
+        If the run waits for a child that was cancelled just before, the run is queued again.
         """
         waits = await self._execute("wait", {"run_id": run_id, "owner": owner, "interrupt": json_text(interrupt)}) > 0
+        if not waits and (run := await self.run(run_id, damaged=True)) is not None:
+            waits = run.status == "waiting" and run.interrupt == clean_json(interrupt)
         for question in questions_in(interrupt):
             value = question.get("value")
             child = await self.run(str(value["run_id"])) if isinstance(value, Mapping) and "run_id" in value else None
