@@ -269,7 +269,8 @@ async def test_a_question_of_a_run_is_answered_by_the_sdk(tmp_path: Path, monkey
 async def test_a_run_beside_a_waiting_one_reaches_its_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client that was asked, and a new client, receive the answer to a message that is no answer to the question.
 
-    A reader of the thread also receives the rest of the waiting run, after a person has answered it.
+    A reader of the thread also receives the rest of the waiting run, after a person has answered it. A late reader
+    receives no values from before the later runs.
     """
     (tmp_path / "asking.py").write_text(ASKING)
     monkeypatch.syspath_prepend(tmp_path)
@@ -278,7 +279,7 @@ async def test_a_run_beside_a_waiting_one_reaches_its_readers(tmp_path: Path, mo
         async with asyncio.timeout(HANG_SECONDS), langgraph.threads.stream("t1", assistant_id="asking") as stream:
             await stream.run.start(input=asks("go"))
             await until(lambda: stream.interrupted)
-            reading = asyncio.create_task(_events(client, {"channels": ["lifecycle", "updates"]}, count=3))
+            reading = asyncio.create_task(_events(client, {"channels": ["lifecycle", "values"]}, count=3))
             stream.assistant_id = "chat"
             await stream.run.start(input=asks("Which colour?"))
             first = await stream.output
@@ -287,13 +288,19 @@ async def test_a_run_beside_a_waiting_one_reaches_its_readers(tmp_path: Path, mo
             second = await stream.output
         async with asyncio.timeout(HANG_SECONDS), langgraph.threads.stream("t1", assistant_id="asking") as stream:
             await until(lambda: stream.interrupted)
+            opened = asyncio.Event()
+            late = asyncio.create_task(_events(client, {"channels": ["lifecycle", "values"]}, opened=opened))
+            await opened.wait()
             await stream.run.respond("yes")
             third = await stream.output
         async with asyncio.timeout(HANG_SECONDS):
             read = [event["params"]["data"] for event in await reading]
+            seen = [event["params"]["data"] for event in await late if event["method"] == "values"]
     assert texts(first)[-1] == ("ai", "It is teal.")
     assert texts(second)[-1] == ("ai", "It is red.")
     assert texts(third)[-1] == ("ai", "You said yes.")
+    assert seen[-1] == third
+    assert all(texts(second) == texts(values)[: len(texts(second))] for values in seen)
     assert [(each["graph_name"], each["event"]) for each in read if "graph_name" in each] == [
         ("asking", "running"),
         ("asking", "interrupted"),

@@ -354,6 +354,5 @@ async def _joined(
     elsewhere = bool(after) and not known
     if elsewhere:
         events.number_after(after)
-    chosen = list(filter(None, modes or ())) or _USUAL_MODES
-    parts = encoded_parts(events, chosen, after=after, whole=elsewhere)
+    parts = encoded_parts(events, list(filter(None, modes or ())) or _USUAL_MODES, after=after, whole=elsewhere)
     return EventStream(_with_heartbeats(asked, run, parts, cancels=cancels))

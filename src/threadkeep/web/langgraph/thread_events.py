@@ -78,7 +78,7 @@ class ThreadEvents:
         After a run has ended or waits for a person, the next run follows. The events of a waiting run continue after a
         person has answered it.
         """
-        pause, after, last = _FIRST_POLL_SECONDS, choice.since or 0, -1
+        pause, after, last, is_old = _FIRST_POLL_SECONDS, choice.since or 0, -1, False
         paused: dict[str, int] = {}  # for each waiting run, the number of its events that need not be sent
         while True:
             started, service = self._started, await self._app.runs.service()
@@ -92,6 +92,7 @@ class ThreadEvents:
             if last < 0:
                 if not choice.since and run.status not in _ACTIVE:
                     last = seq_base(found[0])  # the runs after it have ended before
+                    is_old = run.status == "waiting" and run != found[0]  # its values lack their messages
                 left = [self._runs.get(one.run_id) for one in found if one.status == "waiting" and one != run]
                 paused = {one.run.run_id: len(one.events) for one in left if one is not None}
                 read.number_after(after)
@@ -100,7 +101,7 @@ class ThreadEvents:
             try:
                 async for event in read.events_from(position):
                     position += 1
-                    if choice.takes(event, after):
+                    if choice.takes(event, after) and not (is_old and event["method"] == "values"):
                         yield event
             finally:
                 if not (read.ended or read.paused):
@@ -110,7 +111,7 @@ class ThreadEvents:
                 return
             if read.paused:
                 paused[run.run_id] = position
-            after = 0
+            after, is_old = 0, False
 
     def _first(self, newest_first: list[Run], choice: EventChoice) -> Run | None:
         """Return the run with which a reader begins.
