@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 from langchain.agents.middleware import AgentMiddleware, ToolRetryMiddleware
-from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableLambda
 from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tools import tool
@@ -37,7 +37,7 @@ from tests.agent.talking import (
 )
 from tests.limits import HANG_SECONDS
 from tests.recorded_events import RecordedEvents
-from threadkeep import Memory, MemoryOptions, Message, SessionMemory, WrongUser, open_memory, recorded
+from threadkeep import Memory, MemoryOptions, Message, SessionMemory, WrongUser, open_memory, recorded, session_turn
 from threadkeep.agent.callbacks import root_callbacks
 from threadkeep.agent.provider_messages import NO_ANSWER
 from threadkeep.agent.root_runs import RootRun
@@ -412,6 +412,14 @@ async def test_an_ended_run_leaves_no_object(small_memory: Memory, is_recorded: 
     assert [await ask(agent, "1?"), await ask(agent, "2?")] == ["one", "two"]
     with pytest.raises((TypeError, ValueError, NotImplementedError)):
         await agent.ainvoke({"messages": [object()]}, config_of())
+    assert remembered_runs() == before
+
+
+async def test_a_block_outside_of_graphs_leaves_no_object(small_memory: Memory) -> None:
+    before = remembered_runs()
+    async with session_turn(small_memory, [HumanMessage("hi")], config_of()) as turn:
+        turn.answer("hello")
+    del turn
     assert remembered_runs() == before
 
 

@@ -205,9 +205,8 @@ def node_of(config: RunnableConfig, site: CallSite | None) -> str | None:
 
 
 def control_of() -> object:
-    """Return the object that all nodes of one root run share; outside of a graph, a new object."""
-    control = _runtime().control
-    return object() if control is None else control
+    """Return the object that all nodes of one root run share; None outside of a graph."""
+    return _runtime().control
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,9 @@ class NodeTurn:
         memory, options = self._memory, self._options
         session = session_for(memory, options, config)
         site = site_in(options, config)
-        shared = site is None or site.transcript
-        root = root_run(memory, control_of(), session.session_id, shared=shared)
+        control = control_of()
+        shared = control is not None and (site is None or site.transcript)
+        root = root_run(memory, control, session.session_id, shared=shared)
         key = id(root.control), str(config.get("configurable", {}).get("checkpoint_ns", "")), next(_numbers)
         run_id, metadata = run_id_of(config), metadata_of(config)
         part = Participation(memory, session, options, root, node_of(config, site), key, run_id, metadata, site)
