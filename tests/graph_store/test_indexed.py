@@ -130,6 +130,8 @@ async def test_a_search_is_limited_to_the_user_and_the_session(shared_url: str) 
         assert {hit.session_id for hit in await memory.search("退款")} == {"a", "b"}
         assert [hit.message.seq for hit in await memory.search("refund", session_id="b", after=1)] == [2]
         assert await memory.search("refund nothing") == []
+        await memory.session("c").append([Message(role="user", content="İstanbul")])
+        assert len(await memory.search("istanbul")) == len(await memory.search("İSTANBUL")) == 1
         assert len(await memory.search("refund", limit=3)) == 3
         assert await memory.search("refund", session_id="a", user_id="u2") == []
 

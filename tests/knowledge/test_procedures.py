@@ -65,6 +65,8 @@ async def test_a_procedure_applies_where_its_conditions_hold(memory: Memory) -> 
     assert await names(memory, "refund", [ADA], "order_id") == []
     await memory.procedures.teach(replace(REFUND, active=False))
     assert await names(memory, "refund", [SHOP], "order_id") == []
+    await memory.procedures.teach(replace(REFUND, name="ferry", goal_contains=("İstanbul",), context_has=()))
+    assert await names(memory, "a ferry to istanbul", [SHOP]) == ["ferry"]
 
 
 async def test_a_procedure_without_phrases_is_found_by_its_words(memory: Memory) -> None:

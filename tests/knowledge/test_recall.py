@@ -220,6 +220,15 @@ async def test_facts_in_a_script_without_spaces_are_found(memory: Memory) -> Non
     assert found[0].key == "城市"
 
 
+@pytest.mark.parametrize("query", ["istanbul", "İstanbul", "İSTANBUL", "i\u0307stanbul"])
+async def test_accents_do_not_hide_facts(memory: Memory, query: str) -> None:
+    """The lower case of İ is i with a separate dot."""
+    await memory.knowledge.remember(ADA, "home_city", "İstanbul")
+    await memory.knowledge.remember(ADA, "office", "i\u0307stanbul")
+    await memory.knowledge.remember(ADA, "pet", "a cat")
+    assert {fact.key for fact in await memory.knowledge.recall(query, [ADA])} == {"home_city", "office"}
+
+
 async def test_recent_messages_are_part_of_the_query(memory: Memory) -> None:
     """The new message alone has no word about a dog."""
     await memory.knowledge.remember(ADA, "dog_name", "Rex")

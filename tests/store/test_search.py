@@ -21,6 +21,7 @@ _TEXTS = {
     "abbreviation": "ΤΕΛΟΣ.ΑΒΓ",
     "short": "Ёж и Он",
     "russian": "ЗДРАВСТВУЙТЕ, где Мой заказ?",
+    "turkish": "İstanbul'da İyi bir gün",
     "pieces": "abc bcd cde",
     "emoji": "ship it 🚀 today 👩‍👩‍👧",
 }
@@ -49,6 +50,9 @@ _FOUND = {
     "ёж": "short",
     "Ёж ОН": "short",
     "здравствуйте мой ЗАКАЗ": "russian",
+    "istanbul": "turkish",
+    "ISTANBUL iyi": "turkish",
+    "İSTANBUL": "turkish",
     "abcde": "",
     "bcd abc": "pieces",
     "ship 🚀": "emoji",

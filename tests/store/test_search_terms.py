@@ -51,6 +51,8 @@ def test_the_trigrams_of_a_query_are_bounded() -> None:
     """Each trigram appears once and quoted; a very long query has 64 of them."""
     assert trigram_expression(["abcd", "xabc", 'a"b', "ab"]) == '"abc" "bcd" "xab" "a""b"'
     assert len(trigram_expression(map(str, range(10_000))).split()) == 64
+    assert trigram_expression(["abit"]) == '("abi" OR "abİ") AND ("bit" OR "bİt")'
+    assert trigram_expression(["kite", "abc"]) == '"abc" AND ("kit" OR "kİt") AND ("ite" OR "İte")'
 
 
 def test_relevance_needs_all_words() -> None:

@@ -45,7 +45,6 @@ _MOST_NAMED = 20
 # A previous selection is reused only if it has this many of the best facts for the new input.
 _DECISIVE = 3
 
-
 UNOWNED_LINE = (
     "Note of the system: the newest message asks to remember something of the {scope}, and this run has no {scope}. It "
     "was not remembered; tell the person so."

@@ -31,6 +31,7 @@ from threadkeep.store.backend import TranscriptBackend, check_location
 from threadkeep.store.codec import Counter, Prepared, clean_json, clean_text, identified, marks_of, prepare, time_text
 from threadkeep.store.driver import Driver, StoreOptions
 from threadkeep.store.null_stores import NullSearch
+from threadkeep.store.search_terms import fold_fully
 from threadkeep.store.transcripts import END, SessionQuery
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class TextSearch(NullSearch):
             StoreUnavailable: the search took longer than 5 seconds, including the wait for other searches.
             SessionDamaged: the given session cannot be read.
         """
-        words = clean_text(query).casefold().split()
+        words = fold_fully(clean_text(query)).split()
         if not words or limit <= 0:
             return []
         best: list[tuple[float, float, int, SearchHit]] = []
@@ -131,7 +132,7 @@ class ConversationSearch(TextSearch):
 
 def _score(message: Message, words: list[str]) -> float:
     """Return the number of matches, reduced for long texts; 0 unless all words match."""
-    text = message.content.casefold()
+    text = fold_fully(message.content)
     counts = [text.count(word) for word in words]
     return sum(counts) / math.log2(2 + len(text)) if all(counts) else 0.0
 

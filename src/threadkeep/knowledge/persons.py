@@ -80,10 +80,7 @@ class Persons(ClockedTables, sql=OWNER_SQL):
             InvalidInput: the page size is out of range.
         """
         check_argument("query", query, PersonQuery, required=True)
-        parameters = {
-            **page_parameters(query.limit, query.cursor, "person_id"),
-            **text_filter(query.text),
-        }
+        parameters = {**page_parameters(query.limit, query.cursor, "person_id"), **text_filter(query.text)}
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["persons"], parameters)
             found = [await self._find(connection, row[0]) for row in rows[: query.limit]]

@@ -21,6 +21,7 @@ from threadkeep.knowledge.rows import (
 from threadkeep.records.knowledge import SCOPE_KINDS, Procedure, ProcedureQuery, Scope
 from threadkeep.records.sessions import check_argument, check_each
 from threadkeep.store.codec import clean_text, time_of, time_text
+from threadkeep.store.search_terms import fold_fully
 from threadkeep.store.statements import ClockedTables, text_filter
 
 
@@ -106,9 +107,7 @@ class Procedures(ClockedTables, sql=(*OWNER_SQL, "procedures.sql")):
         check_each("scopes", scopes, Scope)
         page = {**page_parameters(MAX_PAGE, None, "procedure_id"), "name": None, "active": True, **text_filter(None)}
         ordered = sorted(dict.fromkeys(scopes), key=lambda scope: SCOPE_KINDS.index(scope.kind))
-        statements = [
-            (self._sql["procedures_of"], {**page, "scope": scope.kind, "owner": scope.owner}) for scope in ordered
-        ]
+        statements = [(self._sql["procedures_of"], {**page, "scope": one.kind, "owner": one.owner}) for one in ordered]
         async with self._driver.reading() as connection:
             pages = await connection.fetch_each(statements)
         return applying([procedure_of(row) for rows in pages for row in rows], goal, frozenset(context))[:limit]
@@ -151,15 +150,15 @@ def applying(procedures: Sequence[Procedure], goal: str, context: Collection[str
     phrase that occurs in the goal come first, sorted by their success. Then follow procedures without phrases that
     match by name and description.
     """
-    words = goal.casefold()
+    words = fold_fully(goal)
     index = RecallIndex()
     possible: dict[str, Procedure] = {}
     for one in procedures:
         if frozenset(context).issuperset(one.context_has):
-            possible.setdefault(one.name.casefold(), one)
+            possible.setdefault(fold_fully(one.name), one)
     for name, one in possible.items():
         index.add(IndexedTurn(name, f"{one.name.replace('_', ' ')} {one.description}", session=name))
-    by_phrase = [one for one in possible.values() if any(phrase.casefold() in words for phrase in one.goal_contains)]
+    by_phrase = [one for one in possible.values() if any(fold_fully(phrase) in words for phrase in one.goal_contains)]
     ranked = [possible[entry.id] for entry in index.rank(goal, limit=len(possible)) if entry.why]
     by_words = [one for one in ranked if not one.goal_contains]
     return [*sorted(by_phrase, key=_success, reverse=True), *by_words]

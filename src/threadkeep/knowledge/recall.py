@@ -65,8 +65,6 @@ def _groups() -> dict[int, frozenset[str]]:
 _ASKED: Final = _attributes()
 """Maps stems, and kinds of questions such as `?where`, to the stems of keys that they ask for."""
 _MEMBERS: Final = _groups()
-
-
 _MOST_OLD: Final = 500
 
 

@@ -24,6 +24,7 @@ from threadkeep.store.partitions import index_statements
 from threadkeep.store.search_terms import (
     TRIGRAM,
     fingerprints,
+    indexed_terms,
     rarity,
     relevance_words,
     search_terms,
@@ -172,7 +173,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         while True:
             bounds = {"limit": asked, "candidates": max(_CANDIDATES, asked)}
             rows = await connection.fetch(statement, {**scope, **wanted, **bounds})
-            right = [row for row in rows if set(terms).issubset(search_terms(row[5]))]
+            right = [row for row in rows if set(terms).issubset(indexed_terms(row[5]))]
             if len(right) >= limit or len(rows) < asked:
                 return right[:limit]
             asked *= _MORE
@@ -284,7 +285,7 @@ def _indexed_rows(steps: Sequence[_Step]) -> list[str]:
     """Return a JSON array for each step, with the documents and terms of its messages."""
     return [
         json.dumps(
-            [{"seq": row[0], "document": row[3], "terms": fingerprints(search_terms(row[2]))} for row in step.texts],
+            [{"seq": row[0], "document": row[3], "terms": fingerprints(indexed_terms(row[2]))} for row in step.texts],
             separators=(",", ":"),
         )
         for step in steps

@@ -8,7 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Final
 from zlib import crc32
 
@@ -39,9 +39,19 @@ def search_terms(text: str) -> Sequence[str]:
     return list(dict.fromkeys(_terms(_FINAL_SIGMA.sub("ς", clean_text(text).lower()))))
 
 
+def indexed_terms(text: str) -> Sequence[str]:
+    """Return the distinct terms by which a text is found. A word with İ is also found with i."""
+    return search_terms(f"{text}\n{text.replace('İ', 'i')}" if "İ" in text else text)
+
+
 def fold(text: str) -> str:
     """Fold a text for case-insensitive comparisons, equally on both databases. Its length stays the same."""
     return text.replace("İ", "i").lower().replace("ς", "σ")
+
+
+def fold_fully(text: str) -> str:
+    """Fold a text for case-insensitive comparisons, ß into ss too. Its length may change."""
+    return text.replace("İ", "i").casefold()
 
 
 def folds_into(text: str) -> tuple[str, str]:
@@ -67,9 +77,16 @@ def short_pattern(word: str) -> str:
 
 def trigram_expression(words: Iterable[str]) -> str:
     """Return the FTS5 query for texts that have the trigrams of all words (only the first 64 are used)."""
-    trigrams = (word[at : at + TRIGRAM] for word in words for at in range(len(word) - TRIGRAM + 1))
-    quoted = ('"' + trigram.replace('"', '""') + '"' for trigram in list(dict.fromkeys(trigrams))[:_MOST_TRIGRAMS])
-    return " ".join(quoted)
+    trigrams = dict.fromkeys(word[at : at + TRIGRAM] for word in words for at in range(len(word) - TRIGRAM + 1))
+    alternatives = [_spellings(trigram) for trigram in list(trigrams)[:_MOST_TRIGRAMS]]
+    plain = " ".join(quoted for quoted, *others in alternatives if not others)
+    return " AND ".join(filter(None, (plain, *(f"({' OR '.join(each)})" for each in alternatives if len(each) > 1))))
+
+
+def _spellings(trigram: str) -> list[str]:
+    """Return a quoted trigram with each of i and İ in place of the other, because FTS5 distinguishes them."""
+    spelled = product(*("iİ" if char in "iIİ" else char for char in trigram))
+    return ['"' + "".join(letters).replace('"', '""') + '"' for letters in spelled]
 
 
 def _terms(text: str) -> Iterator[str]:
@@ -108,7 +125,7 @@ _AVERAGE_CHARACTERS = 500
 
 def relevance(text: str, words: str) -> float | None:
     """Return a text's score for the words of `relevance_words`, or None if a word is missing."""
-    folded = text.casefold()
+    folded = fold_fully(text)
     damping = _SATURATION * (1 - _LENGTH_SHARE + _LENGTH_SHARE * len(folded) / _AVERAGE_CHARACTERS)
     score = 0.0
     for word, rarity in _read(words):
@@ -121,7 +138,7 @@ def relevance(text: str, words: str) -> float | None:
 
 def relevance_words(words: Sequence[str], rarities: Sequence[float]) -> str:
     """Return words and their weights in the format that `relevance` reads."""
-    return dump_json([[word.casefold(), rarity] for word, rarity in zip(words, rarities, strict=True)])
+    return dump_json([[fold_fully(word), rarity] for word, rarity in zip(words, rarities, strict=True)])
 
 
 def rarity(texts_with_word: int, texts: int) -> float:

@@ -152,6 +152,7 @@ _UNSPACED = (
 _SPACED_RUNS = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 _RUNS = re.compile(rf"[{_UNSPACED}]+|(?:(?![{_UNSPACED}])[^\W_])+(?:'(?![{_UNSPACED}])[^\W_]+)*")
 _ACCENTED = re.compile("[\u00c0-\u024f]")
+_MARKS = re.compile("[\u0300-\u036f]+")
 _UNSPACED_CHARACTER = re.compile(f"[{_UNSPACED}]")
 
 
@@ -169,9 +170,9 @@ def words_of(text: str) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Normalise compatibility characters and remove accents from Latin letters."""
+    """Normalise compatibility characters, and remove accents from Latin letters and those that are separate."""
     text = unicodedata.normalize("NFKC", text)
-    return _ACCENTED.sub(lambda letter: unicodedata.normalize("NFD", letter[0])[0], text)
+    return _MARKS.sub("", _ACCENTED.sub(lambda letter: unicodedata.normalize("NFD", letter[0])[0], text))
 
 
 def is_stop_word(word: str) -> bool:
@@ -238,7 +239,6 @@ def _pairs(run: str) -> Iterator[str]:
 
 
 type _Table = dict[str, tuple[int, ...]]
-
 
 _SYNONYMS = lines_of("synonyms_en.txt")
 

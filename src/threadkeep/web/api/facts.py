@@ -88,17 +88,7 @@ async def list_facts(
     cursor: Cursor = None,
 ) -> FactList:
     """List facts, most recently changed first. Restrict the list by `scope`, or by `scope` and `owner`."""
-    query = FactQuery(
-        scope_in_query(scope, owner),
-        scope,
-        kind,
-        key,
-        q,
-        past,
-        user_id=user_id,
-        limit=limit,
-        cursor=read_cursor(cursor),
-    )
+    query = FactQuery(scope_in_query(scope, owner), scope, kind, key, q, past, user_id, limit, read_cursor(cursor))
     found, following = await app.memory.knowledge.facts_page(query)
     return FactList(facts=[FactView.of(fact) for fact in found], next_cursor=write_cursor(following))
 
@@ -201,9 +191,7 @@ async def list_procedures(
     cursor: Cursor = None,
 ) -> ProcedureList:
     """List procedures, most recently changed first. Restrict the list by `scope`, or by `scope` and `owner`."""
-    query = ProcedureQuery(
-        scope_in_query(scope, owner), scope, name, q, active, user_id=user_id, limit=limit, cursor=read_cursor(cursor)
-    )
+    query = ProcedureQuery(scope_in_query(scope, owner), scope, name, q, active, user_id, limit, read_cursor(cursor))
     found, following = await app.memory.procedures.page(query)
     return ProcedureList(procedures=[ProcedureView.of(one) for one in found], next_cursor=write_cursor(following))
 
