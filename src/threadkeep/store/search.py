@@ -25,6 +25,7 @@ from threadkeep.store.search_terms import (
     TRIGRAM,
     fingerprints,
     indexed_terms,
+    is_single,
     rarity,
     relevance_words,
     search_terms,
@@ -112,7 +113,8 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         """Index sessions step by step; return False if the deadline passes first."""
         waiting = list(behind)
         while waiting:
-            count = _step_sessions(waiting)
+            # Short sessions share a transaction.
+            count = max(1, bisect_right(list(accumulate(one.messages for one in waiting)), _STEP_MESSAGES))
             # Hold the lock for one step only, so that no search waits until a whole import is indexed.
             async with self._turn:
                 left = await self._try_step(waiting[:count], locked)
@@ -168,12 +170,14 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         found = sql[whose if scope["session_id"] is None else "found_of_session"]
         statement = f"WITH found AS MATERIALIZED ({found}) {self._sql['ranked']}"
         words = list(terms[:_PATTERNS])
-        wanted = {"terms": fingerprints(terms), "patterns": [term_pattern(word) for word in words], "words": words}
+        singles = {term for term in terms if is_single(term)}
+        whole = set(terms) - singles
+        wanted = {"terms": fingerprints(whole), "patterns": [term_pattern(word) for word in words], "words": words}
         asked = limit
         while True:
             bounds = {"limit": asked, "candidates": max(_CANDIDATES, asked)}
             rows = await connection.fetch(statement, {**scope, **wanted, **bounds})
-            right = [row for row in rows if set(terms).issubset(indexed_terms(row[5]))]
+            right = [row for row in rows if whole.issubset(indexed_terms(row[5])) and singles.issubset(row[5])]
             if len(right) >= limit or len(rows) < asked:
                 return right[:limit]
             asked *= _MORE
@@ -255,12 +259,6 @@ class _Step(NamedTuple):
         """
         seq, id_ = self.texts[-1][:2] if self.texts else (None, None)
         return {**self.session.step, "upto": self.upto, "seq": seq, "id": id_}
-
-
-def _step_sessions(waiting: Sequence[_Behind]) -> int:
-    """Return the number of sessions to index in one step; short sessions share a transaction."""
-    messages = list(accumulate(session.messages for session in waiting))
-    return max(1, bisect_right(messages, _STEP_MESSAGES))
 
 
 def _in_budget(sessions: Sequence[_Behind], found: Sequence[Sequence[Row]]) -> list[_Step]:

@@ -36,7 +36,14 @@ _UNSPACED = re.compile(
 
 def search_terms(text: str) -> Sequence[str]:
     """Return the distinct terms of a text: words, or pairs of characters in scripts without spaces."""
-    return list(dict.fromkeys(_terms(_FINAL_SIGMA.sub("ς", clean_text(text).lower()))))
+    terms = dict.fromkeys(_terms(_FINAL_SIGMA.sub("ς", clean_text(text).lower())))
+    # Drop a very long term: it is not a word, and PostgreSQL rejects its pattern.
+    return [term for term in terms if 0 < len(term) <= _LONGEST_TERM]
+
+
+def is_single(term: str) -> bool:
+    """Return True for one character of a script without spaces, which other texts may have only in pairs."""
+    return len(term) == 1 and _UNSPACED.match(term) is not None
 
 
 def indexed_terms(text: str) -> Sequence[str]:
@@ -93,16 +100,11 @@ def _terms(text: str) -> Iterator[str]:
     for word in _WORDS.findall(text):
         rest = 0
         for run in _UNSPACED.finditer(word):
-            yield from _short(word[rest : run.start()])
+            yield word[rest : run.start()]
             characters = run.group()
             yield from [characters] if len(characters) == 1 else (a + b for a, b in pairwise(characters))
             rest = run.end()
-        yield from _short(word[rest:])
-
-
-def _short(term: str) -> list[str]:
-    # Drop a very long term: it is not a word, and PostgreSQL rejects its pattern.
-    return [term] if 0 < len(term) <= _LONGEST_TERM else []
+        yield word[rest:]
 
 
 @cache
