@@ -22,6 +22,9 @@ from langgraph_sdk.client import LangGraphClient
 
 from tests.limits import HANG_SECONDS
 from tests.web.services import history, listening, opened_app, said, settings_for, until
+from threadkeep.records.runs import RunQuery
+from threadkeep.runs.service import RunService
+from threadkeep.store.runs.rows import RunRecords
 from threadkeep.testing import Gate, ScriptedModel
 
 ASKING = """
@@ -354,6 +357,35 @@ async def test_each_reader_begins_with_the_run_of_its_command(tmp_path: Path, *,
         "It is teal.",
         "It is red.",
     ]
+
+
+async def test_an_idle_reader_reads_the_runs_of_its_thread_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each poll reads only their states, by indexes. Otherwise a hundred open pages would keep a core busy."""
+    polls, lists = list[str](), list[str | None]()
+    polled, listed = RunRecords.of_sessions, RunService.list
+
+    async def count_polls(self: RunRecords, session_ids: list[str], *, user_id: str | None = None) -> Any:
+        polls.extend(session_ids)
+        return await polled(self, session_ids, user_id=user_id)
+
+    async def count_lists(self: RunService, query: RunQuery) -> Any:
+        lists.append(query.session_id)
+        return await listed(self, query)
+
+    async with sdk(tmp_path, ScriptedModel(["It is teal.", "It is red."])) as (langgraph, client):
+        await langgraph.runs.wait("t1", "chat", input=asks("Which colour?"))
+        monkeypatch.setattr(RunRecords, "of_sessions", count_polls)
+        async with client.stream("POST", "/threads/t1/stream/events", json={"channels": ["lifecycle"]}) as response:
+            monkeypatch.setattr(RunService, "list", count_lists)
+            await until(lambda: len(polls) > 3)
+            assert lists in ([], ["t1"])
+            command = {"id": 1, "method": "run.start", "params": {"assistant_id": "chat", "input": asks("Really?")}}
+            await client.post("/threads/t1/commands", json=command)
+            async for line in response.aiter_lines():
+                if "completed" in line:
+                    break
 
 
 async def test_a_turn_is_answered_again_from_the_checkpoint_before_it(tmp_path: Path) -> None:

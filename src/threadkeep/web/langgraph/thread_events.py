@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, cast
+from weakref import WeakValueDictionary
 
 from fastapi import FastAPI
 
@@ -56,7 +57,7 @@ class ThreadEvents:
     def __init__(self, app: App) -> None:
         self._app = app
         self._runs: OrderedDict[str, RunEvents] = OrderedDict()
-        self._started = asyncio.Event()
+        self._started = WeakValueDictionary[str, asyncio.Event]()
 
     def follow_run(self, runs: RunService, run: Run) -> RunEvents:
         """Return the events of a run. The first call starts the task that collects them."""
@@ -66,8 +67,8 @@ class ThreadEvents:
             self._forget_ended()
         elif found.was_resumed(run):
             found.go_on()
-        started, self._started = self._started, asyncio.Event()
-        started.set()
+        if (started := self._started.pop(run.session_id or "", None)) is not None:
+            started.set()  # wakes the readers of the thread
         return found
 
     async def of_thread(
@@ -80,9 +81,10 @@ class ThreadEvents:
         """
         pause, after, last, is_old = _FIRST_POLL_SECONDS, choice.since or 0, -1, False
         paused: dict[str, int] = {}  # for each waiting run, the number of its events that need not be sent
+        seen, found = list[object](), list[Run]()
         while True:
-            started, service = self._started, await self._app.runs.service()
-            found = await newest_runs(service, thread_id, user_id=user_id)
+            started, service = self._started.setdefault(thread_id, asyncio.Event()), await self._app.runs.service()
+            seen, found = await self._listed(service, thread_id, user_id, seen, found)
             run = self._first(found, choice) if last < 0 else self._following(found, last, paused)
             if run is None:
                 await changed(started, pause)
@@ -112,6 +114,14 @@ class ThreadEvents:
             if read.paused:
                 paused[run.run_id] = position
             after, is_old = 0, False
+
+    async def _listed(
+        self, service: RunService, thread_id: str, user_id: str | None, seen: list[object], found: list[Run]
+    ) -> tuple[list[object], list[Run]]:
+        """Return the states of a thread's runs and the newest runs, which are read only if the states have changed."""
+        turns = await self._app.memory.runs.records.of_sessions([thread_id], user_id=user_id)
+        states: list[object] = [(run.run_id, run.status, run.interrupt) for run in turns]
+        return states, found if states == seen else await newest_runs(service, thread_id, user_id=user_id)
 
     def _first(self, newest_first: list[Run], choice: EventChoice) -> Run | None:
         """Return the run with which a reader begins.
