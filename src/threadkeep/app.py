@@ -141,9 +141,8 @@ def resources_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> 
 
     sources: list[ExtraSource] = []
     if options.facts or options.directives or memory.graphiti.recalls:
-        sources.append(
-            KnownFacts(memory, workspace=options.workspace, own=options.facts, directives=options.directives)
-        )
+        facts = KnownFacts(memory, workspace=options.workspace, own=options.facts, directives=options.directives)
+        sources.append(facts)
     if options.recall != "off":
         sources.append(RecalledTurns(memory, scope=options.recall))
     return Resources(
@@ -159,7 +158,6 @@ def learning_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> F
     """Return fact learning with the summary model or `model`, if the options enable it."""
     if not options.learning and not options.directives:
         return None
-
     name = options.summary_model
     return FactLearning(
         memory,
@@ -240,7 +238,6 @@ def _with_summarizer(options: ChatOptions, model: BaseChatModel, name: str) -> C
     """Return the compression options with a summarizer, if they are on."""
     if options.compression is None:
         return None
-
     other = make_model(name, variable="THREADKEEP_SUMMARY_MODEL") if name else None
     window = options.context_window if other is None else None
     summarizer = ModelSummarizer(other or model, context_window=window, timeout_seconds=options.model_timeout_seconds)

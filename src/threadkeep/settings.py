@@ -188,9 +188,7 @@ class Settings(RunSettings, GraphitiSettings):
     def _check_postgres_dsn(cls, value: SecretStr | None) -> SecretStr | None:
         variable = f"{PREFIX}POSTGRES_DSN"
         if value is not None and parse_address(value.get_secret_value(), variable=variable).backend != "postgres":
-            raise InvalidSettings(
-                f"{variable} is not a PostgreSQL URL: write postgresql://user@host/db.", variable=variable
-            )
+            raise _invalid("POSTGRES_DSN", "is not a PostgreSQL URL: write postgresql://user@host/db.")
         return value
 
     @field_validator("summary_trigger", "summary_keep")
@@ -286,25 +284,21 @@ class Settings(RunSettings, GraphitiSettings):
     def _check_together(self) -> Self:
         check_partitions(self.database.backend, self.partitions)  # `database` rejects an invalid URL
         if self.postgres_pool_min_size > self.postgres_pool_max_size:
-            raise InvalidSettings(
-                f"{PREFIX}POSTGRES_POOL_MIN_SIZE is larger than {PREFIX}POSTGRES_POOL_MAX_SIZE; change one of them.",
-                variable=f"{PREFIX}POSTGRES_POOL_MIN_SIZE",
-            )
+            why = f"is larger than {PREFIX}POSTGRES_POOL_MAX_SIZE; change one of them."
+            raise _invalid("POSTGRES_POOL_MIN_SIZE", why)
         if self.graph_store_backend == "postgres" and self.postgres_dsn is None and self.database.backend != "postgres":
             raise InvalidSettings(
                 f"{PREFIX}GRAPH_STORE_BACKEND is postgres, so set {PREFIX}POSTGRES_DSN=postgresql://user@host/db.",
                 variable=f"{PREFIX}POSTGRES_DSN",
             )
         if self.graphiti_enabled and self.transcripts == "graph_store":
-            raise InvalidSettings(
-                f"{PREFIX}GRAPHITI_ENABLED needs turns in tables: set {PREFIX}TRANSCRIPTS=tables, or turn it off.",
-                variable=f"{PREFIX}GRAPHITI_ENABLED",
-            )
+            why = f"needs turns in tables: set {PREFIX}TRANSCRIPTS=tables, or turn it off."
+            raise _invalid("GRAPHITI_ENABLED", why)
         if "*" in self.cors_origins and not self.needs_keys:
-            raise InvalidSettings(
-                f"{PREFIX}CORS_ORIGINS is *, and without {PREFIX}API_KEYS any page could read everything: "
-                f"name the origins, or set {PREFIX}API_KEYS=name:key.",
-                variable=f"{PREFIX}CORS_ORIGINS",
+            raise _invalid(
+                "CORS_ORIGINS",
+                f"is *, and without {PREFIX}API_KEYS any page could read everything: name the origins, or set "
+                f"{PREFIX}API_KEYS=name:key.",
             )
         tokens = [self.jwt_issuer, self.jwt_audience, self.jwt_key]
         if any(tokens) and not all(tokens):
@@ -315,15 +309,14 @@ class Settings(RunSettings, GraphitiSettings):
         try:
             _ = self.compression
         except InvalidInput as error:
-            variable = f"{PREFIX}SUMMARY_KEEP"
-            sentence = f"{variable} cannot be combined with {PREFIX}SUMMARY_TRIGGER: {error}"
-            raise InvalidSettings(sentence, variable=variable) from None
+            why = f"cannot be combined with {PREFIX}SUMMARY_TRIGGER: {error}"
+            raise _invalid("SUMMARY_KEEP", why) from None
         if not self.needs_keys and not is_loopback(self.host):
-            raise InvalidSettings(
-                f"{PREFIX}HOST is not a loopback address, and without {PREFIX}API_KEYS anybody could read everything: "
+            raise _invalid(
+                "HOST",
+                f"is not a loopback address, and without {PREFIX}API_KEYS anybody could read everything: "
                 f"set {PREFIX}API_KEYS=name:key, or {PREFIX}REQUIRE_KEYS=true with keys of `threadkeep keys add`, "
                 f"or keep {PREFIX}HOST at 127.0.0.1.",
-                variable=f"{PREFIX}HOST",
             )
         return self
 
@@ -360,7 +353,6 @@ class Settings(RunSettings, GraphitiSettings):
         """The options for replacing older chat messages with a summary; None if the chat writes no summaries."""
         if not self.summary_trigger:
             return None
-
         return Compression(trigger=read_size(self.summary_trigger), keep=read_size(self.summary_keep or _SUMMARY_KEEP))
 
     @property
@@ -441,9 +433,13 @@ def _sentence(error: ValidationError) -> InvalidSettings:
         return ours
     name = str(first["loc"][0])
     reason = str(first["msg"]).removeprefix("Value error, ")
-    variable = PREFIX + name.upper()
     described = Settings.model_fields[name].description
-    return InvalidSettings(f"{variable} cannot be used: {reason.rstrip('.')}. {described}", variable=variable)
+    return _invalid(name.upper(), f"cannot be used: {reason.rstrip('.')}. {described}")
+
+
+def _invalid(name: str, why: str) -> InvalidSettings:
+    """Return the error of a variable without the prefix, such as `HOST`."""
+    return InvalidSettings(f"{PREFIX}{name} {why}", variable=f"{PREFIX}{name}")
 
 
 def is_loopback(host: str) -> bool:

@@ -107,10 +107,9 @@ class Access:
 
 @lru_cache(maxsize=64)
 def _is_loopback_address(address: str) -> bool:
-    try:
+    with contextlib.suppress(ValueError):
         return is_loopback(urlsplit(address).hostname or "")
-    except ValueError:
-        return False
+    return False
 
 
 class SafeResponses:

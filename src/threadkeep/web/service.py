@@ -68,8 +68,6 @@ _KEYS: dict[str, dict[str, str]] = {
     "HTTPBearer": {"type": "http", "scheme": "bearer"},
     "APIKeyHeader": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
 }
-
-
 _REFUSALS = (401, 403, 429)
 
 

@@ -307,10 +307,9 @@ class _Search:
 
     async def _known(self, session_id: str) -> SessionInfo | None:
         if session_id not in self._sessions:
-            try:
+            self._sessions[session_id] = None
+            with suppress(SessionNotFound):  # deleted since the search
                 self._sessions[session_id] = await self.session(session_id)
-            except SessionNotFound:  # deleted since the search
-                self._sessions[session_id] = None
         return self._sessions[session_id]
 
     async def _found(self, home: SessionInfo, message: Message, chosen: SessionInfo | None) -> Found:
