@@ -347,6 +347,17 @@ async def test_a_permanent_failure_ends_the_run_at_once(desk: RunDesk) -> None:
     assert await desk.transcript("room") == [("user", "hello"), ("assistant", "better")]
 
 
+async def test_an_appended_message_is_not_the_answer_of_a_retried_run(every_desk: RunDesk) -> None:
+    """If the agent after an `append_message` node fails, a repeat of the message calls its model again."""
+    every_desk.model = ScriptedModel([ValueError(), "the answer"])
+    nodes = "note: {kind: append_message, text: One moment., next: answer}, answer: {kind: agent, next: end}"
+    async with every_desk.open(f"{{schema: 1, name: desk, nodes: {{{nodes}}}}}") as service:
+        failed, again = await carried_out(service, HELLO), await carried_out(service, HELLO)
+    assert (failed.status, again.status, again.text) == ("failed", "done", "the answer")
+    said = [("user", "hello"), ("assistant", "One moment."), ("assistant", "the answer")]
+    assert await every_desk.transcript("room") == said
+
+
 async def test_a_run_has_a_deadline(desk: RunDesk) -> None:
     desk.model = ScriptedModel([["never", Gate()]])
     async with desk.open(AGENT) as service:

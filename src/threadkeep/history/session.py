@@ -288,6 +288,8 @@ class Session:
         stored: list[Message] = await self._if_visible(
             lambda: self._transcripts.answers_to(self.session_id, question), []
         )
+        # A message that a node of the run has added on its own, `<run id>:<node>`, answers nothing.
+        stored = [one for one in stored if one.answers is not None or not str(one.id).startswith(f"{one.run_id}:")]
         known = {key for one in stored for key in _keys(one)}
         return [*stored, *(one for one in waiting if known.isdisjoint(_keys(one)))]
 

@@ -136,9 +136,7 @@ class RunService(RunIntake):
             raise Interrupted("The service stops; another process continues the run. Send the request again.")
         if run.status != "queued" or self._worker.is_started(run.run_id) or run.parent_run_id is not None:
             return
-        if self._closes_at < math.inf:
-            return
-        if await self._runs.order.is_next(run.run_id):
+        if self._closes_at == math.inf and await self._runs.order.is_next(run.run_id):
             await self._worker.start(run.run_id)
 
     async def cancel(self, run_id: str, *, user_id: str | None = None) -> list[str]:
