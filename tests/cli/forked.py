@@ -38,6 +38,8 @@ def _run(
     program: Program, arguments: Sequence[str], ends: Sequence[Connection], environment: Mapping[str, str], folder: Path
 ) -> None:
     end_with_parent()
+    # Tests send this signal, but `nohup` lets children ignore it, too.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)

@@ -138,12 +138,13 @@ def default_handler(number: signal.Signals) -> Iterator[None]:
 
 def start(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[str]:
     """Start a process with pipes for stdin, stdout and stderr."""
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-        env={**os.environ, **variables},
-    )
+    with default_handler(signal.SIGHUP):  # a process that `nohup` starts ignores it, and so do its children
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            env={**os.environ, **variables},
+        )

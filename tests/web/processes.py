@@ -70,6 +70,8 @@ async def running(
 
 def serve_in(folder: Path, environment: Mapping[str, str]) -> None:
     """Serve as `threadkeep serve` does. The start of that command is tested with the other commands."""
+    # Tests send this signal, but `nohup` lets children ignore it, too.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
