@@ -6,12 +6,15 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Literal, Self, TextIO
+
+import psutil  # type: ignore[import-untyped]
 
 from bench.endings import end_with_parent
 from tests.children import PROCESSES
@@ -52,6 +55,14 @@ def _run(
     sys.exit(program(arguments))
 
 
+def until_it_reads(pid: int | None) -> None:
+    """Wait until a process sleeps, because a signal just before a read would not interrupt the read."""
+    asleep = 0
+    while asleep < 10:
+        asleep = asleep + 1 if psutil.Process(pid).status() == psutil.STATUS_SLEEPING else 0
+        time.sleep(0.01)
+
+
 class ForkedCommand:
     """A program with pipes for its streams, and the interface of `subprocess.Popen`."""
 
@@ -63,6 +74,11 @@ class ForkedCommand:
         self.stdin = _file(our_input, "w")
         self.stdout = _file(our_output, "r")
         self.stderr = _file(our_errors, "r")
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the process."""
+        return self._process.pid
 
     @property
     def returncode(self) -> int | None:

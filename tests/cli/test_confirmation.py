@@ -5,24 +5,14 @@ from __future__ import annotations
 import os
 import pty
 import signal
-import time
 from multiprocessing.connection import Connection
 
-import psutil  # type: ignore[import-untyped]
 import pytest
 
-from tests.cli.forked import fork
+from tests.cli.forked import fork, until_it_reads
 from tests.cli.running import CommandLine
 from tests.limits import HANG_SECONDS
 from threadkeep.cli import main
-
-
-def _until_it_reads(pid: int) -> None:
-    """Wait until a process sleeps, because a signal just before a read would not interrupt the read."""
-    asleep = 0
-    while asleep < 10:
-        asleep = asleep + 1 if psutil.Process(pid).status() == psutil.STATUS_SLEEPING else 0
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("command", ["channels outbox drop 1", "erase user ann", "pending drop all"])
@@ -35,7 +25,7 @@ def test_one_ctrl_c_at_a_confirmation_ends_the_command(cli: CommandLine, command
         while b"[y/N]" not in shown:
             shown += os.read(ours, 1_000)
         assert process.pid is not None
-        _until_it_reads(process.pid)
+        until_it_reads(process.pid)
         os.kill(process.pid, signal.SIGINT)
         process.join(HANG_SECONDS)
         assert process.exitcode == 1

@@ -172,6 +172,35 @@ def test_short_commands_import_little(cli: CommandLine) -> None:
     assert not [name for name in imported("context", "show", "--help") if name.startswith(heavy)]
 
 
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [
+        ("typer", "sessions list"),
+        ("threadkeep.memory", "sessions show a"),
+        ("threadkeep.agent.context_view", "context show --session a"),
+        ("threadkeep.app", "worker"),
+        ("threadkeep.web.service", "serve --port 0"),
+    ],
+)
+def test_ctrl_c_during_an_import_ends_the_command(cli: CommandLine, module: str, command: str) -> None:
+    """The import is not completed, and there is no traceback."""
+    cli("migrate")
+    code = (
+        "import signal, sys\n"
+        "from threadkeep.cli import main\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {module!r}: signal.raise_signal(signal.SIGINT)\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        f"sys.argv = ['threadkeep', *{command.split()}]\n"
+        f"assert main() == 1 and {module!r} not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_SECONDS)  # noqa: PLW1510
+    assert (done.returncode, done.stderr) == (0, "Stopped before the command was done.\n")
+
+
 def test_the_shell_completes_commands_and_session_ids(any_cli: CommandLine) -> None:
     """Session ids come from the configured database, newest first.
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.forked import until_it_reads
 from tests.cli.running import CommandLine, default_handler, start
 from threadkeep.cli.terminal import terminal
 from threadkeep.errors import StoreUnavailable, WrongUser
@@ -443,6 +444,19 @@ def test_a_signal_stops_an_export_without_a_file(
             outcome = cli(*command, "-o", str(cli.folder / "out"))
         assert (outcome.exit_code, "Stopped before the command was done." in outcome.err) == (1, True)
         assert [file.name for file in cli.folder.glob("out*")] == left
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("noun", ["sessions", "facts"])
+def test_one_ctrl_c_ends_an_import_that_waits_for_its_input(cli: CommandLine, noun: str) -> None:
+    cli("migrate")
+    with cli.fork(noun, "import", "-") as process:
+        process.stdin.write("\n")
+        process.stdin.flush()
+        until_it_reads(process.pid)
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 1
+        assert process.stderr.read().endswith("Stopped before the command was done.\n")
 
 
 @pytest.mark.process

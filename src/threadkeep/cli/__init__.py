@@ -30,6 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gc.disable()
     try:
         return _run(sys.argv[1:])
+    except KeyboardInterrupt:  # during an import; a command handles it itself
+        print("Stopped before the command was done.", file=sys.stderr)  # noqa: T201
+        return 1
     finally:
         _drop_unwritten()
         # Skip the garbage collection at exit, unless a workflow was drawn: mermaidx complains of uncollected objects.

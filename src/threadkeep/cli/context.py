@@ -12,7 +12,7 @@ import typer
 
 from threadkeep.cli.commands import PREVIOUS
 from threadkeep.cli.shared import UserId, command_settings, on_this_database, opened_memory, session_ids, verbs
-from threadkeep.cli.terminal import NotDone, WrongUse, counted, first_words, styled, terminal
+from threadkeep.cli.terminal import NotDone, WrongUse, counted, first_words, stopped_by_ctrl_c, styled, terminal
 from threadkeep.errors import InvalidSettings
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ async def show_context(
     other = None if diff in (None, PREVIOUS) else _number(diff or "")
     settings = command_settings(history_max_messages=max_messages, history_max_tokens=max_tokens)
     choice = CallChoice(session, run_id, user, settings.manifest_retention_days)
-    with terminal.waiting("Looking"):
+    with terminal.waiting("Looking"), stopped_by_ctrl_c():
         parameters = preview_options(settings) if diff is None and call is None and run_id is None else None
     async with opened_memory() as memory:
         if diff is not None:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from threadkeep.cli.shared import Confirmed, command_settings, ended_by_sigterm, run, verbs
-from threadkeep.cli.terminal import NotDone, WrongUse, counted, file_size, shown, terminal
+from threadkeep.cli.shared import Confirmed, command_settings, run, verbs
+from threadkeep.cli.terminal import NotDone, WrongUse, counted, ended_by_sigterm, file_size, shown, terminal
 
 if TYPE_CHECKING:
     from threadkeep.settings import Settings

@@ -16,6 +16,7 @@ from threadkeep.cli.shared import (
     Limit,
     Output,
     json_or_text,
+    lines_of,
     one_of,
     opened_input,
     opened_memory,
@@ -335,7 +336,7 @@ def _facts(source: Path) -> Iterator[tuple[int, Fact]]:
     from threadkeep.knowledge.views import FactView
 
     with opened_input(str(source)) as stream:
-        for number, line in enumerate(stream, start=1):
+        for number, line in enumerate(lines_of(stream), start=1):
             if not line.strip():
                 continue
             try:

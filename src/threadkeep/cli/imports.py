@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +16,7 @@ from threadkeep.cli.shared import (
     Output,
     UserId,
     ViewOption,
+    lines_of,
     opened_input,
     opened_memory,
     opened_output,
@@ -23,8 +24,7 @@ from threadkeep.cli.shared import (
     show_exported,
     verbs,
 )
-from threadkeep.cli.terminal import WrongUse, counted, terminal
-from threadkeep.errors import StoreError
+from threadkeep.cli.terminal import Reach, WrongUse, counted, terminal
 
 if TYPE_CHECKING:
     from threadkeep.cli.foreign import Source
@@ -181,9 +181,9 @@ async def _store_source[S: Source](
                     empty += 1
                 # A short file is read to its end before its conversations are stored, so do not report completion yet.
                 if source.done < source.total:
-                    reach(source.done)
+                    reach(source.done, _words(importer.done))
             await importer.store()
-            reach(source.total)
+            reach(source.total, _words(importer.done))
         return source, importer.done, empty
 
 
@@ -199,30 +199,22 @@ async def _import_lines(file: str, refuse: Callable[[Position, str], None], *, s
         async with opened_memory(creates=True) as memory:
             importer = Importer(memory, refuse, strict=strict)
             with _reporting(importer, size or None) as reach:
-                for number, line in enumerate(stream, start=1):
+                for number, line in enumerate(lines_of(stream), start=1):
                     if number == 1:
                         check_lines(line)
                     read += len(line)
                     if not await importer.take(number, line):
                         break
                     if number % _LINES_BETWEEN == 0:
-                        reach(read)
+                        reach(read, _words(importer.done))
                 await importer.store()
-                reach(read)
+                reach(read, _words(importer.done))
             return importer.done
 
 
-@contextmanager
-def _reporting(importer: Importer, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show the progress of the import, even if it is interrupted."""
-    import asyncio
-
-    try:
-        with terminal.progress("Importing", total) as reach:
-            yield lambda done: reach(done, _words(importer.done))
-    except (StoreError, asyncio.CancelledError):
-        terminal.note(f"Interrupted: {_words(importer.done)}. Repeat the import to continue; nothing is stored twice.")
-        raise
+def _reporting(importer: Importer, total: int | None) -> AbstractContextManager[Reach]:
+    again = ". Repeat the import to continue; nothing is stored twice."
+    return terminal.progress("Importing", total, so_far=lambda: _words(importer.done), again=again)
 
 
 def _words(done: Imported) -> str:

@@ -17,14 +17,13 @@ from threadkeep.cli.shared import (
     CursorOption,
     DryRun,
     Limit,
-    ended_by_sigterm,
     new_file,
     opened_memory,
     read_cursor,
     verbs,
     write_cursor,
 )
-from threadkeep.cli.terminal import NotDone, WrongUse, counted, relative, terminal
+from threadkeep.cli.terminal import NotDone, WrongUse, counted, ended_by_sigterm, relative, terminal
 from threadkeep.errors import InvalidInput
 from threadkeep.records.erasure import EraseReceipt
 from threadkeep.records.knowledge import Person, PersonQuery

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from threadkeep.cli.shared import Confirmed, DryRun, UserId, command_settings, opened_memory, session_ids
-from threadkeep.cli.terminal import Reach, WrongUse, counted, relative, terminal
+from threadkeep.cli.terminal import WrongUse, counted, relative, terminal
 from threadkeep.records import Retention, RetentionLimits
 
 if TYPE_CHECKING:
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
 _NO_MESSAGES = "Nothing is beyond the limits."
 _NO_RUNS = "There are no runs that old."
+_AGAIN = ". Prune again to continue; no step was left half done."
 _REMOVAL: Mapping[str, Callable[[PlannedRemoval], str]] = {
     "session": lambda removal: removal.session_id,
     "what": lambda removal: "delete the session" if removal.whole_session else removal.action,
@@ -78,7 +78,7 @@ async def prune_sessions(
             _show_plan(values, plan, _REMOVAL, nothing=_NO_MESSAGES, words=f"Would be {_words(total)}.")
             return
         _confirm_deletion(f"{_amount(total.deleted)}{_whole(total)}", confirmed or not total.deleted.sessions)
-        with _progress(total.messages, _words(Pruned())) as reach:
+        with terminal.progress("Pruning", total.messages or None, so_far=_words(Pruned()), again=_AGAIN) as reach:
             done = await retention.prune(
                 rules, session_ids=chosen, user_id=user, report=lambda done: reach(done.messages, _words(done))
             )
@@ -123,7 +123,7 @@ async def prune_runs(
             _show_plan(values, plan, _TREE, nothing=_NO_RUNS, words=f"Would be deleted: {_run_words(total)}.")
             return
         _confirm_deletion(_run_words(total), confirmed or not plan)
-        with _progress(total.runs, _run_words(PrunedRuns())) as reach:
+        with terminal.progress("Pruning", total.runs or None, so_far=_run_words(PrunedRuns()), again=_AGAIN) as reach:
             done = await memory.run_retention.prune(rules, report=lambda done: reach(done.runs, _run_words(done)))
         with terminal.waiting("Removing their checkpoints"):
             await _remove_checkpoints(memory, rules)
@@ -175,11 +175,6 @@ async def _remove_checkpoints(memory: Memory, rules: RunRetention) -> None:
 def _confirm_deletion(what: str, confirmed: bool) -> None:
     refusal = "The data is deleted permanently; add --yes to do it without confirmation, or --dry-run to see it first."
     terminal.confirm(f"Delete {what} permanently?", refusal, confirmed=confirmed)
-
-
-def _progress(total: int, nothing: str) -> AbstractContextManager[Reach]:
-    again = ". Prune again to continue; no step was left half done."
-    return terminal.progress("Pruning", total or None, so_far=nothing, again=again)
 
 
 def _show_plan[T](

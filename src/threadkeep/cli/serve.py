@@ -24,7 +24,7 @@ from threadkeep.cli.shared import (
     opened_memory,
     verbs,
 )
-from threadkeep.cli.terminal import Reach, WrongUse, relative, terminal
+from threadkeep.cli.terminal import Reach, WrongUse, relative, stopped_by_ctrl_c, terminal
 from threadkeep.records import Message
 from threadkeep.version import __version__
 
@@ -52,7 +52,7 @@ async def serve_http(
     Ctrl-C, SIGTERM or a closed terminal stops it after the running turns are done. With --json it logs JSON lines.
     """
     settings = command_settings(host=host, port=port, log_json=True if terminal.as_json else None)
-    with terminal.waiting("Starting"):
+    with terminal.waiting("Starting"), stopped_by_ctrl_c():
         # Import this below the spinner: FastAPI, LangChain and LangGraph take some seconds on a slow machine.
         from threadkeep.web.service import serve
 
@@ -67,9 +67,10 @@ async def work() -> None:
     settings = command_settings(log_json=True if terminal.as_json else None)
     check_others_see(settings)
 
-    from threadkeep.app import stop_signals
-    from threadkeep.observe.log import LogObserver, configure_logging
-    from threadkeep.settings import unknown_variables
+    with stopped_by_ctrl_c():
+        from threadkeep.app import stop_signals
+        from threadkeep.observe.log import LogObserver, configure_logging
+        from threadkeep.settings import unknown_variables
 
     configure_logging(settings.log_level, json=settings.log_json)
     for sentence in unknown_variables():

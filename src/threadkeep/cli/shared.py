@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
+import logging
 import os
 import re
 import shlex
@@ -14,15 +17,13 @@ from datetime import UTC, datetime
 from functools import wraps
 from inspect import iscoroutinefunction
 from pathlib import Path
-from signal import SIG_DFL, SIGINT, SIGTERM, Signals, default_int_handler, getsignal, signal
-from threading import current_thread, main_thread
-from types import FrameType
+from signal import Signals, getsignal, signal
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 import typer
 
 from threadkeep.boundary import ErrorBoundary
-from threadkeep.cli.terminal import NotDone, WrongUse, terminal, without_password
+from threadkeep.cli.terminal import NotDone, WrongUse, ended_by_sigterm, stopped_by_ctrl_c, terminal, without_password
 from threadkeep.store.private_files import locked_part
 
 if TYPE_CHECKING:
@@ -64,10 +65,6 @@ def note_unknown_variables() -> None:
 
 def run[T](work: Coroutine[Any, Any, T]) -> T:
     """Run a command's coroutine; raise KeyboardInterrupt if it was cancelled."""
-    import asyncio
-    import gc
-    import logging
-
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
@@ -94,8 +91,6 @@ def synchronous(command: Callable[..., object]) -> Callable[..., object]:
 @contextmanager
 def handled_signals(handlers: Mapping[Signals, Callable[[], object]]) -> Iterator[None]:
     """Call these functions in the event loop when their signals arrive during the block."""
-    import asyncio
-
     loop, before = asyncio.get_running_loop(), {number: getsignal(number) for number in handlers}
     for number, handler in handlers.items():
         loop.add_signal_handler(number, handler)
@@ -107,31 +102,14 @@ def handled_signals(handlers: Mapping[Signals, Callable[[], object]]) -> Iterato
             signal(number, before[number])
 
 
-@contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """Handle SIGTERM like Ctrl-C during the block, which removes its temporary files at its end."""
-    if current_thread() is not main_thread() or getsignal(SIGTERM) != SIG_DFL:
-        yield
-        return
-
-    def end(number: int, frame: FrameType | None) -> None:
-        handler = getsignal(SIGINT)
-        (handler if callable(handler) else default_int_handler)(number, frame)
-
-    signal(SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal(SIGTERM, SIG_DFL)
-
-
 @asynccontextmanager
 async def opened_memory(*, background: bool = False, creates: bool = False) -> AsyncIterator[Memory]:
     """Open the configured memory, by default without background work.
 
     If `creates` is false, a SQLite file that `--database` names must exist.
     """
-    from threadkeep.memory import open_memory
+    with stopped_by_ctrl_c():
+        from threadkeep.memory import open_memory
 
     settings = command_settings()
     note_unknown_variables()
@@ -203,7 +181,8 @@ async def opened_app(
                 async with open_database(settings.database, settings.store_options()):
                     pass
             # Import this below the spinner: LangChain and LangGraph take some seconds on a slow machine.
-            from threadkeep.app import open_app
+            with stopped_by_ctrl_c():
+                from threadkeep.app import open_app
 
             app = await stack.enter_async_context(open_app(settings, observers=observers, works=works, channel="other"))
         yield app
@@ -267,8 +246,6 @@ type Cursor = tuple[datetime, str]
 
 def session_ids(incomplete: str) -> list[str]:
     """Return session ids with a prefix, for shell completion."""
-    import asyncio
-
     # Suppress errors: the shell would print a traceback into the line that is being typed.
     with ErrorBoundary():
         return asyncio.run(_session_ids(incomplete))
@@ -276,8 +253,6 @@ def session_ids(incomplete: str) -> list[str]:
 
 
 async def _session_ids(beginning: str) -> list[str]:
-    import asyncio
-
     from threadkeep.store.driver import StoreOptions
     from threadkeep.store.opening import open_database
     from threadkeep.store.statements import load_statements
@@ -341,7 +316,7 @@ def read_cursor(text: str | None) -> Cursor | None:
 
 def read_payload(path: str) -> dict[str, Any]:
     """Return the JSON object in a file of at most 2 MiB. The path `-` is stdin."""
-    with opened_input(path) as stream:
+    with opened_input(path) as stream, stopped_by_ctrl_c():
         data = stream.read(_PAYLOAD_BYTES + 1)
     try:
         value = json.loads(data.decode("utf-8-sig"))
@@ -360,6 +335,16 @@ def opened_input(path: str) -> Iterator[BinaryIO]:
         return
     with Path(path).open("rb") as stream:
         yield stream
+
+
+def lines_of(stream: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a file. A first Ctrl-C ends a wait for the next line."""
+    while True:
+        with stopped_by_ctrl_c():
+            line = stream.readline()
+        if not line:
+            return
+        yield line
 
 
 @contextmanager

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shlex
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime
 from functools import lru_cache
+from types import FrameType
 from typing import TYPE_CHECKING, Literal, TextIO
 
 import typer
@@ -45,6 +48,8 @@ type Styled = str | tuple[str, str]
 """A text, or a text and its rich style."""
 type Reach = Callable[[int, str], None]
 """A function that reports progress: the amount that is done, and a description."""
+type SoFar = str | Callable[[], str]
+"""The words for the work that is done, or a function that returns them."""
 type Level = Literal["ok", "warn", "fail"]
 
 
@@ -185,12 +190,8 @@ class Terminal:
             return
         if not self.interactive:
             raise WrongUse(refusal)
-        # With the handler of an event loop, `input` would continue to wait after a first Ctrl-C.
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
+        with stopped_by_ctrl_c():
             typer.confirm(escape(question), abort=True, err=True)
-        finally:
-            signal.signal(signal.SIGINT, before)
 
     @contextmanager
     def waiting(self, words: str) -> Iterator[None]:
@@ -203,26 +204,25 @@ class Terminal:
 
     @contextmanager
     def progress(
-        self, title: str, total: int | None, *, every: bool = False, so_far: str = "", again: str = ""
+        self, title: str, total: int | None, *, every: bool = False, so_far: SoFar = "", again: str = ""
     ) -> Iterator[Reach]:
         """Show the progress of the work in the block, as a bar or as lines; with `--json`, show nothing.
 
-        Lines are at least two seconds apart unless `every` is true. If the block is cancelled or the database fails, a
-        note has the last report (at first `so_far`) and the advice `again`, unless `again` is empty.
+        Lines are at least two seconds apart unless `every` is true. If the block is interrupted or the database fails,
+        a note has `so_far` (a function, or else replaced by the last report) and the advice `again`, if there is one.
         """
-        import asyncio
 
         def reach(done: int, words: str) -> None:
             nonlocal so_far
-            so_far = words
+            so_far = so_far if callable(so_far) else words
             show(done, words)
 
         try:
             with self._progress(title, total, every=every) as show:
                 yield reach
-        except (StoreError, asyncio.CancelledError):
+        except (StoreError, asyncio.CancelledError, KeyboardInterrupt):
             if again:
-                self.note(f"Interrupted: {so_far}{again}")
+                self.note(f"Interrupted: {so_far() if callable(so_far) else so_far}{again}")
             raise
 
     @contextmanager
@@ -264,6 +264,38 @@ class Terminal:
 
 
 terminal = Terminal()
+
+
+@contextmanager
+def signal_handler(number: signal.Signals, handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Set the handler of a signal during the block, unless the signal is ignored or this is not the main thread."""
+    before = signal.getsignal(number)
+    if before in (signal.SIG_IGN, None) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def stopped_by_ctrl_c() -> AbstractContextManager[None]:
+    """Let a first Ctrl-C stop the block, which waits for input or imports for long.
+
+    The handler of an event loop only cancels the task, so the block would first continue to its end.
+    """
+    return signal_handler(signal.SIGINT, signal.default_int_handler)
+
+
+def ended_by_sigterm() -> AbstractContextManager[None]:
+    """Handle SIGTERM like Ctrl-C during the block, which removes its temporary files at its end."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        handler = signal.getsignal(signal.SIGINT)
+        (handler if callable(handler) else signal.default_int_handler)(number, frame)
+
+    return signal_handler(signal.SIGTERM, end)
 
 
 @lru_cache(maxsize=2)
