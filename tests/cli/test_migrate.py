@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import re
 import sqlite3
 from contextlib import closing
@@ -34,14 +35,18 @@ def test_a_new_database_gets_its_schema(cli: CommandLine) -> None:
 def test_a_server_that_is_starting_is_waited_for(
     cli: CommandLine, monkeypatch: pytest.MonkeyPatch, postgres_url: str, tmp_path: Path
 ) -> None:
+    """A line says at once what the command waits for."""
     folder = psycopg.conninfo.conninfo_to_dict(postgres_url)["host"]
     cli.set(THREADKEEP_DATABASE_URL=postgres_url.replace(f"host={folder}", f"host={tmp_path / 'run'}"))
 
-    def start(*_: object) -> None:
+    def start(_: object) -> bool:
         (tmp_path / "run").symlink_to(str(folder))
+        return True
 
-    monkeypatch.setattr("threadkeep.store.postgres._log.warning", start)
-    assert cli("migrate").exit_code == 0
+    monkeypatch.setattr(logging.getLogger("threadkeep.store"), "filters", [start])
+    outcome = cli("migrate")
+    assert outcome.exit_code == 0
+    assert outcome.err.startswith("waiting up to 30 seconds for PostgreSQL (")
 
 
 def test_a_wait_for_a_locked_database_is_shown(

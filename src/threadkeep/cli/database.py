@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace as replace_fields
@@ -72,6 +73,9 @@ async def _migrate(*, apply: bool, fill: bool) -> tuple[dict[str, Any], Conditio
         return {**values, "waiting": known, "indexed": 0, "unindexed": None}, None
     # Use NORMAL, which is faster. If a power failure loses commits, the next call repeats their work.
     options = replace_fields(settings.store_options(), synchronous="NORMAL", waits_for_server=apply)
+    if not terminal.as_json and (stderr := logging.lastResort) is not None:
+        # Show the warning that the server cannot be reached: the command then waits for it.
+        logging.getLogger("threadkeep.store").addHandler(stderr)
     async with open_database(address, options) as driver:
         found = await schema_version(driver)
         check_schema(driver.backend, found)
