@@ -265,6 +265,14 @@ def test_a_missing_extra_is_named_with_its_install_command(
     assert "pip install 'threadkeep[cli]'" in capsys.readouterr().err
 
 
+def test_a_package_that_a_command_needs_is_named_with_its_extra(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mermaidx", None)
+    outcome = cli("workflows", "graph", "chat", "--format", "svg")
+    assert outcome.err == "This needs the package mermaidx; install it with: pip install 'threadkeep[draw]'\n"
+
+
 @pytest.mark.process
 def test_help_imports_neither_langchain_nor_a_driver() -> None:
     """`--help` must be fast."""

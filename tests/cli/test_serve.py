@@ -53,6 +53,12 @@ def test_a_port_in_use_is_one_sentence(cli: CommandLine) -> None:
     assert len(outcome.err.splitlines()) == 1
 
 
+def test_a_host_of_mcp_that_does_not_exist_is_one_sentence(cli: CommandLine) -> None:
+    cli.set(THREADKEEP_API_KEYS="one:key")
+    outcome = cli("mcp", "--http", "--host", "999.1.1.1")
+    assert (outcome.exit_code, len(outcome.err.splitlines()), "--host" in outcome.err) == (1, 1, True)
+
+
 def test_mcp_can_listen_on_an_ipv6_address(cli: CommandLine) -> None:
     cli.set(THREADKEEP_API_KEYS="one:key")
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:

@@ -37,6 +37,8 @@ _FAILED = 1
 _WRONG_USE = 2
 _CTRL_C = 130
 _HELP_NAMES = ("-h", "--help")
+# The extras that install packages; `server` installs all others that commands need.
+_EXTRAS = {"cryptography": "channels", "mcp": "mcp", "mcp_types": "mcp", "mermaidx": "draw", "psycopg": "postgres"}
 
 # The function of each command, imported on demand: importing all takes longer than most commands run.
 _COMMANDS: Mapping[str, str] = {
@@ -313,7 +315,8 @@ def _foreign(error: BaseException) -> Problem:
         case BrokenPipeError():
             return Problem("nobody-listens", "")
         case ModuleNotFoundError():
-            sentence = f"This needs the package {error.name}; install it with: pip install 'threadkeep[server]'"
+            extra = _EXTRAS.get((error.name or "").partition(".")[0], "server")
+            sentence = f"This needs the package {error.name}; install it with: pip install 'threadkeep[{extra}]'"
             return Problem("package-missing", sentence)
         case OSError(errno=errno.ENOSPC | errno.EDQUOT | errno.EFBIG):
             sentence = "The disk is full, or a file reached its maximum size; free some space, and repeat the command."

@@ -157,12 +157,8 @@ async def serve_mcp(
     """
     if http and user is not None:
         raise WrongUse("Over HTTP the key determines the user; omit --user, or serve stdio.")
-    try:
-        from threadkeep.adapters.mcp import McpCaller, memory_server
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("threadkeep"):
-            raise
-        raise WrongUse("The extra `mcp` is not installed; install it with: pip install 'threadkeep[mcp]'") from None
+    from threadkeep.adapters.mcp import McpCaller, memory_server
+
     async with opened_memory(background=True, creates=True) as memory:
         if http:
             await _serve_http(memory, host, port, write=write)
@@ -178,8 +174,8 @@ async def _serve_http(memory: Memory, host: str, port: int, *, write: bool) -> N
 
     settings = command_settings().model_copy(update={"host": host})  # the default rate limits depend on the host
     address = address_of(host, port)
-    server = await keyed_server(memory, settings, address, writes=write)
     with bind(host, port, host_name="--host", port_name="--port") as listening:
+        server = await keyed_server(memory, settings, address, writes=write)
         started = f"Threadkeep serves MCP at {address}/mcp (Ctrl+C stops it)"
         await serve_keyed(server, settings, listening, on_start=lambda: terminal.note(started))
 
@@ -213,12 +209,8 @@ async def list_keys() -> None:
     """List all keys, even revoked ones, with the time of their last use, which may be a minute late."""
     async with opened_memory() as memory:
         keys, now = await memory.api_keys.all(), memory.clock()
-    names = ("created_at", "expires_at", "revoked_at", "last_used_at")
-    values = [
-        {"name": key.name, "scope": key.scope, "user_id": key.user_id, "valid": key.is_valid(now)}
-        | {name: getattr(key, name) for name in names}
-        for key in keys
-    ]
+    names = ("name", "scope", "user_id", "created_at", "expires_at", "revoked_at", "last_used_at")
+    values = [{name: getattr(key, name) for name in names} | {"valid": key.is_valid(now)} for key in keys]
     terminal.listing(
         {"keys": values},
         keys,
