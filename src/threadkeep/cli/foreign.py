@@ -67,6 +67,7 @@ _NO_LINES = (
 _STEP = 1 << 20
 _ROLES: Mapping[str, Role] = {"user": "user", "assistant": "assistant"}
 _REASONING = ("thoughts", "reasoning_recap")
+_NEVER = datetime.fromtimestamp(0, UTC)
 _INTERRUPTED = ("in_progress", "finished_partial_completion")
 _MARKS = {
     "image_asset_pointer": "[image]",
@@ -334,7 +335,8 @@ def _active_branch(mapping: Mapping[str, Any], current: object) -> list[Mapping[
     seen: set[str] = set()
     if current is None and mapping:
         leaves = (key for key, node in mapping.items() if not _mapping(node).get("children"))
-        current = max(leaves, key=lambda key: _seconds(mapping[key].get("message")), default=None)
+        times = {key: _moment(_part_of(mapping[key], "message").get("create_time")) for key in leaves}
+        current = max(times, key=lambda key: times[key] or _NEVER, default=None)
     while isinstance(current, str) and current not in seen:
         seen.add(current)
         if current not in mapping:
@@ -396,12 +398,6 @@ def _part_of(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return the object in a field of a message, or an empty object."""
     value = values.get(name)
     return value if isinstance(value, dict) else {}
-
-
-def _seconds(message: object) -> float:
-    """Return the time of a message in seconds since 1970, or 0 if the message has no time."""
-    moment = _moment(message.get("create_time")) if isinstance(message, dict) else None
-    return moment.timestamp() if moment is not None else 0.0
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

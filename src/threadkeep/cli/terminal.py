@@ -367,17 +367,12 @@ def relative(moment: datetime | None) -> str:
     seconds = (datetime.now(moment.tzinfo) - moment).total_seconds()
     if seconds < -60:
         return moment.astimezone().strftime("%Y-%m-%d %H:%M")
-    if seconds < 1:
-        return "now"
-    for limit, unit, size in (
-        (60, "second", 1),
-        (3_600, "minute", 60),
-        (86_400, "hour", 3_600),
-        (604_800, "day", 86_400),
-    ):
-        if seconds < limit:
+    if seconds >= 604_800:
+        return moment.astimezone().strftime("%Y-%m-%d")
+    for size, unit in ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second")):
+        if seconds >= size:
             return f"{counted(int(seconds // size), unit)} ago"
-    return moment.astimezone().strftime("%Y-%m-%d")
+    return "now"
 
 
 def duration(seconds: float) -> str:
