@@ -215,6 +215,14 @@ async def test_brackets_and_invalid_entries_of_an_answer_are_ignored(memory: Mem
     assert proposed == {"drink": 0.9, "sure": 1.0, "true": 0.5}
 
 
+async def test_an_object_and_a_list_that_was_cut_are_read(memory: Memory) -> None:
+    """An object without a key is no fact, but may be an error: the messages are read again."""
+    one, two = json.dumps(found(1, "drink", "tea")), json.dumps(found(3, "pet", "a cat"))
+    answers = answering(f"Here: {one}", '{"error": "limit"}', f'[{two}, {{"message": 3, "about": "us')
+    await talk(memory, FactLearning(memory, model=answers), "I like tea", "I have a cat", "Yes")
+    assert {fact.key for fact in await proposals(memory)} == {"drink", "pet"}
+
+
 async def test_only_100_brackets_that_begin_no_list_are_tried(memory: Memory, events: RecordedEvents) -> None:
     """Each attempt may read the whole answer, so an answer of brackets would block the event loop for minutes."""
     answers = ("[" * brackets + json.dumps([found(1, "drink", "tea")]) for brackets in (100, 99))

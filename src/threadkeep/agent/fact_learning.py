@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from langchain_core.language_models import BaseChatModel
@@ -38,7 +38,7 @@ of the given), "key" (a short name such as home_city; one of the known keys if i
 fact in a few words), "kind" (one of the given), and "confidence" from 0 to 1. Answer [] if there is no such fact."""
 
 _MODEL_SECONDS = 60.0
-_MOST_ATTEMPTS = 100
+_MOST_FAILURES = 100
 _DECODER = json.JSONDecoder()
 
 
@@ -127,28 +127,38 @@ class ModelLearner:
 
 
 def _listed(text: str) -> list[Any]:
-    """Return the first JSON list that contains an object, or else the last list.
+    """Return the first JSON list that contains an object, or else the last list, or else all objects with a key.
 
-    Each attempt may read the whole text, so the number of attempts is limited.
+    An answer without a list may be one object, or a list that was cut because it is too long.
 
     Raises:
-        ValueError: there is no list.
+        ValueError: there is neither a list nor such an object.
     """
     found: list[Any] | None = None
-    failed, start = 0, text.find("[")
-    while start >= 0 and failed < _MOST_ATTEMPTS:
-        try:
-            values, end = _DECODER.raw_decode(text, start)
-        except (ValueError, RecursionError):
-            failed, end = failed + 1, start + 1
-        else:
-            found = values
-            if any(isinstance(value, Mapping) for value in values):
-                break
-        start = text.find("[", end)
-    if found is None:
+    failures: list[int] = []
+    for found in _values(text, "[", failures):
+        if any(isinstance(value, Mapping) for value in found):
+            return found
+    if found is None and not (found := [one for one in _values(text, "{", failures) if "key" in one]):
         raise ValueError("the answer has no JSON list")
     return found
+
+
+def _values(text: str, bracket: str, failures: list[int]) -> Iterator[Any]:
+    """Yield the JSON values that begin with a bracket, and note the brackets that begin none.
+
+    Each attempt may read the whole text, so the number of failures is limited.
+    """
+    start = text.find(bracket)
+    while start >= 0 and len(failures) < _MOST_FAILURES:
+        end = start + 1
+        try:
+            value, end = _DECODER.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            failures.append(start)
+        else:
+            yield value
+        start = text.find(bracket, end)
 
 
 def _request(record: Record) -> str:

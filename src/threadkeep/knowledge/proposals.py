@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Literal, cast
 
@@ -230,21 +230,9 @@ class Proposals(ClockedTables, sql=(*OWNER_SQL, "learning.sql")):
 
 
 def _proposal(row: Row) -> Proposal:
-    proposal_id, scope, owner, session_id, seq, run_id, key, value, kind, promoted, *rest = row
-    confidence, learner, status, fact_id, created_at, updated_at, decided_by = rest
-    return Proposal(
-        id=proposal_id,
-        scope=Scope(scope, owner),
-        key=key,
-        value=json.loads(value),
-        kind=kind,
-        directive=promoted,
-        confidence=confidence,
-        evidence=Evidence(session_id, seq, run_id),
-        learner=learner,
-        status=status,
-        fact_id=fact_id,
-        created_at=time_of(created_at),
-        updated_at=time_of(updated_at),
-        decided_by=decided_by,
-    )
+    proposal_id, scope, owner, session_id, seq, run_id, *columns = row
+    names = [field.name for field in fields(Proposal) if field.name not in ("id", "scope", "evidence")]
+    values = dict(zip(names, columns, strict=True))
+    values |= {name: time_of(values[name]) for name in ("created_at", "updated_at")}
+    values["value"] = json.loads(values["value"])
+    return Proposal(id=proposal_id, scope=Scope(scope, owner), evidence=Evidence(session_id, seq, run_id), **values)
