@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -29,6 +29,7 @@ from tests.agent.talking import (
     seen,
     stream,
 )
+from tests.limits import HANG_SECONDS
 from threadkeep import (
     BudgetTooSmall,
     InvalidKey,
@@ -342,3 +343,41 @@ async def test_agents_and_graphs_share_sessions(small_memory: Memory) -> None:
     model = ScriptedModel(["Ann"])
     await ask(graph_of(ready(small_memory, model)), "who am I?")
     assert len(model.calls[0]) == 3
+
+
+async def test_a_generator_that_is_dropped_releases_its_session(small_memory: Memory) -> None:
+    async def parts() -> AsyncIterator[str]:
+        async with session_turn(small_memory, [HumanMessage("one")], config_of()) as turn:
+            yield "part"
+            turn.answer("never")
+
+    reading = parts()
+    assert await anext(reading) == "part"
+    del reading
+    async with asyncio.timeout(HANG_SECONDS):
+        async with session_turn(small_memory, [HumanMessage("two")], config_of()) as turn:
+            turn.answer("second")
+    assert await kept(small_memory) == [("user", "one"), ("user", "two"), ("assistant", "second")]
+
+
+# The interpreter ends a dropped generator on the event loop, which must not wait for itself.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("dropped", [False, True])
+async def test_each_part_of_a_generator_may_run_in_another_context(small_memory: Memory, dropped: bool) -> None:
+    """Starlette reads synchronous generators in this way."""
+
+    def parts() -> Iterator[str]:
+        with session_turn(small_memory, [HumanMessage("one")], config_of()) as turn:
+            yield "part"
+            turn.answer("first")
+            yield "end"
+
+    reading = parts()
+    for _ in range(1 if dropped else 3):
+        await asyncio.to_thread(lambda: next(reading, None))
+    reading = iter(())  # drop the generator
+    async with asyncio.timeout(HANG_SECONDS):
+        async with session_turn(small_memory, [HumanMessage("two")], config_of()) as turn:
+            turn.answer("second")
+    first = [("user", "one")] if dropped else [("user", "one"), ("assistant", "first")]
+    assert await kept(small_memory) == [*first, ("user", "two"), ("assistant", "second")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -275,7 +275,8 @@ class PartialAnswer(BaseCallbackHandler):
         try:
             yield
         finally:
-            var_child_runnable_config.reset(token)
+            with suppress(ValueError):  # a generator may end in another context
+                var_child_runnable_config.reset(token)
 
     def on_chat_model_start(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import count
-from typing import Any, Self, TypedDict
+from typing import Any, Self
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, MessageLikeRepresentation, SystemMessage
@@ -21,6 +21,7 @@ from threadkeep.agent.participation import Participation
 from threadkeep.agent.questions import messages_in, question_before
 from threadkeep.agent.root_runs import root_run, tool_of_sessions
 from threadkeep.agent.turn_options import TurnOptions, facts_of, site_in
+from threadkeep.boundary import OnFailure
 from threadkeep.context.tokens import input_budget
 from threadkeep.history.memory import Memory
 from threadkeep.memory.on_loop import OnLoop
@@ -65,9 +66,8 @@ class NodeTurn:
         memory, options = self._memory, self._options
         session = session_for(memory, options, config)
         site = site_in(options, config)
-        control = control_of()
-        shared = control is not None and (site is None or site.transcript)
-        root = root_run(memory, control, session.session_id, shared=shared)
+        shared = site is None or site.transcript
+        root = root_run(memory, control_of(), session.session_id, shared=shared)
         key = id(root.control), str(config.get("configurable", {}).get("checkpoint_ns", "")), next(_numbers)
         run_id, metadata = run_id_of(config), metadata_of(config)
         part = Participation(memory, session, options, root, node_of(config, site), key, run_id, metadata, site)
@@ -206,7 +206,8 @@ class TurnBlock:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Store the answer, or the part of it that arrived."""
         turn = self._ended()
-        self._on_loop.wait_for(lambda _: turn.end(error), turn)
+        with OnFailure(turn.part.root.release_session):
+            self._on_loop.wait_for(lambda _: turn.end(error), turn)
 
     def _listening(self, turn: NodeTurn, config: RunnableConfig) -> NodeTurn:
         """Start collecting the text of the model calls that are made in the block."""
@@ -251,10 +252,8 @@ def session_turn(
     return TurnBlock(OnLoop(memory, lambda opened: NodeTurn(opened, limits, messages)), config)
 
 
-class MessagesUpdate(TypedDict):
-    """The update of the graph's state that `MemoryNode` returns."""
-
-    messages: list[BaseMessage]
+type MessagesUpdate = dict[str, list[BaseMessage]]
+"""The update of the graph's state that `MemoryNode` returns."""
 
 
 class MemoryNode(Runnable[dict[str, Any], MessagesUpdate]):

@@ -297,10 +297,10 @@ def root_run(memory: Memory, control: object, session_id: str, *, shared: bool =
     """Return the turn of a root run in a session. It is created at the first call and kept until the run ends.
 
     At most a thousand turns are kept, because the end of some runs (such as streams without a reader) is not reported.
-    If `shared` is False, as outside of graphs and in a node without a transcript, each call gets a new turn.
+    Outside of graphs, and if `shared` is False, as in a node without a transcript, each call gets a new turn.
     """
     order = _orders.get(memory.identity) or _orders.setdefault(memory.identity, SessionOrder())
-    if not shared:
+    if control is None or not shared:
         return RootRun(control, session_id, order)
     runs = _root_runs.setdefault(memory.identity, OrderedDict())
     key = (id(control), session_id)
