@@ -459,6 +459,16 @@ def test_one_ctrl_c_ends_an_import_that_waits_for_its_input(cli: CommandLine, no
         assert process.stderr.read().endswith("Stopped before the command was done.\n")
 
 
+@pytest.mark.parametrize("command", [["sessions", "export", "--all"], ["facts", "export"]])
+def test_an_export_does_not_replace_the_database(cli: CommandLine, command: list[str]) -> None:
+    cli.store("a", "hi")
+    (cli.folder / "link").symlink_to("threadkeep.db")
+    for name in ("threadkeep.db", "link"):
+        outcome = cli(*command, "--output", name)
+        assert (outcome.exit_code, "is the database itself" in outcome.err) == (2, True)
+    assert cli.info("a").message_count == 1
+
+
 @pytest.mark.process
 def test_a_killed_import_can_be_repeated(cli: CommandLine) -> None:
     cli.with_memory(_write_everything)

@@ -354,20 +354,19 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
     A device, a pipe or an open descriptor such as `/dev/stdout` is written directly. Of a symbolic link, the target is
     replaced.
     """
-    if found := _DESCRIPTOR.fullmatch(str(path)):
-        with os.fdopen(os.dup(int(found[1] or 1)), "wb") as stream:
-            yield stream
-        return
     if path.is_dir():
         raise WrongUse(f"{path} is a folder; name a file.")
-    if path.exists() and not path.is_file():
-        with path.open("wb") as stream:
+    found = _DESCRIPTOR.fullmatch(str(path))
+    if found or (path.exists() and not path.is_file()):
+        with os.fdopen(os.dup(int(found[1] or 1)), "wb") if found else path.open("wb") as stream:
             yield stream
         return
     try:
         path = path.resolve()
     except RuntimeError:
         raise WrongUse(f"{path} is a link that leads to itself; name a file.") from None
+    if (database := command_settings().database.path) is not None and path == database.resolve():
+        raise WrongUse(f"{path} is the database itself; name another file.")
     part = path.with_name(path.name + ".part")
     with ended_by_sigterm(), locked_part(part) as descriptor:
         try:
