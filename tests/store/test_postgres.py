@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 import traceback
 from collections.abc import AsyncIterator
@@ -212,6 +214,17 @@ async def test_a_server_without_ssl_is_reported_without_a_retry() -> None:
         url = f"postgresql://127.0.0.1:{server.sockets[0].getsockname()[1]}/db?sslmode=require&gssencmode=disable"
         with pytest.raises(StoreUnavailable, match="server does not support SSL"):
             await PostgresDriver.open(url, StoreOptions(pool_timeout_seconds=2 * HANG_SECONDS, waits_for_server=True))
+
+
+@pytest.mark.process
+def test_a_missing_driver_is_named_with_its_extra() -> None:
+    code = (
+        "import asyncio, sys, threadkeep\n"
+        "sys.modules['psycopg'] = None\n"
+        "asyncio.run(threadkeep.open_memory('postgresql:///db').__aenter__())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_SECONDS)  # noqa: PLW1510
+    assert done.stderr.splitlines()[-1].endswith("; install it with: pip install 'threadkeep[postgres]'")
 
 
 async def test_a_short_command_retries_a_server_that_has_no_free_connection() -> None:

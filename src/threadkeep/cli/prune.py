@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _NO_MESSAGES = "Nothing is beyond the limits."
 _NO_RUNS = "There are no runs that old."
+_REFUSAL = "The data is deleted permanently; add --yes to do it without confirmation, or --dry-run to see it first."
 _AGAIN = ". Prune again to continue; no step was left half done."
 _REMOVAL: Mapping[str, Callable[[PlannedRemoval], str]] = {
     "session": lambda removal: removal.session_id,
@@ -77,7 +78,8 @@ async def prune_sessions(
             values = {**total.to_dict(), "sessions": [asdict(removal) for removal in plan]}
             _show_plan(values, plan, _REMOVAL, nothing=_NO_MESSAGES, words=f"Would be {_words(total)}.")
             return
-        _confirm_deletion(f"{_amount(total.deleted)}{_whole(total)}", confirmed or not total.deleted.sessions)
+        what = f"{_amount(total.deleted)}{_whole(total)}"
+        terminal.confirm(f"Delete {what} permanently?", _REFUSAL, confirmed=confirmed or not total.deleted.sessions)
         with terminal.progress("Pruning", total.messages or None, so_far=_words(Pruned()), again=_AGAIN) as reach:
             done = await retention.prune(
                 rules, session_ids=chosen, user_id=user, report=lambda done: reach(done.messages, _words(done))
@@ -122,7 +124,7 @@ async def prune_runs(
             values = {**counts, "root_run_ids": [tree.root_run_id for tree in plan]}
             _show_plan(values, plan, _TREE, nothing=_NO_RUNS, words=f"Would be deleted: {_run_words(total)}.")
             return
-        _confirm_deletion(_run_words(total), confirmed or not plan)
+        terminal.confirm(f"Delete {_run_words(total)} permanently?", _REFUSAL, confirmed=confirmed or not plan)
         with terminal.progress("Pruning", total.runs or None, so_far=_run_words(PrunedRuns()), again=_AGAIN) as reach:
             done = await memory.run_retention.prune(rules, report=lambda done: reach(done.runs, _run_words(done)))
         with terminal.waiting("Removing their checkpoints"):
@@ -170,11 +172,6 @@ async def _remove_checkpoints(memory: Memory, rules: RunRetention) -> None:
         checkpoints = RunCheckpoints(records, saver)
         while await checkpoints.remove_before(cutoffs.before, limit=_CHECKPOINTS_AT_ONCE):
             pass
-
-
-def _confirm_deletion(what: str, confirmed: bool) -> None:
-    refusal = "The data is deleted permanently; add --yes to do it without confirmation, or --dry-run to see it first."
-    terminal.confirm(f"Delete {what} permanently?", refusal, confirmed=confirmed)
 
 
 def _show_plan[T](

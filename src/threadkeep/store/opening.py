@@ -43,8 +43,11 @@ async def open_database(
 
 async def _open_driver(address: DatabaseAddress, options: StoreOptions, *, read_only: bool) -> Driver:
     if address.dsn is not None:
-        from threadkeep.store.postgres import PostgresDriver
-
+        try:
+            from threadkeep.store.postgres import PostgresDriver
+        except ModuleNotFoundError as error:
+            error.msg = f"{error.msg}; install it with: pip install 'threadkeep[postgres]'"
+            raise
         return await PostgresDriver.open(address.dsn, options, read_only=read_only)
     from threadkeep.store.sqlite import SqliteDriver
 
