@@ -114,11 +114,16 @@ async def test_an_agent_after_a_recorded_graph_answers_too(small_memory: Memory)
     assert await said(small_memory) == [(None, "q"), ("team", "first"), ("writer", "second")]
 
 
-async def test_a_recorded_graph_after_an_agent_takes_part_in_its_turn(small_memory: Memory) -> None:
-    model = ScriptedModel(["second", "fourth"])
-    graph = in_line(writer(small_memory, "first", "third"), team_of(small_memory, model))
+async def test_a_recorded_graph_between_agents_takes_part_in_their_turn(small_memory: Memory) -> None:
+    """The agent after it has the author of the agent before it, and answers too."""
+    model = ScriptedModel(["remark 1", "remark 2"])
+    drafts = ("draft 1", "draft 2"), ("final 1", "final 2")
+    graph = in_line(writer(small_memory, *drafts[0]), team_of(small_memory, model), writer(small_memory, *drafts[1]))
     for words in ("q1", "q2"):
         await graph.ainvoke(input_of(words), config_of())
-    answers = [("writer", "first"), ("team", "second"), ("writer", "third"), ("team", "fourth")]
-    assert await said(small_memory) == [(None, "q1"), *answers[:2], (None, "q2"), *answers[2:]]
-    assert [message.text for message in model.calls[1]] == ["q1", "first", "second", "q2", "third"]
+    turns = [
+        [(None, f"q{turn}"), ("writer", f"draft {turn}"), ("team", f"remark {turn}"), ("writer", f"final {turn}")]
+        for turn in (1, 2)
+    ]
+    assert await said(small_memory) == [*turns[0], *turns[1]]
+    assert [message.text for message in model.calls[1]] == ["q1", "draft 1", "remark 1", "final 1", "q2", "draft 2"]

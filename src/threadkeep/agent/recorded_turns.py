@@ -81,7 +81,7 @@ class GraphTurns:
         if (memory.identity, session.session_id) in tool_of_sessions.get():
             part.silent = True
             return turn
-        turn.role = "guest" if root.recorded else "owner"
+        turn.role, turn.is_root = "guest" if root.recorded else "owner", outer is None
         root.recorded = True
         root.open_calls += 1
         with OnFailure(turn.close):
@@ -134,6 +134,7 @@ class GraphTurn:
         self.options: Mapping[str, Any] = {}
         self.ended: GraphEnd | None = None
         self.role: Literal["owner", "guest", "silent"] = "silent"
+        self.is_root = False
         self._author = author
         self._messages = messages
         self.ending = Ending()
@@ -153,6 +154,7 @@ class GraphTurn:
         if self.role == "owner":
             root.recorded = False
             root.release_session()
+        if self.is_root:
             forget(self.part.memory, root)
 
     def use_first_attempt(self, run: RootCall, first: Asked) -> None:
