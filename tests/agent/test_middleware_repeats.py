@@ -74,6 +74,23 @@ async def test_a_human_message_that_the_program_adds_is_not_part_of_the_question
     assert await kept(memory) == [("user", "q1"), ("assistant", "one"), ("user", "q2"), ("assistant", "two")]
 
 
+@pytest.mark.parametrize("words", [("user", "q2"), {"role": "user", "content": "q2"}], ids=["pair", "dict"])
+async def test_a_human_message_that_the_program_adds_to_a_whole_chat_is_not_stored(
+    small_memory: Memory, words: Any
+) -> None:
+    """The caller sends the whole chat, in forms without ids."""
+    model = ScriptedModel(["one", "two", "three"])
+    agent = make_agent(model, [WithContext(), SessionMemory(small_memory)])
+    chat: list[Any] = []
+    for message in (("user", "q1"), words, ("user", "q3")):
+        chat += [message]
+        state: Any = await agent.ainvoke({"messages": list(chat)}, config_of())
+        chat += [("assistant", state["messages"][-1].text)]
+    turns = [("q1", "one"), ("q2", "two"), ("q3", "three")]
+    assert await kept(small_memory) == [row for q, answer in turns for row in (("user", q), ("assistant", answer))]
+    assert [text for _, text in seen(model.calls[2])] == ["q1", "one", "q2", "two", "q3", "Today is Monday."]
+
+
 class Improved(AgentMiddleware[AgentState[Any], Any, Any]):
     """Middleware that asks the model once more if its answer is a draft."""
 

@@ -110,7 +110,7 @@ def sent_by_caller(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
     """Return the agent's messages that the caller of the root run sent, without those of a checkpoint.
 
     If all sent messages have ids, they are found by id, because a checkpointer keeps a repeated message at its old
-    position.
+    position. Otherwise, they end with the newest message that has the text of the last one.
     """
     call = root_callbacks.call
     if call is None or call.input is None:
@@ -118,7 +118,9 @@ def sent_by_caller(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
     ids = {one.get("id") if isinstance(one, Mapping) else getattr(one, "id", None) for one in call.sent}
     if None not in ids:
         return [one for one in messages if one.id in ids]
-    return messages[max(len(messages) - len(call.sent), 0) :]
+    last = [text_of(one) for one in _sent_messages()[-1:]]
+    end = max((at for at, one in enumerate(messages, start=1) if text_of(one) in last), default=len(messages))
+    return messages[max(end - len(call.sent), 0) : end]
 
 
 def question_asked(messages: Sequence[BaseMessage]) -> list[BaseMessage] | None:
@@ -130,22 +132,22 @@ def question_asked(messages: Sequence[BaseMessage]) -> list[BaseMessage] | None:
     question, own = question_before(messages), callers_question(messages)
     if ends := [at for at, message in enumerate(question, start=1) if any(message is one for one in own)]:
         return question[: ends[-1]]
-    return own or (None if root_callbacks.branch.get() is not None and _asked_by_caller() else question)
+    return own or (None if root_callbacks.branch.get() is not None and question_before(_sent_messages()) else question)
 
 
 def callers_question(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     """Return the agent's messages that are the question in the root run's input."""
-    asked = _asked_by_caller()
+    asked = question_before(_sent_messages())
     ids, texts = {one.id for one in asked if one.id}, {text_of(one) for one in asked}
     own = [one for one in messages if is_question(one) and (one.id in ids or text_of(one) in texts)]
     return own[-len(asked) :] if asked else []
 
 
-def _asked_by_caller() -> list[BaseMessage]:
-    """Return the question in the input of the root run; an empty list if there is none."""
+def _sent_messages() -> list[BaseMessage]:
+    """Return the messages in the input of the root run; an empty list if there are none."""
     call = root_callbacks.call
     try:
-        return [] if call is None else question_before(typed(convert_to_messages(call.sent)))
+        return [] if call is None else typed(convert_to_messages(call.sent))
     except (TypeError, ValueError, NotImplementedError):
         return []  # the `messages` of this graph are no LangChain messages
 

@@ -270,11 +270,7 @@ class GraphTurn:
             return
         body = dump_json({"answer": answer_id, "values": kept_values(state)})
         keeping = memory.contexts.keep_steps(
-            session.session_id,
-            Steps(seq, body),
-            question_id=turn.question_id,
-            author=self._author,
-            turns=_MOST_TURNS,
+            session.session_id, Steps(seq, body), question_id=turn.question_id, author=self._author, turns=_MOST_TURNS
         )
         await in_time(session, keeping, session.report_write_failed)
 
