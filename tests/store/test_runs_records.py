@@ -48,7 +48,7 @@ async def ids(memory: Memory, wanted: RunQuery) -> list[str]:
 
 
 async def test_sessions_have_their_newest_active_and_waiting_turns(memory: Memory, clock: SettableClock) -> None:
-    """Other turns, child runs, resets and runs of other users are not returned."""
+    """Other turns, child runs, resets and runs of other users are not returned, nor more than 20 waiting turns."""
     for number, status in enumerate(("waiting", "done", "done", "queued", "queued")):
         run_id = f"r{number}"
         await memory.runs.order.add(replace(asked(run_id), user_id="u1"), owner="me")
@@ -64,6 +64,12 @@ async def test_sessions_have_their_newest_active_and_waiting_turns(memory: Memor
     assert [run.run_id for run in found] == ["r4", "r3", "r0"]
     assert found[-1].interrupt == "Ship it?"
     assert await records.of_sessions(["room"], user_id="u2") == []
+    for number in range(25):
+        await memory.runs.order.add(asked(f"w{number:02}", session="full"), owner="me")
+        await memory.runs.wait(f"w{number:02}", "me", interrupt="Ship it?")
+        clock.advance(1)
+    waiting = [run.run_id for run in await records.of_sessions(["room", "full"]) if run.session_id == "full"]
+    assert waiting == [f"w{number:02}" for number in range(24, 4, -1)]
 
 
 async def test_runs_are_listed_newest_first(memory: Memory, clock: SettableClock) -> None:

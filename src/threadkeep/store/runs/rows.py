@@ -297,7 +297,7 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         return found[: query.limit], (last.created_at, last.run_id)
 
     async def of_sessions(self, session_ids: Sequence[str], *, user_id: str | None = None) -> list[Run]:
-        """Return the newest turn of each session, a queued or running one, and the waiting ones, newest first.
+        """Return the newest turn of each session, a queued or running one, and up to 20 waiting ones, newest first.
 
         The runs lack the texts that the transcript has.
         """

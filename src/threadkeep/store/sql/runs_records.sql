@@ -23,8 +23,8 @@ WHERE r.session_id = :session_id AND (r.created_at, r.run_id) < (:created_at, :r
 -- include: page
 
 -- name: of_sessions
--- The newest turn of each session, one that is queued or running, and all that wait. The expression on the session keeps
--- engines from reading all runs of a session to find the waiting ones: there are few of these, with an index of their own.
+-- The newest turn of each session, one that is queued or running, and the newest 20 that wait. The expression on the
+-- session keeps engines from reading all runs of a session to find the waiting ones, which have an index of their own.
 WITH wanted (session_id) AS (
 VALUES (:session_id)
 )
@@ -43,9 +43,13 @@ SELECT (
     ORDER BY r.arrival LIMIT 1
 ) FROM wanted w
 UNION
-SELECT r.run_id FROM chat_runs r
-WHERE r.status = 'waiting' AND r.session_id || '' IN (SELECT w.session_id FROM wanted w) AND r.parent_run_id IS NULL
-    AND (CAST(:user_id AS TEXT) IS NULL OR r.user_id = :user_id)
+SELECT n.run_id FROM (
+    SELECT r.run_id, ROW_NUMBER() OVER (PARTITION BY r.session_id || '' ORDER BY r.arrival DESC) AS number
+    FROM chat_runs r
+    WHERE r.status = 'waiting' AND r.session_id || '' IN (SELECT w.session_id FROM wanted w) AND r.parent_run_id IS NULL
+        AND (CAST(:user_id AS TEXT) IS NULL OR r.user_id = :user_id)
+) n
+WHERE n.number <= 20
 
 -- name: newest_of_user
 SELECT r.run_id FROM chat_runs r
