@@ -38,7 +38,7 @@ type RunStop = Stop | Literal["cancelled"]
 """The reason why a run is stopped: a reason of the engine, or `cancelled` by a request."""
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class ActiveRun(RunExecution):
     """A run that this process owns and executes.
 

@@ -80,7 +80,7 @@ class _Part(TypedDict):
     interrupts: NotRequired[tuple[Interrupt, ...]]
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class RunExecution:
     """An execution of a run in this process.
 
