@@ -63,15 +63,15 @@ _NO_ATTEMPTS: Final[Mapping[str, NodeAttempt]] = MappingProxyType({})
 
 
 type Asked = dict[str, list[tuple[BaseMessage, ...]]]
-"""The question and the messages sent with it, by session. The list is empty if an attempt has used the question."""
+"""By session, a list of the question and the messages sent with it. It is empty after an attempt used the question."""
 
 
 @dataclass
 class RootCall:
     """The input and the LangGraph thread id of a root run, and the functions to call at its end.
 
-    `asked` has the unanswered question of the run, or of a failed run inside it. `first` has that of a failed attempt,
-    such as one of `with_retry()`, which this run or a run around it repeats.
+    `asked` has the unanswered question of this run, or of a failed run inside it. If this run or a run around it is a
+    further attempt, as of `with_retry()`, `first` has the unanswered question of the failed attempt.
     """
 
     input: object
@@ -82,7 +82,7 @@ class RootCall:
     at_end: list[OnEnd] = field(default_factory=list)
 
     def first_of(self, inputs: object) -> Asked:
-        """Return the `first` of a run inside this one. With the input of this run, it is the next attempt."""
+        """Return the `first` of a run inside this one. A run inside with the same input is a further attempt."""
         if self.input is inputs:
             self.first, self.asked = {**self.first, **self.asked}, {}
         return self.first

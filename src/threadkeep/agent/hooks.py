@@ -84,7 +84,7 @@ class TurnHooks:
             await self._await_turn(part)
 
     async def _await_turn(self, part: Participation) -> None:
-        """Wait for earlier turns of the session, if turns are ordered. Note the end of the run."""
+        """Register for the end of the run. If turns are ordered, wait for earlier ones of the session."""
         if (run := root_callbacks.call) is not None:
             run.at_end.append(partial(self._run_ended, part))
         # An agent in a tool waits only if it has its own conversation and its tool is not inside another tool.
@@ -168,7 +168,7 @@ class TurnHooks:
                 # If the run fails after this, a retry must not repeat this answer.
                 run.asked.pop(part.root.session_id, None)
         finally:
-            # Other middleware may jump to the model after this, so an agent that is not nested waits for its end.
+            # Other middleware may jump to the model after this, so an agent that is not nested keeps its session.
             if part.key[1] or root_callbacks.call is None:
                 part.root.release_session()
         if winner is None or winner.id == answer.id:

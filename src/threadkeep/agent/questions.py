@@ -126,8 +126,8 @@ def sent_by_caller(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
 def question_asked(messages: Sequence[BaseMessage]) -> list[BaseMessage] | None:
     """Return the question with which an agent begins a turn.
 
-    It is the newest block of human messages, without those that the graph's code or middleware added behind the
-    caller's. If none of the block is from the caller, it is the caller's question, or None in a branch without it.
+    It is the newest block of human messages, up to the last one that the caller sent. If the caller sent none of them,
+    it is the caller's question, or None in a branch whose messages do not contain that.
     """
     question, own = question_before(messages), callers_question(messages)
     if ends := [at for at, message in enumerate(question, start=1) if any(message is one for one in own)]:

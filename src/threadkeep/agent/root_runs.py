@@ -138,7 +138,7 @@ class RootRun:
         self.turn, self.answers, self._claims = None, [], {}
 
     def use_first_attempt(self, first: Asked) -> None:
-        """Take the question of a failed attempt, because without id, it gets a new id at each attempt."""
+        """Take the question of a failed attempt: a question without an id gets another id at each attempt."""
         if asked := first.get(self.session_id):
             question, sent = asked
             if [*map(text_of, question)] == [*map(text_of, self.question[-len(question) :])]:

@@ -243,7 +243,7 @@ class RunTrace:
             events = [*stored_events(events_before), *map(event_of, loose_events), *new[0]]
             usage = added([*stored_usage(usage_before), *map(usage_of, loose_usage), *new[1]])
         except RecordUnreadable:
-            return []  # the run must end, and what is stored stays for a repair
+            return []  # the run must end; the damaged record stays for a repair
         if (in_one := packed_events(events)) is None:
             return []
         parameters = {"run_id": run_id, **asdict(extent), "events": in_one, "usage": packed_usage(usage)}
