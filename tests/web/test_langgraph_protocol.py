@@ -6,7 +6,7 @@ import asyncio
 import json
 import warnings
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,14 @@ from langgraph_sdk.client import LangGraphClient
 
 from tests.limits import HANG_SECONDS
 from tests.web.services import history, listening, opened_app, said, settings_for, until
-from threadkeep.records.runs import RunQuery
+from threadkeep.records.runs import Run, RunQuery
+from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunService
 from threadkeep.store.runs.rows import RunRecords
 from threadkeep.testing import Gate, ScriptedModel
+from threadkeep.web.langgraph.run_events import seq_base
+from threadkeep.web.langgraph.thread_events import EventChoice, ThreadEvents
+from threadkeep.web.streams import with_keepalives
 
 ASKING = """
 from langchain_core.messages import AIMessage
@@ -386,6 +390,82 @@ async def test_an_idle_reader_reads_the_runs_of_its_thread_once(
             async for line in response.aiter_lines():
                 if "completed" in line:
                     break
+
+
+async def test_a_client_that_left_receives_its_run_when_it_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client left before it had all events, or while the run waited for a person, whom it then answered.
+
+    A client that continues after an earlier run receives the question again.
+    """
+    (tmp_path / "asking.py").write_text(ASKING)
+    monkeypatch.syspath_prepend(tmp_path)
+    async with (
+        opened_app(ScriptedModel(["Noted."]), settings_for(tmp_path, workflows="asking=asking:graph")) as app,
+        asyncio.timeout(HANG_SECONDS),
+    ):
+        events, runs = ThreadEvents(app), await app.runs.service()
+
+        async def read(end: str, since: int | None = None) -> list[str]:
+            """Return the events of a client that leaves after `end`."""
+            choice, found = EventChoice(frozenset(["lifecycle", "values"]), since, at_root=True), list[str]()
+            reader = events.of_thread("t1", choice, user_id=None)
+            async with aclosing(with_keepalives(reader, HANG_SECONDS)) as stream:
+                async for event in stream:
+                    assert event is not None
+                    found.append(str(event["params"]["data"].get("event")))
+                    if found[-1] == end:
+                        break
+            return found
+
+        async def run(workflow: str, text: str) -> Run:
+            submitted = await runs.submit(RunRequest(workflow=workflow, text=text, session_id="t1"))
+            events.follow_run(runs, await runs.run(submitted.run_id)).commanded = True
+            return (await runs.result(submitted.run_id)).run
+
+        first = await run("chat", "I like teal.")
+        assert await read("running") == ["running"]
+        assert (await read("completed"))[0] == "running"
+        asking = await run("asking", "go")
+        assert (await read("interrupted"))[0] == "running"
+        assert (await read("interrupted", seq_base(first)))[-2:] == ["None", "interrupted"]
+        await runs.resume(asking.run_id, "yes")
+        events.follow_run(runs, await runs.run(asking.run_id)).commanded = True
+        await runs.result(asking.run_id)
+        assert (await read("completed"))[-1] == "completed"
+
+
+async def test_a_resumed_run_sends_only_values_with_later_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that begins after a later run receives no older values, and the new ones also if it reads slowly."""
+    (tmp_path / "asking.py").write_text(ASKING)
+    monkeypatch.syspath_prepend(tmp_path)
+    choice = EventChoice(frozenset(["lifecycle", "values"]), None, at_root=True)
+    async with (
+        opened_app(ScriptedModel(["Noted."]), settings_for(tmp_path, workflows="asking=asking:graph")) as app,
+        asyncio.timeout(HANG_SECONDS),
+    ):
+        events, runs = ThreadEvents(app), await app.runs.service()
+        asked = await runs.submit(RunRequest(workflow="asking", text="go", session_id="t1"))
+        await runs.result(asked.run_id)
+        known = events.follow_run(runs, await runs.run(asked.run_id))
+        assert [one async for one in known.events_from(0)]
+        await runs.result((await runs.submit(RunRequest(workflow="chat", text="hi", session_id="t1"))).run_id)
+        slow = events.of_thread("t1", choice, user_id=None)
+        assert (await anext(slow))["params"]["data"]["event"] == "running"
+        await runs.resume(asked.run_id, "yes")
+        events.follow_run(runs, await runs.run(asked.run_id)).commanded = True
+        for reader in (slow, events.of_thread("t1", choice, user_id=None)):
+            seen = []
+            async for event in reader:
+                if event["method"] == "values":
+                    seen.append([text for _, text in texts(event["params"]["data"])])
+                elif event["params"]["data"]["event"] == "completed":
+                    break
+            assert seen[-1] == ["go", "hi", "Noted.", "You said yes."]
+            assert all("Noted." in values for values in seen)
 
 
 async def test_a_turn_is_answered_again_from_the_checkpoint_before_it(tmp_path: Path) -> None:

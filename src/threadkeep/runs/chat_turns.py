@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -206,7 +206,7 @@ class ChatTurn:
                 ) from None
             raise
 
-    async def follow(self) -> AsyncIterator[ChatEvent]:
+    async def follow(self) -> AsyncGenerator[ChatEvent]:
         """Yield the events of the turn as they happen, then the answer; raise as `Chat.ask` does."""
         if self.task is None:
             raise RuntimeError("the turn has not begun")

@@ -81,7 +81,7 @@ class RunService(RunIntake):
         finally:
             stream.waiting -= 1
 
-    async def follow(self, run_id: str, *, after: int = 0, user_id: str | None = None) -> AsyncIterator[Followed]:
+    async def follow(self, run_id: str, *, after: int = 0, user_id: str | None = None) -> AsyncGenerator[Followed]:
         """Yield a run's events with numbers above `after` and the tokens of its answer; at the end, yield the run.
 
         Only the process that executes the run has its tokens. Like `end_of`, this call starts a run that may begin.

@@ -201,8 +201,8 @@ async def encoded[T](
                 yield part
 
 
-async def with_keepalives[T](events: AsyncIterator[T], seconds: float) -> AsyncGenerator[T | None]:
-    """Yield the events. Also yield None whenever `seconds` have passed without an event."""
+async def with_keepalives[T](events: AsyncGenerator[T], seconds: float) -> AsyncGenerator[T | None]:
+    """Yield the events, and None whenever `seconds` have passed without an event. Then close their source."""
     upcoming: asyncio.Future[T] | None = None
     try:
         while True:
@@ -218,8 +218,8 @@ async def with_keepalives[T](events: AsyncIterator[T], seconds: float) -> AsyncG
                 return
             yield event
     finally:
-        if upcoming is not None:
-            upcoming.cancel()
+        if upcoming is None or not upcoming.cancel():
+            await events.aclose()
 
 
 def problem_of_turn(turn: ChatTurn, error: Exception) -> Problem:

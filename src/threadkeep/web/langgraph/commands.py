@@ -191,8 +191,7 @@ class Commands:
                 return await self._start(Start.of({**params, "input": {"messages": [message]}}))
             case "state.get":
                 state = await state_of(await self._thread())
-                checkpoint = {"id": state.checkpoint.checkpoint_id}
-                return {"values": state.values, "checkpoint": checkpoint}
+                return {"values": state.values, "checkpoint": {"id": state.checkpoint.checkpoint_id}}
             case "state.listCheckpoints":
                 limit = params.get("limit")
                 states = await history_of(await self._thread(), limit=limit if isinstance(limit, int) else 10)

@@ -52,16 +52,17 @@ def last_seq(run: Run) -> int:
 class RunEvents:
     """The events of a run. A task of this process appends them while the run is executed.
 
-    `paused` is true while the run waits for a person, until `go_on` is called. `failed` is true if events could not be
-    read. `commanded` is true if a command of this protocol started or resumed the run in this process. `readers` has
-    the channels of each reader that reads these events, or has read all of them.
+    `paused` is true while the run waits for a person, until `go_on` is called; `paused_at` is the number of events up
+    to the last pause. `failed` is true if events could not be read. `commanded` is true if a command of this protocol
+    started or resumed the run in this process. `readers` has the channels of each reader that reads these events, or
+    has read all of them.
     """
 
     def __init__(self, runs: RunService, run: Run, read_state: ReadState) -> None:
         self.run = run
         self.events: list[ProtocolEvent] = []
         self.ended = self.paused = self.failed = self.commanded = False
-        self.ended_at = 0.0
+        self.ended_at, self.paused_at = 0.0, 0
         self.readers: set[frozenset[str]] = set()
         self._runs = runs
         self._read_state = read_state
@@ -93,6 +94,7 @@ class RunEvents:
         """Collect the events of a paused run again, after a person has answered its question."""
         if self.paused:
             self.paused = False
+            self.readers.clear()
             self._task = asyncio.create_task(self._follow(), name=f"threadkeep-events-{self.run.run_id}")
 
     def number_after(self, seq: int) -> None:
@@ -203,7 +205,7 @@ class RunEvents:
         name: dict[str, Json] = {"graph_name": run.workflow}
         if run.status == "waiting":
             self._add("lifecycle", {"event": "interrupted", **name})
-            self.paused = True
+            self.paused, self.paused_at = True, len(self.events)
             return
         if run.status == "done":
             self._add("lifecycle", {"event": "completed", **name})

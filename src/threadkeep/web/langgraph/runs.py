@@ -285,8 +285,7 @@ async def list_thread_runs(
 @router.get("/threads/{thread_id}/runs/{run_id}", summary="See a run of a thread")
 async def get_thread_run(asked: RunsInThread, run_id: RunId) -> ThreadRunBody:
     """Return a run."""
-    run = await asked.run(run_id)
-    return ThreadRunBody.of(run)
+    return ThreadRunBody.of(await asked.run(run_id))
 
 
 @router.get("/threads/{thread_id}/runs/{run_id}/join", summary="Wait for a run of a thread")
@@ -340,8 +339,7 @@ async def cancel_thread_run(
     """Cancel a run and its children. Their messages stay in the transcript."""
     if action != "interrupt":
         raise InvalidInput("action must be interrupt; to remove messages, take them back with POST …/take-back.")
-    run = await asked.run(run_id)
-    await asked.cancel_unless_ended(run.run_id, wait=wait)
+    await asked.cancel_unless_ended((await asked.run(run_id)).run_id, wait=wait)
 
 
 async def _joined(

@@ -79,7 +79,7 @@ class ThreadEvents:
         After a run has ended or waits for a person, the next run follows. The events of a waiting run continue after a
         person has answered it.
         """
-        pause, after, last, is_old = _FIRST_POLL_SECONDS, choice.since or 0, -1, False
+        pause, after, last, old = _FIRST_POLL_SECONDS, choice.since or 0, -1, 0
         paused: dict[str, int] = {}  # for each waiting run, the number of its events that need not be sent
         seen, found = list[object](), list[Run]()
         while True:
@@ -94,26 +94,27 @@ class ThreadEvents:
             if last < 0:
                 if not choice.since and run.status not in _ACTIVE:
                     last = seq_base(found[0])  # the runs after it have ended before
-                    is_old = run.status == "waiting" and run != found[0]  # its values lack their messages
-                left = [self._runs.get(one.run_id) for one in found if one.status == "waiting" and one != run]
-                paused = {one.run.run_id: len(one.events) for one in left if one is not None}
+                # If there are later runs, the values before a pause lack their messages.
+                old = 0 if choice.since or run == found[0] else read.paused_at
+                left = [one for one in found if one.status == "waiting" and seq_base(one) < seq_base(run)]
+                paused = {one.run_id: len(self._runs[one.run_id].events) for one in left if self.has(one.run_id)}
                 read.number_after(after)
             position, last, pause = paused.pop(run.run_id, 0), max(last, seq_base(run)), _FIRST_POLL_SECONDS
             read.readers.add(choice.channels)
             try:
                 async for event in read.events_from(position):
                     position += 1
-                    if choice.takes(event, after) and not (is_old and event["method"] == "values"):
+                    if choice.takes(event, after) and (position > old or event["method"] != "values"):
                         yield event
-            finally:
-                if not (read.ended or read.paused):
-                    read.readers.discard(choice.channels)
+            except BaseException:  # the reader has left before the last event
+                read.readers.discard(choice.channels)
+                raise
             if read.failed:
                 yield _FAILED
                 return
             if read.paused:
                 paused[run.run_id] = position
-            after, is_old = 0, False
+            after, old = 0, 0
 
     async def _listed(
         self, service: RunService, thread_id: str, user_id: str | None, seen: list[object], found: list[Run]
