@@ -17,6 +17,7 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.tools import BaseTool, tool
 from langgraph.graph import END, START, StateGraph
+from langgraph.types import interrupt
 
 from tests.runs.workers import Notes
 from threadkeep import Memory, MemoryOptions, not_idempotent, open_memory
@@ -97,10 +98,24 @@ class Desk:
     def workflows(self) -> Workflows:
         """Return the workflows of the process.
 
-        They are two slow steps, their parent, two agents with tools, and a workflow that answers with its version.
+        They are two slow steps, their parent, two agents with tools, a slow step with two questions, and a workflow
+        that answers with its version.
         """
         agents = [self._agent("till", self._pay()), self._agent("window", self._look())]
-        return Workflows([self._steps(), read_workflow(PARENT), *agents, read_workflow(SPOKEN % self.version)])
+        return Workflows(
+            [self._steps(), read_workflow(PARENT), *agents, self._form(), read_workflow(SPOKEN % self.version)]
+        )
+
+    def _form(self) -> Workflow:
+        async def ask(_: WorkflowState) -> WorkflowState:
+            self.note("asking", "")
+            await asyncio.sleep(self.seconds)
+            return {"messages": [AIMessage(f"{interrupt('name')} is {interrupt('age')}")]}
+
+        builder: StateGraph[WorkflowState, RunContext, Any, Any] = StateGraph(WorkflowState, context_schema=RunContext)
+        builder.add_sequence([("ask", ask)])
+        builder.add_edge(START, "ask")
+        return python_workflow("form", builder, version=self.version)
 
     def _steps(self) -> Workflow:
         async def first(state: WorkflowState) -> WorkflowState:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import fields
 from datetime import datetime
 from functools import lru_cache
 from typing import Literal
@@ -107,25 +108,12 @@ def page_parameters(
     return {**cursor_parameters(cursor, "updated_at", id_name), "limit": limit + 1}
 
 
-# The columns of all statements for procedures, in order.
-_COLUMNS = (
-    "id",
-    "scope",
-    "owner",
-    "name",
-    "description",
-    "goal_contains",
-    "context_has",
-    "content_type",
-    "content",
-    "source",
-    "active",
-    "used",
-    "succeeded",
-    "failed",
-    "created_at",
-    "updated_at",
-)
+def _fields_of(record: type[Fact | Procedure]) -> list[str]:
+    """Return the fields of a record in the order of the columns that follow its id and its scope in all statements."""
+    return [field.name for field in fields(record) if field.name not in ("id", "scope", "evidence")]
+
+
+_FACT_FIELDS, _PROCEDURE_FIELDS = _fields_of(Fact), _fields_of(Procedure)
 
 
 def canonical(value: Json) -> str:
@@ -160,20 +148,11 @@ def fact_of(row: Row) -> Fact:
 
 
 def _parsed_fact(row: Row) -> Fact:
-    fact_id, scope, owner, key, value, kind, confidence, confirmed, contradicted, valid_from, valid_to, updated_at = row
-    return Fact(
-        id=fact_id,
-        scope=Scope(scope, owner),
-        key=key,
-        value=json.loads(value),
-        kind=kind,
-        confidence=confidence,
-        confirmed=confirmed,
-        contradicted=contradicted,
-        valid_from=time_of(valid_from),
-        valid_to=time_of(valid_to),
-        updated_at=time_of(updated_at),
-    )
+    fact_id, scope, owner, *columns = row
+    values = dict(zip(_FACT_FIELDS, columns, strict=True))
+    values |= {name: time_of(values[name]) for name in ("valid_from", "valid_to", "updated_at")}
+    values["value"] = json.loads(values["value"])
+    return Fact(id=fact_id, scope=Scope(scope, owner), **values)
 
 
 _LONG_VALUE = 2_000
@@ -200,10 +179,11 @@ def procedure_row(procedure: Procedure) -> dict[str, object]:
 
 def procedure_of(row: Row) -> Procedure:
     """Convert a row of a SELECT of procedures to a procedure."""
-    values = dict(zip(_COLUMNS, row, strict=True))
+    procedure_id, scope, owner, *columns = row
+    values = dict(zip(_PROCEDURE_FIELDS, columns, strict=True))
     for name in ("goal_contains", "context_has", "content"):
         values[name] = json.loads(values[name])
-    for name in ("created_at", "updated_at"):
-        values[name] = time_of(values[name])
-    scope = Scope(values.pop("scope"), values.pop("owner"))
-    return Procedure(**{**values, "scope": scope, "active": bool(values["active"])})
+    values |= {name: time_of(values[name]) for name in ("created_at", "updated_at")} | {
+        "active": bool(values["active"])
+    }
+    return Procedure(id=procedure_id, scope=Scope(scope, owner), **values)

@@ -16,6 +16,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, mess
 from langchain_core.messages.ai import add_ai_message_chunks
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
+from langgraph.checkpoint.serde.types import INTERRUPT, RESUME
 from langgraph.types import Command, Interrupt, StreamMode
 
 from threadkeep.agent.conversion import assessment_of, text_of
@@ -363,8 +364,7 @@ class RunExecution:
     async def _given(self, *, again: bool) -> object:
         """Return the graph's input: the initial state, a person's new answer, or None to continue.
 
-        Pass an answer only once: after a crash, a graph that has used it already would take it as the answer to its
-        next question.
+        After a crash, pass an answer again only if the graph has not stored it.
         """
         run, saver = self._run, self.dependencies.saver
         if (self.begins and not again) or saver is None:
@@ -373,9 +373,27 @@ class RunExecution:
             return begin_state(run)
         ids = [str(one.get("id")) for one in interrupts_of(run)]
         # Without ids there is no answer to pass: the run goes on because one of its children was cancelled.
-        if not run.resumed or not ids or run.attempts > 1 or again:
+        answers = run.resume_value if len(ids) != 1 else {ids[0]: run.resume_value}
+        if not run.resumed or not ids or not isinstance(answers, Mapping):
             return None
-        return Command(resume=run.resume_value if len(ids) != 1 else {ids[0]: run.resume_value})
+        if run.attempts > 1 or again:
+            answers = await self._unused(saver, answers)
+        return Command(resume=answers) if answers else None
+
+    async def _unused(self, saver: ProgressSaver, answers: Mapping[str, Json]) -> dict[str, Json]:
+        """Return the answers to open questions, except an answer that is the last stored one of its step.
+
+        LangGraph would take such an answer for the step's next question, which may have the same id.
+        """
+        asked, used = set[str](), set[str]()
+        async for checkpoint in saver.alist(thread_of(self._run.run_id)):
+            writes = checkpoint.pending_writes or ()
+            last = {task: given[-1:] for task, channel, given in writes if channel == RESUME}
+            for task, channel, questions in writes:
+                ids = {one.id for one in questions} & answers.keys() if channel == INTERRUPT else ()
+                asked.update(ids)
+                used.update(one for one in ids if last.get(task) == [answers[one]])
+        return {one: answer for one, answer in answers.items() if one in asked - used}
 
     def _config(self, callbacks: Sequence[BaseCallbackHandler]) -> RunnableConfig:
         run = self._run

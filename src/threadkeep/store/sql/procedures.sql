@@ -24,13 +24,13 @@ SET
     active = excluded.active,
     updated_at = excluded.updated_at
 RETURNING
-    procedure_id, scope, owner, name, description, goal_contains, context_has, content_type, content, source, active,
+    procedure_id, scope, owner, name, content, content_type, description, goal_contains, context_has, source, active,
     used, succeeded, failed, created_at, updated_at
 
 -- name: procedure_columns
 -- Included by other statements.
 SELECT
-    q.procedure_id, q.scope, q.owner, q.name, q.description, q.goal_contains, q.context_has, q.content_type, q.content,
+    q.procedure_id, q.scope, q.owner, q.name, q.content, q.content_type, q.description, q.goal_contains, q.context_has,
     q.source, q.active, q.used, q.succeeded, q.failed, q.created_at, q.updated_at
 FROM chat_procedures q
 
