@@ -113,7 +113,7 @@ class Desk:
             return {"messages": [AIMessage(f"{interrupt('name')} is {interrupt('age')}")]}
 
         builder: StateGraph[WorkflowState, RunContext, Any, Any] = StateGraph(WorkflowState, context_schema=RunContext)
-        builder.add_sequence([("ask", ask)])
+        builder.add_node("ask", ask)
         builder.add_edge(START, "ask")
         return python_workflow("form", builder, version=self.version)
 
