@@ -107,8 +107,8 @@ class Desk:
         )
 
     def _form(self) -> Workflow:
-        async def ask(_: WorkflowState) -> WorkflowState:
-            self.note("asking", "")
+        async def ask(state: WorkflowState) -> WorkflowState:
+            self.note("asking", last_text(state))
             await asyncio.sleep(self.seconds)
             return {"messages": [AIMessage(f"{interrupt('name')} is {interrupt('age')}")]}
 
