@@ -222,6 +222,24 @@ async def test_a_database_of_schema_20_opens_with_all_data(stored_url: str, memo
         assert await schema_version(driver) == known_migrations(driver.backend)[-1][0]
 
 
+@pytest.mark.parametrize("damage", [r"\q", "\n", r"\u0000", r"\ud800", r"\u12", "\\"])
+async def test_a_damaged_address_stops_no_migration(
+    stored_url: str, memory_options: MemoryOptions, damage: str
+) -> None:
+    """The rows of other persons are found by their addresses."""
+    odd = r"\"é\u0001\\ "
+    for name, user in (("one", damage), ("two", odd)):
+        address = f'{{"user_id":"{user}","chat_id":1}}'
+        row = f"'{name}', 'bot', '{address}', '2026-01-01 00:00:00'"
+        execute(
+            stored_url, f"INSERT INTO chat_channel_sessions (session_id, channel, address, heard_at) VALUES ({row})"
+        )
+    async with open_memory(stored_url, options=memory_options):
+        pass
+    query_two = "SELECT person_id FROM chat_channel_sessions WHERE session_id = 'two'"
+    assert query(stored_url, query_two) == [('"é\x01\\ ',)]
+
+
 async def test_a_start_that_waits_to_upgrade_logs_the_wait(
     stored_url: str, memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
