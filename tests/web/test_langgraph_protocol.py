@@ -436,6 +436,26 @@ async def test_a_client_that_left_receives_its_run_when_it_returns(
         assert (await read("completed"))[-1] == "completed"
 
 
+async def test_a_run_that_nobody_has_read_is_sent_before_that_of_another_channel(tmp_path: Path) -> None:
+    """Otherwise the client of the ended run would take the other answer for its own."""
+    gate, said_texts = Gate(), list[str]()
+    model = ScriptedModel(["It is teal.", [gate, "It is red."]])
+    async with opened_app(model, settings_for(tmp_path)) as app, asyncio.timeout(HANG_SECONDS):
+        events, runs = ThreadEvents(app), await app.runs.service()
+        run_id = (await runs.submit(RunRequest(workflow="chat", text="Which?", session_id="t1"))).run_id
+        events.follow_run(runs, await runs.run(run_id)).commanded = True
+        await runs.result(run_id)
+        await runs.submit(RunRequest(workflow="chat", text="Really?", session_id="t1"))
+        choice = EventChoice(frozenset(["lifecycle", "messages"]), None, at_root=True)
+        reader = events.of_thread("t1", choice, user_id=None)
+        await anext(reader)
+        gate.open()
+        while len(said_texts) < 2:
+            data = (await anext(reader))["params"]["data"]
+            said_texts += [data["delta"]["text"]] if "delta" in data else []
+    assert said_texts == ["It is teal.", "It is red."]
+
+
 async def test_a_resumed_run_sends_only_values_with_later_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,7 +93,7 @@ class ThreadEvents:
             read = self.follow_run(service, run)
             if last < 0:
                 if not choice.since and run.status not in _ACTIVE:
-                    last = seq_base(found[0])  # the runs after it have ended before
+                    last = seq_base(next((one for one in found if one.over), run))  # these have ended before
                 # If there are later runs, the values before a pause lack their messages.
                 old = 0 if choice.since or run == found[0] else read.paused_at
                 left = [one for one in found if one.status == "waiting" and seq_base(one) < seq_base(run)]
@@ -128,16 +128,16 @@ class ThreadEvents:
         """Return the run with which a reader begins.
 
         Without `since`, this is the first active run that a command started and that no reader of the same channels
-        reads, because a client may open this stream after its command. It may even open it after the end of the run, so
-        up to 30 seconds later. Other ended runs are not sent, because the client would take their end for the end of
-        its next run.
+        reads, because a client may open this stream after its command. Next come such runs that ended in the last 30
+        seconds, and then active and waiting runs. Other ended runs are not sent, because the client would take their
+        end for the end of its next run.
         """
         if choice.since:
             return next((run for run in reversed(newest_first) if last_seq(run) >= choice.since), None)
         active = [run for run in reversed(newest_first) if run.status in _ACTIVE]
         unread = [run for run in newest_first if self._is_unread(run, choice)]
-        recent = [run for run in newest_first if run.status == "waiting" or run in unread]
-        return next(iter([*(run for run in active if run in unread), *active, *recent]), None)
+        waiting = [run for run in newest_first if run.status == "waiting"]
+        return next(iter([*(run for run in active if run in unread), *unread, *active, *waiting]), None)
 
     def _is_unread(self, run: Run, choice: EventChoice) -> bool:
         known = self._runs.get(run.run_id)
