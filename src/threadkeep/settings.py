@@ -438,7 +438,7 @@ def _sentence(error: ValidationError) -> InvalidSettings:
 
 
 def _invalid(name: str, why: str) -> InvalidSettings:
-    """Return the error of a variable without the prefix, such as `HOST`."""
+    """Return the error for a variable; `name` lacks the prefix, as in `HOST`."""
     return InvalidSettings(f"{PREFIX}{name} {why}", variable=f"{PREFIX}{name}")
 
 

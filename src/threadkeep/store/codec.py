@@ -100,7 +100,7 @@ def title_in(messages: Sequence[Message]) -> str | None:
 
 
 def last_message_of(messages: Sequence[Message]) -> str | None:
-    """Return the newest of the messages that has a text, shortened for lists of sessions; or None."""
+    """Return the newest text of the messages, shortened for lists of sessions, or None if all texts are empty."""
     text = next((message.content for message in reversed(messages) if message.content), None)
     return None if text is None else shorten(text, LAST_MESSAGE_CHARACTERS)
 

@@ -75,7 +75,7 @@ class GraphitiClient(Protocol):
     newest_first: bool
     """True if `episodes` returns the newest episodes; false if their order is undefined."""
     stores_in_order: bool
-    """True if the server stores all messages in the order of sending; then an earlier one that it lacks is lost."""
+    """True if the server stores messages in the order of sending: if it has a later message, a missing one is lost."""
 
     async def send(self, group_id: str, episodes: Sequence[Episode], *, may_continue: MayContinue | None = None) -> int:
         """Send messages in order, and return how many were sent.

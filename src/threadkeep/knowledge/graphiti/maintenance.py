@@ -301,7 +301,7 @@ async def retract(client: GraphitiClient | None, deliveries: Deliveries, fact_id
 
 
 class Deletion(NamedTuple):
-    """The names of episodes that were deleted, of those left, and of those left whose deletion may be tried again."""
+    """The names of the episodes that were deleted, that are left, and whose deletion failed and may be tried again."""
 
     deleted: set[str]
     left: set[str]

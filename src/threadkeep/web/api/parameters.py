@@ -110,7 +110,7 @@ def scope_in_query(scope: ScopeKind | None, owner: str | None) -> Scope | None:
 
 
 def number_in(last_event_id: str | None) -> int:
-    """Return the number of the event with this id, or 0 if the id is no number of an event."""
+    """Return the number of the event with this id, or 0 if the id is not the number of an event."""
     known = last_event_id or ""
     return int(known) if known.isascii() and known.isdigit() and len(known) < 19 else 0
 

@@ -143,7 +143,7 @@ EXAMPLE = (
 
 
 def _stream(runs: RunService, events: AsyncGenerator[Followed | Mapping[str, str | None] | None]) -> EventStream:
-    """Return the events of a run as a stream; a mapping has the ids of the run, which a client needs to reconnect."""
+    """Return the events of a run as a stream. A mapping among them has the ids that a client needs to reconnect."""
 
     async def encode(event: Followed | Mapping[str, str | None] | None) -> AsyncIterator[bytes]:
         match event:

@@ -40,7 +40,7 @@ _FAILED: ProtocolEvent = {
 
 @dataclass(frozen=True)
 class EventChoice:
-    """A choice of the events of `channels`; of none if `at_root` is false. A reader begins after `since`."""
+    """The events that a reader wants: those of `channels` after `since`, or none if `at_root` is false."""
 
     channels: frozenset[str]
     since: int | None
@@ -93,7 +93,7 @@ class ThreadEvents:
             read = self.follow_run(service, run)
             if last < 0:
                 if not choice.since and run.status not in _ACTIVE:
-                    last = seq_base(next((one for one in found if one.over), run))  # these have ended before
+                    last = seq_base(next((one for one in found if one.over), run))  # runs up to it are over
                 # If there are later runs, the values before a pause lack their messages.
                 old = 0 if choice.since or run == found[0] else read.paused_at
                 left = [one for one in found if one.status == "waiting" and seq_base(one) < seq_base(run)]
