@@ -54,8 +54,8 @@ async def test_a_question_is_shown_behind_many_resets(bots: httpx2.AsyncClient) 
 
 
 async def test_a_session_shows_the_failure_of_its_last_run(tmp_path: Path) -> None:
-    """The page of a session shows the kind of the last failure and a link to retry it, until the retry succeeds."""
-    model = ScriptedModel([ValueError("secret"), "Yes."])
+    """The page of a session shows the last failure and a link to retry it, until the retry succeeds or a reset."""
+    model = ScriptedModel([ValueError("secret"), "Yes.", ValueError("secret")])
     async with opened_app(model, settings_for(tmp_path)) as app, client_of(app) as client:
         await client.post("/api/v1/chat", json={"message": "Is it so?", "session_id": "s"})
         page = await opened(client, "/console/sessions/s")
@@ -68,6 +68,10 @@ async def test_a_session_shows_the_failure_of_its_last_run(tmp_path: Path) -> No
             return "Yes." in (await opened(client, "/console/sessions/s")).words
 
         await until(answered)
+        assert "failed" not in (await opened(client, "/console/sessions/s")).words
+        await client.post("/api/v1/chat", json={"message": "And now?", "session_id": "s"})
+        assert "The last run failed with ValueError" in (await opened(client, "/console/sessions/s")).words
+        await client.post("/api/v1/sessions/s/reset")
         assert "failed" not in (await opened(client, "/console/sessions/s")).words
 
 

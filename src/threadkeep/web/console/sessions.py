@@ -21,7 +21,7 @@ from threadkeep.history.exporting import export, named_sessions
 from threadkeep.history.memory import damaged_sessions
 from threadkeep.history.session import Session
 from threadkeep.records import SessionInfo
-from threadkeep.records.runs import Run
+from threadkeep.records.runs import RESET, Run, RunQuery
 from threadkeep.runs.chat import RegenerationRequest
 from threadkeep.runs.chat_turns import ChatRequest, ChatTurn
 from threadkeep.store.codec import clean_text
@@ -101,10 +101,12 @@ async def show_session(
 
 
 async def _run_to_show(app: App, session_id: str) -> Run | None:
-    """Return a session's unfinished run: of the last 20 runs, or a waiting one; else the newest run if it failed."""
-    runs = await runs_of(await app.runs.service(), session_id)
-    newest = runs[0] if runs and runs[0].status == "failed" else None
-    return next((run for run in runs if not run.over), newest)
+    """Return a session's unfinished run, or else its newest run or reset if that has failed."""
+    service = await app.runs.service()
+    runs = await runs_of(service, session_id)
+    resets, _ = await service.list(RunQuery(session_id=session_id, workflow=RESET, limit=1))
+    newest = max((*runs[:1], *resets), key=lambda run: run.created_at, default=None)
+    return next((run for run in runs if not run.over), newest if newest and newest.status == "failed" else None)
 
 
 def _workflows(app: App) -> list[str]:

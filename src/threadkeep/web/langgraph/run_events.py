@@ -139,9 +139,7 @@ class RunEvents:
         # Some clients match pieces to messages by node only, so messages need different nodes.
         is_alone = all(one.node != node or one.is_whole for one in self._open.values())
         message = self._open[message_id] = _OpenMessage(message_id, node if is_alone else f"{node or ''}:{message_id}")
-        metadata: dict[str, Json] = {"run_id": self.run.run_id}
-        if node is not None:
-            metadata["langgraph_node"] = node
+        metadata: dict[str, Json] = {"run_id": self.run.run_id, **({} if node is None else {"langgraph_node": node})}
         self._add_spoken(message, {"event": "message-start", "role": "ai", "metadata": metadata})
         self._add_spoken(message, {"event": "content-block-start", "index": 0, "content": {"type": "text", "text": ""}})
         return message

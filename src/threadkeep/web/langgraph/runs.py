@@ -139,8 +139,7 @@ class ThreadRuns:
 
     async def values(self, run_id: str) -> dict[str, Any]:
         """Wait for a run and return the values of its thread."""
-        runs = await self._app.runs.service()
-        run = (await runs.result(run_id)).run
+        run = (await (await self._app.runs.service()).result(run_id)).run
         values = await values_of_run(self._app, run)
         if run.status == "waiting":
             return {**values, INTERRUPTS: [one.model_dump() for one in questions(run)]}
