@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from langchain.agents.middleware import AgentMiddleware, AgentState, hook_config
+from langchain.agents.middleware import AgentMiddleware, AgentState, HumanInTheLoopMiddleware, hook_config
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, RemoveMessage
+from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.runtime import Runtime
+from langgraph.types import Command
 
 from tests.agent.talking import ROOM, add, adding, ask, config_of, input_of, kept, make_agent, seen
 from threadkeep import (
@@ -89,6 +91,21 @@ async def test_a_human_message_that_the_program_adds_to_a_whole_chat_is_not_stor
     turns = [("q1", "one"), ("q2", "two"), ("q3", "three")]
     assert await kept(small_memory) == [row for q, answer in turns for row in (("user", q), ("assistant", answer))]
     assert [text for _, text in seen(model.calls[2])] == ["q1", "one", "q2", "two", "q3", "Today is Monday."]
+
+
+async def test_a_resumed_run_that_fails_stores_no_added_message(memory: Memory) -> None:
+    @tool
+    def pay() -> str:
+        """Pay."""
+        raise ConnectionError("down")
+
+    call = AIMessage("", tool_calls=[{"name": "pay", "args": {}, "id": "call-1"}])
+    middleware: list[Any] = [WithContext(), SessionMemory(memory), HumanInTheLoopMiddleware(interrupt_on={"pay": True})]
+    agent = make_agent(ScriptedModel([call]), middleware, [pay], checkpointer=InMemorySaver())
+    await agent.ainvoke(input_of("q1", "m1"), config_of())
+    with pytest.raises(ConnectionError):
+        await agent.ainvoke(Command(resume={"decisions": [{"type": "approve"}]}), config_of())
+    assert await kept(memory) == [("user", "q1")]
 
 
 class Improved(AgentMiddleware[AgentState[Any], Any, Any]):

@@ -90,6 +90,27 @@ async def test_a_resumed_run_holds_its_session(memory: Memory) -> None:
     assert [m.content for m in await memory.session(ROOM).tail(10)] == ["first", "3", "second", "two"]
 
 
+async def test_parallel_branches_begin_together_after_an_earlier_turn(memory: Memory) -> None:
+    earlier, *gates = Gate(), Gate(), Gate()
+    first = make_agent(ScriptedModel([[earlier, "one"]]), [SessionMemory(memory)])
+    builder = StateGraph(MessagesState)
+    for number, gate in enumerate(gates):
+        builder.add_node(f"n{number}", make_agent(ScriptedModel([[gate, f"answer {number}"]]), [SessionMemory(memory)]))
+        builder.add_edge(START, f"n{number}")
+    running = asyncio.create_task(first.ainvoke(input_of("first"), config_of()))
+    await earlier.reached()
+    branches = asyncio.create_task(builder.compile().ainvoke(input_of("second"), config_of()))
+    await asyncio.wait([branches], timeout=0.1)
+    earlier.open()
+    async with asyncio.timeout(HANG_SECONDS):
+        for gate in gates:
+            await gate.reached()
+        for gate in gates:
+            gate.open()
+        await asyncio.gather(running, branches)
+    assert [m.content for m in await memory.session(ROOM).tail(10)][:3] == ["first", "one", "second"]
+
+
 @pytest.mark.parametrize("nested", [False, True])
 async def test_an_agent_that_answers_again_holds_its_session(memory: Memory, nested: bool) -> None:
     """If the agent is nested, the next turn may end before its second answer."""
