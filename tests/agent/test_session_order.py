@@ -93,7 +93,7 @@ async def test_a_resumed_run_holds_its_session(memory: Memory) -> None:
 async def test_parallel_branches_begin_together_after_an_earlier_turn(memory: Memory) -> None:
     earlier, *gates = Gate(), Gate(), Gate()
     first = make_agent(ScriptedModel([[earlier, "one"]]), [SessionMemory(memory)])
-    builder = StateGraph(MessagesState)
+    builder: Any = StateGraph(MessagesState)
     for number, gate in enumerate(gates):
         builder.add_node(f"n{number}", make_agent(ScriptedModel([[gate, f"answer {number}"]]), [SessionMemory(memory)]))
         builder.add_edge(START, f"n{number}")
