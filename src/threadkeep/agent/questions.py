@@ -130,7 +130,7 @@ def question_asked(messages: Sequence[BaseMessage]) -> list[BaseMessage] | None:
     it is the caller's question, or None in a branch whose messages do not contain that.
     """
     question, own = question_before(messages), callers_question(messages)
-    if ends := [at for at, message in enumerate(question, start=1) if any(message is one for one in own)]:
+    if ends := [at for at, message in enumerate(question, start=1) if id(message) in map(id, own)]:
         return question[: ends[-1]]
     return own or (None if root_callbacks.branch.get() is not None and question_before(_sent_messages()) else question)
 

@@ -95,14 +95,14 @@ def shorten(text: str, characters: int) -> str:
 
 def title_in(messages: Sequence[Message]) -> str | None:
     """Return the title that a session gets from its first user message with a text, or None."""
-    text = next((message.content for message in messages if message.role == "user" and message.content), None)
-    return None if text is None else shorten(text, TITLE_CHARACTERS)
+    texts = [message.content for message in messages if message.role == "user" and message.content]
+    return shorten(texts[0], TITLE_CHARACTERS) if texts else None
 
 
 def last_message_of(messages: Sequence[Message]) -> str | None:
     """Return the newest text of the messages, shortened for lists of sessions, or None if all texts are empty."""
-    text = next((message.content for message in reversed(messages) if message.content), None)
-    return None if text is None else shorten(text, LAST_MESSAGE_CHARACTERS)
+    texts = [message.content for message in messages if message.content]
+    return shorten(texts[-1], LAST_MESSAGE_CHARACTERS) if texts else None
 
 
 def clean_text(text: str) -> str:
