@@ -135,7 +135,8 @@ class RootCallbacks(BaseCallbackHandler):
 
         An end cannot be noted in the context variable: LangChain may report it in a copy of the context.
         """
-        return next((self._calls[one] for one in reversed(self._around.get()) if one in self._calls), None)
+        running = [call for one in self._around.get() if (call := self._calls.get(one)) is not None]
+        return running[-1] if running else None
 
     def on_chain_start(
         self,

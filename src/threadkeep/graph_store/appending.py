@@ -12,7 +12,7 @@ from threadkeep.graph_store.items import Value
 from threadkeep.graph_store.layout import GraphLayout, ItemKey, chunk_of, joined, ranges_of, size_of
 from threadkeep.graph_store.shapes import Conversation, chunk_value, message_value, notes_of
 from threadkeep.records import Message, Receipt
-from threadkeep.store.codec import Prepared, last_message_of, title_in
+from threadkeep.store.codec import Prepared, listed_texts
 
 
 @dataclass(frozen=True)
@@ -92,14 +92,15 @@ def _grown(
     placed = [(seq, message) for seq, (message, row) in enumerate(fresh, start=first) if not row.get("superseded_at")]
     messages = [message for _, message in placed]
     superseded = ranges_of(seq for seq, (_, row) in enumerate(fresh, start=first) if row.get("superseded_at"))
+    title, last_message = listed_texts(messages)
     return replace(
         conversation,
         last_seq=conversation.last_seq + len(fresh),
         last_user_seq=max(
             (seq for seq, message in placed if message.role == "user"), default=conversation.last_user_seq
         ),
-        title=title_in(messages) if conversation.title is None else conversation.title,
-        last_message=last_message_of(messages) or conversation.last_message,
+        title=title if conversation.title is None else conversation.title,
+        last_message=last_message or conversation.last_message,
         updated_at=max(conversation.updated_at, now),
         superseded=joined(conversation.superseded, superseded),
         revision=conversation.revision + bool(superseded),

@@ -25,7 +25,7 @@ from threadkeep.graph_store.reading import ConversationReader, first_user, title
 from threadkeep.graph_store.shapes import Conversation, answer_note, message_in, message_value, notes_of
 from threadkeep.graph_store.writing import ConversationWriter
 from threadkeep.records import Message, Receipt, Turn
-from threadkeep.store.codec import Prepared, last_message_of, time_of, time_text, title_in
+from threadkeep.store.codec import Prepared, listed_texts, time_of, time_text
 from threadkeep.store.driver import TurnRefused
 from threadkeep.store.superseding import check_branch, done_before, no_message_at
 from threadkeep.store.transcripts import Branching, Superseded, Superseding
@@ -179,7 +179,7 @@ class ConversationSuperseding:
         last_message, last_user_seq = None, 0
         last_seq = conversation.last_seq
         async for message in self._reader.down(conversation, last_seq, 1, active=True, items=chunks):
-            last_message = last_message or last_message_of([message])
+            last_message = last_message or listed_texts([message])[1]
             if message.role == "user" and not last_user_seq:
                 last_user_seq = message.seq or 0
             if last_message is not None and last_user_seq:
@@ -276,16 +276,15 @@ class ConversationSuperseding:
             if found is not None:
                 check_branch(branching, (found.parent_session_id, found.parent_seq))
                 return
-            new = _branched(branching, parent, values, now)
-            messages = [message_in(value, self._layout.value_field) for value in values]
+            title, last_message = listed_texts([message_in(value, self._layout.value_field) for value in values])
+            new = replace(_branched(branching, parent, values, now), last_message=last_message)
             if parent.title in (None, title_of(await first_user(self._reader.up(parent, 1, parent.last_seq)))):
-                new = replace(new, title=title_in(messages))
+                new = replace(new, title=title)
             marks = ("superseded_at", "superseded_by")
             unmarked = [{name: one for name, one in value.items() if name not in marks} for value in values]
             renumbered = [{**value, "seq": seq} for seq, value in enumerate(unmarked, start=1)]
             items = notes_of(self._layout, new.session_id, renumbered)
             items |= chunk_items(self._layout, new, renumbered, now)
-            new = replace(new, last_message=last_message_of(messages))
             await self._writer.put(writing, replace(new, version=-1), new, items)
 
         await self._writer.hold(branching.branch_id, work)

@@ -93,16 +93,12 @@ def shorten(text: str, characters: int) -> str:
     return text if len(text) <= characters else text[:characters] + "…"
 
 
-def title_in(messages: Sequence[Message]) -> str | None:
-    """Return the title that a session gets from its first user message with a text, or None."""
-    texts = [message.content for message in messages if message.role == "user" and message.content]
-    return shorten(texts[0], TITLE_CHARACTERS) if texts else None
-
-
-def last_message_of(messages: Sequence[Message]) -> str | None:
-    """Return the newest text of the messages, shortened for lists of sessions, or None if all texts are empty."""
+def listed_texts(messages: Sequence[Message]) -> tuple[str | None, str | None]:
+    """Return a session's title (the first text of a user) and its last message, shortened; None if there is none."""
     texts = [message.content for message in messages if message.content]
-    return shorten(texts[-1], LAST_MESSAGE_CHARACTERS) if texts else None
+    asked = [message.content for message in messages if message.content and message.role == "user"]
+    last = shorten(texts[-1], LAST_MESSAGE_CHARACTERS) if texts else None
+    return shorten(asked[0], TITLE_CHARACTERS) if asked else None, last
 
 
 def clean_text(text: str) -> str:
@@ -292,11 +288,12 @@ def session_parameters(turn: Turn, messages: list[Message], *, now: str) -> dict
     """Return the parameters of `reserve`, which reserves `seq` values for messages of one session."""
     asked = [position for position, message in enumerate(messages, start=1) if message.role == "user"]
     parent_session_id, agent = turn.parent or (None, None)
+    title, last_message = listed_texts(messages)
     return {
         "session_id": turn.session_id,
         "user_id": turn.user_id,
-        "title": title_in(messages),
-        "last_message": last_message_of(messages),
+        "title": title,
+        "last_message": last_message,
         "added": len(messages),
         "newest_user": asked[-1] if asked else 0,
         "now": now,
