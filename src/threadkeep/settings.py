@@ -309,8 +309,7 @@ class Settings(RunSettings, GraphitiSettings):
         try:
             _ = self.compression
         except InvalidInput as error:
-            why = f"cannot be combined with {PREFIX}SUMMARY_TRIGGER: {error}"
-            raise _invalid("SUMMARY_KEEP", why) from None
+            raise _invalid("SUMMARY_KEEP", f"cannot be combined with {PREFIX}SUMMARY_TRIGGER: {error}") from None
         if not self.needs_keys and not is_loopback(self.host):
             raise _invalid(
                 "HOST",

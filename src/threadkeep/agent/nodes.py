@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import count
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, MessageLikeRepresentation, SystemMessage
@@ -252,8 +252,10 @@ def session_turn(
     return TurnBlock(OnLoop(memory, lambda opened: NodeTurn(opened, limits, messages)), config)
 
 
-type MessagesUpdate = dict[str, list[BaseMessage]]
-"""The update of the graph's state that `MemoryNode` returns."""
+class MessagesUpdate(TypedDict):
+    """The update of the graph's state that `MemoryNode` returns."""
+
+    messages: list[BaseMessage]
 
 
 class MemoryNode(Runnable[dict[str, Any], MessagesUpdate]):

@@ -90,9 +90,8 @@ def _grown(
 ) -> Conversation:
     first = conversation.last_seq + 1
     placed = [(seq, message) for seq, (message, row) in enumerate(fresh, start=first) if not row.get("superseded_at")]
-    messages = [message for _, message in placed]
     superseded = ranges_of(seq for seq, (_, row) in enumerate(fresh, start=first) if row.get("superseded_at"))
-    title, last_message = listed_texts(messages)
+    title, last_message = listed_texts([message for _, message in placed])
     return replace(
         conversation,
         last_seq=conversation.last_seq + len(fresh),

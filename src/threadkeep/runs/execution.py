@@ -372,8 +372,8 @@ class RunExecution:
         if await saver.aget_tuple(thread_of(run.run_id)) is None:
             return begin_state(run)
         ids = [str(one.get("id")) for one in interrupts_of(run)]
-        # Without ids there is no answer to pass: the run goes on because one of its children was cancelled.
         answers = run.resume_value if len(ids) != 1 else {ids[0]: run.resume_value}
+        # Without ids there is no answer to pass: the run goes on because one of its children was cancelled.
         if not run.resumed or not ids or not isinstance(answers, Mapping):
             return None
         if run.attempts > 1 or again:
@@ -388,9 +388,9 @@ class RunExecution:
         asked, used = set[str](), set[str]()
         async for checkpoint in saver.alist(thread_of(self._run.run_id)):
             writes = checkpoint.pending_writes or ()
-            last = {task: given[-1:] for task, channel, given in writes if channel == RESUME}
-            for task, channel, questions in writes:
-                ids = {one.id for one in questions} & answers.keys() if channel == INTERRUPT else ()
+            last = {task: given[-1:] for task, kind, given in writes if kind == RESUME and isinstance(given, list)}
+            for task, kind, questions in writes:
+                ids = {one.id for one in questions} & answers.keys() if kind == INTERRUPT else ()
                 asked.update(ids)
                 used.update(one for one in ids if last.get(task) == [answers[one]])
         return {one: answer for one, answer in answers.items() if one in asked - used}
