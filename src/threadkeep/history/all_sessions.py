@@ -29,7 +29,7 @@ async def runs_in(
     """Yield the ids of the runs that stored messages in a session, one list per page; newest first, each id once.
 
     Pages grow from `page_size` messages up to `LONGEST_PAGE`. Reading stops after the page with a message from before
-    `since`. Messages that a branch copied are skipped, because their runs belong to the parent.
+    `since`. If the session is a branch, copied messages are skipped, because their runs belong to the parent session.
     """
     try:
         info = await session.info()
@@ -64,7 +64,7 @@ async def calls_in(
 ) -> list[StoredManifest]:
     """Return up to `limit` records of a conversation's model calls, sorted by run, newest first.
 
-    If `before` is given, return only the calls after this cursor.
+    If `before` is given, begin after this cursor, which is the `cursor` of the last record of the previous page.
     """
     if limit < 1:
         raise InvalidInput("A page of manifests has at least one entry; use a limit from 1.")
@@ -88,20 +88,21 @@ async def calls_in(
 
 
 def _was_made_in(call: StoredManifest, conversation: ConversationLocation) -> bool:
-    """Return True if a model call was made in a conversation."""
+    """Return True if a record says that its model call was made in a conversation, or if the record is damaged."""
     stored = call.manifest.get("conversation")
     if not isinstance(stored, dict) or stored.get("key") != conversation.key:
         return False
     try:
         return ContextManifest.from_dict(call.manifest).conversation == conversation
     except ValueError:
-        return True  # the record is damaged; list it, and readers mark it
+        return True  # list a damaged record too, so that the reader can report it
 
 
 class AllSessions:
     """The sessions of a memory and the conversations of its agents, as one list for user interfaces.
 
-    If both have the same id, a read returns the session. An erasure deletes both, because an id belongs to one person.
+    If a session and a conversation have the same id, reads return the session, and `erase` deletes both, because an id
+    belongs to one person.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -110,7 +111,7 @@ class AllSessions:
     async def page(self, query: SessionQuery) -> tuple[list[SessionInfo], SessionCursor | None]:
         """Return a page, newest activity first, and the cursor of the next page.
 
-        Each call reads the metadata of all conversations, because only sessions in tables have an index for this order.
+        Each call reads the metadata of all conversations, because a graph store has no index for this order.
         """
         if query.limit < 1:
             raise InvalidInput("A page of sessions has at least one entry; use a limit from 1.")
@@ -129,11 +130,11 @@ class AllSessions:
         return found[:cut], _cursor_of(found[:cut][-1])
 
     async def locations(self) -> list[tuple[GraphLayout | None, Memory]]:
-        """Return the memory of the sessions, then that of each layout's conversations."""
+        """Return all memories to read: first that of the sessions, without a layout, then one for each layout."""
         return [(None, self._memory), *[one async for one in self._namespaces()]]
 
     async def memory_of(self, layout: GraphLayout | None) -> Memory:
-        """Return the memory of a layout's conversations, or of the sessions if there is no layout."""
+        """Return the memory of a layout's conversations, or that of the sessions if `layout` is None."""
         if layout is None:
             return self._memory
         store = await self._memory.graph_store()
@@ -188,10 +189,9 @@ class AllSessions:
         return await calls_in(session, location_in(layout, session_id), manifests, limit=limit, before=before)
 
     async def erase(self, session_id: str, *, user_id: str | None = None) -> bool:
-        """Delete the session and all conversations with an id; return False if there are none.
+        """Delete the session and all conversations with this id; return False if there are none.
 
-        The runs of the session are deleted too, and those runs without a session that stored messages in these
-        conversations.
+        This also deletes the session's runs, and runs without a session that stored messages in these conversations.
         """
         deleted = await self._memory.session(session_id, user_id=user_id).delete()
         if deleted:
@@ -204,7 +204,7 @@ class AllSessions:
         for _, layout, memory in await self._memory.namespaces():
             session = memory.session(session_id, user_id=user_id)
             runs: list[str] = []
-            with contextlib.suppress(SessionDamaged):  # the retention of runs deletes the runs that were not listed
+            with contextlib.suppress(SessionDamaged):  # runs that are not listed are deleted by retention later
                 async for some in runs_in(session):
                     runs += some
             await self._memory.runs.records.forget_runs(sorted(runs))
@@ -214,7 +214,7 @@ class AllSessions:
         return deleted
 
     async def where(self, session_id: str, *, user_id: str | None = None) -> GraphLayout | None:
-        """Return the layout of the conversation with an id, even if it is damaged, or None for a session.
+        """Return None if a session has this id, or else the layout of the conversation, even of a damaged one.
 
         Raises:
             SessionNotFound: neither a session nor a conversation has this id, or it belongs to another user.
@@ -252,7 +252,7 @@ def _cursor_of(info: SessionInfo) -> SessionCursor:
 
 
 class AllRetention:
-    """A pruner for all sessions and conversations, for user interfaces and the schedule."""
+    """Retention of all sessions and conversations: calls the pruner of each memory that has some of them."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -313,7 +313,7 @@ class AllRetention:
         raise SessionNotFound(session_id)
 
     async def _chosen(self, session_ids: Sequence[str], user_id: str | None) -> list[tuple[Pruner, list[str]]]:
-        """Return the pruners that have sessions with these ids, each with its ids."""
+        """Return each pruner that has some of the sessions, with their ids; if no ids are given, all pruners."""
         wanted = list(dict.fromkeys(session_ids))
         for session_id in wanted:
             check_session_id(session_id)

@@ -47,7 +47,7 @@ class SessionLine:
 
     @property
     def layout(self) -> GraphLayout | None:
-        """Return the layout of a conversation in the graph store, or None for a session outside of it.
+        """Return the layout if this is a conversation in a graph store, or None if it is a session in tables.
 
         Raises:
             InvalidInput: the layout is not valid.
@@ -74,7 +74,7 @@ class MessageLine:
 
 @dataclass(frozen=True)
 class SummaryLine:
-    """A summary; its line follows the lines of its messages that still exist."""
+    """A summary. In an export, it comes after the messages that it covers, as far as they still exist."""
 
     session_id: str
     archived: ArchivedSummary
@@ -89,7 +89,7 @@ class BadLine(InvalidInput):
 
 
 def session_line(info: SessionInfo, layout: GraphLayout | None = None) -> str:
-    """Return the line of a session. Some fields are written only if they are set."""
+    """Return the export line of a session. Some fields are written only if they are set."""
     values: dict[str, Json] = {
         "type": "session",
         "session_id": info.session_id,
@@ -122,14 +122,14 @@ def session_line(info: SessionInfo, layout: GraphLayout | None = None) -> str:
 
 
 def message_line(session_id: str, message: Message) -> str:
-    """Return the line of a message."""
+    """Return the export line of a message."""
     values = {"type": "message", "session_id": session_id, **message.to_dict()}
     values["metadata"] = _sorted(message.metadata)
     return dump_json(values) + "\n"
 
 
 def summary_line(archived: ArchivedSummary) -> str:
-    """Return the line of a summary."""
+    """Return the export line of a summary."""
     summary = archived.summary
     values = {
         "type": "summary",
@@ -151,7 +151,7 @@ def summary_line(archived: ArchivedSummary) -> str:
 
 
 def parse_line(line: bytes) -> SessionLine | MessageLine | SummaryLine:
-    """Parse a line.
+    """Parse a line of an export.
 
     Raises:
         BadLine: the line is not valid. The error gives the reason and quotes no values.
@@ -292,7 +292,7 @@ def _check_year(moment: datetime | None) -> None:
 
 
 def _sorted(metadata: Mapping[str, Json]) -> Json:
-    """Sort the keys: PostgreSQL does not keep their order, and exports must be reproducible."""
+    """Return metadata with sorted keys: PostgreSQL does not keep their order, and exports must be reproducible."""
     if not metadata:
         return {}
     ordered: Json = json.loads(json.dumps(dict(metadata), ensure_ascii=False, sort_keys=True))

@@ -28,7 +28,7 @@ class LoopBlocked(Exception):
 class MemoryLoop:
     """The event loop of a memory, which runs coroutines for other threads and loops.
 
-    If `dedicated` is true, its thread runs only the memory, so callers' code cannot block it.
+    If `dedicated` is true, the loop's thread runs only the memory, so code of callers cannot block the loop.
     """
 
     def __init__(self) -> None:
@@ -214,7 +214,7 @@ class Blocking[W, **P, T](_Verb[W, P, T]):
 
 
 class Called[W, **P, T](_Verb[W, P, T]):
-    """A wrapper's method that runs a synchronous method on the loop, to prevent concurrent changes."""
+    """A wrapper's method that runs a synchronous method on the memory's loop, so never concurrently with its tasks."""
 
     def __init__(self, method: Callable[Concatenate[W, P], T]) -> None:
         super().__init__(method)

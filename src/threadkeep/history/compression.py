@@ -149,7 +149,7 @@ _SENTENCES: dict[SummaryFailure, str] = {
 
 _PAGE_ROWS = 200
 _MOST_PIECES = 32
-"""The middle of a message that needs more records than this is replaced by a mark."""
+"""The most records of one message. If a message needs more, its middle is replaced by a mark."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +157,8 @@ class CompressionRequest:
     """A request to compress a session.
 
     `budget` is the token budget of a model call, for sizes given as fractions. All messages up to `left_out_upto_seq`
-    are summarised even before the trigger, because they did not fit a window; so are the oldest ones of a nearly full
-    `window`. If an earlier pass did not finish its range, `upto_seq` is the end of this range.
+    are summarised even before the trigger, because they did not fit a window. The oldest messages of a nearly full
+    `window` are summarised too. If an earlier pass did not finish its range, `upto_seq` is the end of this range.
     """
 
     session_id: str
@@ -256,7 +256,7 @@ class RangeReader:
         ]
 
     def _pieces(self, message: Message, size: int, limit: int) -> tuple[str, ...]:
-        """Split a long message into numbered records; of a huge one, only its beginning and end."""
+        """Split a long message into numbered records; leave out the middle of a huge message."""
         content = message.content
         if size > limit * _MOST_PIECES:
             content = keep_ends(content, len(content) * limit * _MOST_PIECES // size)

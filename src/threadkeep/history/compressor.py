@@ -1,8 +1,8 @@
 """The compression of sessions in the background.
 
 `consider` is called after an answer is stored, and returns at once. A failed compression leaves earlier summaries
-unchanged. Then the session pauses, longer with each failure. Another process can try again, because summaries and
-messages are in the database.
+unchanged. The session is then skipped for a while, longer after each further failure. Another process can try again,
+because summaries and messages are in the database.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class CompressorOptions:
 
 @dataclass(frozen=True)
 class _Trouble:
-    """The consecutive failures of a session, and its pause."""
+    """The number of a session's consecutive failures, and its pause: `until` a time, for at most so many `turns`."""
 
     failures: int
     until: datetime
@@ -172,7 +172,7 @@ class Compressor:
                 self._put(self._waiting.get(session_id, writer.rest), writer.rest.upto_seq)
 
     def _put(self, request: CompressionRequest, left_out_upto_seq: int = 0) -> None:
-        """Queue a session at the end; keep the higher `left_out_upto_seq`."""
+        """Queue a session at the end, with the highest `left_out_upto_seq` of its requests."""
         before = self._waiting.pop(request.session_id, request)
         left_out = max(request.left_out_upto_seq, before.left_out_upto_seq, left_out_upto_seq)
         self._waiting[request.session_id] = replace(request, left_out_upto_seq=left_out)
@@ -187,7 +187,7 @@ class Compressor:
             reason, kind = error.reason, error.kind
         self._report(session_id, reason, kind)
         if reason == "outdated":
-            return  # another process has done it, or the session has changed
+            return  # another process has compressed the session, or the session has changed
         before = self._troubles.pop(session_id, None)
         failures = before.failures + 1 if before else 1
         doubled = 2 ** min(failures - 1, 30)

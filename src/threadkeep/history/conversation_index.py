@@ -52,7 +52,7 @@ def index_version() -> str:
 
 @dataclass(eq=False)
 class Refusals:
-    """The turns that could not be embedded, and are skipped for more rounds after each failure."""
+    """The turns that could not be embedded. Each failure doubles the number of rounds (tasks) that skip the turn."""
 
     round: int = 0
     _tries: dict[str, int] = field(default_factory=dict)
@@ -78,10 +78,10 @@ class ConversationIndex:
         first, read: the first and the last indexed `seq` of each session.
         stored: the last `seq` in the stored index of each session, even while that index is still being written.
         texts: the indexed messages of each session.
-        summaries: the indexed summaries, each at the position of the last message that it covers.
+        summaries: the indexed summaries, by the turn id of the last message that each of them covers.
         superseded: turns that were superseded after they had been indexed.
         taken_back: ids of messages that a person took back in a chat.
-        embedded: each pair of a model and a session whose stored vectors were read.
+        embedded: the pairs of an embedding model and a session whose stored vectors are in `vectors`.
         newest: an index of only the newest messages, until the whole index is built.
         has_newest: set when `newest` is complete.
     """
@@ -124,7 +124,7 @@ class ConversationIndex:
     def is_outdated(self, infos: Mapping[str, SessionInfo], *, complete: bool) -> bool:
         """Return True if indexed turns were reset, archived or deleted, or if indexed sessions are missing.
 
-        If `infos` is not `complete`, up to `len(infos)` indexed sessions may be missing from it.
+        If `complete` is false, `infos` is only the first page of sessions, and may lack up to `len(infos)` of them.
         """
         missing = sum(session_id not in infos for session_id in self._marks)
         if missing > (0 if complete else len(infos)):
@@ -135,7 +135,7 @@ class ConversationIndex:
     async def leave_out_superseded(self, infos: Mapping[str, SessionInfo], transcripts: Transcripts) -> bool:
         """Add newly superseded turns to `superseded`; return False if the index must be built again.
 
-        This is necessary if a text was erased, because its words must not stay, or if a summary may be invalid.
+        A rebuild is necessary if a text was erased, because its words must not stay, or if a summary may be invalid.
         """
         for session_id, mark in list(self._marks.items()):
             info = infos.get(session_id)
@@ -190,7 +190,7 @@ class ConversationIndex:
             is_turn = message.role in SPEAKERS and message.content != ""
             analysis = await self._analysis_of(message.content) if is_turn else None
             if seq <= self.read.get(session_id, 0):
-                continue  # it was indexed while the text was analysed
+                continue  # another call has indexed this message while its text was analysed
             self.read[session_id] = seq
             if message.role == "system" and (taken_back := message.metadata.get(TAKEN_BACK)):
                 self.taken_back.add(str(taken_back))

@@ -54,7 +54,7 @@ class Eraser:
         self.rows = rows
 
     async def wanted(self, session_id: str | None, user_id: str | None) -> Erasable:
-        """Return the target of an erasure: a person with all merged ids, or one session.
+        """Return the person to erase, with all ids that were merged, or the session to erase.
 
         Raises:
             InvalidInput: not exactly one of the arguments is given, or the user id is not valid.
@@ -72,13 +72,13 @@ class Eraser:
         return (await self.rows.counts(wanted))["chat_graph_groups"]
 
     async def continued(self, wanted: Erasable, *, dry_run: bool) -> Erasable:
-        """Return the target with the ids that an interrupted erasure recorded, and their scope."""
+        """Return `wanted` with the ids that an interrupted erasure has recorded, and with its scope `noted`."""
         subject = _subject(wanted, await self._digest(dry_run=dry_run))
         ids = tuple(dict.fromkeys([*wanted.ids, *(await self._interrupted(subject)).get("ids", [])]))
         return replace(wanted, ids=ids, noted=f"{_SCOPE}:{subject}")
 
     async def begin(self, wanted: Erasable) -> None:
-        """Record that the erasure of a target has begun."""
+        """Record that an erasure has begun, with the ids, the sessions and the counts of the data to erase."""
         state, found = self._memory.channels.state, await self._find(wanted)
         subject = _subject(wanted, await self._digest())
         await state.keep_first(_SCOPE, subject, json.dumps({"ids": wanted.ids, "found": found}))
@@ -88,10 +88,10 @@ class Eraser:
     async def erase(
         self, wanted: Erasable, *, dry_run: bool, vacuum: bool, groups: ErasedStore, remains: Sequence[str]
     ) -> EraseReceipt:
-        """Erase the target that `continued` has returned, and return the receipt. Call `begin` first.
+        """Erase a person or a session, and return the receipt. Call `begin` first.
 
         Args:
-            wanted: the person or the session.
+            wanted: the result of `continued`.
             dry_run: count only, and erase nothing.
             vacuum: rewrite the SQLite file or the PostgreSQL tables after the erasure.
             groups: the counts of the Graphiti groups, which are already deleted.
@@ -116,7 +116,7 @@ class Eraser:
             done = not any(after.values()) and not remains
             counts = json.dumps({"found": before})
             if done:
-                # Delete the noted ids before the overwrite, which must reach them. Keep the counts for a retry.
+                # Delete the recorded ids here, so that they are overwritten below. Keep the counts for a retry.
                 await self.rows.forget_notes(wanted)
                 await state.keep(_SCOPE, subject, counts)
             if not await self.rows.overwrite(vacuum=vacuum):
@@ -149,7 +149,7 @@ class Eraser:
         return replace(receipt, signature=digest(receipt.signed_text()))
 
     async def _elsewhere(self, wanted: Erasable) -> list[str]:
-        """Describe data about the target that belong to others and are not erased."""
+        """Describe data about the person or the session that belong to others and are not erased."""
         found: list[str] = []
         if episodes := await self.rows.episodes_elsewhere(wanted):
             found.append(f"{episodes} episodes in Graphiti's groups of workspaces and of sessions of others")
@@ -160,7 +160,7 @@ class Eraser:
         return found
 
     async def verify(self, receipt: EraseReceipt) -> Verification:
-        """Check the signature of a receipt, that its target is gone, and that no erasure of it is incomplete."""
+        """Check the signature of a receipt, and that no data of its person or session and no erasure are left."""
         check_argument("receipt", receipt, EraseReceipt, required=True)
         digest = await self._digest()
         signature = digest(replace(receipt, signature="").signed_text())
@@ -177,7 +177,7 @@ class Eraser:
         return "there" if remains or await self._interrupted(receipt.subject) else "gone"
 
     async def _names(self, kind: ErasedKind) -> set[str]:
-        """Return the ids of all known persons, or of all known sessions."""
+        """Return the ids of all persons, or of all sessions, that have data in this memory."""
         names = set(await self.rows.known(sessions=kind == "session"))
         for entry in await self.waiting():
             names |= {entry.turn.session_id} if kind == "session" else _people(entry.turn.user_id, entry.turn.messages)
@@ -226,7 +226,7 @@ class Eraser:
         return counts
 
     async def waiting(self) -> list[PendingTurn]:
-        """Return the pending turns of this process and of others with its folder, sorted by entry id."""
+        """Return the pending turns of all processes that use this process's folder, sorted by entry id."""
         entries = {entry.entry_id: entry for entry in self._memory.pending.entries}
         if (folder := self._memory.pending.options.folder) is not None:
             files = await asyncio.to_thread(waiting_files, folder)
@@ -239,7 +239,7 @@ class Eraser:
             await asyncio.to_thread(discard_waiting, folder, lambda turn: belongs(turn, wanted, sessions))
 
     async def _unreadable(self, wanted: Erasable) -> list[str]:
-        """Describe unreadable data that may belong to the target."""
+        """Describe unreadable data that may belong to the person or the session."""
         found: list[str] = []
         folder = self._memory.pending.options.folder
         if folder is not None and (lines := await asyncio.to_thread(unreadable_turns, folder)):
@@ -249,7 +249,7 @@ class Eraser:
         return found
 
     async def conversations(self, wanted: Erasable, sessions: Sequence[str]) -> list[tuple[Memory, str]]:
-        """Return graph store conversations of the person, or whose keys are these session ids."""
+        """Return the graph store conversations of the person, and those whose key is one of the session ids."""
         found: list[tuple[Memory, str]] = []
         for other in await self._others():
             keys = [info.session_id for id_ in wanted.ids async for info in other.sessions(user_id=id_)]
@@ -288,7 +288,7 @@ class Eraser:
             await store.adelete(namespace, key)
 
     async def items(self, wanted: Erasable) -> list[tuple[BaseStore, tuple[str, ...], str]]:
-        """Return the items, except conversations, that belong to the person alone."""
+        """Return the graph store items that belong to this person alone, except conversations."""
         found: dict[tuple[tuple[str, ...], str], None] = {}
         for namespace in await self._named(wanted, others=False):
             items = await _all_items(await self._memory.graph_store(), namespace)
@@ -369,7 +369,7 @@ async def _sent_to(session: Session) -> list[Message]:
 
 
 def belongs(turn: Turn, wanted: Erasable, sessions: Sequence[str]) -> bool:
-    """Return True if a pending turn belongs to the target, or has a message of the person."""
+    """Return True if a pending turn belongs to the person or the sessions, or has a message of the person."""
     if turn.session_id in sessions or turn.session_id == wanted.session_id or turn.user_id in wanted.ids:
         return True
     return any(not _senders(message).isdisjoint(wanted.ids) for message in turn.messages)

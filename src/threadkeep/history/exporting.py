@@ -51,7 +51,7 @@ class Exported:
 
 
 class _Numbering:
-    """The positions of messages in an export, without gaps, as an import numbers them."""
+    """The positions (`seq`) of messages in an export: without gaps, as an import will number them."""
 
     def __init__(self, superseded: Sequence[tuple[int, int]]) -> None:
         self._superseded = superseded
@@ -81,7 +81,7 @@ class _Numbering:
         return replace(info, reset_seq=self.of_seq(info.reset_seq), archived_seq=self.of_seq(info.archived_seq))
 
     def of_message(self, message: Message) -> Message:
-        """Return a message with its exported position; it is active if superseded ones are left out."""
+        """Return a message with its exported position; if superseded messages are left out, mark it as active."""
         if not self._superseded:
             return message
         return message.with_fields(seq=self.of_seq(message.seq or 0), superseded_at=None, superseded_by=None)
@@ -171,7 +171,7 @@ async def every_session(memory: Memory, user_id: str | None) -> AsyncIterator[Ex
 async def count_messages(
     memory: Memory, session_ids: Sequence[str], user_id: str | None, *, view: View = "active"
 ) -> int:
-    """Return the number of messages to export, from these sessions or from all."""
+    """Return the number of messages to export from these sessions, or from all if `session_ids` is empty."""
     locations = await AllSessions(memory).locations()
     if session_ids:
         sessions = [home.session(one, user_id=user_id) for _, home in locations for one in set(session_ids)]
@@ -208,10 +208,10 @@ async def _pages(session: Session, info: SessionInfo, done: Exported) -> AsyncIt
 
 
 async def _checked(info: SessionInfo, memory: Memory) -> SessionInfo:
-    """Return metadata from a list of sessions; read a damaged session again.
+    """Return metadata that a list of sessions contained; read them again if the list marks them as damaged.
 
     Raises:
-        RecordUnreadable: the session is damaged.
+        RecordUnreadable: the metadata are still damaged.
     """
     marked = info.metadata.get(ERROR_KEY) == RecordUnreadable.__name__
     return await memory.session(info.session_id).info() if marked else info
@@ -228,6 +228,6 @@ async def _with_origin(info: SessionInfo, memory: Memory, view: View) -> Session
 
 
 def _beginning_with(info: SessionInfo, messages: Sequence[Message]) -> SessionInfo:
-    """Return metadata that count all messages before these as deleted."""
+    """Return metadata in which all messages before `messages` count as deleted."""
     deleted_seq = (messages[0].seq or 1) - 1 if messages else info.last_seq
     return replace(info, deleted_seq=deleted_seq, archived_seq=max(info.archived_seq, deleted_seq))

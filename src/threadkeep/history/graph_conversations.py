@@ -173,7 +173,7 @@ def of_order_name(name: str) -> tuple[GraphLayout, str] | None:
         namespace, suffix, value_field, key = json.loads(name.removeprefix(_NO_SESSION))
         return GraphLayout(tuple(namespace), suffix, value_field=value_field), str(key)
     except (ValueError, TypeError, InvalidInput):
-        return None  # an older version wrote a digest
+        return None  # an older version stored a digest instead of these fields
 
 
 def folder_of(layout: GraphLayout) -> str:

@@ -53,7 +53,7 @@ class Imported:
 
 @dataclass
 class _Part:
-    """Consecutive messages and summaries of one session in the source, and their position."""
+    """Consecutive messages and summaries of one session, and the position of the first in the imported data."""
 
     line: SessionLine
     position: Position
@@ -116,7 +116,7 @@ class Importer:
             await self._store(home, [part for part in waiting if part.line.layout == layout])
 
     async def _store(self, home: Memory, parts: Sequence[_Part]) -> None:
-        """Store parts of sessions in a memory, except those of other users, which are reported."""
+        """Store parts of sessions in a memory; skip and report parts whose session belongs to another user."""
         now = self._memory.clock()
         archived = [
             ArchivedPart(part.line.info(part.messages, now), tuple(part.messages), tuple(part.summaries))

@@ -174,7 +174,7 @@ class Manifests:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(next_purge):
                     await self._wake.wait()
-                    # Records must not delay the write of their turn, and are written together.
+                    # Wait for more records, to write them together and not to delay the write of their turn.
                     await asyncio.sleep(_GATHERING_SECONDS)
             self._wake.clear()
             await self._write_until_done()
@@ -198,12 +198,12 @@ class Manifests:
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
     async def _write(self, group: list[NotedManifest]) -> None:
-        """Write a group and empty the list, except for records that must wait.
+        """Write a group of records; afterwards, the list has only the records that must be written again later.
 
         Raises:
-            StoreError, TimeoutError: the database is not available; the records in the list must wait.
+            StoreError, TimeoutError: the database is not available; the list is left as it is.
         """
-        # One rejected row must not block the others, and each database driver has its own errors.
+        # Catch all errors: one rejected row must not block the others, and each database driver has its own errors.
         with ErrorBoundary() as attempt:
             async with asyncio.timeout(_WRITE_SECONDS):
                 stored = await self._rows.add(group)
@@ -249,7 +249,7 @@ class Manifests:
         return group
 
     def _put_back(self, group: Sequence[NotedManifest]) -> None:
-        """Queue records again, before the others; some may be stored already."""
+        """Put records back at the head of the queue; some of them may be stored already."""
         self._waiting.extendleft(replace(entry, again=True) for entry in reversed(group))
         self._characters += sum(map(_weight, group))
         self._drop_the_oldest()

@@ -222,7 +222,7 @@ class Memory:
         return self.in_graph_store and layout.finds_same_as(GraphLayout()) and self._conversations.is_own(store)
 
     async def empty_messages(self, session_id: str, seqs: Sequence[int]) -> None:
-        """Empty messages in a graph store for an erasure; messages in tables are emptied elsewhere."""
+        """Remove the texts of messages in a graph store for an erasure; `TableErasing` does this for tables."""
         transcripts = self._backend.transcripts
         if isinstance(transcripts, GraphTranscripts):
             await transcripts.empty(session_id, seqs)
@@ -230,7 +230,7 @@ class Memory:
             self.session_cache.forget(session_id)
 
     async def memory_of(self, conversation: ConversationLocation) -> Self:
-        """Return the open memory that has a conversation, or else that of its layout.
+        """Return the open memory that has messages of a conversation, or else open the memory of its layout.
 
         Raises:
             StoreUnavailable: the database of the graph store does not answer.
@@ -404,8 +404,8 @@ class Memory:
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
         """Store exported messages with their ids, times and tokens, in one transaction.
 
-        In a graph store, each part has its own transaction. Messages that exist already are not stored again. The
-        results are in the order of the parts; that of a part whose session belongs to another user is a `WrongUser`.
+        In a graph store, each part has its own transaction. Messages that exist already are not stored again. Return
+        one result for each part, in order: a `WrongUser` if the session of the part belongs to another user.
 
         Raises:
             InvalidKey, InvalidInput: a session id or a user id is not valid; nothing was stored.

@@ -49,18 +49,18 @@ _FRAME_TOKENS = 6
 _DAY_TOKENS = 11
 """The tokens that the date adds to the first quoted turn of a day."""
 _MORE = 16
-"""The selection may exceed the budget by a sixteenth, because a block's exact size is known later."""
+"""The selection may exceed the budget by a sixteenth of it, because the exact size is known only later."""
 _PASSAGE_TOKENS, _LONG_TOKENS = 160, 240
-"""The tokens quoted from a long turn, and the least tokens of a long turn."""
+"""The tokens that are quoted from a long turn, and the tokens above which a turn is long."""
 
 
 @dataclass(frozen=True)
 class Search:
     """A query for older turns, and the session or user to search.
 
-    `recent` are the last turns before the query, oldest first, to which "it" and "that" may refer. Messages whose `seq`
-    is in `known` are already in the prompt and are not found; nor are messages from `before` on. `asker` is the name of
-    the person who asks; None means any user.
+    `recent` are the last turns before the query, oldest first, to which "it" and "that" may refer. The search skips
+    messages whose `seq` is in `known`, because they are already in the prompt, and messages from the `seq` `before` on.
+    `asker` is the name of the person who asks; None means any user.
     """
 
     session_id: str

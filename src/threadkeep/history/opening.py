@@ -53,13 +53,13 @@ async def open_sessions[M: Memory](
     """
     if address.in_memory and address.memory_name is None:
         address = replace(address, memory_name=f"threadkeep-{uuid4().hex}")
-    # A server may still be starting. A short-lived command must not wait.
+    # Wait for a database server that is still starting, but not in a short-lived command.
     waits = options.store.waits_for_server or options.background
     options = replace(options, store=replace(options.store, waits_for_server=waits))
     everyone, counts = Observers(*observers), RememberedCounts()
     async with AsyncExitStack() as stack:
         driver = await stack.enter_async_context(open_database(address, options.store))
-        # Use a separate stack for resources that must outlive the storing of remaining data.
+        # This stack closes last: its resources must stay open while the memory stores its remaining data.
         late = await stack.enter_async_context(AsyncExitStack())
         await migrate(driver, options.clock(), partitions=options.store.partitions)
         conversations = GraphConversations(

@@ -149,7 +149,7 @@ class PendingTurns:
         """Write pending turns of a session that are in the files of other processes, dead or alive.
 
         A process that takes over a run calls this first, because the run's answer may be among these turns. If the
-        owner is alive, its own write later finds the turn stored. Turns that cannot be written now are skipped.
+        other process is alive, it later finds that the turn is stored. Turns that cannot be written now are skipped.
         """
         for turn in await self._files.of_others(session_id):
             with contextlib.suppress(StoreError, ThreadkeepError, TimeoutError):
@@ -210,7 +210,7 @@ class PendingTurns:
                 self._note_failed_write(turn, error)
         if earlier := self._answer_at(turn):
             return Receipt(0, 0, adopted=earlier.id)
-        # A waiting caller gets the answer now, although it is not in the database yet.
+        # Record that a waiting caller gets the answer now, although it is not in the database yet.
         await self._keep(replace(turn, told_at=self._clock()) if turn.told else turn)
         return None
 
@@ -222,7 +222,7 @@ class PendingTurns:
         return next((one for one in pending if one.answer_key == key and one.id != turn.messages[0].id), None)
 
     async def tell(self, message: Message) -> Message:
-        """Mark a pending answer as delivered, so that an undelivered answer cannot replace it."""
+        """Record that a caller gets a pending answer, so that no answer without a caller can replace it."""
         for entry in self.own:
             if message in entry.turn.messages and entry.turn.told_at is None:
                 entry.turn = replace(entry.turn, told_at=self._clock())
@@ -230,7 +230,7 @@ class PendingTurns:
         return message
 
     async def ensure_kept(self, session_id: str, message_id: str) -> None:
-        """Ensure that a message is in the database or on disk, before it is confirmed.
+        """Ensure that a message is in the database or on disk; callers confirm its receipt only after this.
 
         Raises:
             TurnInMemoryOnly: neither the database nor the disk accepts the message; a crash would lose it.
@@ -304,7 +304,7 @@ class PendingTurns:
         blocked: set[str] = set()
         timeouts = 0
         tried: set[str] = set()
-        # Also try turns that become pending meanwhile; those of a busy session might never be written.
+        # Also try turns that become pending during the loop, or those of a busy session might never be written.
         while entry := self._next(session_id, blocked, tried):
             tried.add(entry.entry_id)
             entry.tries += 1
@@ -334,7 +334,7 @@ class PendingTurns:
         return None
 
     async def _deliver(self, entry: PendingTurn) -> bool:
-        """Write one pending turn; return False if this is no longer allowed."""
+        """Write one pending turn; return False if the turn was dropped or its session is being deleted."""
         async with self._delivering:
             if entry not in self.own or entry.turn.session_id in self._withheld:
                 return False
@@ -342,14 +342,14 @@ class PendingTurns:
                 turn = entry.turn
                 stored = await self._append(turn)
                 if entry.turn is not turn:
-                    await self._append_told(entry.turn)
+                    await self._append_again(entry.turn)
         await self._forget(entry)
         if stored:
             self._events(entry.turn).recovered(entry.tries)
         return True
 
-    async def _append_told(self, turn: Turn) -> None:
-        """Write a turn again, because its delivered answer must replace an undelivered one."""
+    async def _append_again(self, turn: Turn) -> None:
+        """Write a turn again because a caller got its answer meanwhile; no answer without a caller may replace it."""
         with contextlib.suppress(QuestionGone):
             receipt = await self._transcripts.append(turn)
             for message_id in receipt.duplicates:
@@ -428,7 +428,7 @@ class PendingTurns:
 
     async def _forget(self, entry: PendingTurn) -> None:
         if entry not in self.own:
-            return  # it was dropped while it was being written
+            return  # another task dropped this turn while it was being written
         self.own.remove(entry)
         await self._files.done(entry)
         self._report_count()

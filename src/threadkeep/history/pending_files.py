@@ -174,7 +174,7 @@ class PendingFiles:
 
 @dataclass(frozen=True)
 class WaitingFile:
-    """The pending turns in one file, which its process delivers or, if it is dead, the next one."""
+    """A file of pending turns. Its process writes them to the database; if it is dead, the next process does."""
 
     path: Path
     live: bool
@@ -210,7 +210,7 @@ def _paths(folder: Path) -> list[Path]:
 
 
 def _content(path: Path) -> tuple[bool, SpoolContent]:
-    """Return whether a file's process is alive, so may still be writing, and the content."""
+    """Return True if the process of a file is alive and may still write to it, and the file's content."""
     live = in_use(path)
     return live, read_spool(path, cut_off=not live)
 

@@ -67,10 +67,10 @@ class Recollection:
         begun: true if an earlier call or a summary has set `begin`.
         overflowing: true if not all messages from `begin` on fit.
         failed: true if the read failed.
-        forgotten, superseded: of the `known_ids` in `Past`, the messages among the newest 200 before the last reset,
-            and the superseded messages.
+        forgotten, superseded: the `known_ids` of `Past` that are among the newest 200 messages before the last reset,
+            and those that are superseded.
         question_seq: the `seq` of the message `before_id` in `Past`, or None if that message is not stored yet.
-        questions, revision: as in `Past`, and that of the session.
+        questions, revision: the `questions` of `Past`, and the revision of the session.
         folded: the `seq` of each question that is shown with a count of its repetitions.
         derived: the values derived from the messages, which are shared with the cached `SessionRows`.
     """
@@ -97,10 +97,7 @@ class Recollection:
         return None if self.question_seq is None else self.question_seq - self.questions + 1
 
     def without_failures(self) -> Recollection:
-        """Return a copy without failed messages.
-
-        A model would repeat the apologies in failed answers.
-        """
+        """Return a copy without failed messages, because a model would repeat the apologies in them."""
         if "failed" not in map(_STATUS, self.messages):
             return self
         failed = [one for one in self.messages if one.status == "failed"]
@@ -166,7 +163,7 @@ class WindowReader:
     async def _whole(
         self, known: SessionRows | None, begin: int, before: int, limits: Limits
     ) -> tuple[tuple[Message, ...], Sequence[tuple[int, int]], SessionRows] | None:
-        """Return the messages between two `seq` values if all are known and within the limits."""
+        """Return the messages from `begin` to `before`, superseded ranges and rows, if all is cached and fits."""
         if known is None or limits.nothing or limits.counter is None or known.first_seq > begin:
             return None
         if max(known.marks.reset_seq, known.marks.archived_seq) >= max(begin, 1):
@@ -189,7 +186,7 @@ class WindowReader:
 
     async def recollect(self, past: Past) -> tuple[WindowManifest | None, Recollection]:
         """Return the manifest of the window (None if it has all messages), and the history for a model call."""
-        question_seq = past.before_seq or await self._place_of(past.before_id)
+        question_seq = past.before_seq or await self._seq_of(past.before_id)
         before = END if question_seq is None else question_seq - past.questions + 1
         page_rows = min(past.limits.max_messages or PAGE_ROWS, PAGE_ROWS)
         read = await self._read_past(past, page_rows)
@@ -237,7 +234,7 @@ class WindowReader:
     def statements(
         self, tables: TableTranscripts, profile: str, limit: int, known: SessionRows | None
     ) -> list[Statement]:
-        """Return the statements for the state, and for up to `limit` messages from the newest known one."""
+        """Return the statements that read the state, and up to `limit` messages from the newest cached one on."""
         after = 0 if known is None else known.last_seq - 1
         return [
             self.contexts.state_statement(self.session_id, profile, user_id=self.user_id),
@@ -263,13 +260,13 @@ class WindowReader:
         return ReadPast(profile, state_of(state), rows)
 
     async def _superseded(self, known_ids: Collection[str], known: SessionRows | None) -> frozenset[str]:
-        """Return the ids of the known messages that were superseded."""
+        """Return those of `known_ids` whose messages were superseded."""
         active = set() if known is None else {message.id for message in known.messages}
         asked = [known_id for known_id in known_ids if known_id not in active]
         found = await self.transcripts.with_ids(self.session_id, asked) if asked else []
         return frozenset(str(message.id) for message in found if message.superseded_at is not None)
 
-    async def _place_of(self, message_id: str | None) -> int | None:
+    async def _seq_of(self, message_id: str | None) -> int | None:
         message = await self.transcripts.find(self.session_id, message_id) if message_id else None
         return message.seq if message else None
 
@@ -279,7 +276,7 @@ class WindowReader:
         )
 
     async def _forgotten(self, reset_seq: int, known_ids: Collection[str], known: SessionRows | None) -> frozenset[str]:
-        """Return the ids of the known messages on the newest page before the last reset."""
+        """Return those of `known_ids` that are on the newest page of messages before the last reset."""
         if not known_ids:
             return frozenset()
         before = known.forgotten if known is not None else None
@@ -293,9 +290,9 @@ class WindowReader:
 
 @dataclass(eq=False)
 class _Pages:
-    """The rows of a session in pages, newest first; known rows are not read again.
+    """The rows of a session in pages, newest first; the cached rows in `known` are not read again.
 
-    If the session was reset, archived or otherwise changed since, `known` becomes None.
+    If the session was reset, archived or otherwise changed after it was cached, `known` becomes None.
     """
 
     read: Callable[[int, int, int], Awaitable[Recent]]
@@ -339,9 +336,9 @@ def _before_window(state: ContextState) -> tuple[int, list[Exclusion]]:
 
 
 async def question_of(transcripts: Transcripts, session_id: str, run: str | None) -> Message | None:
-    """Return the question with the id `run`, or of the run with this id, or by default the newest one.
+    """Return the question with the message or run id `run`, or the newest question if `run` is None.
 
-    Only about the newest 10,000 active messages are searched.
+    Only about the newest 10,000 active messages are searched; the result is None if they have no such question.
     """
     if run is not None and (message := await transcripts.find(session_id, run)) is not None:
         return message if message.role == "user" else None

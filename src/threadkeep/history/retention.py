@@ -104,7 +104,7 @@ class MessageRound:
             self.skip()
 
     async def _remove(self, removal: Removal) -> bool:
-        """Remove messages step by step; return False if this must stop."""
+        """Remove messages step by step; return False if the session's other removals must wait too."""
         sessions, after = 1, removal.after_seq
         while after < removal.upto_seq:
             if not await self._work.begin_step():
@@ -216,7 +216,7 @@ class Pruner:
         now = self._clock()
         rules = self.rules if rules is None else rules
         async for session in self._sessions(rules, session_ids, user_id):
-            # Nothing would be removed from a session that cannot be read.
+            # Skip sessions that cannot be read: `prune` removes nothing from them.
             with contextlib.suppress(SessionDamaged, RecordUnreadable):
                 for removal in await self._removals(session, rules, now):
                     extent = await self._rows.extent(removal)

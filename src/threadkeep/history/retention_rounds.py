@@ -242,7 +242,7 @@ class RunPruner:
                 large = replace(large, events=max(0, large.events - removed.events))
                 await work.end_step(removed)
                 if removed.events < _STEP_ROWS:
-                    # `large.events` may be higher, because a row can have many events.
+                    # No rows are left, even if `large.events` is above 0: one row can have many events.
                     break
             group = [large]
         if not await work.begin_step():

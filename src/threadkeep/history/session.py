@@ -60,7 +60,7 @@ class AgentInput(TypedDict):
 
 @dataclass(frozen=True)
 class BegunTurn:
-    """The stored messages of a question, the rows of joined statements, and the history."""
+    """The result of `begin_joined`: the stored question, the rows of the joined statements, and the history."""
 
     question: tuple[Message, ...]
     receipt: Receipt
@@ -237,7 +237,7 @@ class Session:
             )
 
     def waiting(self) -> tuple[Message, ...]:
-        """Return the session's pending messages of this process in order, of one user or of all."""
+        """Return the session's messages that are pending in this process, in order; only this user's if it is set."""
         turns = self._pending.turns_of(self.session_id)
         return tuple([one for turn in turns if self.user_id in (None, turn.user_id) for one in turn.messages])
 
@@ -288,13 +288,13 @@ class Session:
         stored: list[Message] = await self._if_visible(
             lambda: self._transcripts.answers_to(self.session_id, question), []
         )
-        # A message that a node of the run has added on its own, `<run id>:<node>`, answers nothing.
+        # A message with the id `<run id>:<node>` was added by a node of the run, and is no answer.
         stored = [one for one in stored if one.answers is not None or not str(one.id).startswith(f"{one.run_id}:")]
         known = {key for one in stored for key in _keys(one)}
         return [*stored, *(one for one in waiting if known.isdisjoint(_keys(one)))]
 
     async def tell(self, message_id: str) -> Message | None:
-        """Mark the last version of an answer as delivered, and return it; return None if there is no such answer."""
+        """Record that a caller gets the last version of an answer, and return it; None if there is no such answer."""
         check_argument("message_id", message_id, str, required=True)
         waiting = next((message for message in self.waiting() if message.id == message_id), None)
         if waiting is not None:
@@ -486,7 +486,7 @@ class Session:
         return new if stored is None else stored
 
     async def question(self, run: str | None = None) -> Message:
-        """Return the newest question, or the one with the id `run` or of this run.
+        """Return the newest question or, if `run` is given, the question with this message id or of this run.
 
         Raises:
             MessageNotFound: the session has no such question.
@@ -615,7 +615,7 @@ def _keys(message: Message) -> set[object]:
 
 
 def _end(seq: int | None, name: str = "before") -> int:
-    """Return `seq`, limited to numbers that databases can store."""
+    """Return `seq` within the range that databases can store; for None, return the highest number."""
     check_argument(name, seq, int)
     return END if seq is None else min(max(seq, 0), END)
 

@@ -30,10 +30,10 @@ _MESSAGE_BYTES: Final = 3_000  # the Python objects of a message, without its te
 class SessionRows:
     """The newest active messages of users and assistants in a session, oldest first.
 
-    No row is missing from `first_seq` on; if it is 0, none since the last reset or archiving. `superseded` (None until
-    read) is a `seq` and the ranges of superseded messages after it. `forgotten` (None until read) has the ids of
-    messages on the newest page before the last reset. `derived` has objects that callers computed from the messages for
-    a model call; they are valid while the `marks` are unchanged.
+    The rows are complete from `first_seq` on; 0 means since the last reset or archiving. `superseded` (None until read)
+    is a `seq` and the ranges of superseded messages after it. `forgotten` (None until read) has the ids of messages on
+    the newest page before the last reset. `derived` has objects that callers computed from the messages for a model
+    call; they are valid while the `marks` are unchanged.
     """
 
     marks: Marks
@@ -55,7 +55,7 @@ class SessionRows:
     def counted(
         self, begin: int, before: int, most: int | None, counter: TokenCounter
     ) -> tuple[tuple[Message, ...], int] | None:
-        """Return the messages that `between` returns, unless there are more than `most`, and their tokens."""
+        """Return the result of `between` and its tokens, or None if it has more than `most` messages."""
         start = _index(self.messages, begin)
         end = max(start, _index(self.messages, before))
         if most is not None and end - start > most:
@@ -92,17 +92,17 @@ class _TokenSums:
         self._sums = [0]
 
     def between(self, messages: Sequence[Message], start: int, end: int) -> int:
-        """Return the tokens of `messages[start:end]`; each list must begin with the same message."""
+        """Return the tokens of `messages[start:end]`; in all calls, `messages` must begin with the same message."""
         for message in messages[len(self._sums) - 1 : end]:
             self._sums.append(self._sums[-1] + self.counter(message.content))
         return self._sums[end] - self._sums[start]
 
 
 def rows_of(found: Sequence[Row], limit: int, known: SessionRows | None = None) -> SessionRows | None:
-    """Append the rows that the statement `recent` returned (newest first) to the known rows.
+    """Append the rows that the statement `recent` has found (newest first) to the cached rows in `known`.
 
-    With `known` rows, the statement must have begun at the newest of them. Only the newer ones are returned if rows may
-    be missing in between. None means that there are no rows, or that the known ones are no longer valid.
+    The statement must have begun at the newest row of `known`. If rows may be missing in between, only the found rows
+    are returned. None means that there are no rows, or that the cached rows are no longer valid.
     """
     if not found:
         return None

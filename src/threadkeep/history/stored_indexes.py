@@ -18,14 +18,14 @@ from threadkeep.store.summaries import Summaries
 from threadkeep.store.transcripts import Transcripts
 
 _LEAST_STORED, _LEAST_JOINED = 1_000, 50
-"""The least turns of a stored index that is used alone, and of one that is joined."""
+"""The least number of turns for which an index of a session is stored: to be used alone, and to be joined."""
 
 _UNREADABLE = (zlib.error, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
-"""The errors of invalid stored data, which are deleted, so that the index is built again."""
+"""The errors that invalid stored data raise. Such data are deleted, and the index is built again."""
 
 
 class StoredIndexes:
-    """The stored recall indexes of sessions, which can be joined into one of a user."""
+    """The stored recall indexes of sessions, which can be joined into one index of all sessions of a user."""
 
     def __init__(
         self, rows: RecallIndexes, transcripts: Transcripts, summaries: Summaries | None, observer: Observer
@@ -96,7 +96,7 @@ class StoredIndexes:
         return joined
 
     def grown(self, index: ConversationIndex, infos: Iterable[SessionInfo], *, of_user: bool) -> list[SessionInfo]:
-        """Return the longer sessions whose index is new or has grown by an eighth."""
+        """Return the sessions to store: they are long enough, and their index is new or has grown by an eighth."""
         if len(index.tokens) < _LEAST_STORED:
             return []
         by_id = {info.session_id: info for info in infos}

@@ -38,7 +38,7 @@ _READ_AGAIN = 4
 
 
 class SummaryWriter:
-    """A writer that compresses one session once."""
+    """A writer of summaries for one compression request of one session."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class SummaryWriter:
         return await self._summaries.claim(self._request.session_id, PURPOSE, self._owner, CLAIM_SECONDS)
 
     async def _due(self, uncovered: Uncovered) -> tuple[int, int]:
-        """Return the `seq` after which to summarise if no summary is active, and the last `seq`."""
+        """Return the `seq` after which to begin if there is no active summary, and the last `seq` to summarise."""
         session_id = self._request.session_id
         if self._request.upto_seq:
             return self._request.upto_seq, self._request.upto_seq
@@ -141,7 +141,7 @@ class SummaryWriter:
     async def _write(
         self, records: Sequence[str], task: SummaryTask, earlier: str | None, facts: tuple[str, ...] = ()
     ) -> SummaryText:
-        """Return one summary text for all records; given `facts` replace those of the model."""
+        """Return one summary text for all records; if `facts` are given, they replace the facts of the model."""
         text = SummaryText("", facts)
         room = self._room.one - self._counter(text.render())
         for record in records:
@@ -152,7 +152,7 @@ class SummaryWriter:
         return text
 
     async def _ask(self, record: str, earlier: str | None, task: SummaryTask, room: int) -> SummaryText:
-        """Return a text for a record, if necessary a shorter one, cut to `room` tokens."""
+        """Return a summary of a record in up to `room` tokens; if it is too long, ask for a shorter one, or cut it."""
         known = self._counter(earlier) if earlier and task == "continuation" else 0
         most = self._room.asked * room // self._room.one
         asked = max(min(most, (self._counter(record) + known) // 2), _LEAST_ASKED)
@@ -184,7 +184,7 @@ class SummaryWriter:
         except asyncio.CancelledError:
             if _is_stopped():
                 raise
-            # Only the model raised this error, which must not end the compression of other sessions.
+            # The model raised this error, not our task: it must not end the compression of other sessions.
             raise CompressionFailed("model", "CancelledError") from None
         if call.error is not None:
             # Do not chain the error, because the error of a model may quote the record.

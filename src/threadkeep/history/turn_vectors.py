@@ -22,7 +22,7 @@ _COMPARED_AT_ONCE = 500
 _MOST_CHARACTERS = 8_000
 _QUERY_SECONDS = 2.0
 _MOST_FAILURES = 12
-"""After so many failures in a row, assume that the model fails; one bad text causes seven."""
+"""After so many failures in a row, assume that the model fails. One bad text in a batch of 64 causes seven."""
 
 
 class TurnVectors:
@@ -109,7 +109,7 @@ class TurnVectors:
     async def _embed_some(
         self, session_id: str, seqs: Sequence[int], index: ConversationIndex, embedder: Embedder
     ) -> None:
-        """Embed messages and store their vectors; those of summaries are only kept in the index."""
+        """Embed messages and summaries; store the vectors of messages, and only index those of summaries."""
         summaries = {seq: one for seq in seqs if (one := index.summaries.get(id_at(session_id, seq))) is not None}
         messages = await self._transcripts.at(session_id, [seq for seq in seqs if seq not in summaries])
         texts = {message.seq or 0: message.content for message in messages}
