@@ -1,6 +1,6 @@
-"""Decisions about compression: when summaries replace messages of a session, and which ones.
+"""The rules of compression: when summaries replace messages of a session, and which messages they replace.
 
-A session has, in order: summarised messages, the range that may be compressed next, and the tail, which is kept. The
+A session has, in order: summarised messages, messages that may be summarised next, and the tail, which stays. The
 tail begins at the start of a turn: a user message after a message of another role. Sizes use LangChain's notation:
 `("tokens", n)`, `("messages", n)`, or `("fraction", f)` of the budget of a model call.
 """
@@ -30,7 +30,7 @@ _FULL = 0.9
 
 @dataclass(frozen=True)
 class Extent:
-    """The number of user and assistant messages in a range of a session, and of their tokens."""
+    """The size of a range of a session: the number of its user and assistant messages, and of their tokens."""
 
     messages: int
     tokens: int
@@ -43,8 +43,8 @@ class SummaryRoom:
     all: all active summaries together.
     framed: all active summaries with the text around them in a prompt.
     one: one summary.
-    asked: the length that a model is asked for: below `one`, because it cannot count exactly.
-    record: the part of the transcript that the model reads in one call.
+    asked: the length that the prompt asks for. It is below `one`, because a model does not count exactly.
+    record: the part of the transcript that a model reads in one call.
     """
 
     all: int
@@ -62,8 +62,8 @@ class SummaryRoom:
     def within(cls, max_summary_tokens: int, budget: int, input_tokens: int) -> SummaryRoom:
         """Return the limits for a model that reads `input_tokens` at once.
 
-        All summaries may have `max_summary_tokens`, but at most a quarter of `budget`, the budget of a model call. Even
-        then, 100 tokens are always allowed.
+        All summaries together may have `max_summary_tokens`, but at most a quarter of `budget`, the tokens of a model
+        call. At least 100 tokens are always allowed.
         """
         framed = budget // 4 - _HEADER_TOKENS
         together = max(_LEAST_SUMMARY_TOKENS, min(max_summary_tokens, framed - 2 * _BLOCK_TOKENS))
@@ -74,14 +74,14 @@ class SummaryRoom:
 
 @dataclass(frozen=True)
 class WindowRoom:
-    """The capacity of a window, without limit if None. A full window is cut to `step` of it."""
+    """The capacity of a window; None means no limit. A full window is cut to the fraction `step` of its capacity."""
 
     tokens: int | None = None
     messages: int | None = None
     step: float = 0.4
 
     def nearly_full(self, extent: Extent) -> tuple[Size, ...]:
-        """Return the sizes to which a nearly full window is cut, or an empty tuple."""
+        """Return the sizes to which a window is cut because it is nearly full; an empty tuple if it is not."""
         keep: list[Size] = []
         if self.tokens is not None and extent.tokens > self.tokens * _FULL:
             keep.append(("tokens", max(1, int(self.tokens * self.step))))
@@ -127,7 +127,7 @@ def reaches(extent: Extent, trigger: Size, budget: int) -> bool:
 
 
 def is_worth_it(extent: Extent, trigger: Size, budget: int) -> bool:
-    """Return True if a range is large enough to be compressed.
+    """Return True if a range has at least an eighth of the trigger's size.
 
     Without this rule, a tail larger than the trigger would cause a compression in every turn.
     """
@@ -177,9 +177,9 @@ def kept_after(rows: Sequence[Message], left_out_upto_seq: int, *, complete: boo
 
 
 def part_length(rows: Sequence[Message], sizes: Sequence[int], room: int) -> int:
-    """Return how many of the oldest rows a model reads next, if possible whole turns.
+    """Return the number of rows, from the oldest one, that a model reads in its next call: whole turns if possible.
 
-    They fit into `room` tokens, except that there is always at least one row.
+    The rows have at most `room` tokens together (`sizes` has the tokens of each), but there is always at least one.
     """
     used = fitting = 0
     for size in sizes:
@@ -194,7 +194,7 @@ def part_length(rows: Sequence[Message], sizes: Sequence[int], room: int) -> int
 
 
 def packed(lines: Sequence[str], sizes: Sequence[int], room: int) -> tuple[str, ...]:
-    """Join lines into records of at most `room` tokens, but at least one line."""
+    """Join lines into records of at most `room` tokens. A line that exceeds them is a record of its own."""
     records: list[list[str]] = []
     used = 0
     for line, size in zip(lines, sizes, strict=True):
@@ -207,7 +207,7 @@ def packed(lines: Sequence[str], sizes: Sequence[int], room: int) -> tuple[str, 
 
 
 def even_room(total: int, room: int) -> int:
-    """Return the size of equal parts of at most `room` into which `total` is split."""
+    """Return the size of the equal parts, each at most `room`, into which `total` is split; `room` if it fits."""
     return -(-total // -(-total // room)) if total > room else room
 
 
@@ -215,7 +215,7 @@ def to_merge(summaries: Sequence[Summary], room: SummaryRoom) -> tuple[Summary, 
     """Return the summaries that must be merged into one, oldest first; none if all of them fit into `room`.
 
     Of more than two, the newest stays unchanged, because recent details matter most. Summaries with archived messages
-    between them stay apart, because the merged one would cover those messages as well.
+    between them are not merged, because the result would cover the archived messages as well.
     """
     together = sum(summary.tokens for summary in summaries)
     if together <= room.all and together + _BLOCK_TOKENS * len(summaries) <= room.framed:
@@ -231,9 +231,9 @@ def to_merge(summaries: Sequence[Summary], room: SummaryRoom) -> tuple[Summary, 
 
 
 def sources_of(summaries: Sequence[Summary], parts: Mapping[str, Sequence[Summary]], tokens: int) -> Sequence[Summary]:
-    """Return the summaries that a model reads in order to merge these summaries.
+    """Return the summaries that a model reads in order to merge `summaries`.
 
-    Repeated merging loses details, so a merged summary is replaced by its parts if these fit.
+    Repeated merging loses details, so if the oldest summary is itself merged, its parts replace it if they fit.
 
     Args:
         summaries: the summaries to merge, oldest first.
@@ -264,7 +264,7 @@ def _fitting(rows: Sequence[Message], tokens: int) -> int:
 
 
 def _starts_turn(spoken: Sequence[Message], index: int, *, complete: bool) -> bool:
-    """Return True if a row (newest first) begins a turn."""
+    """Return True if the row at `index` begins a turn; the rows are sorted newest first."""
     if spoken[index].role != "user":
         return False
     return spoken[index + 1].role != "user" if index + 1 < len(spoken) else complete
@@ -276,13 +276,12 @@ def _seq(message: Message) -> int:
 
 _HEADING = re.compile(r"[\s#*_]*facts[\s:：*_]*", re.IGNORECASE)
 _FACT = re.compile(r"\s*[-*•]\s+(\S.*)")
-_MOST_CHARACTERS = 300
-"""The maximum number of characters of a fact. A longer line is treated as prose."""
+_MOST_CHARACTERS = 300  # of a fact; a longer line counts as prose
 
 
 @dataclass(frozen=True)
 class SummaryText:
-    """The prose of a summary, and its facts, oldest first."""
+    """The text of a summary, divided into prose and a list of facts, oldest first."""
 
     prose: str
     facts: tuple[str, ...] = ()
@@ -304,12 +303,12 @@ class SummaryText:
         return cls("\n".join(prose).strip(), tuple(facts)) if facts else cls(text.strip())
 
     def render(self) -> str:
-        """Return the text that is stored and sent."""
+        """Return the prose and the facts as one text, which is stored and sent to models."""
         facts = "\n".join(("Facts:", *(f"- {fact}" for fact in self.facts))) if self.facts else ""
         return "\n\n".join(part for part in (self.prose, facts) if part)
 
     def within(self, tokens: int, facts_tokens: int, counter: TokenCounter) -> SummaryText:
-        """Return the text with its newest facts within `facts_tokens`, and its prose cut so that all fits `tokens`."""
+        """Return the text with the newest facts that fit `facts_tokens`; cut the prose so that all fits `tokens`."""
         text = replace(self, facts=fitting_facts(self.facts, facts_tokens, counter))
         if counter(text.render()) <= tokens:
             return text
@@ -329,7 +328,7 @@ def merged_facts(texts: Iterable[SummaryText]) -> tuple[str, ...]:
 
 
 def fitting_facts(facts: Sequence[str], tokens: int, counter: TokenCounter) -> tuple[str, ...]:
-    """Return the newest facts that fit; newer ones may correct older ones."""
+    """Return the newest facts that fit into `tokens`. Older facts go first, because newer ones may correct them."""
     kept = tuple(facts)
     while kept and counter(SummaryText("", kept).render()) > tokens:
         kept = kept[1:]

@@ -10,7 +10,7 @@ from itertools import count
 from threadkeep.context.tokens import TokenCounter
 
 CUT_MARK = "… [cut]"
-"""The mark that replaces the end of a text."""
+"""The mark at the end of a shortened text, in place of the removed part."""
 
 _MAX_CLUSTER = 32
 _LONGEST_TOKEN = 16
@@ -25,20 +25,20 @@ def middle_mark(characters: int) -> str:
 
 
 def cut_end(text: str, budget: int, counter: TokenCounter) -> str:
-    """Cut the end of a text to `budget` tokens, including `CUT_MARK`; return "" if nothing fits.
+    """Return a text without its end, so that it has at most `budget` tokens with `CUT_MARK`; "" if nothing fits.
 
-    Each candidate is counted, because a counter may count more tokens in a shorter text.
+    A text that fits is returned unchanged. Each attempt is counted, because a shorter text may have more tokens.
     """
     return _cut(text, budget, counter, lambda kept: text[: _boundary(text, kept)] + CUT_MARK)
 
 
 def cut_middle(text: str, budget: int, counter: TokenCounter) -> str:
-    """Cut the middle of a text to `budget` tokens, including the mark; return "" if nothing fits."""
+    """Return a text without its middle, so that it has at most `budget` tokens with the mark; "" if nothing fits."""
     return _cut(text, budget, counter, partial(keep_ends, text))
 
 
 def keep_ends(text: str, kept: int) -> str:
-    """Return about `kept` characters from both ends of the text, with `middle_mark` between them."""
+    """Return the beginning and the end of the text, about `kept` characters, with `middle_mark` between them."""
     start = _boundary(text, kept - kept // 2)
     end = len(text) - kept // 2
     while end < len(text) and _boundary(text, end) != end:
@@ -100,7 +100,7 @@ def _cut(text: str, budget: int, counter: TokenCounter, shortened: Callable[[int
 
 
 def _first_miss(length: int, budget: int, total: int, fits: Callable[[int], bool]) -> int:
-    """Return the upper limit for `_cut`'s binary search."""
+    """Return the upper limit for `_cut`'s binary search: a length that does not fit, or the whole length."""
     high = max(64, 2 * length * max(budget, 1) // max(total, 1))
     while high < length and fits(high):
         high *= 2

@@ -39,7 +39,7 @@ class _Vocabulary(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExactCounter:
-    """A counter that counts exactly as an encoding does, even texts with lone surrogates."""
+    """A token counter with the exact results of an OpenAI encoding. It accepts lone surrogates as well."""
 
     name: Encoding
     vocabulary: _Vocabulary = field(repr=False, compare=False)
@@ -68,7 +68,7 @@ def exact_counter(encoding: Encoding) -> ExactCounter:
 
 @cache
 def installed_counter(encoding: Encoding) -> ExactCounter | None:
-    """Return an encoding's exact counter if the extra `tokens` is installed."""
+    """Return an encoding's exact counter, or None if the extra `tokens` is not installed."""
     try:
         package = find_spec("bpe_openai")
         # Avoid the package's own `get_encoding`, which rejects texts of a million characters or 200,000 tokens.
@@ -164,6 +164,7 @@ KINDS = _table(
     ("f", 0xEF, 0xEF),  # full-width forms
     ("e", 0xF0, 0xF4),  # emoji
 )
+"""A translation table that maps each byte of UTF-8 to a letter for its kind, such as `a` for small Latin letters."""
 LETTERS = bytes(97 if chr(kind) in "aAlgrmhbIvc" else 32 for kind in KINDS)
 """A translation table that maps letters to `a` and everything else to a space."""
 
@@ -180,7 +181,7 @@ def framed(text: str) -> bytes:
 
 
 def digit_groups(data: bytes) -> int:
-    """Count the groups of up to three digits in the numbers."""
+    """Count the groups of up to three digits in the numbers of a text that `framed` returned."""
     groups = data.translate(DIGITS).replace(b"000", b"3")
     return groups.count(b"3") + groups.count(b" 0") + groups.count(b"30")
 
@@ -190,9 +191,9 @@ _IN_NO_OTHER_SCRIPT = bytes(byte for byte in range(256) if KINDS[byte] not in _I
 
 
 def other_scripts(text: str) -> int:
-    """Return the approximate share of a text's tokens in other scripts than Latin, in thousandths.
+    """Return how many thousandths of a text's tokens are in scripts other than Latin, approximately.
 
-    A character of another script counts twice. An exact share would take as long as an estimate.
+    A character of such a script counts twice. An exact share would take as long as an estimate.
     """
     if text.isascii():
         return 0
@@ -223,7 +224,7 @@ class ScriptCosts:
 
 @dataclass(frozen=True, slots=True)
 class TokenCosts:
-    """All costs of one tokenizer family. `pairs` is indexed by the 16-bit number of two bytes."""
+    """All costs of one tokenizer family. `pairs` has the cost of each pair of bytes, at the pair's 16-bit number."""
 
     pairs: list[float]
     digit_group: float
@@ -315,13 +316,13 @@ def estimate(text: str) -> int:
 
 
 def estimate_cl100k(text: str) -> int:
-    """Return the estimate for gpt-4 and gpt-3.5, which may need thrice the tokens of newer models."""
+    """Return the estimate for gpt-4 and gpt-3.5, which may need three times the tokens of newer models."""
     return _estimate(text, "cl100k")
 
 
 @dataclass(frozen=True, slots=True)
 class FamilyEstimate:
-    """A counter that estimates the tokens of a tokenizer family that is not from OpenAI."""
+    """A counter that estimates tokens as one tokenizer family, such as `llama3`, would count them."""
 
     family: Family
 

@@ -15,9 +15,9 @@ from threadkeep.records import Message
 
 @dataclass(frozen=True)
 class Fold:
-    """A group of equal exchanges, shown once with a count.
+    """A group of equal exchanges, of which the window has only the newest, with a count.
 
-    `seq` is that of the user message with the count, and `left_out` has those of the omitted messages.
+    `seq` is the position of the user message with the count; `left_out` has the positions of the omitted messages.
     """
 
     seq: int | None
@@ -27,26 +27,26 @@ class Fold:
 
 @dataclass(frozen=True)
 class Folded:
-    """The messages after folding, in order, and the folds."""
+    """The result of `fold_repeats`: the remaining messages, in order, and the folds."""
 
     messages: tuple[Message, ...]
     folds: tuple[Fold, ...] = ()
 
 
 def fold_mark(times: int) -> str:
-    """Return the suffix of the user message of a folded exchange."""
+    """Return the text to append to the user message of an exchange that was repeated `times` times."""
     return f"… [this exchange {times} times in a row]"
 
 
 def fold_repeats(messages: Sequence[Message], *, counter: TokenCounter = estimate) -> Folded:
-    """Fold each sequence of equal exchanges to its newest one, with the count.
+    """Replace each sequence of equal exchanges by its newest exchange, with the count.
 
-    An exchange is a user message with its answers. Equal exchanges have the same texts in the same order, and are
-    complete. Without an answer, an exchange is never folded.
+    An exchange is a user message with its answers. Exchanges are equal if their texts are the same, in the same order.
+    Only complete exchanges with an answer are folded.
 
     Args:
         messages: user and assistant messages, oldest first.
-        counter: the counter for user messages that get a mark.
+        counter: counts the tokens of user messages to which a mark is appended.
     """
     kept: list[Message] = []
     folds: list[Fold] = []
@@ -74,14 +74,14 @@ def _exchanges(messages: Sequence[Message]) -> list[list[Message]]:
 def _runs(exchanges: Sequence[list[Message]]) -> list[list[list[Message]]]:
     runs: list[list[list[Message]]] = []
     for exchange in exchanges:
-        if runs and _said(runs[-1][-1]) == _said(exchange):
+        if runs and _texts(runs[-1][-1]) == _texts(exchange):
             runs[-1].append(exchange)
         else:
             runs.append([exchange])
     return runs
 
 
-def _said(exchange: Sequence[Message]) -> list[tuple[str, str, str]]:
+def _texts(exchange: Sequence[Message]) -> list[tuple[str, str, str]]:
     return [(message.role, message.status, message.content.strip()) for message in exchange]
 
 

@@ -1,4 +1,4 @@
-"""Manifests: positions, ids, counts and reasons behind a window or a model call, but never a text."""
+"""Manifests: records of the messages in a model call, with positions, ids, counts and reasons, but no text."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class QuoteReference(TurnReference):
     """A message of a transcript that is quoted in a context, whole or in part."""
 
     part: tuple[int, int] | None = None
-    """The quoted range of characters of a long message."""
+    """The quoted range of a long message's characters; absent if the whole message is quoted."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,11 @@ class ScopeRecall:
     duplicate: int = 0
     """Facts left out because another scope has them."""
     over_quota: int = 0
-    """Facts left out because of the limit of facts."""
+    """Facts left out because the maximum number of facts was reached."""
     no_room: int = 0
     """Facts left out because they did not fit into the section's tokens."""
     queued: int = 0
-    """Messages of the scope that are queued to be sent."""
+    """Messages of the scope that wait to be sent to Graphiti."""
     unconfirmed: int = 0
     """Messages that were sent, but are not confirmed yet."""
     dead: int = 0
@@ -87,7 +87,7 @@ class ScopeRecall:
 
 @dataclass(frozen=True)
 class FactsLeftOut:
-    """Known facts of a scope that are not in a context, and the reason.
+    """Stored facts of a scope that are not in a context, and the reason.
 
     `no_room`: they did not fit. `same_key`: a fact of a more specific scope, or a newer one, has the same key.
     `over_limit`: the scope has too many facts, so only relevant ones were searched for; the others are not counted.
@@ -97,7 +97,7 @@ class FactsLeftOut:
     reason: FactExclusion
     count: int = 0
     ids: tuple[str, ...] = ()
-    """The first 20 ids."""
+    """The ids of the first 20 of these facts."""
 
 
 @dataclass(frozen=True)
@@ -107,9 +107,9 @@ class ConversationLocation:
     key: str
     namespace: tuple[str, ...]
     meta_key_suffix: str = "__meta__"
-    """Absent for `__meta__`."""
+    """The end of the key of the conversation's metadata item; absent for `__meta__`."""
     value_field: str = "content"
-    """Absent for `content`."""
+    """The field with a message's text; absent for `content`."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class ReportedUsage:
 
 @dataclass(frozen=True)
 class StablePrefix:
-    """The leading messages that do not depend on the input, so the next model call may repeat them."""
+    """The first messages of a model call, which do not depend on the input, so that later calls can begin equally."""
 
     messages: int
     tokens: int
@@ -185,8 +185,8 @@ class ContextManifest:
     """The record of one model call: which messages were sent, which were not, and why.
 
     A manifest contains no text. It is stored with its session, or with its run if `session_id` is None. Each `seq` is a
-    position in the session's transcript or, if it is set, in `conversation`, which the node stores itself. Fields with
-    default values are absent in JSON.
+    position in the session's transcript. If `conversation` is set, it is a position in this conversation instead, which
+    the node stores itself. Fields with default values are absent in JSON.
     """
 
     session_id: str | None = None
@@ -233,7 +233,7 @@ class ContextManifest:
     graph: tuple[ScopeRecall, ...] = ()
     """The outcomes of Graphiti queries; absent if there were none."""
     facts_left_out: tuple[FactsLeftOut, ...] = ()
-    """Known facts of the database that were not sent; absent if there are none."""
+    """Facts of the database that were found but not sent; absent if there are none."""
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -251,7 +251,7 @@ class ContextManifest:
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Return the JSON schema, in which the fields of every stored manifest are required."""
+        """Return the JSON schema. It also requires the fields that every stored manifest has."""
         found = handler(schema)
         handler.resolve_ref_schema(found)["required"] += ["call", "created_at"]
         return found

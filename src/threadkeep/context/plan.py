@@ -2,15 +2,15 @@ r"""The sections of a context, their order and limits, and the order in which th
 
 ::
 
-    system    pinned, whole, first
-    summary   replaces messages before the window; pinned, at most its share
-    facts     known facts about the user; changes if something is remembered, at most its share
+    system    always first and never cut
+    summary   replaces messages before the window; at most its share
+    facts     stored facts about the user; changes when a fact is stored; at most its share
     window    earlier turns, from an anchor that moves in steps; after each question the tool calls and
               results of the newest turns (`earlier_steps`), at most their share
     snippets  results of a knowledge base         \ change with each input, so they come after stable parts;
     selected  older turns relevant to the input   /  each at most its share
-    input     the newest user message, the last thing that the model reads; cut only if it is too big, alone or
-              beside the shortest form of the steps
+    input     the newest user message, the last thing that the model reads; cut only if it does not fit, alone or
+              together with the shortest form of the steps
     steps     the tool calls and results of the turn so far
 
 If the budget is exceeded, the extras (facts, snippets, selected) shrink first, in the order of `yields`. Then the
@@ -38,7 +38,7 @@ _SHARES: Final[Mapping[Section, float]] = MappingProxyType(
 )
 _MOST_OF_NEWEST = 0.5
 _QUOTED_OF_SHARED = 0.25
-"""The maximum part of `shared` for quoted older turns: they change in each turn, so no cache helps."""
+"""The part of `shared` that quoted older turns may use at most. They change in each turn, so no cache helps."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class ContextPlan:
     shares: fractions of the budget: a minimum for the window, and a maximum for the others.
     yields: the extras (facts, snippets, selected) in the order in which they shrink.
     window: `sliding` has the newest messages that fit; `anchored` begins at the same message while it fits.
-    step: the part of its capacity to which an anchored window is cut when it is full.
-    fold_repeats: True to show repeated exchanges only once, with a count.
+    step: when an anchored window is full, it is cut to this part of its capacity.
+    fold_repeats: True to send repeated exchanges only once, with a count.
     """
 
     order: tuple[Section, ...] = _ORDER

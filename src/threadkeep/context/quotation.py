@@ -28,7 +28,7 @@ _LINE_ENDS = re.compile("[\x85\u2028\u2029]")
 
 def fact_line(fact: Fact) -> str:
     """Return a fact as one line; its text cannot end the line or imitate another line."""
-    line = _known_line if isinstance(fact.value, str) else _fact_line
+    line = _cached_fact_line if isinstance(fact.value, str) else _fact_line
     return line(fact.key, fact.value, fact.scope.kind, fact.valid_from)
 
 
@@ -37,7 +37,7 @@ def _fact_line(key: str, value: Json, scope: ScopeKind, since: datetime) -> str:
 
 
 # Cache the lines of text facts, because a chat quotes the same facts in each turn.
-_known_line = lru_cache(maxsize=2_000)(_fact_line)
+_cached_fact_line = lru_cache(maxsize=2_000)(_fact_line)
 
 
 def graph_line(text: str, scope: ScopeKind, since: datetime | None) -> str:
@@ -86,7 +86,7 @@ def in_stable_order(facts: Iterable[Fact]) -> list[Fact]:
 def _safe(line: str) -> str:
     """Escape the line, so that its text cannot end the line or the block."""
     line = line.replace("</", "<\\/")
-    # Escape the line ends of some programs, which JSON leaves unescaped.
+    # Escape the characters that some programs treat as line ends but JSON leaves unescaped.
     return line if line.isascii() else _LINE_ENDS.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
 
 
@@ -160,21 +160,21 @@ class QuotedTurn:
 
     @cached_property
     def day(self) -> tuple[str, date | None]:
-        """The session and the UTC day of the message, which share one heading."""
+        """The session and the UTC day of the message. Consecutive messages with the same pair share a heading."""
         return self.session_id, self.time and self.time.date()
 
     @cached_property
     def said(self) -> str:
-        """The text of the turn with the speaker's name.
+        """The text of the turn after the speaker's name.
 
-        All lines but the first begin with a mark, so that none can pass for another turn.
+        All lines but the first begin with a mark, so that no line can imitate another turn.
         """
         first, *others = self.text.splitlines() or [""]
         speaker = attribution(self.message.role, self.message.author)
         return "\n".join((f"{speaker}: {first}", *(f"> {line}" for line in others)))
 
     def heading(self, home: str) -> str:
-        """Return the heading of a day, with a note if the session is not `home`."""
+        """Return the heading of the message's day. It says so if the message is not from the session `home`."""
         session_id, day = self.day
         where = "" if session_id == home else ", another conversation"
         return f"\n[#{self.message.seq or 0} {day.isoformat() if day else 'no date'}{where}]"
@@ -193,7 +193,7 @@ def turns_text(turns: Sequence[QuotedTurn], *, home: str) -> str:
 
 
 def quoted_by(block: str, role: str) -> list[str]:
-    """Return the texts of one role in a block of `turns_text`. Named speakers count as `user`."""
+    """Return the texts that a block of `turns_text` quotes from one role. Named speakers have the role `user`."""
     texts: list[list[str]] = []
     speaker = ""
     for line in block.removeprefix(TURNS_HEADER).splitlines():

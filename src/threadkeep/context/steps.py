@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-_SMALL: Final = 8
-"""A message of less than an eighth of the budget is cut only after all larger ones."""
+_SMALL: Final = 8  # a message of less than an eighth of the budget is cut only after all larger ones
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class Size:
     minimum: int
 
     def at(self, level: int) -> int:
-        """Return the tokens of the message after a cut to `level` tokens, if it can be cut so far."""
+        """Return the tokens of the message after it is cut to `level` tokens, or to its shortest form."""
         return max(self.minimum, min(self.tokens, level))
 
 
@@ -32,7 +31,7 @@ type Step = Sequence[Size]
 
 
 def whole_of(step: Step) -> int:
-    """Return the tokens of the whole step."""
+    """Return the tokens of a step in which no message is cut."""
     return sum(size.tokens for size in step)
 
 
@@ -42,7 +41,7 @@ def least_of(step: Step) -> int:
 
 
 def level_of(step: Step, room: int) -> int:
-    """Return the greatest size of messages with which a step fits into `room` tokens."""
+    """Return the greatest number of tokens to which a step's messages can be cut so that it fits into `room`."""
     low, high = 0, room
     while low <= high:
         level = (low + high) // 2
@@ -97,7 +96,7 @@ def whole_shares(steps: Sequence[Step], room: int) -> list[int | None]:
 
 
 def _replayed(steps: Sequence[Step], parts: int, room: int) -> list[int]:
-    """Return the tokens for each step, as earlier calls computed them."""
+    """Return the tokens for each step, computed from the first step on, so that cuts of earlier calls are repeated."""
     granted: list[int] = []
     older = 0
     for step in steps:
@@ -113,9 +112,9 @@ def _replayed(steps: Sequence[Step], parts: int, room: int) -> list[int]:
 
 
 def _cut_back(steps: Sequence[Step], granted: list[int], parts: int, excess: int, small: int) -> None:
-    """Take `excess` tokens back, first from the oldest steps, last from the question.
+    """Subtract `excess` tokens from `granted`, first from the oldest steps and last from the question.
 
-    Messages of at most `small` tokens are cut only if larger ones are not enough.
+    Messages of at most `small` tokens are cut only if cuts of larger ones are not enough.
     """
     for floor in (small, 0):
         for number in (*range(parts, len(granted)), *range(min(parts, len(granted)))):

@@ -46,7 +46,7 @@ def continues(name: str, known: str) -> bool:
 
 
 DEFAULT_WINDOW = 128_000
-"""The context window, in tokens, of models that are not in the table."""
+"""The context window, in tokens, of models that are not in `WINDOWS`."""
 
 _BY_VENDOR: dict[str, dict[str, int]] = json.loads(
     files("threadkeep.context").joinpath("context_windows.json").read_text(encoding="utf-8")
@@ -60,7 +60,7 @@ A name in the table also matches longer names that continue it after a separator
 
 
 SAFETY_TOKENS = 512
-"""The tokens reserved for uncounted ones, which a provider adds around messages and tools."""
+"""Tokens reserved for what a provider adds around messages and tools, which no counter counts."""
 
 _MAX_RESERVE = 16_384
 
@@ -119,13 +119,13 @@ LEAST_FACTOR, GREATEST_FACTOR = 0.5, 3.0
 """The bounds of the learned factor of an estimate."""
 
 GREATEST_OF_OTHER = 8.0
-"""The upper bound of the factor for other scripts, which only unknown models have."""
+"""The upper bound of the factor for scripts other than Latin. Only models of an unknown family have this factor."""
 
 MIN_TOKENS = 200
-"""The least size of a prompt from which to learn: the provider's own tokens distort smaller ones."""
+"""The fewest tokens of a prompt from which a factor is learned: a provider's own tokens distort smaller prompts."""
 
 _LONGEST_STEP = 0.15  # one report changes the logarithm of the factor by this at most, so the factor by 16 %
-_LEAST_WEIGHT = 0.1  # the least weight of a new report; about twenty reports count
+_LEAST_WEIGHT = 0.1  # the least weight of a new report, so that about the last twenty reports count
 _LONGEST_STEP_OF_SCRIPTS = 0.3  # the right factors may be far from 1
 _WEIGHT_OF_SCRIPTS = 0.5  # a new report always has this weight, because the shares of scripts differ between reports
 
@@ -157,8 +157,8 @@ class TokenFactor:
     def learn(self, estimated: int, reported: int, other: int = 0) -> TokenFactor:
         """Return the factor after one more model call.
 
-        Too small calls teach nothing. The first reports weigh most. Steps are bounded, so an outlier has little effect,
-        but many consistent reports move the factor to the ratio of reported to estimated tokens.
+        Calls below `MIN_TOKENS` change nothing. The first reports weigh most. Steps are bounded: an outlier has little
+        effect, but many consistent reports move the factor to the ratio of reported to estimated tokens.
 
         Args:
             estimated: the tokens of the whole request including tools, as the counter without a factor estimates them.

@@ -1,12 +1,12 @@
-"""The plan of one model call: which messages fit. It is computed from kinds and sizes only.
+"""The plan of one model call: which messages fit. It is computed from the kinds and sizes of messages only.
 
 Tokens are given to the messages in this order:
 
 - the system messages, which are never cut
-- the newest user message, which is cut if it is too big, alone or beside the shortest form of the steps
+- the newest user message, which is cut if it does not fit, alone or together with the shortest form of the steps
 - the newest step of the turn, which may be cut, but is only excluded with `whole_steps`
 - the turn's earlier steps, which are cut before they are excluded (`steps`)
-- history, newest first; its newest message is cut if no other message of it fits
+- history (earlier turns), newest first; if none of it fits as a whole, its newest message is cut
 
 A tool call and its results form one group, which is kept or excluded as a whole.
 
@@ -25,8 +25,7 @@ from threadkeep.errors import BudgetTooSmall
 
 __all__ = ["Anchor", "Item", "Kind", "Plan", "Reason", "Size", "plan"]
 
-_LEAST_TOKENS: Final = 16
-"""A cut message of history needs this many tokens besides its shortest form to be worth sending."""
+_LEAST_TOKENS: Final = 16  # a message of history is cut only if it keeps this many tokens more than its shortest form
 
 type Kind = Literal["system", "user", "assistant", "tool"]
 type Reason = Literal["over_budget", "over_limit", "before_anchor", "orphan_tool"]
@@ -34,7 +33,7 @@ type Reason = Literal["over_budget", "over_limit", "before_anchor", "orphan_tool
 
 @dataclass(frozen=True)
 class Item:
-    """A message of a model call. A tool call and its results have the `group` of the calling message."""
+    """A message of a model call. For a tool call and its results, `group` is the index of the calling message."""
 
     kind: Kind
     group: int | None = None
@@ -47,7 +46,7 @@ class Anchor:
     begin: the index of this message; the messages before it are excluded.
     set: True if an earlier model call has set the anchor.
     overflowing: True if older messages of history were not passed in, so history counts as too large.
-    fraction: the part of its limits that history may take with the question when it is cut back.
+    fraction: if history is cut back, it may use this part of its limits, together with the question.
 
     If `set` is True or the turn has steps already, history that does not fit is cut back further than necessary, so
     that the next model calls begin with the same messages. It then begins with a user message.
@@ -67,8 +66,8 @@ class Plan:
     cuts: maps a cut message to its new size.
     begin: the message at which history begins or, if there is no history, the turn.
     cut_back: True if history does not begin at the anchor.
-    lasting: True if later turns begin at `begin` too; False if later turns send messages again that only this turn's
-        steps exclude.
+    lasting: True if history begins at `begin` in later turns too; False if messages are excluded only because of this
+        turn's steps, so that later turns send them again.
     opened: True if `tokens` includes the opening message (see `plan`).
     """
 
@@ -205,7 +204,7 @@ class _Planner:
         return bool(self._cuts) or None in granted
 
     def _place_user(self, user: int | None, current: Sequence[list[int]], needs_newest: bool) -> bool:
-        """Place the newest user message. Return True if the shortest newest step fits beside it."""
+        """Place the newest user message. Return True if the newest step in its shortest form fits beside it."""
         size = self._measure(user) if user is not None else Size(0, 0)
         if size.minimum > self._left:
             raise BudgetTooSmall(
@@ -269,7 +268,7 @@ class _Planner:
         return fewer or fitting
 
     def _opened_by_user(self, fitting: Sequence[list[int]]) -> Sequence[list[int]]:
-        """Place the opening message if history needs it; drop the oldest groups until it fits."""
+        """Return the history that fits with the opening message, if history needs one; place this message."""
         needed = self._opening_of(fitting)
         left = self._left - sum(map(self._tokens, fitting)) if needed else 0
         while needed > left:

@@ -1,9 +1,9 @@
 """Windows: the newest stored rows that fit into a model call.
 
 A window takes rows without gaps, from the newest one backwards, until a message does not fit. The newest user message
-is always included: before the others if it is older than they are, and cut and alone if it exceeds the budget. If the
-newest message does not fit beside it, that message is cut, so that the history is not empty. A limit of 0 allows no
-messages; None means no limit.
+is always included, even if it is older than all others. If it exceeds the budget, it is cut, and no other message is
+included. If the newest message does not fit beside the newest user message, it is cut, so that there is some history.
+A limit of 0 allows no messages; None means no limit.
 """
 
 from __future__ import annotations
@@ -128,9 +128,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Extent:
-    """The limits of a session, so that a window can name excluded ranges before the rows that were read.
+    """The bounds of a session's messages, from which a window computes excluded ranges that were not read.
 
-    All are `seq` values: of the oldest stored message, the last reset, and the newest archived message; 0 means none.
+    Each is a `seq`: of the oldest stored message, the last reset, and the newest archived message; 0 means none.
     """
 
     first_seq: int = 1
@@ -168,9 +168,9 @@ def _dropped_places(excluded: Sequence[Exclusion]) -> int:
 
 
 class WindowChooser:
-    """A chooser of the rows of a window, page by page while the rows are read.
+    """An object that chooses the rows of one window, page by page while they are read.
 
-    Tokens for the newest user message are reserved first, so it must be in the first page or be given::
+    Tokens for the newest user message are reserved first, so it must be in the first page or be `newest_user`::
 
         chooser = WindowChooser(limits, newest_user=...)
         while chooser.wants_more and (rows := await next_older_rows()):
@@ -240,7 +240,7 @@ class WindowChooser:
         return limit is not None and len(self._chosen) + (self._pinned is not None) >= limit
 
     def _start(self, rows: Sequence[Message]) -> Sequence[Message]:
-        """Reserve tokens for the newest user message; return it with the rows if it is newer."""
+        """Reserve tokens for the newest user message. Return the rows, preceded by this message if it is newer."""
         self._started = True
         among = next((row for row in rows if row.role == "user"), None) if not self._before_question else None
         if self._pinned is None or (among and _seq(among) >= _seq(self._pinned)):

@@ -81,7 +81,7 @@ class _Tokenizer(Protocol):
 
 
 class WordVectors:
-    """An embedder without a model: a text's vector is the mean of the static vectors of its tokens."""
+    """An embedder without a neural network: a text's vector is the mean of the static vectors of its tokens."""
 
     name = "wordllama-l2-256"
 

@@ -66,7 +66,7 @@ class TurnColumns:
         self.voices.append(voice)
 
     def extend(self, other: Self, episodes: int, changes: Sequence[float]) -> None:
-        """Add the turns of `other` behind the existing `episodes`; add `changes` to their priors."""
+        """Add the turns of `other`; add `changes` to their priors, and `episodes` to their numbers of episodes."""
         self.ids += other.ids
         for column, priors in zip(self.priors, other.priors, strict=True):
             column.extend(map(add, priors, changes))
@@ -77,7 +77,7 @@ class TurnColumns:
         self.voices.extend(NOBODY if voice == NOBODY else voices[voice] for voice in other.voices)
 
     def negated_priors(self, begin: int) -> dict[str, list[tuple[float, int]]]:
-        """Map each speaker to the turns from `begin` on: the negated prior for `other`, and the position."""
+        """Map speakers to pairs, one for each turn from `begin` on: the negated prior of `other`, and the position."""
         names, priors = list(self.speakers), self.priors[-1]
         found: dict[str, list[tuple[float, int]]] = {}
         for index in range(begin, len(self)):
@@ -274,7 +274,7 @@ def positions_of(hits: Hits, match: Match, columns: TurnColumns) -> list[int]:
 
 
 def episodes_of(hits: Hits, columns: TurnColumns) -> dict[int, tuple[float, float]]:
-    """Map each episode with hits to its share of the query, and to its best turns' relative score."""
+    """Map each episode with hits to its share of the query, and to its score divided by the best episode's score."""
     masks: defaultdict[int, int] = defaultdict(int)
     scores: defaultdict[int, list[float]] = defaultdict(list)
     for position, mask in hits.masks.items():

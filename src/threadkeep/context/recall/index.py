@@ -59,7 +59,7 @@ class Ranked(NamedTuple):
 
 @dataclass(slots=True)
 class _Episode:
-    """Consecutive turns of one session, without a long pause. `asks` is 1 if the last one asks."""
+    """Consecutive turns of one session, without a long pause. `asks` is 1 if the last turn asks a question."""
 
     session: str
     last_time: datetime | None
@@ -77,7 +77,7 @@ class Analysis(NamedTuple):
 
 
 def analysis_of(text: str) -> Analysis:
-    """Return the analysis of a text, the slow part of `RecallIndex.add`, which a thread may do before."""
+    """Return the analysis of a text. It is the slow part of `RecallIndex.add`, so a thread may compute it before."""
     words = words_of(text[:_READ_CHARACTERS])
     return Analysis(words, _counted(terms_of(words)[:_MOST_TERMS]), signs_of(text, words))
 
@@ -109,7 +109,7 @@ class RecallIndex:
         return self._postings.size
 
     def add(self, turn: IndexedTurn, analysis: Analysis | None = None) -> None:
-        """Add the next turn unless its id exists. Pass the `analysis` of its text if it is known."""
+        """Add the next turn unless its id exists. Pass the `analysis` of its text if it was computed before."""
         if turn.id in self._by_id:
             return
         number = self._episode_of(turn)

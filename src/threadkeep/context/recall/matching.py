@@ -14,7 +14,7 @@ from threadkeep.context.recall.postings import Postings, Profile
 from threadkeep.context.recall.query import KINDS, Query
 from threadkeep.context.recall.weights import LIKENESS, MATCH
 
-# Up to about this many turns, a list with an entry for each is faster, although it is slower to build.
+# For up to about this many turns, a list is faster than a dict, although it needs an entry for every position.
 _SHORT = 4_000
 
 
@@ -65,7 +65,7 @@ class Scoring:
         for position, (a, b, c, d, e, own, f, g, h, i, j) in zip(chosen, self._windows(chosen), strict=True):
             score = priors[position] + amounts[position] + shares.get(episodes[position], 0.0)
             if asked:
-                # The turn and its two neighbours count. After the previous turn, two of them are known.
+                # The turn and its two neighbours count. If the previous turn was scored last, reuse two of the values.
                 if position == following:
                     before, here = here, after
                 else:

@@ -43,7 +43,7 @@ def pack(states: Iterable[Packed]) -> bytes:
 
 
 def unpack(data: bytes) -> Packed:
-    """Return the state in these bytes.
+    """Return the state from the bytes that `pack` returned.
 
     Raises:
         zlib.error: the bytes are damaged.
@@ -59,7 +59,7 @@ def unpack(data: bytes) -> Packed:
 
 
 def joined(typecode: str, arrays: Iterable[array[Any]]) -> array[Any]:
-    """Return these arrays as one."""
+    """Join arrays with the same type code into one array."""
     return array(typecode, b"".join(arrays))
 
 

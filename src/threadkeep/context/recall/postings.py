@@ -178,7 +178,7 @@ def _letters_of(term: str) -> int:
 
 
 def beside(positions: Sequence[int], known: Iterable[int], first: int) -> Iterator[int]:
-    """Yield the indexes of sorted `positions` near a sorted `known` position, and all from `first` on."""
+    """Yield indexes of `positions`: all near a `known` position, and all from `first` on. Both lists are sorted."""
     last = -1
     for position in known:
         index = max(bisect_left(positions, position - _REACH, 0, first), last + 1)
@@ -189,12 +189,12 @@ def beside(positions: Sequence[int], known: Iterable[int], first: int) -> Iterat
     yield from range(first, len(positions))
 
 
-# The weights of a topic that a word of the query asks for (see `ASKS`), or only belongs to.
+# The weight of a topic that a word of the query asks for (see `ASKS`), and of one to which the word only belongs.
 _ASKED, _BELONGING = 1.5, 1.0
 
 
 class Profile(dict[int, float]):
-    """A cache of the share that a set of topics, whose bits are the key, has in the query's topics."""
+    """A cache that maps a set of topics, as bits, to the share of the query's topics that the set covers."""
 
     def __init__(self, postings: Postings, terms: Sequence[str], shares: Mapping[str, float]) -> None:
         super().__init__()

@@ -118,7 +118,7 @@ type Priors = tuple[float, ...]
 
 
 class Surroundings(NamedTuple):
-    """The surroundings of a turn in its episode."""
+    """Facts about a turn's place in its episode. `after_question` is 1 if the turn before it asks, else 0."""
 
     turns_before: int
     after_question: int

@@ -122,7 +122,7 @@ _OTHER_HINTS = {
 _UNSPACED_HINT = re.compile(_any_of(word for word in _OTHER_HINTS if word[0] >= "\u3040") + "|월|전")
 
 
-# Patterns that ignore case also match these letters for i, s and k; replace them by the ASCII of the tables.
+# Patterns that ignore case also match these letters for i, s and k; the tables have only the ASCII letters.
 _DOTTED = {ord("İ"): "i"}
 _LIKE_ASCII = _DOTTED | {ord("ı"): "i", ord("ſ"): "s", ord("\u212a"): "K"}
 

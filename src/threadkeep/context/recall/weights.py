@@ -1,4 +1,4 @@
-"""Weights of the signals. `python -m bench.fit_recall` fits all but `by_agent`; do not edit them by hand."""
+"""Weights of the signals that rank turns. `bench.fit_recall` fits all but `by_agent`; do not edit them by hand."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def words_of(text: str) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Normalise compatibility characters, and remove accents from Latin letters and those that are separate."""
+    """Normalise compatibility characters; remove the accents of Latin letters, and separate accents anywhere."""
     text = unicodedata.normalize("NFKC", text)
     return _MARKS.sub("", _ACCENTED.sub(lambda letter: unicodedata.normalize("NFD", letter[0])[0], text))
 
@@ -201,7 +201,7 @@ def terms_of(words: list[str]) -> list[str]:
 
 
 class WordTable[Value](dict[str, Value]):
-    """A cache of a value for each word, without long words. It is cleared when it is full."""
+    """A cache that maps words to values. It leaves out long words, and is cleared when it is full."""
 
     def __init__(self, value_of: Callable[[str], Value]) -> None:
         super().__init__()
@@ -244,7 +244,7 @@ _SYNONYMS = lines_of("synonyms_en.txt")
 
 
 def _groups() -> Iterator[tuple[list[str], list[str]]]:
-    """Yield the words that ask for each group of synonyms and each topic, and all its words."""
+    """Yield two lists for each group of synonyms and each topic: the words that ask for it, and all of its words."""
     for group in _SYNONYMS:
         yield group.split(), group.split()
     for topic in (*lines_of("topics_en.txt"), *lines_of("topics_zh.txt")):
@@ -271,7 +271,7 @@ def _tables() -> tuple[_Table, _Table]:
 
 
 ASKS, COUNTS = _tables()
-"""`ASKS` maps a query's term to the topics it asks for, `COUNTS` a turn's term to its topics."""
+"""`ASKS` maps a term of a query to the topics it asks for; `COUNTS` maps a term of a turn to the topics it is in."""
 
 FIRST_TOPIC: Final = len(_SYNONYMS)
 """The number of the first topic; lower numbers are groups of synonyms."""
