@@ -28,10 +28,10 @@ class ErasedStore:
 class EraseReceipt:
     """The result of an erasure.
 
-    The database has a key for digests. `subject` is the digest of the erased id; for a person, `ids` has the digests of
-    all ids. `signature` is the digest of all other fields. `stores` has the stores in which data were found. The
-    person's messages in sessions of others were emptied, not deleted: `shared_messages` is their number, and
-    `shared_sessions` that of the sessions. `not_reached` describes remaining copies, such as backups.
+    Digests are made with a key of the database. `subject` is the digest of the erased id; for a person, `ids` has the
+    digests of all ids. `signature` is the digest of all other fields. `stores` has the stores in which data were found.
+    The person's messages in sessions of others were emptied, not deleted: `shared_messages` is their number, and
+    `shared_sessions` the number of these sessions. `not_reached` describes remaining copies, such as backups.
     """
 
     kind: ErasedKind

@@ -52,10 +52,10 @@ class GraphitiOptions:
 
     Turns are sent to the Graphiti groups of `scopes`, and facts are read from `recall_scopes`. `auto` means the session
     and the workspace; if the message mentions a preference or, for example, "my name" or "my settings", it also means
-    the user. If a message does not appear as an episode in time, it is sent again, up to `max_attempts` times in all.
-    The time is at least `confirm_seconds` since messages were last sent or confirmed; it grows with the number of
-    unconfirmed messages and with each attempt. If `promotes` is true, facts are sent too; consent must then cover
-    `promoted_facts`.
+    the user. If a sent message does not appear as an episode in time, it is sent again, up to `max_attempts` times in
+    all. This time is at least `confirm_seconds`, from when messages were last sent or confirmed; it grows with the
+    number of unconfirmed messages and with each attempt. If `promotes` is true, facts are sent too, and consent must
+    cover `promoted_facts`.
     """
 
     endpoint: str = ""

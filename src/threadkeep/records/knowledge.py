@@ -135,7 +135,7 @@ class Proposal:
     """A fact that a `learner` or a directive in a message has proposed.
 
     `evidence` names the message, and `fact_id` the fact that was stored on acceptance. `decided_by` is the person who
-    decided; after an automatic acceptance it is the confidence from which this is done.
+    decided or, after an automatic acceptance, the required confidence, as in `confidence 0.8`.
     """
 
     id: str
@@ -266,16 +266,16 @@ class Person:
     last_seen_at: datetime
     """The time when the person was last seen, exact to an hour."""
     new: bool = False
-    """Whether this call created the person."""
+    """True if this call created the person."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
     """A question of a person with its answer and the outcome of its run.
 
-    `seq` is the position of the first message of the question. `ended` is the status of the ended run, or else of the
-    answer. `tools` has the names of the called tools, as far as they are still stored. `feedback` is the value of this
-    key in the metadata of the answer or the question.
+    `seq` is the position of the first message of the question. `ended` is the status of the run if it has ended, else
+    the status of the answer. `tools` has the names of the called tools, as far as they are still stored. `feedback` is
+    the value of the key `feedback` in the metadata of the answer or the question.
     """
 
     session_id: str

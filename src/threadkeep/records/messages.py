@@ -33,9 +33,9 @@ _TIMES = ("sent_at", "created_at", "superseded_at")
 class Message:
     """A visible message of a session.
 
-    `id` is the platform's own id; the store assigns one to a message without an id. The store sets `seq` and
-    `created_at`. `sent_at` is the platform's time. The tokens are counted when the message is stored, unless `tokens`
-    is given. `original` is the full LangChain message as JSON, stored only if full fidelity is requested.
+    `id` is the id on the platform where it was written; the store assigns one to a message without an id. `sent_at` is
+    the platform's time. The store sets `seq` and `created_at`; it counts the tokens unless `tokens` is set. `original`
+    is the full LangChain message as JSON, stored only if full fidelity is requested.
 
     `author` is the name of the person or agent that wrote the message. `answers` is the id of the question that an
     assistant's message answers, or the id of its run if there is no question. `ordinal` numbers the answers of one
@@ -159,7 +159,7 @@ class Turn:
     """The messages that one append stores, in one transaction.
 
     Attributes:
-        answers: the id of a message; if the session does not have it, the turn is not stored.
+        answers: the id of the question; if this message is not in the session, the turn is not stored.
         told: True if a caller waits for the answer and gets it as soon as the turn is stored.
         told_at: the time at which a caller got the answer although the database was down.
         workspace: the workspace of the run; None if the run has none.

@@ -30,7 +30,7 @@ ROLLED_BACK: Final = "rolled_back_by_message"
 
 
 def deletion_key(session_id: str) -> str:
-    """Return the key of a deletion record. It is a digest, because an id may name a person."""
+    """Return the key under which a session's deletion is recorded: a digest, because an id may name a person."""
     return f"deleted:{sha256(f'{session_id}:'.encode()).hexdigest()}"
 
 
@@ -211,7 +211,7 @@ class Over:
 
 
 STATUS: Final = "status"
-"""The kind of the event that reports a run's status; code that follows a run waits for it."""
+"""The kind of an event that reports a run's new status, such as its end."""
 
 TRACE_CUT: Final = "trace_cut"
 """The kind of the event that marks where a trace reached its size limit; only status events follow it."""
