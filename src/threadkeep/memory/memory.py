@@ -42,7 +42,7 @@ class Memory(history.Memory):
     def __init__(self, parts: MemoryParts) -> None:
         super().__init__(parts)
         clock = parts.options.clock
-        # Sessions in a graph store have no texts in the tables.
+        # The tables have no texts of sessions in a graph store, so read these texts from the transcripts.
         messages_at = self._backend.transcripts.at if self.in_graph_store else None
         self.knowledge = Knowledge(parts.driver, observer=parts.observers, clock=clock)
         self.procedures = Procedures(parts.driver, clock=clock)
@@ -107,7 +107,7 @@ class Memory(history.Memory):
         return await self.eraser.verify(receipt)
 
     async def _purge_graphs(self, wanted: Erasable) -> tuple[ErasedStore, list[str]]:
-        """Delete the Graphiti groups of the target; return the counts, and texts on remaining data.
+        """Delete the Graphiti groups of the person or session; return counts, and descriptions of data that remain.
 
         For a person, the groups of all sessions that no longer exist are deleted too, because their owners are unknown.
         """
@@ -203,8 +203,8 @@ class Lifetime[T](AbstractAsyncContextManager[T]):
     """A context manager that runs another one in a separate task, so that any task may open and close it.
 
     When an event loop ends, asyncio closes all async generators at once. Nested context managers that are generators
-    would then be closed twice and fail ("asynchronous generator is already running"). But before that, asyncio cancels
-    all tasks and waits for them, so the task of this class leaves its context in order.
+    would then be closed twice and fail ("asynchronous generator is already running"). Earlier, however, asyncio cancels
+    all tasks and waits for them; then the separate task closes its context managers in order.
     """
 
     def __init__(self, context: AbstractAsyncContextManager[T]) -> None:

@@ -15,11 +15,11 @@ from threadkeep.memory.sync_memory import SyncMemory
 
 _companions: WeakKeyDictionary[history.Memory, SyncMemory] = WeakKeyDictionary()
 _BLOCKED_SECONDS = (0.5, 0.1)
-"""The seconds after which a loop counts as blocked: without, and with a companion memory."""
+"""Seconds that a call waits for a loop before the loop counts as blocked: without, and with a companion memory."""
 
-_making = threading.RLock()
+_companion_lock = threading.RLock()
 caller_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("threadkeep_caller_loop", default=None)
-"""The event loop on which the caller awaits this code, unless it is the memory's."""
+"""The event loop on which the caller awaits this code; None if it is the memory's own loop."""
 
 blocked_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("threadkeep_blocked_loop", default=None)
 """The event loop that is blocked while its caller waits for this code, if any."""
@@ -67,6 +67,8 @@ class OnLoop[M: history.Memory, H]:
     def wait_for[T](self, verb: Callable[[H], Coroutine[Any, Any, T]], of: H | None = None) -> T:
         """Run a method on a loop that the caller does not block, and wait for the result.
 
+        `of` is the wrapped object of an earlier call, to run this call on the same loop.
+
         Raises:
             StoreClosed: the memory is closed.
             InvalidInput: the caller is in the memory's own thread, or blocks its loop and no companion is possible.
@@ -91,7 +93,7 @@ class OnLoop[M: history.Memory, H]:
         return companion.wait_for(verb(self._of_companion(companion)))
 
     def _of_companion(self, companion: SyncMemory) -> H:
-        with _making:
+        with _companion_lock:
             if self._second is None:
                 self._second = self._make(cast("M", companion.asynchronous))
             return self._second
@@ -106,7 +108,7 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def _companion_of(memory: history.Memory) -> SyncMemory:
-    with _making:
+    with _companion_lock:
         companion = _companions.get(memory)
         if companion is None:
             companion = _companions[memory] = SyncMemory.companion_of(memory)

@@ -30,7 +30,7 @@ from threadkeep.store.manifests import StoredManifest
 
 type _Key = tuple[str | int, ...]
 type _Unit = tuple[_Key, list[str]]
-"""The key of a unit of lines, by which an export can be continued, and the lines."""
+"""Lines that are exported together, and their key. An interrupted export can be continued after any key."""
 
 FORMAT: Final = 1
 LEFT_OUT: Final = (
@@ -104,8 +104,8 @@ class PersonExport:
         """
         check_argument("after", after, str)
         wanted = await self._eraser.wanted(None, user_id)
-        whose = hashlib.sha256(json.dumps(sorted(wanted.ids)).encode()).hexdigest()[:16]
-        begun, key = self._position(after, whose)
+        digest = hashlib.sha256(json.dumps(sorted(wanted.ids)).encode()).hexdigest()[:16]
+        begun, key = self._position(after, digest)
         person = Person(wanted, tuple(sorted(await self._eraser.rows.sessions(wanted))))
         names = list(self._sections)
         for name in names[names.index(begun) :]:
@@ -115,11 +115,11 @@ class PersonExport:
                 for line in lines:
                     yield line
                 if lines:
-                    yield _line("position", {"after": _written(name, whose, position)})
+                    yield _line("position", {"after": _encoded(name, digest, position)})
             key = ()
         yield _line("end", {"ended_at": self._memory.clock()})
 
-    def _position(self, after: str | None, whose: str) -> tuple[str, _Key]:
+    def _position(self, after: str | None, person_digest: str) -> tuple[str, _Key]:
         if after is None:
             return next(iter(self._sections)), ()
         try:
@@ -128,7 +128,7 @@ class PersonExport:
             name, owner, key = "", "", []
         if name not in self._sections or not all(type(part) in (str, int) for part in key):
             raise InvalidInput("This is not a position; pass the `after` of the last position line unchanged.")
-        if owner != whose:
+        if owner != person_digest:
             raise InvalidInput(
                 "This position belongs to the export of another person, or the person's ids have changed since; start "
                 "the export again without a position."
@@ -150,7 +150,7 @@ class PersonExport:
                     yield unit
 
     async def _session(self, memory: Memory, session_id: str) -> AsyncIterator[_Unit]:
-        """Yield a session: its metadata, all messages of any state, and the summaries."""
+        """Yield the lines of a session: its metadata, all messages, active or not, and the summaries."""
         session = memory.session(session_id)
         try:
             found = [await session.info()]
@@ -216,7 +216,7 @@ class PersonExport:
             yield (run_id,), lines
 
     async def _run_ids(self, person: Person) -> set[str]:
-        """Return the ids of the runs of the person and their sessions, with all descendants."""
+        """Return the ids of the person's runs and of the runs in their sessions, with all descendants."""
         queries = [RunQuery(user_id=id_, limit=_PAGE) for id_ in person.wanted.ids]
         queries += [RunQuery(session_id=session_id, limit=_PAGE) for session_id in person.sessions]
         found: set[str] = set()
@@ -311,8 +311,8 @@ def _call(stored: StoredManifest) -> Mapping[str, object]:
     return {"session_id": stored.session_id, "run_id": stored.run_id, "call": stored.call, **stored.manifest}
 
 
-def _written(section: str, whose: str, key: _Key) -> str:
-    return base64.urlsafe_b64encode(json.dumps([section, whose, *key]).encode()).decode().rstrip("=")
+def _encoded(section: str, person_digest: str, key: _Key) -> str:
+    return base64.urlsafe_b64encode(json.dumps([section, person_digest, *key]).encode()).decode().rstrip("=")
 
 
 def _retyped(kind: str, line: str) -> str:

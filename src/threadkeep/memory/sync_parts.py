@@ -63,7 +63,7 @@ class SyncRunRetention(Wrapper[RunPruner]):
 
 
 class SyncManifests(Wrapper[Manifests]):
-    """The records of model calls."""
+    """The records of model calls, with blocking methods."""
 
     of_run = Blocking(Manifests.of_run)
     of_runs = Blocking(Manifests.of_runs)
@@ -73,7 +73,7 @@ class SyncManifests(Wrapper[Manifests]):
 
 
 class SyncSummaries(Wrapper[Summaries]):
-    """The summaries of sessions."""
+    """The summaries of sessions, with blocking methods."""
 
     active = Blocking(Summaries.active)
     all_of = Blocking(Summaries.all_of)
@@ -87,7 +87,7 @@ class SyncCompressor(Wrapper[Compressor]):
 
 
 class SyncKnowledge(Wrapper[Knowledge]):
-    """The facts of a memory."""
+    """The facts of a memory, with blocking methods."""
 
     remember = Blocking(Knowledge.remember)
     fact = Blocking(Knowledge.fact)
@@ -105,7 +105,7 @@ class SyncKnowledge(Wrapper[Knowledge]):
 
 
 class SyncProcedures(Wrapper[Procedures]):
-    """The procedures of a memory."""
+    """The procedures of a memory, with blocking methods."""
 
     teach = Blocking(Procedures.teach)
     procedure = Blocking(Procedures.procedure)
@@ -117,7 +117,7 @@ class SyncProcedures(Wrapper[Procedures]):
 
 
 class SyncEpisodes(Wrapper[Episodes]):
-    """Earlier questions with their answers and outcomes."""
+    """Earlier questions with their answers and outcomes, with blocking methods."""
 
     latest = Blocking(Episodes.latest)
     recall = Blocking(Episodes.recall)
@@ -134,7 +134,7 @@ class SyncProposals(Wrapper[Proposals]):
 
 
 class SyncPersons(Wrapper[Persons]):
-    """The persons of a memory."""
+    """The persons of a memory, with blocking methods."""
 
     resolve = Blocking(Persons.resolve)
     get = Blocking(Persons.get)
@@ -146,7 +146,7 @@ class SyncPersons(Wrapper[Persons]):
 
 
 class SyncConsents(Wrapper[Consents]):
-    """The consents to sending data to Graphiti, and the trusted workspaces."""
+    """The consents to sending data to Graphiti, and the trusted workspaces, with blocking methods."""
 
     granted = Blocking(Consents.granted)
     closed = Blocking(Consents.closed)
@@ -159,7 +159,7 @@ class SyncConsents(Wrapper[Consents]):
 
 
 class SyncGraphiti(Wrapper[Graphiti]):
-    """The Graphiti connection of a memory."""
+    """The Graphiti connection of a memory, with blocking methods."""
 
     recall = Blocking(Graphiti.recall)
     status = Blocking(Graphiti.status)
