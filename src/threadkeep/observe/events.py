@@ -106,7 +106,7 @@ class WriteDropped(StoreEvent):
 
 
 class AgentOutsideTurn(SessionEvent):
-    """An agent with memory got no question of a turn, so this call does not use the session."""
+    """An agent with memory was called without a new question, so this call does not use the session."""
 
 
 class TurnBegunInTool(SessionEvent):
@@ -165,7 +165,7 @@ class ContextBuilt(SessionEvent):
 class MemoryUpdated(Event):
     """Messages were added to a candidate graph's memory, which was then trimmed to its limits.
 
-    `trimmed_by_chars` counts characters, and `trimmed_by_count` messages, that were removed because of that limit.
+    `trimmed_by_chars` characters and `trimmed_by_count` messages were removed, each because of its own limit.
     """
 
     before_count: int
@@ -283,7 +283,7 @@ class PruningFailed(SessionEvent):
 
 
 class ExtraNotFound(SessionEvent):
-    """A search for text of a prompt failed; the model is called without its results."""
+    """A search for facts, passages or older turns failed; the model is called without its results."""
 
     section: ExtraSection
     error: str
@@ -297,7 +297,7 @@ class EmbeddingsSkipped(SessionEvent):
 
 
 class RecallIndexNotStored(SessionEvent):
-    """The recall index of a session could not be stored; it is tried again when it has grown."""
+    """The recall index of a session could not be stored; the next attempt follows when the index has grown."""
 
     error: str
 
@@ -356,7 +356,7 @@ class RunTrouble(Event):
 
 
 class RunWorkRecovered(Event):
-    """Work for runs succeeds again after `RunTrouble` reported it for `keeping_progress`."""
+    """Background work for runs succeeds again. Only the work `keeping_progress` emits this event."""
 
     work: RunWork
 

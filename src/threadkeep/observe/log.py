@@ -86,7 +86,7 @@ class LogObserver:
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """The handler of `configure_logging`, whose class tells a second call to replace it."""
+    """The handler that `configure_logging` adds. By its class, a later call finds the handler and replaces it."""
 
 
 def configure_logging(level: Level = "INFO", *, json: bool = False, stream: TextIO | None = None) -> None:
@@ -138,7 +138,7 @@ def _formatter(*, json: bool, colors: bool) -> structlog.stdlib.ProcessorFormatt
 
 
 def _message_of_others(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Reduce a log entry to its template, except for trusted loggers."""
+    """Replace a log message by its template without arguments, which may be private, unless its logger is trusted."""
     record: logging.LogRecord = event["_record"]
     arguments = event.pop("positional_args", ())
     template = record.msg if isinstance(record.msg, str) else type(record.msg).__name__
@@ -158,11 +158,11 @@ def _name_error(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     error = given[1] if isinstance(given, tuple) else sys.exception() if given is True else given
     if isinstance(error, BaseException):
         event["error"] = type(error).__name__
-        event["at"] = _places(error.__traceback__)
+        event["at"] = _locations(error.__traceback__)
     return event
 
 
-def _places(trace: TracebackType | None) -> list[str]:
+def _locations(trace: TracebackType | None) -> list[str]:
     """Return the last 12 locations of a traceback, innermost last."""
     frames = traceback.extract_tb(trace)[-_MAX_FRAMES:]
     return [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]

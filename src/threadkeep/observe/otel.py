@@ -22,8 +22,8 @@ _FAILED = frozenset({"failed", "error", "conflict"})
 class OtelObserver:
     """An observer that makes a span at the end of each run, turn, and read or write of the memory.
 
-    The span begins with the work, in the span of the task that did the work. Without OpenTelemetry's SDK, the observer
-    does nothing.
+    The span gets the start time of the work; its parent is the current span of the task that did the work. Without
+    OpenTelemetry's SDK, the observer does nothing.
     """
 
     def __init__(self, provider: TracerProvider | None = None, *, hashes_sessions: bool = False) -> None:
