@@ -194,7 +194,7 @@ class AppendGuarantees(TranscriptSource):
             assert contents((await transcripts.newest("room:2", limit=10)).messages) == ["anew"]
 
     async def test_an_author_has_one_complete_answer_to_a_question(self) -> None:
-        """A second complete answer of an author is not stored; the receipt names the first."""
+        """A second complete answer of an author is not stored; the receipt names the first answer."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "q")))
             first = Message("assistant", "one", id="a1", author="writer", answers="q")
@@ -224,7 +224,7 @@ class AppendGuarantees(TranscriptSource):
             ]
 
     async def test_an_answer_that_was_told_in_an_outage_is_never_lost(self) -> None:
-        """An answer that was delivered stays; the receipt of a later one names it."""
+        """A delivered answer stays; the receipt of a later answer to the same question names it."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "q")))
             first = Message("assistant", "one", id="a1", author="writer", answers="q")

@@ -151,7 +151,7 @@ class ReadingGuarantees(TranscriptSource):
             assert (contents(recent.messages), recent.reset_seq) == (["a2", "q2"], 3)
 
     async def test_recent_names_the_newest_user_message_when_it_is_older(self) -> None:
-        """`newest_user` is found behind thirty assistant messages, but not before a reset."""
+        """`newest_user` is found even if thirty assistant messages follow it, but not if a reset follows it."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("old"), user("the question")))
             await transcripts.append(turn(*[assistant(f"step {n}") for n in range(30)]))
@@ -164,7 +164,7 @@ class ReadingGuarantees(TranscriptSource):
             assert (await transcripts.recent("room:1", limit=1)).newest_user is None
 
     async def test_recent_before_a_place_is_as_if_nothing_had_followed(self) -> None:
-        """`newest_user` is the newest user message before that `seq`, not a later one."""
+        """`newest_user` is the newest user message with a `seq` below `before`, not a later message."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("first"), *[assistant(f"step {n}") for n in range(5)]))
             await transcripts.append(turn(user("second"), *[assistant(f"step {n}") for n in range(5, 10)]))

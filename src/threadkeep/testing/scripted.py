@@ -103,7 +103,7 @@ class ScriptedModel(OfflineModel):
         yield _last_chunk(messages, said)
 
     def _next(self, messages: Sequence[BaseMessage], options: Mapping[str, Any]) -> Said | Awaitable[Said]:
-        """Record the call and take the next reply. Nothing is awaited in between, so no other call takes it."""
+        """Record the call and return its reply. Nothing is awaited, so no concurrent call takes the same reply."""
         copies = [message.model_copy(deep=True) for message in messages]
         self._calls.append(copies)
         self._tools.append(tuple([tool["function"]["name"] for tool in options.get("tools") or ()]))

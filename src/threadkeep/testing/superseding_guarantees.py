@@ -112,7 +112,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (seqs(page.messages), page.next_before) == ([8, 9, 10], 8)
 
     async def test_one_message_alone_or_all_after_one_can_be_superseded(self) -> None:
-        """The scope `message` supersedes one message; `after` supersedes all messages after one."""
+        """The scope `message` supersedes the named message; `after` supersedes all messages after it."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2", "q3")
             one = await transcripts.supersede(Superseding("room:1", message_id="a1", scope="message"))
@@ -278,7 +278,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert seqs((await transcripts.newest("room:1", limit=9)).messages) == [1, 3]
 
     async def test_an_answer_to_a_superseded_question_is_superseded_too(self) -> None:
-        """The answer is stored, because a person may have read it, but it is not active."""
+        """Such an answer is stored, because a person may have read it, but it is not active."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2")
             await transcripts.supersede(Superseding("room:1", newest=1))
@@ -387,7 +387,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert contents((await transcripts.recent("room:2", limit=9)).messages) == ["q4"]
 
     async def test_a_branch_at_a_superseded_message_is_the_session_as_it_was(self) -> None:
-        """Such a branch has neither the message's replacement nor messages superseded before it."""
+        """The branch has neither the replacement of that message nor messages that were superseded earlier."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             await transcripts.supersede(Superseding("room:1", message_id="a1", by=assistant("a1b", "a1b")))
