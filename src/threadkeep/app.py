@@ -155,7 +155,7 @@ def resources_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> 
 
 
 def learning_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> FactLearning | None:
-    """Return fact learning with the summary model or `model`, if the options enable it."""
+    """Return the fact learning, or None if the options disable it. It uses the summary model if set, else `model`."""
     if not options.learning and not options.directives:
         return None
     name = options.summary_model
@@ -170,7 +170,7 @@ def learning_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> F
 
 
 def chat_of(settings: Settings, memory: Memory, workflows: Workflows, resources: Resources, runs: RunsOnDemand) -> Chat:
-    """Return the chat. While the database is unavailable, it answers with unrecorded runs."""
+    """Return the chat. While the database is unavailable, the chat answers with runs that are not recorded."""
     options = settings.run_options(works=False, close_seconds=settings.shutdown_timeout)
     return Chat(memory, workflows, runs, OfflineRuns(memory, workflows, resources, options))
 
@@ -235,7 +235,7 @@ def chat_options(settings: Settings) -> ChatOptions:
 
 
 def _with_summarizer(options: ChatOptions, model: BaseChatModel, name: str) -> Compression | None:
-    """Return the compression options with a summarizer, if they are on."""
+    """Return the compression options with a summarizer, or None if compression is off."""
     if options.compression is None:
         return None
     other = make_model(name, variable="THREADKEEP_SUMMARY_MODEL") if name else None
@@ -254,7 +254,7 @@ def _metrics(settings: Settings, workflows: Workflows) -> PrometheusObserver | N
 
 
 def _spans(settings: Settings) -> list[Observer]:
-    """Return the observer that makes OpenTelemetry spans as a list, empty if `otel` is off.
+    """Return a list with the observer that makes OpenTelemetry spans; an empty list if `otel` is off.
 
     Raises:
         InvalidSettings: the extra `otel` is not installed.
@@ -270,6 +270,6 @@ def _spans(settings: Settings) -> list[Observer]:
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Return the signals that stop a server. SIGHUP is one of them unless `nohup` ignores it."""
+    """Return the signals that stop a server: SIGINT, SIGTERM, and SIGHUP unless it is ignored, as under `nohup`."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]

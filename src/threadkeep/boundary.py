@@ -23,7 +23,7 @@ class ExitRequested(Exception):
 
 
 def without_exit[**P, R](call: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
-    """Return `call` with `ExitRequested` in place of SystemExit, which would end the process."""
+    """Wrap `call` to raise `ExitRequested` in place of SystemExit, which would end the process."""
 
     @wraps(call, updated=())
     async def checked(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -13,7 +13,7 @@ PREFIX = "THREADKEEP_"
 
 _URL = f"{PREFIX}DATABASE_URL"
 # Prefixes, after `THREADKEEP_`, of settings that affect which sessions are read, or how. `DATA` also matches misspelt
-# names of `DATABASE_URL`, which is itself an exception.
+# names of `DATABASE_URL`; `plain_database` exempts the correct name.
 _OTHERS = ("DATA", "SQLITE_", "LOCK_TIMEOUT", "POSTGRES_", "GRAPH_STORE_", "TRANSCRIPTS")
 # The names of all settings, after `THREADKEEP_`.
 _NAMES = """
@@ -42,9 +42,9 @@ def default_database() -> Path:
 
 
 def plain_database(url: str | None = None) -> DatabaseAddress | None:
-    """Return the database at `url` or, without it, at the environment's URL.
+    """Return the address `url` or, without it, the address in the environment, or the default address.
 
-    Return None if there is a `.env` file, or if a variable changes how sessions are read.
+    Return None if there is a `.env` file, or a variable that changes how sessions are read: then load all settings.
 
     Raises:
         InvalidSettings: the URL is not a database URL.

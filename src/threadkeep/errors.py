@@ -200,7 +200,7 @@ class MessageSuperseded(ThreadkeepError):
 
 
 class QuestionGone(ThreadkeepError, LookupError):
-    """The message that a turn answers no longer exists. Nothing was stored."""
+    """The message that a turn answers does not exist any more. The turn was not stored."""
 
     def __init__(self, session_id: str) -> None:
         super().__init__(
@@ -320,7 +320,7 @@ class RunBusy(ThreadkeepError):
 class Interrupted(ThreadkeepError):
     """The turn was stopped or rolled back, the service stopped, or another process did not answer in time.
 
-    If the turn was stopped, its partial answer is stored; also if the service stopped and the run is not recorded.
+    The partial answer is stored if the turn was stopped, or if the service stopped and the run is not recorded.
     """
 
 

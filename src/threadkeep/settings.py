@@ -65,9 +65,9 @@ class Settings(RunSettings, GraphitiSettings):
     database_key: SecretStr | None = Field(
         None, description="64 hexadecimal digits that encrypt SQLite files (extra sqlcipher); store them elsewhere."
     )
-    graph_store_backend: Backend | None = Field(None, description="Its engine; by default as in DATABASE_URL.")
+    graph_store_backend: Backend | None = Field(None, description="The graph store's engine; default: DATABASE_URL's.")
     graph_store_sqlite_path: Path | None = Field(None, description="Absolute path of the graph store's SQLite file.")
-    postgres_dsn: SecretStr | None = Field(None, description="The graph store's PostgreSQL, if GRAPH_STORE_BACKEND is.")
+    postgres_dsn: SecretStr | None = Field(None, description="The PostgreSQL URL of the graph store, if it uses one.")
     transcripts: TranscriptLocation = Field("tables", description="The storage of messages: tables or graph_store.")
 
     host: str = Field("127.0.0.1", description="Address to listen on; any but loopback needs API_KEYS.")
