@@ -131,7 +131,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         return _page(items[::-1] if order == "desc" else items, after, limit)
 
     async def load_item(self, thread_id: str, item_id: str, context: TContext) -> ThreadItem:
-        """Return one item."""
+        """Return an item of the thread."""
         if item := (await self._items(thread_id, context)).get(item_id):
             return item
         raise NotFoundError(f"Item {item_id} not found in thread {thread_id}")
@@ -331,7 +331,7 @@ def _plain_item(message: Message, thread_id: str) -> ThreadItem | None:
 
 
 def _text(message: Message) -> tuple[Role, str] | None:
-    """Return the role and the text that a model receives for a message."""
+    """Return the role and the text that a model receives for a message; None for a note, which no model receives."""
     return None if message.role == "system" else (message.role, message.content)
 
 

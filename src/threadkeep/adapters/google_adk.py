@@ -249,9 +249,9 @@ class SessionService(BaseSessionService):
 
 
 class MemoryService(BaseMemoryService):
-    """A memory service of ADK over a memory.
+    """A memory service of ADK that stores and searches messages in a Threadkeep memory.
 
-    Adding a session twice changes nothing, and the sessions of `SessionService` need not be added.
+    Adding a session twice changes nothing. The sessions of `SessionService` are searched without being added.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -299,7 +299,7 @@ class MemoryService(BaseMemoryService):
         return SearchMemoryResponse(memories=[_entry(message) for message in best])
 
     async def delete_memory(self, *, app_name: str, user_id: str, memory_id: str | None = None) -> None:
-        """Take back a message in the user's sessions of the app, and the later messages of its run, if it has one.
+        """Take back a message in the user's sessions of the app and, if a run stored it, the run's later messages.
 
         An unknown id is ignored. Searches and sessions no longer return the message, and adding its session again
         does not store it again. The transcript keeps it in the `history` view until its session or its user is erased.
@@ -333,7 +333,7 @@ def _key(app_name: str, user_id: str, session_id: str) -> str:
 
 
 def _long_id(stored: StoredSession, session_id: str) -> dict[str, Json]:
-    """Return the ADK session id as a field if the stored id has only its digest."""
+    """Return the ADK session id as a field of a note if the stored id has only its digest, else no field."""
     return {} if _adk_id(stored.session_id) else {"session": session_id}
 
 
@@ -343,7 +343,7 @@ def _escape_ascii(text: str) -> str:
 
 
 def _adk_id(stored_id: str) -> str:
-    """Return the ADK session id in the id of a stored session, or an empty string."""
+    """Return the ADK session id that the id of a stored session contains; "" if it contains only a digest."""
     escaped = "".join(one if one.isascii() else keys.escape_key(one) for one in stored_id)
     try:
         _, _, _, session_id = map(keys.unescape_key, escaped.split(":"))
@@ -397,7 +397,7 @@ def _content(message: Message) -> Content:
 
 
 def _message(event: Event) -> Message | None:
-    """Return a message with the text of an event and marks for its media, unless it is partial or has neither."""
+    """Return a message with an event's text and marks for its media; None if the event is partial or has neither."""
     said = [part for part in event.content.parts or [] if not part.thought] if event.content else []
     media = [data for part in said if (data := part.inline_data or part.file_data) is not None]
     mark = media_mark([{"type": media_type(data.mime_type)} for data in media])

@@ -40,7 +40,7 @@ def stored_item(framework: str, message: Message) -> Json:
 
 
 def openai_role(item: Mapping[str, object]) -> Role | None:
-    """Return the role of a user or assistant message in OpenAI's API."""
+    """Return the role of an OpenAI item; None if the item is not a message of a user or an assistant."""
     return _OPENAI_ROLES.get(item.get("role")) if item.get("type", "message") == "message" else None
 
 
@@ -95,7 +95,7 @@ async def messages_after(
 
 
 async def take_back_newest(session: Session, keep: Callable[[Message], bool]) -> Message | None:
-    """Take back the newest message since the last reset that `keep` accepts, and all newer ones. Return it."""
+    """Take back the newest message since the last reset that `keep` accepts, and later ones. Return it, or None."""
     while await read_messages(session, 1, keep=keep):
         taken = await session.take_back()
         if taken and keep(taken[0]):

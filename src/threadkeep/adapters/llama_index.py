@@ -59,7 +59,7 @@ class ChatMemory(BaseMemory):
     def get(self, input: str | None = None, **kwargs: Any) -> list[ChatMessage]:  # noqa: A002 - LlamaIndex's name
         """Return the newest messages since the last reset, at most `max_messages`, oldest first.
 
-        If there are more messages, the result begins with a user message, if it has any.
+        If the session has more messages, the result begins with a user message, unless it contains none.
         """
         found = _items(self._session.wait_for(lambda one: read_messages(one, self.max_messages + 1, keep=_is_item)))
         left_out = max(0, len(found) - self.max_messages)

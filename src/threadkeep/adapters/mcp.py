@@ -51,7 +51,7 @@ class NewMessage(BaseModel):
 
 @dataclass(frozen=True)
 class McpCaller:
-    """The rights of a client. It acts for the user `user_id`, or for all users if this is None."""
+    """The rights of a client, which acts for the user `user_id`, or for all users if `user_id` is None."""
 
     user_id: str | None = None
     writes: bool = False
@@ -93,7 +93,7 @@ def memory_server(
 
 
 class _Tools:
-    """The tools. Models read their docstrings."""
+    """The tools of the server, one per public method. Models read the docstrings of these methods."""
 
     def __init__(self, memory: Memory, caller: Callable[[], McpCaller]) -> None:
         self._memory = memory
@@ -173,7 +173,7 @@ def _quoted(lines: Sequence[str]) -> str:
 
 
 def _cut(lines: Sequence[str]) -> list[str]:
-    """Return the first lines that fit into 100,000 characters, and say if lines are left out."""
+    """Return the first lines that fit into 100,000 characters. If others are left out, add a line that says so."""
     fitting = sum(end <= _MOST_CHARACTERS for end in accumulate(map(len, lines)))
     shown = lines[: max(fitting, 1)]
     return [*shown] if len(shown) == len(lines) else [*shown, _LEFT_OUT]

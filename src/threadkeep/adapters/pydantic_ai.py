@@ -143,7 +143,7 @@ class Conversations(ConversationStore):
             await self._memory.channels.state.forget(self._scope, name, conversation_id)
 
     async def read_entry(self, entry_id: str) -> ConversationEntry:
-        """Return an entry of the conversation that this task read last, or else of the one that wrote it.
+        """Return an entry, from the conversation that this task read last or else from the one that stored it first.
 
         In an imported conversation, entries are found only after the task has read the conversation's record.
 
@@ -175,7 +175,7 @@ class Conversations(ConversationStore):
         return history[::-1]
 
     async def _left_after(self, record: ConversationRecord, entry_id: str | None) -> int | None:
-        """Return the `seq` after which a write supersedes entries, if any. Branch the session of a foreign entry."""
+        """Return the `seq` after which a write supersedes entries, if any. Branch the entry's session if it differs."""
         session, seq = self._session(record.conversation_id), 0
         if entry_id is not None:
             try:
@@ -215,7 +215,7 @@ class Conversations(ConversationStore):
 
 
 def _note(conversation_id: str, revision: str, item: Json) -> Message:
-    """Return a write's note. Its id lets only one write follow a revision."""
+    """Return the note that a write stores. Its id contains the previous revision, so only one write can follow it."""
     return item_message(_NAME, item, role=None, text="[conversation]", message_id=f"{conversation_id}:{revision}")
 
 
