@@ -103,11 +103,11 @@ class Paths:
     def beside(self) -> dict[str, frozenset[str]]:
         """Map each node to the nodes on other branches that may run in parallel with it."""
         found: dict[str, frozenset[str]] = {}
-        for ways in self._ways():
-            for way in ways:
-                others = frozenset[str]().union(*(other for other in ways if other is not way))
-                for name in way - others:
-                    found[name] = found.get(name, frozenset()) | (others - way)
+        for nodes_of_branches in self._nodes_of_branches():
+            for nodes in nodes_of_branches:
+                others = frozenset[str]().union(*(other for other in nodes_of_branches if other is not nodes))
+                for name in nodes - others:
+                    found[name] = found.get(name, frozenset()) | (others - nodes)
         return found
 
     def meetings(self) -> dict[str, tuple[str, ...]]:
@@ -133,11 +133,11 @@ class Paths:
         """Return the nodes that may run once per branch, because they do not wait for all branches."""
         waited = self.meetings()
         found: set[str] = set()
-        for branch, ways in zip(self.branches, self._ways(), strict=True):
-            for number, way in enumerate(ways):
-                for other in ways[number + 1 :]:
-                    common = way & other
-                    apart = (way | other) - common
+        for branch, nodes_of_branches in zip(self.branches, self._nodes_of_branches(), strict=True):
+            for number, nodes in enumerate(nodes_of_branches):
+                for other in nodes_of_branches[number + 1 :]:
+                    common = nodes & other
+                    apart = (nodes | other) - common
                     led_to = {*branch, *(target for name in apart for target in self.following[name])}
                     if common & led_to - waited.keys():
                         found |= common
@@ -148,14 +148,14 @@ class Paths:
         certain = {name: targets for name, targets in self.following.items() if name not in self.choosing}
         return _reached([self.start], certain)
 
-    def _ways(self) -> Iterator[list[frozenset[str]]]:
-        """Yield a list for each set of parallel branches, with all nodes of each branch."""
+    def _nodes_of_branches(self) -> Iterator[list[frozenset[str]]]:
+        """Yield a list for each set of parallel branches. Its items are the sets of nodes of the branches."""
         for branch in self.branches:
             yield [self.beginning_at(target) - {END_NAME} for target in branch]
 
 
 def _reached(names: Iterable[str], following: Mapping[str, Iterable[str]]) -> frozenset[str]:
-    """Return the given nodes and all nodes that can come after them."""
+    """Return the nodes in `names`, and all nodes that can come after them."""
     found: set[str] = set()
     waiting = list(names)
     while waiting:

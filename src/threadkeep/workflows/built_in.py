@@ -50,7 +50,7 @@ class ChatNode(AgentNode):
         return ()
 
     def system_message(self, state: WorkflowState) -> SystemMessage | None:
-        """Return the prompt and the text to which the person replies."""
+        """Return a message with the prompt, and with the text to which the person replies, or None without both."""
         quoted = (state.get("inputs") or {}).get("quoted_text")
         parts = [self.system_prompt] if self.system_prompt.strip() else []
         if isinstance(quoted, str) and quoted.strip():
@@ -98,13 +98,12 @@ class ChatNode(AgentNode):
             return turn.answered
         model, system = step.model(self.model), self.system_message(state)
         sent = await turn.context([*([system] if system else []), *messages], None, ModelUse(model))
-        reply = await self._asked_model(
-            turn, step, ask, model, [*([sent.system] if sent.system else []), *sent.messages]
-        )
+        given = [*([sent.system] if sent.system else []), *sent.messages]
+        reply = await self._call_model(turn, step, ask, model, given)
         turn.report(reply)
         return await turn.close(reply) or reply
 
-    async def _asked_model(
+    async def _call_model(
         self, turn: OpenTurn, step: Step, ask: AskModel, model: BaseChatModel, messages: list[BaseMessage]
     ) -> AIMessage:
         """Call the model with `ask`. After a failure, store the partial answer."""

@@ -56,7 +56,7 @@ class Workflow:
     `version` changes with the definition; a run keeps the version with which it began. `definition` is the YAML as JSON
     values, from which the workflow can be rebuilt; None for a workflow in Python. `output` names the node whose output
     is the result; by default, the result is the answer. `origin` is the file or the import string. `positions` has the
-    places of the workflow's parts in the file, for error messages.
+    line and column of each part of the workflow in its file, for error messages.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Workflow:
 
     @cached_property
     def recorder(self) -> RecordQuestionNode | None:
-        """A node that stores a question as this workflow's nodes do, or None."""
+        """A node that stores a question in the way of this workflow's nodes; None if no node stores the question."""
         nodes = tuple(self.nodes.values())
         if not any(map(stores_question, nodes)):
             return None
@@ -132,7 +132,7 @@ class Workflow:
 
     @cached_property
     def known_conversations(self) -> tuple[ConversationFields, ...]:
-        """The nodes with a graph-store conversation whose key depends on no other node; no agents with `input`."""
+        """The nodes with a graph-store conversation whose key depends on no other node, except agents with `input`."""
         found: list[ConversationFields] = []
         for node in self.nodes.values():
             if not isinstance(node, AgentNode | AppendMessageNode) or not node.use_graph_chat_history:
@@ -191,7 +191,7 @@ def python_workflow(
 
 
 def digest_of(definition: Json) -> str:
-    """Return the version of a definition, regardless of the order and the notation in YAML."""
+    """Return the version of a definition: a digest that does not depend on the order of keys or the YAML notation."""
     text = json.dumps(definition, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
 
@@ -214,9 +214,9 @@ def _digest_of_module(name: str) -> str:
 
 
 def options_at_once(workflow: Workflow, resources: Resources) -> TurnOptions | None:
-    """Return the options of a workflow's only node, or None if its question must not be stored first.
+    """Return the options of a workflow's only node; None if the question must not be stored before the node runs.
 
-    It must not be stored first if, for example, middleware may change it.
+    For example, middleware may change the question first.
     """
     if not workflow.has_one_speaker or any(map(sees_question, resources.middleware)):
         return None

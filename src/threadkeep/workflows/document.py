@@ -159,7 +159,7 @@ class WorkflowDocument(_Part):
 
     schema_version: Literal[1] = Field(alias="schema", description="The version of this format.")
     name: Name = Field(description="The name of the workflow.")
-    description: str = Field("", max_length=2000, description="Its purpose, in one sentence.")
+    description: str = Field("", max_length=2000, description="The purpose of the workflow, in one sentence.")
     start: str | None = Field(None, description="The node that runs first; by default the first one in the document.")
     output: str | None = Field(None, description="The node whose output is the result; by default the run's answer.")
     given_results: tuple[Name, ...] = Field(
@@ -282,7 +282,7 @@ def _problem_of(source: YamlSource, error: Mapping[str, Any]) -> tuple[Path, Wor
 
 
 def _path_in(value: Json, loc: Sequence[str | int]) -> tuple[Path, tuple[str | int, ...]]:
-    """Split the location of pydantic's error into steps in the file and others."""
+    """Split the location of a pydantic error into the steps that exist in the file and the other steps."""
     path: list[str | int] = []
     rest: list[str | int] = []
     here: object = value

@@ -38,7 +38,7 @@ class RunOptions(BaseModel):
         "and take its messages back (rollback).",
     )
     max_tokens: int | None = Field(
-        None, ge=1, le=2**53 - 1, description="Input and output tokens of a run and its children."
+        None, ge=1, le=2**53 - 1, description="The most input and output tokens of a run with its children."
     )
     max_cost: float | None = Field(None, gt=0, description="The maximum cost, in the unit of the price table.")
     deadline_seconds: float | None = Field(
@@ -64,8 +64,8 @@ BY_HAND: tuple[RunTrigger, ...] = ("http", "cli")
 class ChildRequest:
     """A node's request to run a child workflow. The child gets only `input` from its parent.
 
-    `depth` is the child's level below the first run. `ancestors` has the names of the workflows above it, outermost
-    first. Without `with_session`, it has no session.
+    `depth` is the child's level below the first run. `ancestors` has the names of the workflows above the child,
+    outermost first. If `with_session` is true, the child gets a new session; otherwise it has none.
     """
 
     workflow: str
@@ -92,7 +92,7 @@ class Children(Protocol):
     """The interface through which nodes run child workflows."""
 
     async def run(self, request: ChildRequest, /) -> ChildResult:
-        """Run a child to its end, and return its result. The status tells if the child failed.
+        """Run a child to its end, and return its result. If the child failed, the result has its status.
 
         The same step of the parent may request the child again. A runner that stores its children then continues the
         existing child; any other runner starts a new one. Raise `WorkflowNotFound` for an unknown name, and

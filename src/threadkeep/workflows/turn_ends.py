@@ -133,21 +133,21 @@ def with_turn_ends(builder: Graph) -> Graph:
         return builder
     if any(isinstance(node, SpeakingNode | RecordingNode) for node in nodes_in(builder).values()):
         return builder
-    grown = copied_graph(builder)
+    extended = copied_graph(builder)
     question, answer = _free_name(builder, QUESTION), _free_name(builder, ANSWER)
-    first = {edge for edge in grown.edges if edge[0] == START}
-    if not first and START not in grown.branches:
+    first = {edge for edge in extended.edges if edge[0] == START}
+    if not first and START not in extended.branches:
         return builder  # LangGraph reports that the graph has no first node
-    grown.edges = (grown.edges - first) | {(question, end) for _, end in first}
-    if START in grown.branches:
-        grown.branches[question] = grown.branches.pop(START)
-    add_node(grown, question, RecordQuestionNode(waits=has_middleware(builder)))
-    add_node(grown, answer, RecordAnswerNode(), defer=True)
-    grown.add_edge(START, question)
+    extended.edges = (extended.edges - first) | {(question, end) for _, end in first}
+    if START in extended.branches:
+        extended.branches[question] = extended.branches.pop(START)
+    add_node(extended, question, RecordQuestionNode(waits=has_middleware(builder)))
+    add_node(extended, answer, RecordAnswerNode(), defer=True)
+    extended.add_edge(START, question)
     # The node `answer` is deferred, so this edge makes it the last node of every run.
-    grown.add_edge(question, answer)
-    grown.add_edge(answer, END)
-    return grown
+    extended.add_edge(question, answer)
+    extended.add_edge(answer, END)
+    return extended
 
 
 def copied_graph(builder: Graph) -> Graph:

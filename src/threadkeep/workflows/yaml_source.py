@@ -68,9 +68,9 @@ def read_yaml(text: str, file: str | None = None) -> YamlSource:
     except InvalidWorkflow:
         raise
     except yaml.MarkedYAMLError as error:
-        raise _broken(_no_yaml(error), file, error.problem_mark or error.context_mark) from None
+        raise _broken(_syntax_sentence(error), file, error.problem_mark or error.context_mark) from None
     except yaml.reader.ReaderError as error:
-        raise _odd_character(text, error.position, file) from None
+        raise _invalid_character(text, error.position, file) from None
     except (yaml.YAMLError, RecursionError, ValueError):
         raise InvalidWorkflow(
             [WorkflowProblem("This cannot be read as YAML; check that it is text in UTF-8.", file)]
@@ -84,7 +84,7 @@ def read_yaml(text: str, file: str | None = None) -> YamlSource:
     return YamlSource(value, file, reader.values, reader.keys)
 
 
-def _no_yaml(error: yaml.MarkedYAMLError) -> str:
+def _syntax_sentence(error: yaml.MarkedYAMLError) -> str:
     what = ", ".join(filter(None, (error.context, error.problem))) or "this cannot be read"
     if "\\t" in what:
         cure = "indent with spaces, not with tabs"
@@ -95,7 +95,7 @@ def _no_yaml(error: yaml.MarkedYAMLError) -> str:
     return f"This is not YAML: {what}; {cure}."
 
 
-def _odd_character(text: str, position: int, file: str | None) -> InvalidWorkflow:
+def _invalid_character(text: str, position: int, file: str | None) -> InvalidWorkflow:
     sentence = f"This character is not allowed in text (U+{ord(text[position]):04X}); remove it."
     line, column = text.count("\n", 0, position) + 1, position - text.rfind("\n", 0, position)
     return InvalidWorkflow([WorkflowProblem(sentence, file, line, column)])

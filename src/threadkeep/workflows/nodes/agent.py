@@ -68,12 +68,12 @@ class AgentNode(SpeakingNode, HistoryFields):
         (), max_length=64, description="Import strings of tools, of functions, or of lists of them."
     )
     history_tools: bool = Field(
-        False, description="True to let it look up data outside its context: older messages, truncated results."
+        False, description="True to let the agent look up data outside its context: older messages, truncated results."
     )
     memory_tools: tuple[MemoryToolKind, ...] = Field(
         (),
         max_length=4,
-        description="The memory tools that it gets: facts (remember, recall, forget), episodes (questions and "
+        description="The agent's memory tools: facts (remember, recall, forget), episodes (questions and "
         "answers of earlier turns), procedures (how to do something), promotions (promote: decisions, lessons …).",
     )
     tool_memory: int | None = Field(
@@ -98,7 +98,7 @@ class AgentNode(SpeakingNode, HistoryFields):
         return "model calls" if repeatable else "marked tools"
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Answer the run's question, or reset the conversation."""
+        """Answer the run's question, or reset the conversation if the question is the reset command."""
         messages = self.asked(state, step)
         conversation = await self.conversation(step, state)
         question = [message for message in messages if message.type == "human"]
@@ -198,7 +198,7 @@ class AgentNode(SpeakingNode, HistoryFields):
 
 
 class ModelLimits(AgentMiddleware[AgentState[Any], Any, Any]):
-    """Limits of an agent. After `most_calls`, a call raises `GraphRecursionError`."""
+    """A middleware that limits the time of a model call. After `most_calls`, it raises `GraphRecursionError`."""
 
     def __init__(self, seconds: float, most_calls: int) -> None:
         super().__init__()

@@ -83,7 +83,7 @@ class ConversationFields(BaseModel):
         )
 
     def channel_in(self, state: WorkflowState) -> Channel:
-        """Return the channel whose parser has a result in this run."""
+        """Return the channel whose parser has a result in this run, or `other`."""
         results = state.get("results") or {}
         for candidate in self.history_key_candidates:
             if not isinstance(candidate, str):
@@ -189,14 +189,14 @@ def session_conversation(step: Step) -> Conversation:
 def order_of(memory: Memory, store: BaseStore, layout: GraphLayout, key: str) -> str:
     """Return the name under which the turns of a conversation are ordered.
 
-    The name is never a session id, because a session may have the same id as the key. But if the memory itself keeps
-    its sessions in this `store` and `layout`, the key is a session id, and is the name.
+    If the memory itself stores its sessions in this `store` and `layout`, the key is a session id, and also the name.
+    Otherwise the name is not the key, because a session may have the same id.
     """
     return key if memory.has_namespace(store, layout) else order_name(layout, key)
 
 
 async def wait_for_turn(step: Step, name: str) -> None:
-    """Wait for the earlier turns of a conversation.
+    """Wait for the earlier turns of the conversation whose turns are ordered under `name` (see `order_of`).
 
     A run that would wait for itself (a deadlock) gives up its position and continues. If the order cannot be read, the
     run continues, too.

@@ -91,7 +91,7 @@ class RememberNode(KnowledgeNode):
     key: str = Field(min_length=1, description="The key of the fact; a template.")
     value: str = Field(min_length=1, description="The value of the fact; a template. An empty text is not stored.")
     about: ScopeKind = Field("user", description="The scope of the fact: the run's user, workspace or session.")
-    fact_kind: FactKind | None = Field(None, description="Its kind; by default world_knowledge for a new fact.")
+    fact_kind: FactKind | None = Field(None, description="The fact's kind; by default world_knowledge for a new fact.")
     confidence: float = Field(1.0, ge=0, le=1, description="The confidence, from 0 to 1.")
 
     def templates(self) -> Iterable[tuple[str, str]]:

@@ -36,7 +36,7 @@ class RecordingNode(Node):
     reset_commands: tuple[str, ...] = Field((), description="Messages that reset the conversation; not stored.")
 
     def turn(self, step: Step, question: Sequence[BaseMessage], session: Session | None = None) -> OpenTurn | None:
-        """Return the turn in `session`, by default the run's, or None if there is nothing to store."""
+        """Return the turn to store in `session`, by default the run's session; None if there is nothing to store."""
         conversation = session_conversation(step)
         texts = [text_of(message) for message in question]
         if session is None and conversation.kind == "session":
@@ -75,7 +75,7 @@ class RecordQuestionNode(RecordingNode):
         *,
         received: Sequence[BaseMessage] = (),
     ) -> None:
-        """Store the newest question of `messages` in `session`, by default the run's.
+        """Store the newest question of `messages` in `session`, by default the run's session.
 
         `received` is the question before middleware changed it.
         """
@@ -120,7 +120,7 @@ type SessionTemplate = Annotated[str, AfterValidator(_session_template)]
 
 
 class AppendMessageNode(Node, ConversationFields):
-    """A node that stores a message in `session`, by default in the run's; a repetition stores no other.
+    """A node that stores a message in `session`, by default the run's session, and only once if it is repeated.
 
     With `use_graph_chat_history`, the message is stored in the graph's store instead, in the conversation of an agent
     with the same fields. With `deliver`, it is also sent to the person, through the channel of the session. A blank
@@ -227,7 +227,7 @@ class TemplateNode(Node):
     repetition: ClassVar[Again] = "nothing"
 
     text: str = Field(min_length=1, description="The text; a template.")
-    as_message: bool = Field(False, description="True to make it an assistant message of the run.")
+    as_message: bool = Field(False, description="True to add the text as an assistant message of the run.")
 
     def templates(self) -> Iterable[tuple[str, str]]:
         """Yield the option `text`, which is a template."""

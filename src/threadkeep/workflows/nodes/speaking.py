@@ -49,7 +49,7 @@ class NodeCompression(BaseModel):
         description="Size of unsummarised messages that starts a summary: tokens:20000, messages:40 or fraction:0.5.",
     )
     keep: SizeText = Field("messages:20", description="The size of the newest messages that are not summarised.")
-    max_summary_tokens: int = Field(2_000, ge=100, description="The maximum of all summaries in tokens.")
+    max_summary_tokens: int = Field(2_000, ge=100, description="The most tokens of all summaries together.")
     model: ModelName | None = Field(
         None, description="The model for summaries; by default THREADKEEP_SUMMARY_MODEL, or the node's own model."
     )
@@ -102,7 +102,7 @@ class SpeakingNode(AskingNode):
     max_messages: int = Field(30, ge=0, description="The maximum number of earlier messages in a call; 0 means none.")
     max_tokens: int | None = Field(None, ge=0, description="The token limit of a call; by default the service's limit.")
     snippets: bool = Field(True, description="True to add the passages that earlier retrieve nodes found.")
-    answers: bool = Field(True, description="True to store its message as the answer to the question.")
+    answers: bool = Field(True, description="True to store the node's message as the answer to the question.")
 
     @model_validator(mode="after")
     def _check_room(self) -> Self:

@@ -171,7 +171,7 @@ class IngestPromptNode(Node):
 
     async def run(self, step: Step, state: WorkflowState) -> Command[str]:
         """Put the event's prompt into the state as the question, or continue with the node `skip`."""
-        nodes = _nodes(step, self.max_messages, self.max_chars)
+        nodes = _candidate_nodes(step, self.max_messages, self.max_chars)
         update = await nodes.ingest_prompt(_candidate_state(state), step.config)
         if update.get("outcome") == "SKIP":
             return sent_to(self.skip, found(step, None, {"outcome": "SKIP", "combinedPrompt": None}))
@@ -201,7 +201,7 @@ class BuildCandidateNode(Node):
         answer = answer_of(state)
         text = text_of(answer) if answer is not None else ""
         given: CandidateState = {**_candidate_state(state), "llmText": text}
-        update = await _nodes(step, 0, 0).build_candidate(given)
+        update = await _candidate_nodes(step, 0, 0).build_candidate(given)
         candidate = update.get("candidate")
         proposed: Json = {name: str(value) for name, value in candidate.items()} if candidate is not None else None
         known = {"outcome": "OK", "candidate": proposed, "errors": [], "llmText": text, "combinedPrompt": prompt}
@@ -222,7 +222,7 @@ def _result(state: WorkflowState, name: str) -> Json:
     return None
 
 
-def _nodes(step: Step, max_messages: int, max_chars: int) -> CandidateNodes:
+def _candidate_nodes(step: Step, max_messages: int, max_chars: int) -> CandidateNodes:
     resources = step.context.resources
     return CandidateNodes(
         model=resources.model(None),
