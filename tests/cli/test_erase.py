@@ -60,6 +60,20 @@ def test_a_receipt_that_cannot_be_written_stops_the_erase(cli: CommandLine) -> N
     assert "could not be written" in done.err
 
 
+def test_a_receipt_replaces_only_a_receipt(cli: CommandLine) -> None:
+    """An interrupted erase is repeated with the same file. Nothing is erased if the path is another file's."""
+    cli.store("a", "hi", "hello", user_id="ann")
+    (cli.folder / "letter").write_text("words")
+    (cli.folder / "link").symlink_to("threadkeep.db")
+    for name in ("letter", "link", "threadkeep.db", "threadkeep.db-wal"):
+        refused = cli("erase", "user", "ann", "--yes", "--receipt", str(cli.folder / name))
+        assert (refused.exit_code, "name another file" in refused.err) == (2, True), name
+    assert (cli.folder / "letter").read_text() == "words"
+    assert cli.info("a").message_count == 2
+    for _ in range(2):
+        assert cli("erase", "user", "ann", "--yes", "--receipt", str(cli.folder / "receipt")).exit_code == 0
+
+
 @pytest.mark.parametrize(
     "words", ["erase session a --dry-run", "erase session a --dry-run --json", "sessions list", "sessions list --json"]
 )

@@ -463,7 +463,7 @@ def test_one_ctrl_c_ends_an_import_that_waits_for_its_input(cli: CommandLine, no
 def test_an_export_does_not_replace_the_database(cli: CommandLine, command: list[str]) -> None:
     cli.store("a", "hi")
     (cli.folder / "link").symlink_to("threadkeep.db")
-    for name in ("threadkeep.db", "link"):
+    for name in ("threadkeep.db", "link", "threadkeep.db-wal", "threadkeep.db-journal"):
         outcome = cli(*command, "--output", name)
         assert (outcome.exit_code, "is the database itself" in outcome.err) == (2, True)
     assert cli.info("a").message_count == 1

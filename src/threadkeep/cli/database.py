@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from threadkeep.cli.shared import Confirmed, command_settings, run, verbs
+from threadkeep.cli.shared import Confirmed, check_not_database, command_settings, run, verbs
 from threadkeep.cli.terminal import NotDone, WrongUse, counted, ended_by_sigterm, file_size, shown, terminal
 
 if TYPE_CHECKING:
@@ -170,8 +170,7 @@ def backup_database(
         raise WrongUse(f"{target} is a folder or a device; name a file.")
     if target.exists() and not replace:
         raise WrongUse(f"{target} exists already; name another file, or add --replace.")
-    if address.path is not None and target.resolve() == address.path.resolve():
-        raise WrongUse(f"{target} is the database itself; name another file.")
+    check_not_database(target)
     if address.dsn is None and (address.path is None or not address.path.exists()):
         raise NotDone(_IN_MEMORY if address.path is None else f"There is no database at {address.path} to copy.")
     run(_check_source(settings))

@@ -17,6 +17,7 @@ from threadkeep.cli.shared import (
     CursorOption,
     DryRun,
     Limit,
+    check_not_database,
     new_file,
     opened_memory,
     read_cursor,
@@ -185,12 +186,7 @@ async def verify_receipt(
     receipt: Annotated[Path, typer.Argument(metavar="RECEIPT", help="The file of a receipt.")],
 ) -> None:
     """Check that this database signed a receipt, and that the database has no data of the person or session."""
-    try:
-        values = json.loads(receipt.read_text(encoding="utf-8"))
-        values.pop("complete", None)
-        known = EraseReceipt.from_dict(values)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise WrongUse(f"{receipt} is not a receipt; name a file that `threadkeep erase … --receipt` wrote.") from None
+    known = _read_receipt(receipt)
     async with opened_memory() as memory:
         found = await memory.verify_erased(known)
     if terminal.as_json:
@@ -203,9 +199,19 @@ async def verify_receipt(
         terminal.say("The receipt is genuine, and there is no data of the person or session.")
 
 
+def _read_receipt(file: Path) -> EraseReceipt:
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+        values.pop("complete", None)
+        return EraseReceipt.from_dict(values)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise WrongUse(f"{file} is not a receipt of `threadkeep erase`; name another file.") from None
+
+
 def _confirm(what: str, receipt: Path | None, *, confirmed: bool) -> None:
-    """Check that the receipt can be written, then ask for confirmation."""
+    """Check that the receipt can be written and replaces only a receipt, then ask for confirmation."""
     if receipt is not None:
+        check_not_database(receipt)
         is_new = not receipt.exists()
         try:
             receipt.open("a").close()
@@ -214,6 +220,8 @@ def _confirm(what: str, receipt: Path | None, *, confirmed: bool) -> None:
             raise WrongUse(sentence) from None
         if is_new:
             receipt.unlink()
+        elif receipt.is_file() and receipt.stat().st_size:
+            _read_receipt(receipt)
     terminal.confirm(f"Erase this {what} permanently?", _REFUSAL, confirmed=confirmed)
 
 

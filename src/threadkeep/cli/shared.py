@@ -24,7 +24,7 @@ import typer
 
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.cli.terminal import NotDone, WrongUse, ended_by_sigterm, stopped_by_ctrl_c, terminal, without_password
-from threadkeep.store.private_files import locked_part
+from threadkeep.store.private_files import beside, locked_part
 
 if TYPE_CHECKING:
     from threadkeep.app import App
@@ -347,6 +347,13 @@ def lines_of(stream: BinaryIO) -> Iterator[bytes]:
         yield line
 
 
+def check_not_database(path: Path) -> None:
+    """Refuse the file of the configured database, and files that SQLite creates next to it."""
+    database = command_settings().database.path
+    if database is not None and Path(os.path.realpath(path)) in (file := database.resolve(), *beside(file)):
+        raise WrongUse(f"{path} is the database itself; name another file.")
+
+
 @contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file for writing. It appears only when it is complete, and only its owner can read it.
@@ -365,8 +372,7 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
         path = path.resolve()
     except RuntimeError:
         raise WrongUse(f"{path} is a link that leads to itself; name a file.") from None
-    if (database := command_settings().database.path) is not None and path == database.resolve():
-        raise WrongUse(f"{path} is the database itself; name another file.")
+    check_not_database(path)
     part = path.with_name(path.name + ".part")
     with ended_by_sigterm(), locked_part(part) as descriptor:
         try:

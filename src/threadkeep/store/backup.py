@@ -13,14 +13,12 @@ from shutil import which
 
 from threadkeep.errors import InvalidInput, StoreUnavailable
 from threadkeep.store.condition import lock_holders
-from threadkeep.store.private_files import is_read_only, locked_part, make_private_database, make_private_folder
+from threadkeep.store.private_files import beside, is_read_only, locked_part, make_private_database, make_private_folder
 from threadkeep.store.sqlite_connection import connect, export_plain, read_only_uri, sqlite_errors
 
 type Report = Callable[[int, int], object]
 """A callback that gets the numbers of copied pages and of all pages, after each part of a copy."""
 
-_LOGS = ("-wal", "-shm")
-_BESIDE = ("-journal", *_LOGS)
 # SQLITE_CORRUPT and SQLITE_NOTADB. A restore ignores these errors, because it may replace an unreadable file.
 _DAMAGED = (11, 26)
 _PAGES = 2048
@@ -114,20 +112,18 @@ def restore_sqlite(
         if target.exists():
             _empty_log(target, key)
         # Remove log files of a killed process or a damaged database, because SQLite would apply them to the copy.
-        for ending in _BESIDE:
-            file.with_name(file.name + ending).unlink(missing_ok=True)
+        for log in beside(file):
+            log.unlink(missing_ok=True)
         partial.replace(file)
         # Delete the run engine's database, which fits only the old rows. It is created again from the table of runs.
-        for ending in ("", *_LOGS):
-            target.with_name(f"{target.name}.runs{ending}").unlink(missing_ok=True)
+        _remove(target.with_name(f"{target.name}.runs"))
     finally:
         _remove(partial)
 
 
-def _remove(partial: Path) -> None:
-    """Remove an incomplete copy, and the files that SQLite creates next to it."""
-    for ending in ("", *_BESIDE):
-        partial.with_name(partial.name + ending).unlink(missing_ok=True)
+def _remove(database: Path) -> None:
+    for file in (database, *beside(database)):
+        file.unlink(missing_ok=True)
 
 
 def dump_postgres(environment: Mapping[str, str], target: Path) -> None:

@@ -16,7 +16,6 @@ from threadkeep.errors import InvalidInput
 
 _LOG = logging.getLogger(__name__)
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
-_BESIDE = ("", "-wal", "-shm", "-journal")
 
 
 def make_private_folder(folder: Path) -> None:
@@ -30,6 +29,11 @@ def make_private_folder(folder: Path) -> None:
     own = user_data_path("threadkeep")
     if own in (folder, *folder.parents):
         tighten(own)
+
+
+def beside(database: Path) -> list[Path]:
+    """Return the paths of the files that SQLite creates next to a database."""
+    return [database.with_name(database.name + ending) for ending in ("-journal", "-wal", "-shm")]
 
 
 def make_private_database(path: Path) -> None:
@@ -47,8 +51,8 @@ def tighten_database(path: Path) -> None:
 
     If a user named the path, first read from the database: another file or a folder must keep its permissions.
     """
-    for ending in _BESIDE:
-        tighten(path.with_name(path.name + ending))
+    for file in (path, *beside(path)):
+        tighten(file)
 
 
 def is_read_only(path: Path) -> bool:
