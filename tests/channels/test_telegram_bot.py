@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import httpx2
 import pytest
 from langchain_core.messages import AIMessage
 
@@ -21,11 +23,12 @@ from tests.channels.fake_telegram import FakeTelegram
 from tests.channels.platforms import SENT_AT, Telegram
 from tests.web.services import until
 from threadkeep import Message
-from threadkeep.channels import intake, opening
+from threadkeep.channels import intake, opening, wecom_client
 from threadkeep.channels.bots import TEXTS
 from threadkeep.channels.contract import IncomingMessage, stored_message
 from threadkeep.channels.delivery import DeliveryOptions
 from threadkeep.channels.telegram import TelegramChannel
+from threadkeep.channels.telegram_client import TelegramAnswer, TelegramClient
 from threadkeep.errors import StoreUnavailable
 from threadkeep.history.session import Session
 from threadkeep.observe import ChannelTrouble, Event
@@ -239,6 +242,32 @@ def _hanging_platform() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
+async def _drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Respond with a byte now and then, without an end."""
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n")
+    with contextlib.suppress(ConnectionError), contextlib.closing(writer):
+        while True:
+            writer.write(b" ")
+            await writer.drain()
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("platform", ["telegram", "wecom"])
+async def test_a_response_that_never_ends_is_given_up(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wecom_client, "_CALL_SECONDS", 0.3)
+    server = await asyncio.start_server(_drip, "127.0.0.1", 0)
+    address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with httpx2.AsyncClient(trust_env=False) as http:
+        answer: TelegramAnswer | wecom_client.WeComAnswer
+        if platform == "telegram":
+            answer = await TelegramClient("4242:key", http, api=address).call("getUpdates", seconds=0.3)
+        else:
+            answer = await wecom_client.ask(http, "GET", address)
+    server.close()
+    await server.wait_closed()
+    assert (answer.error, answer.uncertain) == ("TimeoutError", True)
+
+
 async def test_a_hanging_platform_does_not_block_other_bots(
     tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,6 +377,27 @@ async def test_a_refused_reply_is_kept_as_failed(tmp_path: Path, telegram: FakeT
         assert failed.error == "Forbidden"
         assert await desk.memory.channels.outbox.retry(failed.number)
         assert await desk.answered(2) == ["two", "one"]
+
+
+async def test_a_chat_that_moves_at_each_attempt_is_tried_with_pauses(tmp_path: Path, telegram: FakeTelegram) -> None:
+    telegram.refuse(400, migrate_to_chat_id=-100123, times=3)
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["hello"])) as desk:
+        await desk.say("hi")
+        assert await desk.answered() == ["hello"]
+        [entry] = await desk.memory.channels.outbox.entries()
+    assert (entry.status, entry.tries) == ("delivered", 4)
+
+
+async def test_a_renamed_bot_answers_although_the_old_name_has_an_unsent_reply(
+    shared_url: str, tmp_path: Path, telegram: FakeTelegram
+) -> None:
+    telegram.refuse(429, retry_after=60)
+    async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["one"])) as desk:
+        await desk.say("hi")
+        await until(lambda: _has_failed_try(desk))
+    async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["two"]), name="renamed") as desk:
+        await desk.send(update("and now?", 2), bot="renamed")
+        await until(lambda: telegram.texts() == ["two"])
 
 
 async def test_a_group_that_becomes_a_supergroup_keeps_its_session(tmp_path: Path, telegram: FakeTelegram) -> None:

@@ -285,12 +285,12 @@ def _questions(run: Run) -> list[str | None]:
     return [text if isinstance(text, str) and text.strip() else None for text in texts]
 
 
-def notify_trouble(memory: Memory, work: ChannelWork, error: str, channel: Channel | None = None) -> None:
+def notify_trouble(memory: Memory, work: ChannelWork, error: Exception | str, channel: Channel | None = None) -> None:
     """Report that the work of one bot, or of all bots, failed and will be retried."""
-    if channel is None:
-        memory.observers.notify(ChannelTrouble(channel="other", work=work, error=error))
-    else:
-        memory.observers.notify(ChannelTrouble(channel=channel.kind, bot=channel.name, work=work, error=error))
+    name = error if isinstance(error, str) else type(error).__name__
+    bot = None if channel is None else channel.name
+    event = ChannelTrouble(channel="other" if channel is None else channel.kind, bot=bot, work=work, error=name)
+    memory.observers.notify(event)
 
 
 class Receiver:
@@ -312,11 +312,10 @@ class Receiver:
     async def _keep_trying(self, receive: Callable[[], Awaitable[str | None]]) -> Never:
         """Call `receive`, which returns the name of an error, until cancelled. Pause longer after each error."""
         while True:
-            error = None
+            result = None
             with ErrorBoundary() as attempt:
-                error = await receive()
-            if attempt.error is not None:
-                error = type(attempt.error).__name__
+                result = await receive()
+            error = attempt.error or result
             if error is None:
                 self._pause = self.first_pause_seconds
                 continue

@@ -373,6 +373,7 @@ def id_in(fields: Mapping[str, Json], name: str) -> str:
 
 
 def time_in(fields: Mapping[str, Json], name: str) -> datetime | None:
-    """Return the time in a field of seconds since 1970, if it is valid."""
-    seconds = number_in(fields, name)
-    return datetime.fromtimestamp(seconds, UTC) if seconds is not None and 0 < seconds < 253_402_300_800 else None
+    """Return the time in a field of seconds since 1970, a number or its digits, if it is valid."""
+    text = id_in(fields, name)
+    seconds = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
+    return datetime.fromtimestamp(seconds, UTC) if 0 < seconds < 253_402_300_800 else None

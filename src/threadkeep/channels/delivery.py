@@ -136,7 +136,7 @@ class Delivery:
             await self._outbox.end(message.number, self._owner, "nothing")
             notify_sent(self._memory, bot, message, "nothing")
             return
-        address, index, claim_seconds = message.address, message.parts_sent, self._options.claim_seconds
+        index, claim_seconds = message.parts_sent, self._options.claim_seconds
         while index < len(parts):
             part = Part(
                 parts[index],
@@ -145,7 +145,7 @@ class Delivery:
                 last=index == len(parts) - 1,
                 again=message.tries > 1 and index == message.parts_sent,
             )
-            match await self._send_part(bot, address, part):
+            match await self._send_part(bot, message.address, part):
                 case Sent(is_all):
                     index = len(parts) if is_all else index + 1
                     # Retry this while the database is out: otherwise the part would be sent again.
@@ -154,6 +154,8 @@ class Delivery:
                         return  # the message was dropped, or another process claimed it
                 case Moved(address):
                     await self._outbox.move(message.number, self._owner, address)
+                    await self._postpone(bot, message, Later("Moved"))
+                    return
                 case Later() as later:
                     await self._postpone(bot, message, later)
                     return
@@ -193,7 +195,7 @@ class Delivery:
         return min(self._options.first_pause_seconds * 2.0 ** min(tries - 1, 30), self._options.longest_pause_seconds)
 
     def _notify_trouble(self, error: Exception, bot: Bot | None = None) -> None:
-        notify_trouble(self._memory, "delivery", type(error).__name__, None if bot is None else bot.channel)
+        notify_trouble(self._memory, "delivery", error, None if bot is None else bot.channel)
 
 
 async def note_failure(memory: Memory, bot: Bot, failed: AnswerFailed) -> None:

@@ -156,7 +156,7 @@ class Intake:
                 self.notify(bot, "ignored", reason)
                 return
             case ChatMigrated(old, new):
-                await self._memory.channels.state.keep_first(bot.channel.scope, _chat_name(new), old)
+                await self._memory.channels.state.keep_first(bot.channel.scope, f"chat:{new}", old)
             case MessageRecalled():
                 await self._note_recall(update)
             case AnswerFailed():
@@ -169,7 +169,7 @@ class Intake:
         # Only a group that becomes a supergroup (-100…) changes its id.
         if bot.channel.kind != "telegram" or not str(chat).startswith("-100"):
             return message
-        first = await self._memory.channels.state.value(bot.channel.scope, _chat_name(str(chat)))
+        first = await self._memory.channels.state.value(bot.channel.scope, f"chat:{chat}")
         return message if first is None else in_chat(message, first)
 
     async def _take_message(self, bot: Bot, message: IncomingMessage, started: StartedRuns, again: bool) -> None:
@@ -491,7 +491,7 @@ class Intake:
 
     def _notify_trouble(self, error: Exception, bot: Bot | None = None) -> None:
         work: ChannelWork = "following" if bot is None else "taking"
-        notify_trouble(self._memory, work, type(error).__name__, None if bot is None else bot.channel)
+        notify_trouble(self._memory, work, error, None if bot is None else bot.channel)
 
 
 async def _show_working(bot: Bot, message: IncomingMessage) -> None:
@@ -502,7 +502,3 @@ async def _show_working(bot: Bot, message: IncomingMessage) -> None:
 
 def _album_name(message: IncomingMessage) -> str:
     return f"album:{message.album}"
-
-
-def _chat_name(chat_id: str) -> str:
-    return f"chat:{chat_id}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import httpx2
@@ -82,8 +82,9 @@ class TelegramClient:
         """Call a method of the Bot API; leave out values that are None."""
         given = {name: value for name, value in (values or {}).items() if value is not None}
         try:
-            response = await self._http.post(f"{self._root}/{method}", json=given, timeout=seconds)
-        except httpx2.HTTPError as error:
+            async with asyncio.timeout(seconds):  # httpx limits only the time between two bytes
+                response = await self._http.post(f"{self._root}/{method}", json=given, timeout=seconds)
+        except (httpx2.HTTPError, TimeoutError) as error:
             return TelegramAnswer(0, error=type(error).__name__, uncertain=not isinstance(error, _NOT_SENT))
         fields, status = object_in(read_json(response.content)), response.status_code
         if status == 200 and fields.get("ok") is not True:
@@ -135,11 +136,6 @@ class TelegramClient:
             await asyncio.sleep(pause)
             pause = min(pause * 2, Receiver.longest_pause_seconds)
 
-    async def updates(self, offset: int | None, kinds: Sequence[str], *, seconds: int) -> TelegramAnswer:
-        """Wait for updates, and return up to 100 of these `kinds` from `offset` on."""
-        wanted: dict[str, Json] = {"offset": offset, "timeout": seconds, "limit": 100, "allowed_updates": list(kinds)}
-        return await self.call("getUpdates", wanted, seconds=seconds + _MARGIN_SECONDS)
-
     async def _send_message(self, address: Address, part: Part, *, formatted: bool) -> TelegramAnswer:
         answered = number_in(_numbers(address), "message_id") if part.first else None
         reply: Json = {"message_id": answered, "allow_sending_without_reply": True}
@@ -185,7 +181,9 @@ class TelegramPolling(Receiver):
             return problem
         stored = await self._state.value(self._channel.scope, "offset")
         offset = int(stored) if stored else None
-        answer = await self._client.updates(offset, self._channel.options.allowed_updates, seconds=_WAIT_SECONDS)
+        kinds: Json = list(self._channel.options.allowed_updates)
+        wanted = {"offset": offset, "timeout": _WAIT_SECONDS, "limit": 100, "allowed_updates": kinds}
+        answer = await self._client.call("getUpdates", wanted, seconds=_WAIT_SECONDS + _MARGIN_SECONDS)
         if not answer.ok:
             return answer.problem
         for update in map(object_in, list_in({"result": answer.result}, "result")):

@@ -253,7 +253,6 @@ class WeComDirectChannel(WeComXmlChannel[WeComDirectOptions]):
         if not user or not number:
             return Ignored("incomplete")
         text = text_in(fields, "Content").strip() if text_in(fields, "MsgType") == "text" else ""
-        created = text_in(fields, "CreateTime")
         sender = Sender(f"wecom_dm:{options.corp_id}:{user}")
         found: dict[str, Json] = {
             "corp_id": options.corp_id,
@@ -271,9 +270,7 @@ class WeComDirectChannel(WeComXmlChannel[WeComDirectOptions]):
                 results={PARSER: found},
                 reply_to={"touser": user},
                 sender=sender,
-                sent_at=time_in({"at": int(created)}, "at")
-                if created.isascii() and created.isdigit() and len(created) < 19
-                else None,
+                sent_at=time_in(fields, "CreateTime"),
                 metadata={"channel": self.name, "platform_message_id": number, "sender_id": sender.id},
                 private=True,
             )

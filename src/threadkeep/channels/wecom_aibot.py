@@ -256,7 +256,8 @@ class AnswerStreams:
         is_late = self._memory.clock() - outgoing.created_at >= STREAM_TIME
         if outgoing.status == "waiting":
             if not is_late:
-                return self._sealed(channel, stream_id, _cut(channel, outgoing.partial), finished=False)
+                begun = channel.split(outgoing.partial)[:1]
+                return self._sealed(channel, stream_id, "".join(begun), finished=False)
             return self._sealed(channel, stream_id, bot.texts.later)
         parts = channel.split(await answer_text(self._memory, bot, outgoing))
         first = parts[0] if parts else NOTHING
@@ -316,9 +317,3 @@ def _event(fields: Mapping[str, Json], found: Mapping[str, Json]) -> Update:
         return Ignored("kind")
     session_id = resolve_key(KEY_CANDIDATES, {"results": {PARSER: found}}).key
     return ChatEntered(session_id) if session_id else Ignored("incomplete")
-
-
-def _cut(channel: WeComAIBotChannel, text: str) -> str:
-    """Return as much of the beginning of an unfinished text as fits into one message."""
-    parts = channel.split(text)
-    return parts[0] if parts else ""

@@ -147,8 +147,9 @@ async def ask(
 ) -> WeComAnswer:
     """Send a request to WeCom; return network failures instead of raising them."""
     try:
-        response = await http.request(verb, url, params=query, json=values, timeout=_CALL_SECONDS)
-    except httpx2.HTTPError as error:
+        async with asyncio.timeout(_CALL_SECONDS):  # httpx limits only the time between two bytes
+            response = await http.request(verb, url, params=query, json=values, timeout=_CALL_SECONDS)
+    except (httpx2.HTTPError, TimeoutError) as error:
         return WeComAnswer(None, error=type(error).__name__, uncertain=not isinstance(error, _NOT_SENT))
     if response.status_code != 200:
         return WeComAnswer(None, error=f"Status{response.status_code}", uncertain=response.status_code >= 500)

@@ -185,10 +185,8 @@ class AIBotConnection(Receiver):
             self._end_streams()
 
     async def _receive(self, intake: Intake, bot: Bot, req_id: str, body: Mapping[str, Json]) -> None:
-        with ErrorBoundary() as attempt:
+        with ErrorBoundary(lambda error: notify_trouble(self._memory, "following", error, self._channel)):
             await self._take(intake, bot, req_id, body)
-        if attempt.error is not None:
-            notify_trouble(self._memory, "following", type(attempt.error).__name__, self._channel)
 
     async def _take(self, intake: Intake, bot: Bot, req_id: str, body: Mapping[str, Json]) -> None:
         """Take a message or an event; keep trying, because WeCom does not repeat it."""

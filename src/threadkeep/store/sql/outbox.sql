@@ -91,16 +91,21 @@ SELECT number, channel, address FROM chat_outbox
 UPDATE chat_outbox SET status = 'nothing', error = 'NoRun', address = NULL, ended_at = :now
 -- include: unasked
 
--- name: due
--- The first message of each session, if no process is sending it. Times after :beyond were stored by a wrong clock,
--- and are ignored.
-SELECT number FROM chat_outbox
-WHERE channel = :channel AND status = 'ready' AND (next_try_at <= :now OR next_try_at > :beyond)
+-- name: sendable
+-- Included by other statements: ready messages that no process is sending and that are the first of their session.
+-- Times after :beyond were stored by a wrong clock, and are ignored. Messages of another channel do not count, because
+-- that bot may have been removed.
+status = 'ready' AND (next_try_at <= :now OR next_try_at > :beyond)
     AND (owner IS NULL OR owned_until < :now OR owned_until > :beyond)
     AND NOT EXISTS (
-    SELECT 1 FROM chat_outbox b
-    WHERE b.session_id = chat_outbox.session_id AND b.status = 'ready' AND b.number < chat_outbox.number
-)
+        SELECT 1 FROM chat_outbox b
+        WHERE b.session_id = chat_outbox.session_id AND b.channel = chat_outbox.channel AND b.status = 'ready'
+            AND b.number < chat_outbox.number
+    )
+
+-- name: due
+SELECT number FROM chat_outbox WHERE channel = :channel AND
+-- include: sendable
 ORDER BY next_try_at, number
 LIMIT :limit
 
@@ -109,12 +114,8 @@ LIMIT :limit
 UPDATE chat_outbox SET
     uncertain = uncertain OR owner IS NOT NULL, owner = :owner, owned_until = :until, tries = tries + 1,
     created_at = CASE WHEN created_at > :beyond THEN :now ELSE created_at END
-WHERE number = :number AND status = 'ready' AND (next_try_at <= :now OR next_try_at > :beyond)
-    AND (owner IS NULL OR owned_until < :now OR owned_until > :beyond)
-    AND NOT EXISTS (
-        SELECT 1 FROM chat_outbox b
-        WHERE b.session_id = chat_outbox.session_id AND b.status = 'ready' AND b.number < chat_outbox.number
-    )
+WHERE number = :number AND
+-- include: sendable
 RETURNING
     number, channel, session_id, message_id, status, content, address, parts_sent, tries, uncertain, error, next_try_at,
     created_at
