@@ -1,4 +1,4 @@
-"""All sessions of a memory, together with the conversations that agents keep in a graph store."""
+"""All sessions of a memory, together with the conversations that agents store in a graph store."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class AllSessions:
         self._memory = memory
 
     async def page(self, query: SessionQuery) -> tuple[list[SessionInfo], SessionCursor | None]:
-        """Return a page, newest activity first, and the cursor of the next page.
+        """Return a page of sessions and conversations, newest activity first, and the cursor of the next page.
 
         Each call reads the metadata of all conversations, because a graph store has no index for this order.
         """
@@ -143,9 +143,9 @@ class AllSessions:
         return await self._memory.namespace(layout, store)
 
     async def search(self, query: str, *, user_id: str | None = None, limit: int = 10) -> SearchResult:
-        """Return up to `limit` messages with all words of a query.
+        """Return up to `limit` messages that contain all words of a query.
 
-        Results from sessions and layouts alternate, because scores of different stores cannot be compared.
+        Results from the sessions and from each layout alternate, because scores of different stores are not comparable.
         """
         own = await self._memory.search_result(query, user_id=user_id, limit=limit)
         found, damaged = [own.hits], [*own.damaged]
@@ -157,7 +157,7 @@ class AllSessions:
         return SearchResult(hits[:limit], own.unindexed, tuple(dict.fromkeys(damaged)))
 
     async def damaged(self, user_id: str | None = None) -> list[SessionDamaged]:
-        """Return the damaged items that this process has found, of one user or of all."""
+        """Return the damaged items that this process has found, of one user or of all users."""
         found = self._memory.damaged(user_id)
         async for _, memory in self._namespaces():
             found += memory.damaged(user_id)
@@ -175,7 +175,7 @@ class AllSessions:
     async def calls(
         self, session_id: str, *, user_id: str | None = None, limit: int = 50, before: Cursor | None = None
     ) -> list[StoredManifest]:
-        """Return up to `limit` records of a session's model calls, newest first, after the cursor `before`.
+        """Return up to `limit` records of a session's model calls, newest first, beginning after the cursor `before`.
 
         The records of a conversation are sorted by run; the run with the newest message comes first.
 
@@ -199,7 +199,7 @@ class AllSessions:
         return await self.erase_conversations(session_id, user_id=user_id) or deleted
 
     async def erase_conversations(self, session_id: str, *, user_id: str | None = None) -> bool:
-        """Delete the conversations with an id, but not the session; return False if there are none."""
+        """Delete the conversations with this id, but not the session; return False if there are none."""
         deleted = False
         for _, layout, memory in await self._memory.namespaces():
             session = memory.session(session_id, user_id=user_id)
@@ -252,7 +252,7 @@ def _cursor_of(info: SessionInfo) -> SessionCursor:
 
 
 class AllRetention:
-    """Retention of all sessions and conversations: calls the pruner of each memory that has some of them."""
+    """The retention of all sessions and conversations, through the pruner of each memory."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory

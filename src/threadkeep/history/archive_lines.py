@@ -57,7 +57,7 @@ class SessionLine:
         return GraphLayout(self.namespace, self.meta_key_suffix, value_field=self.value_field)
 
     def info(self, messages: Sequence[Message], now: datetime) -> SessionInfo:
-        """Return the session to restore. Missing times are taken from `messages`, or else `now`."""
+        """Return the session to restore. Missing times are taken from `messages` or, if there are none, are `now`."""
         times = [message.created_at or now for message in messages] or [now]
         values = {name: value for name, value in vars(self).items() if name not in _LAYOUT_FIELDS}
         values |= {"created_at": self.created_at or min(times), "updated_at": self.updated_at or max(times)}

@@ -51,7 +51,7 @@ class CompressorOptions:
 
 @dataclass(frozen=True)
 class _Trouble:
-    """The number of a session's consecutive failures, and its pause: `until` a time, for at most so many `turns`."""
+    """A session's consecutive failures, and its pause: until the time `until` or for `turns` turns at most."""
 
     failures: int
     until: datetime
@@ -85,7 +85,7 @@ class Compressor:
         self._closed = False
 
     def consider(self, request: CompressionRequest) -> None:
-        """Queue a session for compression, if that is due, and return at once.
+        """Queue a session, which is then compressed if that is due; return at once.
 
         The newest answer must be stored already. If too many sessions wait, the oldest request is dropped and reported.
         After `close`, nothing is queued.

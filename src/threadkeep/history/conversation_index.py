@@ -52,7 +52,7 @@ def index_version() -> str:
 
 @dataclass(eq=False)
 class Refusals:
-    """The turns that could not be embedded. Each failure doubles the number of rounds (tasks) that skip the turn."""
+    """The turns that could not be embedded. Each failure doubles the number of embedding rounds that skip a turn."""
 
     round: int = 0
     _tries: dict[str, int] = field(default_factory=dict)

@@ -40,7 +40,7 @@ _ALWAYS = (
     "logs of the service, which have ids and no texts",
     "pending turns on other machines, until they are written: threadkeep pending list",
     "inputs of `threadkeep chat` on each machine: the file chat_history in the state folder of its user",
-    "the memory of other processes, which show nothing of it and drop it with their next call in the session",
+    "caches in other processes, which never show these data and drop them with their next call in the session",
 )
 _DEAD_ROWS = "dead rows of PostgreSQL until VACUUM, and its WAL"
 _LOG = "the WAL of PostgreSQL until it is recycled"
@@ -64,7 +64,7 @@ class Eraser:
         if user_id is None:
             check_argument("session_id", session_id, str, required=True)
             return Erasable(session_id=session_id)
-        self._memory.session("erase", user_id=user_id)  # checks the id
+        self._memory.session("erase", user_id=user_id)  # rejects an invalid user id
         return Erasable(ids=await self.rows.same_person(user_id))
 
     async def groups(self, wanted: Erasable) -> int:
@@ -72,7 +72,7 @@ class Eraser:
         return (await self.rows.counts(wanted))["chat_graph_groups"]
 
     async def continued(self, wanted: Erasable, *, dry_run: bool) -> Erasable:
-        """Return `wanted` with the ids that an interrupted erasure has recorded, and with its scope `noted`."""
+        """Return `wanted` with the ids that an interrupted erasure has recorded, and with `noted`, their scope."""
         subject = _subject(wanted, await self._digest(dry_run=dry_run))
         ids = tuple(dict.fromkeys([*wanted.ids, *(await self._interrupted(subject)).get("ids", [])]))
         return replace(wanted, ids=ids, noted=f"{_SCOPE}:{subject}")
@@ -160,7 +160,7 @@ class Eraser:
         return found
 
     async def verify(self, receipt: EraseReceipt) -> Verification:
-        """Check the signature of a receipt, and that no data of its person or session and no erasure are left."""
+        """Check a receipt's signature, that its person or session has no data left, and that the erasure has ended."""
         check_argument("receipt", receipt, EraseReceipt, required=True)
         digest = await self._digest()
         signature = digest(replace(receipt, signature="").signed_text())

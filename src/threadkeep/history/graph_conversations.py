@@ -95,7 +95,7 @@ class GraphConversations:
         """Overwrite deleted items in the file of the graph store; return a description of remaining data.
 
         If `vacuum` is true, the file is rewritten. Operators must overwrite deleted rows in PostgreSQL and in stores
-        that the application opened. The memory's own file is overwritten elsewhere.
+        that the application opened. `TableErasing` overwrites the memory's own file.
         """
         address = self.given
         if not isinstance(address, DatabaseAddress):
@@ -135,7 +135,7 @@ class GraphConversations:
         return layout not in self._registered and self.is_own(store)
 
     async def register(self, layout: GraphLayout) -> None:
-        """Register a layout of the memory's own store for other processes; the next call retries a failure."""
+        """Register a layout of the memory's own store for other processes; after a failure, the next call retries."""
         self._registered.add(layout)
         try:
             async with asyncio.timeout(_REGISTER_SECONDS):
@@ -155,12 +155,12 @@ class GraphConversations:
 
 
 def location_in(layout: GraphLayout, key: str) -> ConversationLocation:
-    """Return the location of a conversation for the records of model calls."""
+    """Return the location by which records of model calls refer to a conversation."""
     return ConversationLocation(key, layout.namespace, layout.meta_key_suffix, layout.value_field)
 
 
 def order_name(layout: GraphLayout, key: str) -> str:
-    """Return the name under which turns are kept in order; no session id is equal to it."""
+    """Return the name by which the turns of a conversation are ordered; no session id is equal to such a name."""
     parts = [layout.namespace, layout.meta_key_suffix, layout.value_field, key]
     return _NO_SESSION + json.dumps(parts, ensure_ascii=False, separators=(",", ":"))
 

@@ -29,8 +29,8 @@ class Imported:
 
     `skipped` counts messages that were left out because the line of their session is invalid, or because the session
     belongs to another user. `summaries_left_out` counts summaries whose messages differ from the stored ones or already
-    have a summary. A graph store has no archive: `unarchived` counts archived messages that became normal ones there.
-    It has no limits per session either: `limits_left_out` counts sessions that lost their limits.
+    have a summary. A graph store has no archive: `unarchived` counts archived messages that became active there. A
+    graph store has no limits per session either: `limits_left_out` counts sessions that lost their limits.
     """
 
     sessions: int = 0

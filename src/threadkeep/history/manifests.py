@@ -39,7 +39,7 @@ _FOR_GOOD_DAYS = 36_500  # a longer retention counts as forever
 
 
 class Manifests:
-    """The manifests of a memory.
+    """The manifests of a memory: those in the queue, which are still to be written, and those in the database.
 
     `retention_days` is the number of days for which manifests are kept: None means forever, 0 stores none.
     """
@@ -80,11 +80,11 @@ class Manifests:
         return NotedManifest(session_id, run_id, self._clock(), manifest, dict(texts))
 
     def joined(self, entry: NotedManifest) -> list[Statement]:
-        """Return the statements that store a record in the transaction that stores its turn."""
+        """Return the statements that store a record, for the transaction that stores the record's turn."""
         return self._rows.joined(entry)
 
     def has_earlier(self, entry: NotedManifest) -> bool:
-        """Return True if earlier records of the run may still wait; they must be stored before `entry`."""
+        """Return True if earlier records of the same run may still be queued; they must be stored before `entry`."""
         return self._writing.locked() or entry.run_id in [earlier.run_id for earlier in self._waiting]
 
     def queue(self, entry: NotedManifest) -> None:
@@ -95,7 +95,7 @@ class Manifests:
         self._wake.set()
 
     async def of_run(self, run_id: str, *, user_id: str | None = None) -> list[StoredManifest]:
-        """Return the records of a run's calls in order; with `user_id`, only if the user owns the run or session."""
+        """Return the records of a run in order; if `user_id` is given, only if this user owns the run or session."""
         check_argument("run_id", run_id, str, required=True)
         check_argument("user_id", user_id, str)
         await self._flush_for_reader()
@@ -110,7 +110,7 @@ class Manifests:
     async def of_session(
         self, session_id: str, *, user_id: str | None = None, limit: int = 50, before: Cursor | None = None
     ) -> list[StoredManifest]:
-        """Return up to `limit` records of a session's calls, newest first, after the cursor `before`."""
+        """Return up to `limit` records of a session, newest first, beginning after the cursor `before`."""
         check_argument("session_id", session_id, str, required=True)
         check_argument("user_id", user_id, str)
         check_argument("limit", limit, int, required=True)
@@ -123,7 +123,7 @@ class Manifests:
     async def texts(
         self, session_id: str | None, digests: Collection[str], *, run_id: str | None = None
     ) -> dict[str, str]:
-        """Return texts that were sent in calls but are in no transcript, by digest."""
+        """Return texts by digest, which were sent in model calls but are in no transcript."""
         check_argument("session_id", session_id, str)
         check_argument("run_id", run_id, str)
         check_each("digests", digests, str)

@@ -50,7 +50,7 @@ _ALL_AT_ONCE = 1_000_000  # one page with all sessions, because a search reads t
 
 
 class Identity:
-    """An object that stands for a database in this process; all its memories share it."""
+    """An object that identifies a database in this process; all memories of the database share it."""
 
 
 _identities: WeakValueDictionary[tuple[int, str, str | None], Identity] = WeakValueDictionary()
@@ -250,7 +250,7 @@ class Memory:
         return self._backend.damages.of(user_id)
 
     def _at(self, backend: Backend) -> Self:
-        """Return a copy that uses the stores of `backend`."""
+        """Return a copy of this memory that uses the stores of `backend`."""
         other = copy.copy(self)
         other._use(backend)  # noqa: SLF001 - it is a copy of this object
         other.opened_with, other.identity, other.lifetime = None, Identity(), AsyncExitStack()

@@ -39,7 +39,7 @@ _DIGITS: Final = 32
 
 
 def factor_key(model: str) -> str:
-    """Return the key of a model's stored factor, with the name of its token estimate."""
+    """Return the key under which a model's factor is stored: the model, and the name of its token estimate, if any."""
     counter = counter_for(model)
     return f"{model} {counter.name}" if isinstance(counter, FamilyEstimate) else model
 

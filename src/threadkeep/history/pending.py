@@ -125,7 +125,7 @@ class PendingTurns:
         return sum(len(each.own) for each in self._all)
 
     def turns_of(self, session_id: str) -> list[Turn]:
-        """Return the pending turns of a session in order, for which later turns must wait, without rejected ones."""
+        """Return the pending turns of a session in order, except rejected ones, for which later turns need not wait."""
         return [entry.turn for entry in self.own if entry.turn.session_id == session_id and not entry.refused]
 
     @property
@@ -222,7 +222,7 @@ class PendingTurns:
         return next((one for one in pending if one.answer_key == key and one.id != turn.messages[0].id), None)
 
     async def tell(self, message: Message) -> Message:
-        """Record that a caller gets a pending answer, so that no answer without a caller can replace it."""
+        """Record that a caller gets a pending answer, which then replaces an answer that no caller has got."""
         for entry in self.own:
             if message in entry.turn.messages and entry.turn.told_at is None:
                 entry.turn = replace(entry.turn, told_at=self._clock())
@@ -349,7 +349,7 @@ class PendingTurns:
         return True
 
     async def _append_again(self, turn: Turn) -> None:
-        """Write a turn again because a caller got its answer meanwhile; no answer without a caller may replace it."""
+        """Write a turn again after a caller got its answer, which now replaces an answer that no caller has got."""
         with contextlib.suppress(QuestionGone):
             receipt = await self._transcripts.append(turn)
             for message_id in receipt.duplicates:

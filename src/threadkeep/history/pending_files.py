@@ -67,7 +67,7 @@ class PendingFiles:
         return self._folder is not None
 
     async def take_over(self) -> list[PendingTurn]:
-        """Take over and return the pending turns of dead processes, and repaired lines.
+        """Take over and return the pending turns of dead processes, and turns from lines that a person has repaired.
 
         Raises:
             PendingFolderUnusable: the folder cannot store turns, or a file in it cannot be opened.

@@ -25,7 +25,7 @@ _STATUS = attrgetter("status")
 class ReadPast:
     """A session's stored state for a profile, and its newest messages, read in one round trip.
 
-    `rows` is None if there are no messages, if the cached ones have changed, or if only the state was read.
+    `rows` is None if there are no messages, if cached messages have changed, or if only the state was read.
     """
 
     profile: str
@@ -163,7 +163,7 @@ class WindowReader:
     async def _whole(
         self, known: SessionRows | None, begin: int, before: int, limits: Limits
     ) -> tuple[tuple[Message, ...], Sequence[tuple[int, int]], SessionRows] | None:
-        """Return the messages from `begin` to `before`, superseded ranges and rows, if all is cached and fits."""
+        """Return the messages from `begin` to `before`, and superseded ranges, if all are cached and fit the limits."""
         if known is None or limits.nothing or limits.counter is None or known.first_seq > begin:
             return None
         if max(known.marks.reset_seq, known.marks.archived_seq) >= max(begin, 1):

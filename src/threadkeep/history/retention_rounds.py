@@ -74,7 +74,7 @@ class Scheduled(Protocol):
 
 
 class RetentionSchedule:
-    """A schedule of pruning rounds. A failed round is reported and repeated."""
+    """A schedule of pruning rounds, each of which one process runs. A failed round is reported and repeated."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The vectors of turns, which a model computes once for each message."""
+"""The vectors of turns, which an embedding model computes once for each message."""
 
 from __future__ import annotations
 
