@@ -129,7 +129,7 @@ async def test_fields_of_other_programs_survive(empty_url: str) -> None:
         await transcripts.append(turn(user("four")))
         await transcripts.change("room:1", SessionChanges(title="New"))
         await transcripts.reset("room:1")
-        assert await transcripts.writer.take_away("room:1", Beginning(0, 1), title=(None, None))
+        assert await transcripts.writer.delete_old("room:1", Beginning(0, 1), title=(None, None))
         assert contents((await transcripts.newest("room:1", limit=9)).messages) == ["two", "three", "four"]
         async with plain_store(empty_url) as store:
             metadata = await store.aget(HISTORY, "room:1__meta__")

@@ -63,7 +63,7 @@ async def test_an_agents_own_conversation_has_no_limits(client: httpx2.AsyncClie
     assert told == {"session_id": "s1", "own": None, "rules": NO_LIMITS, "archived_seq": 0, "deleted_seq": 0}
     for change in (client.put(PATH, json={}), client.delete(PATH)):
         problem = check_problem(await change, 422, "invalid-request")
-        assert "the rules hold for it" in problem["detail"]
+        assert "rules apply to it" in problem["detail"]
     check_problem(await client.put(f"{PATH}?user_id=bob", json={}), 404, "session-not-found")
 
 

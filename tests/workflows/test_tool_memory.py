@@ -95,7 +95,7 @@ async def test_tool_calls_are_deleted_with_their_messages(own_desk: Desk) -> Non
     writer = session._transcripts.writer  # type: ignore[attr-defined]  # noqa: SLF001 - what retention does
     from threadkeep.graph_store.writing import Beginning
 
-    assert await writer.take_away(KEY, Beginning(0, 2), title=(None, None))
+    assert await writer.delete_old(KEY, Beginning(0, 2), title=(None, None))
     [item] = await steps_in(own_desk.store)
     assert [turn["seq"] for turn in item["turns"]] == [3, 5]
     assert '"number":"1"' not in str(item)

@@ -1,4 +1,4 @@
-"""Items that change when a turn is appended. The functions do no I/O."""
+"""The items of a conversation that change when a turn is appended, computed without I/O."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Written:
     rows: Sequence[Sequence[object]] = ()
 
     @property
-    def followed(self) -> bool:
+    def is_indexed(self) -> bool:
         """True if the index rows were written in the same transaction (see `SessionIndex`)."""
         return bool(self.rows and self.rows[-1])
 
@@ -125,7 +125,7 @@ def chunk_items(
 
 
 def receipt_of(prepared: Prepared, adopted: Value) -> Receipt:
-    """Return the receipt for an answer that was not stored, because `adopted` already was."""
+    """Return the receipt for an answer that was not stored, because its question has the stored answer `adopted`."""
     seq = int(adopted["seq"])
     return replace(_receipt(prepared, seq, seq, {}), adopted=str(adopted.get("id")))
 
@@ -155,7 +155,7 @@ def turns_in(item: Value | None, conversation: Conversation) -> list[dict[str, A
 
 
 def steps_left(items: Mapping[ItemKey, Value | None], conversation: Conversation) -> dict[ItemKey, Value | None]:
-    """Reduce items of tool calls to the turns of `turns_in`. An item without turns becomes None."""
+    """Return items of tool calls with only those turns that `turns_in` returns, or None for an item without turns."""
     changed: dict[ItemKey, Value | None] = {}
     for key, item in items.items():
         turns = turns_in(item, conversation)

@@ -110,7 +110,7 @@ async def _whole(store: BaseStore, operations: Sequence[Op]) -> list[Result]:
 
 
 def _value(item: Item) -> Value:
-    """Return the JSON object in an item, or an empty object."""
+    """Return the JSON object in an item, or an empty object if the item has a value of another type."""
     value: object = item.value
     return value if isinstance(value, dict) else {}
 
@@ -121,7 +121,7 @@ def _put(key: ItemKey, value: Value | None) -> PutOp:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Turn every error of a store into `StoreUnavailable`, because stores do not name transient ones."""
+    """Turn every error of a store into `StoreUnavailable`, because stores do not tell which errors are transient."""
     with ErrorBoundary(raising=(StoreError,)) as call:
         yield
     if call.error is not None:
@@ -132,7 +132,7 @@ def _translated() -> Iterator[None]:
 
 
 class IndexedStore(AsyncBatchedBaseStore):
-    """A LangGraph store that rejects a query without an index; LangGraph's own would ignore the query."""
+    """A LangGraph store that rejects a query if it has no index. LangGraph's own stores ignore such a query."""
 
     async def end_batches(self) -> None:
         """End the task that executes batches; if it were destroyed with the store, asyncio would log an error."""

@@ -28,7 +28,7 @@ _PAGE_SESSIONS = 500
 
 
 class Indexed(NamedTuple):
-    """A session's row. If its messages are in the tables, not in a graph store, `version` is None."""
+    """The row of a session. If its messages are in the tables, not in a graph store, `version` is None."""
 
     last_seq: int
     created_at: datetime
@@ -48,7 +48,7 @@ class SessionIndex:
         self._deletion = deletion_statements(driver.backend)
 
     async def follow(self, session_id: str) -> None:
-        """Update or delete the rows of a session as its conversation requires.
+        """Update the rows of a session from its conversation; delete them if the conversation does not exist.
 
         Raises:
             StoreError: the messages of a session with this id are in the tables.
@@ -57,7 +57,7 @@ class SessionIndex:
             pass
 
     async def add(self, written: Written) -> bool:
-        """Add the rows of a turn. Return False if other rows prevent it, or the write did not only append."""
+        """Add the rows of a turn. Return False if existing rows prevent this, or if the write did more than append."""
         statements = self.additions(written)
         try:
             return bool(statements) and bool((await self._driver.write(statements))[-1])
@@ -83,7 +83,7 @@ class SessionIndex:
         return [(self._sql["index_session"], session), *messages]
 
     async def versions(self) -> AsyncIterator[tuple[str, int]]:
-        """Yield each indexed session's id, and the version of the conversation behind its rows."""
+        """Yield the id of each indexed session, and the version of its conversation when it was indexed."""
         after: str | None = ""
         while after is not None:
             parameters = {"after": after, "limit": _PAGE_SESSIONS}
@@ -105,7 +105,7 @@ class SessionIndex:
         return bool(await self._driver.fetch(self._deletion["changing"], changing(session_id, run_id)))
 
     async def forget_derived(self, session_id: str, first_seq: int) -> None:
-        """Deactivate or delete data that derives from a message from `first_seq` on."""
+        """Deactivate or delete data that were derived from messages whose `seq` is at least `first_seq`."""
         async with self._driver.writing() as connection:
             rows = await connection.fetch(self._sql["hold_indexed"], {"session_id": session_id})
             if rows and rows[0][0] >= first_seq:
@@ -125,7 +125,7 @@ class SessionIndex:
                 await connection.execute(self._sql["copy_summaries"], {**parameters, "since": None})
 
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:
-        """Delete a session's rows and derived data. Return False if there are none, None if the run may not do so."""
+        """Delete a session's rows and derived data. Return False if it has none, None if the run may not delete it."""
         async with self._driver.writing() as connection:
             return await delete_session(connection, self._deletion, session_id, run_id=run_id)
 
@@ -178,7 +178,7 @@ class SessionIndex:
         *,
         former: int | None,
     ) -> bool:
-        """Add index rows to those of version `former`. Return False if it is None and the session has a row."""
+        """Add index rows to the rows of version `former`. If that is None, return False if the session has a row."""
         row = _session_row(conversation, upto)
         if former is None and not await connection.execute(self._sql["begin_indexing"], row):
             return False

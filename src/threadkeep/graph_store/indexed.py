@@ -55,7 +55,7 @@ class IndexedTranscripts(GraphTranscripts):
     async def append(self, turn: Turn) -> Receipt:
         """Store a turn, and update the index rows of its session."""
         written = await self.write(turn)
-        if not written.followed:
+        if not written.is_indexed:
             await self._follow(turn.session_id, written)
         return written.receipt
 
@@ -74,7 +74,7 @@ class IndexedTranscripts(GraphTranscripts):
     async def append_instead(self, turn: Turn, seq: int, seen: tuple[int, int]) -> None:
         """Store a turn instead of the messages after a `seq`, in one transaction."""
         if seq < seen[0]:
-            await self.index.follow(turn.session_id)  # as in `supersede`
+            await self.index.follow(turn.session_id)  # forget derived data first, as in `supersede`
             await self.index.forget_derived(turn.session_id, seq + 1)
         await super().append_instead(turn, seq, seen)
         await self._follow(turn.session_id)
@@ -106,7 +106,7 @@ class IndexedTranscripts(GraphTranscripts):
             self._failed(branching.branch_id, error)
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark the last version of an answer as delivered, and return it if it exists."""
+        """Record that a caller gets the last version of an answer, and return this version if it exists."""
         told = await super().tell(session_id, message_id)
         if told is not None:
             await self._follow(session_id)
@@ -130,7 +130,7 @@ class IndexedTranscripts(GraphTranscripts):
 
     async def reset(self, session_id: str, *, user_id: str | None = None, run_id: str | None = None) -> int | None:
         """Let later windows begin after the stored messages. Return the last `seq`, or None if nothing was reset."""
-        # Read the conversation before the check of the run, because no later message may be hidden.
+        # Read the conversation before the check of the run, because the reset must hide no later message.
         known = await self.reader.conversation(session_id, user_id=user_id)
         if known is None:
             return None

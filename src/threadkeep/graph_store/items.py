@@ -49,7 +49,7 @@ class Readable(Protocol):
 
 
 class Writing(Readable, Protocol):
-    """A locked conversation. Others that use the same lock wait until the block ends."""
+    """A locked conversation. Other writers that use the same lock wait until the block ends."""
 
     async def keys(self, namespace: Namespace, beginning: str = "") -> list[str]:
         """Return the keys of a namespace that begin with `beginning`."""
@@ -68,7 +68,7 @@ class Writing(Readable, Protocol):
 
 
 class ReadItems:
-    """A cache of items for one operation. Items in `known` are not read at all."""
+    """A cache of items for one operation. Items that are passed as `known` are not read from `source`."""
 
     def __init__(self, source: Readable, known: Mapping[ItemKey, Value | None] | None = None) -> None:
         self._source = source
@@ -269,7 +269,7 @@ class _TableWriting:
 
 
 class _Reading:
-    """The statements that read items. Unchanged items in `known` are not parsed again."""
+    """The statements that read items. An item that is cached in `known` and unchanged is not parsed again."""
 
     def __init__(self, sql: Mapping[str, str], keys: Sequence[ItemKey], known: MutableMapping[ItemKey, Stored]) -> None:
         self._keys = keys
@@ -319,7 +319,7 @@ def _json(value: object) -> str:
 
 
 def _grown(former: Stored, value: Value) -> str | None:
-    """Extend the former JSON of a chunk by its new messages, if nothing else has changed."""
+    """Return the former JSON of a chunk with its new messages appended, or None if more than this has changed."""
     names, old, new = list(value), former.get(_GROWING), value.get(_GROWING)
     if list(former) != names or not isinstance(old, list) or not isinstance(new, list) or not old:
         return None

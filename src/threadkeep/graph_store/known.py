@@ -24,7 +24,7 @@ _SEQ = itemgetter("seq")
 class KnownMessages:
     """The cached messages of one chunk.
 
-    `characters` is the size of this cache. `value` is the chunk as it was last written or read.
+    `characters` is their estimated size in the cache. `value` is the chunk as it was last written or read.
     """
 
     def __init__(self, chunk: int, value_field: str) -> None:
@@ -40,7 +40,7 @@ class KnownMessages:
     def messages_in(
         self, conversation: Conversation, value: Value, span: tuple[int, int] | None = None
     ) -> list[Message]:
-        """Return the messages of the chunk; unchanged ones come from the cache."""
+        """Return the messages of the chunk, or only those in the `seq` range `span`; reuse unchanged messages."""
         with damaged_chunk(conversation, self.chunk):
             self._take(conversation, value)
             first = 0 if span is None else bisect_left(self._values, span[0], key=_SEQ)
@@ -74,7 +74,7 @@ class KnownMessages:
         if values[: len(kept)] != self._values:
             pairs = zip(self._values, kept, values, strict=False)
             kept = [message if former == now else None for former, message, now in pairs]
-        # A value from `TableItems` never changes, but other stores may change theirs, so copy its messages.
+        # A value from `TableItems` never changes. Another store may change a value later, so copy its messages.
         own = isinstance(value, Stored)
         self._values = values if own else [{**each} for each in values]
         self._messages = [*kept, *[None] * (len(values) - len(kept))]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from threadkeep.graph_store.postgres_store import PostgresGraphStore
 
 _RECORD_NEXT: Final = "INSERT INTO store_migrations (v) SELECT coalesce(max(v), -1) + 1 FROM store_migrations"
-"""Records the migration of an interrupted `setup`, without which the next `setup` fails."""
+"""Records a migration that an interrupted `setup` executed but did not record, so that the next `setup` succeeds."""
 
 
 class SqliteGraphStore(TabledStore, IndexedStore, AsyncSqliteStore):
@@ -139,7 +139,7 @@ async def _open_sqlite_store(
 
 
 def open_own_store(address: DatabaseAddress, options: StoreOptions) -> AbstractAsyncContextManager[BaseStore]:
-    """Open the LangGraph store of a memory, an `InMemoryStore` for a database in memory."""
+    """Open the LangGraph store of a memory; for a database in memory, this is an `InMemoryStore`."""
     return nullcontext(InMemoryStore()) if address.in_memory else open_graph_store(address, options)
 
 

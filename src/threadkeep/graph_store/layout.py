@@ -163,7 +163,7 @@ class GraphLayout:
         return replace(self, chunk_size=other.chunk_size) == other
 
     def has(self, namespace: Namespace) -> bool:
-        """Return True if a namespace is one of the layout's, or below one."""
+        """Return True if a namespace is one of the two namespaces of this layout, or below one of them."""
         root, *rest = self.namespace
         return any(namespace[: len(own)] == own for own in (self.namespace, (f"{root}_ids", *rest)))
 
@@ -185,7 +185,7 @@ class GraphLayout:
         return re.fullmatch(rf"{re.escape(session_id)}:chunk:\d{{6,}}", key) is not None
 
     def message_ids(self, session_id: str) -> Namespace:
-        """Return the namespace with the ids of a conversation's messages."""
+        """Return the conversation's own namespace, with notes of message ids and other items."""
         root, *rest = self.namespace
         return (f"{root}_ids", *rest, namespace_label(session_id))
 
@@ -209,7 +209,7 @@ class GraphLayout:
 def id_note(message_id: str) -> str:
     """Return the name of the note for a message id, which is usually the id.
 
-    If the id begins like the key of another item, a tab precedes it, which no id has.
+    If the id begins like the key of another item, a tab is put before it. No message id begins with a tab.
     """
     return f"\t{message_id}" if message_id.startswith((STEPS, RECALL_INDEX, OWN, ANSWER)) else message_id
 
@@ -220,7 +220,7 @@ def namespace_label(session_id: str) -> str:
 
 
 class ConversationLayouts(ClockedTables, sql=("conversation_layouts.sql",)):
-    """The layouts in the table `chat_conversation_layouts`, without the chunk size, which each conversation has."""
+    """The layouts in the table `chat_conversation_layouts`, without the chunk size, which each conversation stores."""
 
     async def add(self, layout: GraphLayout) -> None:
         """Register a layout; do nothing if it is registered already."""

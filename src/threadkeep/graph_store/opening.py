@@ -181,7 +181,7 @@ class ConversationArchive:
             prepared = prepare(
                 messages, count=self._count, stored_at=lambda message: time_text(message.created_at or now)
             )
-            # Here, the status of a message says that it was erased; in the tables, its metadata do.
+            # In a graph store, the status of a message says that it was erased; in tables, its metadata do.
             rows = [
                 {**row, **marks_of(message), **(_ERASED if message.status == "erased" else {})}
                 for message, row in zip(prepared.messages, prepared.columns, strict=True)
@@ -192,7 +192,7 @@ class ConversationArchive:
         seqs = dict(known)
         for key, value in appended.items.items():
             if "seq" in value:
-                seqs[key.key.removeprefix("\t")] = int(value["seq"])  # see `id_note`
+                seqs[key.key.removeprefix("\t")] = int(value["seq"])  # `id_note` may have added the tab
         grown = self._with_reset(appended, part, seqs)
         if appended.items or found is None or grown != conversation:
             await self._writer.put(writing, conversation, grown, appended.items)
@@ -224,7 +224,7 @@ class ConversationArchive:
         )
 
     def _with_reset(self, appended: Appended, part: ArchivedPart, seqs: dict[str, int]) -> Conversation:
-        """Return the conversation with the later of its own reset and the export's."""
+        """Return the conversation with the last reset of the export, if that is later than its own reset."""
         here = {message.seq: seqs.get(str(message.id), 0) for message in part.messages if message.seq}
         conversation = appended.conversation
         return replace(conversation, reset_seq=max(conversation.reset_seq, here.get(part.info.reset_seq, 0)))

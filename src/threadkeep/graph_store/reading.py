@@ -30,7 +30,7 @@ def title_of(message: Message | None) -> str | None:
 
 
 async def title_without(title: str | None, removed: Iterable[Message], rest: AsyncIterator[Message]) -> str | None:
-    """Return the title after messages were removed, a new one if it came from one of them."""
+    """Return the session's title after a deletion. If the title was taken from a deleted message, derive a new one."""
     first = next((message for message in removed if message.role == "user"), None)
     if first is None or title != title_of(first):
         return title
@@ -105,7 +105,7 @@ class ConversationReader:
         self.known.forget(session_id)
 
     def described(self, session_id: str, metadata: Value) -> Conversation:
-        """Return the conversation that metadata describe. Raises `SessionDamaged`, and notes it in `damages`."""
+        """Return the conversation that metadata describe, or list it in `damages` and raise `SessionDamaged`."""
         with self.damages.noting(session_id, METADATA):
             return conversation_of(session_id, metadata)
 
@@ -115,11 +115,11 @@ class ConversationReader:
             try:
                 conversation = self.described(session_id, metadata)
             except SessionDamaged:
-                continue  # `damages` now has it
+                continue  # `described` has listed the conversation in `damages`
             yield conversation
 
     async def unreadable(self, session_ids: Sequence[str]) -> set[str]:
-        """Return the ids of conversations with unreadable metadata, as far as the store answers."""
+        """Return the ids of conversations with unreadable metadata, or none if the store does not answer."""
         damaged: set[str] = set()
         with contextlib.suppress(StoreUnavailable):
             found = await self._items.get([self._layout.metadata(session_id) for session_id in session_ids])
@@ -187,7 +187,7 @@ class ConversationReader:
     async def values(
         self, conversation: Conversation, low: int, high: int, *, items: Readable | None = None, checks: bool = True
     ) -> AsyncIterator[Value]:
-        """Yield the stored form of the messages from `low` up to `high`; their fields are checked if `checks`."""
+        """Yield the stored form of the messages from `low` up to `high`; check their fields if `checks` is true."""
         first, last = max(low, conversation.deleted_seq + 1), min(high, conversation.last_seq)
         chunks = (part.chunk for part in chunk_spans(first, last, conversation.chunk_size))
         async for chunk, _ in self._read(conversation, chunks, None if checks else _NONE, items):

@@ -18,11 +18,11 @@ from threadkeep.store.retention import STEP_MESSAGES, Prunable, Removal, Removed
 
 
 class ConversationRetention:
-    """The retention interface for conversations that agents store in a graph store.
+    """The retention of conversations that agents store in a graph store; see `RetentionRows` for the methods.
 
     Old messages are deleted, never archived, and their ids are not remembered. Conversations have no limits of their
     own. Before a deletion, `forget_runs` deletes the runs that stored the messages, so that no derived data stays. If
-    one of them is queued or running, it raises `RowLocked`, and the conversation is left for the next round.
+    such a run is queued or running, `forget_runs` raises `RowLocked`, and the conversation waits for the next round.
     """
 
     archives = False
@@ -37,7 +37,7 @@ class ConversationRetention:
     async def sessions(
         self, *, after: str, limit: int, user_id: str | None = None, with_own: bool = False
     ) -> list[Prunable]:
-        """Return up to `limit` readable conversations after the id `after`, sorted. None has its own limits."""
+        """Return up to `limit` readable conversations after the id `after`, sorted; with `with_own`, return none."""
         if with_own:
             return []
         found = [one async for one in self._reader.all() if one.session_id > after and user_id in (None, one.user_id)]
@@ -78,7 +78,7 @@ class ConversationRetention:
         return _removed(removal.upto_seq, removed)
 
     async def step(self, removal: Removal, *, messages: int = STEP_MESSAGES) -> Removed | None:
-        """Remove the next messages of a removal. Return None if there are none or others wrote.
+        """Remove the next messages of a removal. Return None if there are none, or if another writer removed some.
 
         Raises:
             RowLocked: another writer keeps changing the conversation, or a run that stored the messages is queued or
@@ -94,7 +94,7 @@ class ConversationRetention:
         rest = self._reader.up(conversation, upto + 1, conversation.last_seq)
         title = await title_without(conversation.title, active, rest)
         await self._forget_runs(_runs_in(conversation, removed))
-        if not await self._writer.take_away(removal.session_id, beginning, title=(conversation.title, title)):
+        if not await self._writer.delete_old(removal.session_id, beginning, title=(conversation.title, title)):
             return None
         return _removed(upto, removed)
 
@@ -118,12 +118,12 @@ class ConversationRetention:
         if await self._reader.conversation(session_id, user_id=user_id) is None:
             return False
         raise InvalidInput(
-            "A conversation that an agent keeps by itself has no limits of its own: the rules hold for it. "
+            "A conversation in a graph store has no limits of its own: the memory's rules apply to it. "
             "Prune it by name: threadkeep sessions prune SESSION --delete."
         )
 
     async def reclaim_space(self) -> bool:
-        """Return False, because nothing is done here."""
+        """Do nothing, and return False."""
         return False
 
 
@@ -139,7 +139,7 @@ def _removed(upto: int, removed: Sequence[Message]) -> Removed:
 
 
 def _prunable(conversation: Conversation) -> Prunable:
-    """Describe a conversation for retention. Its first messages count as old as itself."""
+    """Describe a conversation for retention. Its first message counts as stored when it was created."""
     return Prunable(
         conversation.session_id,
         conversation.last_seq,

@@ -236,7 +236,7 @@ def values_in(conversation: Conversation, chunk: int, value: Value) -> Sequence[
     """
     expected = {"conversation_key": conversation.session_id, "chunk_key": chunk_key(chunk)}
     if any(value.get(name) not in (None, wanted) for name, wanted in expected.items()):
-        raise _UnexpectedFormat("is of another place")
+        raise _UnexpectedFormat("is another chunk, or of another conversation")
     found = value.get("messages")
     if not isinstance(found, list | tuple):
         raise _UnexpectedFormat("has no list of messages")
@@ -395,7 +395,7 @@ class _Fields:
         end = 0
         for low, high in ranges:
             if type(low) is not int or type(high) is not int or not end < low <= high <= most:
-                raise _UnexpectedFormat(f"has {name} that are not ranges of its places")
+                raise _UnexpectedFormat(f"has {name} that are not ordered ranges up to its last_seq")
             end = high
         return ranges
 

@@ -32,7 +32,7 @@ from threadkeep.store.transcripts import Branching, Superseded, Superseding
 
 
 class HeldChunks:
-    """The items of a locked conversation with the changes made so far, which are in `items`."""
+    """The items of a locked conversation, with changes that are not written yet; `items` has only the changes."""
 
     def __init__(self, reader: ConversationReader, writing: Writing, layout: GraphLayout, found: Conversation) -> None:
         self.writing = writing
@@ -74,7 +74,7 @@ class ConversationSuperseding:
         self._layout = writer.layout
 
     async def supersede(self, superseding: Superseding, new: Prepared | None, now: datetime) -> Superseded:
-        """Supersede messages, and store `new`. Raises the errors of `Transcripts.supersede`."""
+        """Supersede messages, and store `new` if it is given. Raises the errors of `Transcripts.supersede`."""
 
         async def work(writing: Writing, found: Conversation | None) -> Superseded:
             if found is not None and superseding.user_id not in (None, found.user_id):
@@ -88,7 +88,7 @@ class ConversationSuperseding:
                 seqs = seqs_down(found.last_seq, found.deleted_seq + 1, found.superseded)
                 superseded = ranges_of(islice(seqs, superseding.newest))
             else:
-                named = await self._named(writing, chunks, superseding)
+                named = await self._ranges(writing, chunks, superseding)
                 if isinstance(named, Superseded):
                     return named
                 superseded = named
@@ -120,8 +120,8 @@ class ConversationSuperseding:
     def _held(self, writing: Writing, conversation: Conversation) -> HeldChunks:
         return HeldChunks(self._reader, writing, self._layout, conversation)
 
-    async def _named(self, writing: Writing, chunks: HeldChunks, superseding: Superseding) -> Ranges | Superseded:
-        """Return the `seq` ranges to supersede, or the result of an equal earlier call."""
+    async def _ranges(self, writing: Writing, chunks: HeldChunks, superseding: Superseding) -> Ranges | Superseded:
+        """Return the `seq` ranges to supersede, or the result if the same call was executed before."""
         conversation, message_id = chunks.conversation, str(superseding.message_id)
         ids = [message_id]
         if superseding.by is not None and superseding.by.id is not None:
@@ -175,7 +175,7 @@ class ConversationSuperseding:
         return Superseded(size_of(ranges), *bounds, tuple(taken) if superseding.newest else (), by)
 
     async def _retitled(self, chunks: HeldChunks, conversation: Conversation, taken: Sequence[Message]) -> Conversation:
-        """Return the conversation with the title and the last message that it has without `taken`."""
+        """Return the conversation with the title, last message and last user message that it has without `taken`."""
         last_message, last_user_seq = None, 0
         last_seq = conversation.last_seq
         async for message in self._reader.down(conversation, last_seq, 1, active=True, items=chunks):
@@ -191,7 +191,7 @@ class ConversationSuperseding:
     async def _appended(
         self, chunks: HeldChunks, conversation: Conversation, new: Prepared, now: datetime
     ) -> tuple[Conversation, Message]:
-        """Append `new` to the unwritten changes; return the conversation and the stored message."""
+        """Add the message `new` to the changes that are not written yet; return the conversation and the message."""
         appended = await self._writer.appended(chunks, conversation, new, {}, now)
         chunks.items |= appended.items
         field = self._layout.value_field
@@ -201,7 +201,7 @@ class ConversationSuperseding:
     async def replace_answers(
         self, writing: Writing, conversation: Conversation, prepared: Prepared, losers: Sequence[Value], now: datetime
     ) -> Receipt:
-        """Store an answer instead of the answers `losers`, and return its receipt."""
+        """Store an answer, supersede the answers `losers` with it, and return its receipt."""
         message = prepared.messages[0]
         superseding = Superseding(conversation.session_id, message_id=losers[-1]["id"], scope="message", by=message)
         ranges = ranges_of(int(loser["seq"]) for loser in losers)
@@ -210,7 +210,7 @@ class ConversationSuperseding:
         return Receipt(first_seq=seq, last_seq=seq, cleaned=prepared.cleaned, ids=(str(message.id),))
 
     async def tell(self, session_id: str, message_id: str, now: datetime) -> Message | None:
-        """Mark the last version of an answer as delivered, and return it if it exists."""
+        """Record that a caller gets the last version of an answer, and return this version if it exists."""
 
         async def work(writing: Writing, found: Conversation | None) -> Message | None:
             chunks = None if found is None else self._held(writing, found)

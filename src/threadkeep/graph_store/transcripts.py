@@ -147,8 +147,8 @@ class GraphTranscripts:
         conversation = await self.reader.conversation(session_id) if wanted else None
         if conversation is None:
             return []
-        places = await self.reader.seqs_of(conversation, sorted(wanted))
-        return [message for message in await self.reader.at(conversation, places) if message.id in wanted]
+        seqs = await self.reader.seqs_of(conversation, sorted(wanted))
+        return [message for message in await self.reader.at(conversation, seqs) if message.id in wanted]
 
     async def at(self, session_id: str, seqs: Collection[int]) -> list[Message]:
         """Return the existing messages with these `seq` values, including superseded ones, in order."""
@@ -176,7 +176,7 @@ class GraphTranscripts:
         return found[::-1] or of_run[:1]
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark the last version of an answer as delivered, and return it if it exists."""
+        """Record that a caller gets the last version of an answer, and return this version if it exists."""
         return await self._superseding.tell(session_id, message_id, self._clock())
 
     async def supersede(self, superseding: Superseding) -> Superseded:
@@ -278,7 +278,7 @@ class ConversationContexts(NullContexts):
 
 
 class RecallIndexItems:
-    """The recall indexes of conversations in a LangGraph store, in any format.
+    """The recall indexes of conversations in a LangGraph store, as bytes of any format.
 
     Writes that remove texts also delete the index. Other programs may delete messages too, so `has_texts` compares the
     index with the stored texts.
@@ -304,7 +304,7 @@ class RecallIndexItems:
         return None
 
     async def save(self, session_id: str, version: str, data: bytes, last_seq: int, state: IndexedState) -> None:
-        """Store an index in place of the old one, unless the conversation has left this `state`."""
+        """Store an index in place of the old one, if the conversation still has the `state`."""
         item = {"version": version, "last_seq": last_seq, "data": b64encode(data).decode()}
 
         async def work(writing: Writing, found: Conversation | None) -> None:

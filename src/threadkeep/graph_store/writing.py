@@ -1,4 +1,4 @@
-"""Writes to conversations, each with a lock and all changes at once."""
+"""Writes to conversations. Each write locks its conversation, and makes all changes at once."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Beginning:
     idle_before: datetime | None = None
 
     def is_of(self, conversation: Conversation) -> bool:
-        """Return True if the conversation still begins so and was idle long enough."""
+        """Return True if these still are the conversation's oldest messages, and it was idle long enough."""
         idle = self.idle_before is None or conversation.updated_at < self.idle_before
         return idle and conversation.deleted_seq == self.after_seq
 
 
 type ReplaceAnswers = Callable[[Writing, Conversation, Prepared, Sequence[Value], datetime], Awaitable[Receipt]]
-"""A function that stores an answer and supersedes the given ones."""
+"""A function that stores an answer, and supersedes with it the stored answers in the sequence."""
 
 
 class ConversationWriter:
@@ -74,9 +74,9 @@ class ConversationWriter:
     async def append(self, turn: Turn, prepared: Prepared, now: datetime, replace_answers: ReplaceAnswers) -> Written:
         """Append a turn to a conversation; create it if it does not exist.
 
-        The answer may have been delivered while the store was down, although another one is stored. If that one was
-        delivered too, the turn's answer is stored as superseded; otherwise it replaces that one with `replace_answers`.
-        If the turn has `completes`, its answer replaces the message with this id.
+        While the store was down, a caller may have got the turn's answer, although the question has a stored answer. If
+        a caller also got the stored answer, the turn's answer is stored as superseded; otherwise it replaces the stored
+        one, with `replace_answers`. If the turn has `completes`, its answer replaces the message with this id.
 
         Raises:
             WrongUser: the conversation belongs to another user.
@@ -121,7 +121,7 @@ class ConversationWriter:
                     self.reader.known.hold(appended.conversation, last, written_chunk)
             return written if adopted is None else Written(replace(written.receipt, adopted=str(adopted.get("id"))))
 
-        return await self._locked_with_rows(turn.session_id, work, self._named(turn, prepared))
+        return await self._locked_with_rows(turn.session_id, work, self._needed(turn, prepared))
 
     async def _losers(
         self, writing: Writing, conversation: Conversation, turn: Turn, adopted: Value | None
@@ -147,7 +147,7 @@ class ConversationWriter:
     async def _locked_with_rows(
         self, session_id: str, work: Callable[..., Awaitable[Written]], needed: Sequence[ItemKey]
     ) -> Written:
-        """Do `work` with the statements of `beside`, or without them if they may make it fail."""
+        """Do `work` with the statements of `beside`; if it fails and they may be the cause, repeat it without them."""
         async with self._order(session_id):
             if self.beside is not None:
                 try:
@@ -161,7 +161,7 @@ class ConversationWriter:
         """Return this process's lock of a conversation, to hold until the last attempt is over."""
         return self._items.locks.setdefault(self.layout.metadata(session_id), asyncio.Lock())
 
-    def _named(self, turn: Turn, prepared: Prepared) -> list[ItemKey]:
+    def _needed(self, turn: Turn, prepared: Prepared) -> list[ItemKey]:
         """Return the keys of the notes, and possibly the first chunk, that appending `turn` needs."""
         names = [id_note(str(message.id)) for message in prepared.messages]
         names += [note for row in prepared.columns if (note := answer_note(row)) is not None]
@@ -186,7 +186,7 @@ class ConversationWriter:
     async def _without_answered(
         self, writing: Writing, conversation: Conversation, prepared: Prepared, there: Mapping[str, int]
     ) -> tuple[Prepared, Value | None]:
-        """Omit answers to answered questions. Return the rest, and a stored answer."""
+        """Leave out answers whose question has a stored answer. Return the other messages, and a stored answer."""
         notes = {str(row["id"]): note for row in prepared.columns if (note := answer_note(row)) is not None}
         notes = {message_id: note for message_id, note in notes.items() if message_id not in there}
         if not notes or conversation.version < 0:
@@ -295,7 +295,7 @@ class ConversationWriter:
 
         return await self.hold(session_id, work)
 
-    async def take_away(self, session_id: str, beginning: Beginning, *, title: tuple[str | None, str | None]) -> bool:
+    async def delete_old(self, session_id: str, beginning: Beginning, *, title: tuple[str | None, str | None]) -> bool:
         """Delete the oldest messages and update the title. Return False if the conversation has changed meanwhile."""
 
         async def work(writing: Writing, found: Conversation | None) -> bool:
@@ -440,7 +440,7 @@ class ConversationWriter:
         return changed
 
     async def _steps_without(self, writing: Writing, shorter: Conversation) -> dict[ItemKey, Value | None]:
-        """Return the items of tool calls without deleted questions."""
+        """Return the items of tool calls without the turns whose question was deleted."""
         namespace = self.layout.message_ids(shorter.session_id)
         keys = [ItemKey(namespace, key) for key in await writing.keys(namespace, STEPS)]
         return steps_left(dict(zip(keys, await writing.get(keys), strict=True)), shorter) if keys else {}
@@ -475,7 +475,7 @@ class ConversationWriter:
 
 
 def _with_reset(former: Conversation, grown: Conversation, question_seq: int) -> Conversation:
-    """Move the reset behind an answer to a question from before it, if nothing was stored after it."""
+    """If the first message after a reset answers a question from before the reset, move the reset behind it."""
     if 0 < question_seq <= former.reset_seq == former.last_seq:
         return replace(grown, reset_seq=grown.last_seq)
     return grown
