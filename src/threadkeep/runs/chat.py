@@ -43,11 +43,11 @@ from threadkeep.workflows.built_in import CHAT
 from threadkeep.workflows.registry import Workflows
 
 _SUBMIT_SECONDS = 15.0
-"""Seconds to wait until a run is stored. If this is too short, the model may be called twice."""
+"""Seconds to wait until a run is stored. If it is stored later, the message may be answered twice."""
 
 _STOPS = "The service stops; send the message again, with its message_id."
 _ELSEWHERE_SECONDS = 60.0
-"""Seconds to wait until another process ends its turn. Without a limit, callers would wait for a suspended one."""
+"""Seconds to wait until another process ends its turn. Without a limit, callers of a suspended process would hang."""
 
 ELSEWHERE = "Another process is answering in this session; send the message again later, with the same message_id."
 
@@ -161,7 +161,7 @@ class Chat:
             task.add_done_callback(self._stopping.discard)
 
     async def reset(self, session_id: str) -> None:
-        """Hide all earlier turns from the model, once the turns queued now are over; raise the errors of `delete`."""
+        """Hide all earlier turns from the model, after the turns that are queued now. Raises the errors of `delete`."""
         await self._between_turns(RESET, session_id)
 
     async def delete(self, session_id: str) -> None:
@@ -225,7 +225,7 @@ class Chat:
         return await self._answers.of_recorded(turn, ended, runs, submitted)
 
     async def _service(self, session: Session) -> RunService | None:
-        """Open the run service and return it, if this process can have one."""
+        """Open the run service and return it, or return None if this process cannot have one."""
         pending = self._memory.pending
         # Limit the wait for locks, because a person waits here.
         async with session.timeout(pending.wait_seconds):
@@ -380,7 +380,7 @@ class Chat:
         return ChatRequest(
             question.content,
             session_id=session.session_id,
-            user_id=info.user_id,  # the owner of the session: if the owner repeats the message, it joins this run
+            user_id=info.user_id,  # the session's owner, so that a repeated message of the owner joins this run
             message_id=question_id,
             metadata=question.metadata,
             workflow=workflow.name,

@@ -286,7 +286,7 @@ class ChatAnswers:
     async def of_recorded(
         self, turn: ChatTurn, ended: Run | Outcome, runs: RunService, submitted: Submitted
     ) -> ChatAnswer:
-        """Return the answer from an ended run, and mark the answer as delivered.
+        """Return the answer from an ended run, and record that a caller gets it.
 
         If the database does not respond, `ended` is only the outcome of the run.
 
@@ -304,7 +304,7 @@ class ChatAnswers:
                     ended = await with_own_answer(self._memory, ended, turn.message_id)
             answer_id = (ended.result or {}).get("message_id")
             if isinstance(answer_id, str) and (hold is None or hold.told_id != answer_id):
-                # Mark the answer as delivered, even while the database is down and the answer is pending here.
+                # Record that a caller gets the answer, even if it is still pending because the database is down.
                 async with self._optional(turn):
                     stands = await self._memory.session(turn.session_id).tell(answer_id)
                     if stands is None and (first := await self._answer_to(turn)) is not None:
@@ -322,7 +322,7 @@ class ChatAnswers:
         return replace(answer, replaced=stands is not None or (hold is not None and hold.replaced))
 
     async def stored(self, turn: ChatTurn) -> ChatAnswer | None:
-        """Return the newest stored answer to a repeated message, and mark it as delivered.
+        """Return the newest stored answer to a repeated message, and record that a caller gets it.
 
         Return None if there is no answer, if it is not complete, or if the database is unavailable.
         """

@@ -184,9 +184,9 @@ class RunEndings:
     async def _end_with_answer(self, active: ActiveRun, outcome: Outcome) -> bool:
         """Store an answer and the end of its run in one transaction, with the trace and the model calls.
 
-        The database rejects it if another process owns the run or has answered the question. Return False if nothing
-        was stored or the result is unknown. The caller, if it still owns the run, must then store the answer, and after
-        that the end of the run.
+        The database rejects both if another process owns the run or has answered the question. Return False if nothing
+        was stored, or if the result is unknown. If the caller still owns the run then, it must store first the answer
+        and then the end of the run.
         """
         hold, run, answer = active.hold, active.run, active.hold.answer
         if answer is None:
@@ -283,8 +283,8 @@ class RunEndings:
     async def release(self, active: ActiveRun) -> None:
         """End a cancelled run; if the process closes, release the run for another process to resume.
 
-        A child is not released, because its parent resumes it, nor a run that was resumed with a person's reply,
-        because the next process would use the reply again. Store errors are ignored.
+        A child is not released, because its parent resumes it. A run that a person's reply has resumed is not released
+        either, because the next process would use the reply again. Store errors are ignored.
         """
         run = active.run
         with contextlib.suppress(StoreError):
@@ -302,7 +302,7 @@ class RunEndings:
                 await self._runs.give_back(run.run_id, active.owner)
 
     async def _stored(self, run: Run) -> Run | None:
-        """Return the stored run. A damaged record must not keep the run from ending."""
+        """Return the stored run, even if its record is damaged, because the run must be able to end."""
         return await self._runs.run(run.run_id, damaged=True)
 
     async def _is_to_stop(self, run: Run) -> bool:
@@ -372,7 +372,7 @@ class RunEndings:
 
 
 def _instead(outcome: Outcome, winner: AIMessage | None) -> Outcome:
-    """Return `outcome` with the stored answer `winner`, if there is one, in place of the run's own."""
+    """Return `outcome` with the stored answer `winner`, if there is one, in place of the run's own answer."""
     if winner is None or outcome.result is None:
         return outcome
     text = text_of(winner)

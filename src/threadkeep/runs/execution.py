@@ -125,7 +125,7 @@ class RunExecution:
         return replace(outcome, result={**outcome.result, "context": context})
 
     def _note_context(self, built: ContextBuilt) -> None:
-        """Note the context of the last model call, unless a nested agent made it in a session of its own."""
+        """Store the size of a model call's context, unless a nested agent made the call in a session of its own."""
         if built.run_id == self._run.run_id or built.session_id == self._run.session_id:
             self._built = built
 
@@ -163,7 +163,7 @@ class RunExecution:
         if self.hold is not None and self._plan.chat is not None:
             await self._reply(*self._plan.chat)
         else:
-            await self._run_graph(await self._given(again=again))
+            await self._run_graph(await self._graph_input(again=again))
         if self.ledger.limited:
             await self._report_crossing()
         outcome = self._outcome()
@@ -247,7 +247,7 @@ class RunExecution:
             raise self.ledger.spent
 
     async def _reply(self, name: str, chat: ChatNode, options: Mapping[ConversationKind, TurnOptions]) -> None:
-        """Run the built-in chat without a graph, and record the same events."""
+        """Run the built-in chat without a graph, but record the same events as a graph."""
         step, state = Step(name, context_of(self._run, self.dependencies.resources), None), begin_state(self._run)
         self.tracer.note("node_started", name)
         # Pass no callbacks, because the chat has no tools and stores its question itself.
@@ -361,7 +361,7 @@ class RunExecution:
         number = (before if isinstance(before, int) else 0) + (not asks_again)
         return {"number": number, "interrupts": asked, **({} if reply is None else {REPLY: reply})}
 
-    async def _given(self, *, again: bool) -> object:
+    async def _graph_input(self, *, again: bool) -> object:
         """Return the graph's input: the initial state, a person's new answer, or None to continue.
 
         After a crash, pass an answer again only if the graph has not stored it.
@@ -381,9 +381,9 @@ class RunExecution:
         return Command(resume=answers) if answers else None
 
     async def _unused(self, saver: ProgressSaver, answers: Mapping[str, Json]) -> dict[str, Json]:
-        """Return the answers to open questions, except an answer that is the last stored one of its step.
+        """Return the answers to open questions, except those that the graph has stored already.
 
-        LangGraph would take such an answer for the step's next question, which may have the same id.
+        LangGraph would use a repeated answer for the step's next question, which may have the same id.
         """
         asked, used = set[str](), set[str]()
         async for checkpoint in saver.alist(thread_of(self._run.run_id)):

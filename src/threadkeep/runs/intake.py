@@ -197,7 +197,7 @@ class RunIntake:
     async def run(self, run_id: str, *, user_id: str | None = None, damaged: bool = False) -> Run:
         """Return a run. If its result was deleted or replaced, the run contains the answer from its session instead.
 
-        With `damaged`, a run that cannot be read lacks its damaged records.
+        If `damaged` is true, a run that cannot be read is returned without its damaged records.
 
         Raises:
             RunNotFound: there is no such run that the user may see.

@@ -149,7 +149,7 @@ class RunProgress:
         self._keeping = keeping
         self._expect = expect
         self._expected = False
-        self._offline = fresh
+        self._nothing_stored = fresh
         self._fresh = fresh
         self._seconds = seconds
         self._pending: dict[Pending, None] = {}
@@ -199,10 +199,10 @@ class RunProgress:
             self._pending.clear()
 
     async def leave(self) -> bool:
-        """Discard pending progress of a run that is over or lost; return True if none is stored."""
+        """Discard pending progress of a run that is over or lost; return True if no checkpoint is stored."""
         self._pending.clear()
         await self._storing.close()
-        return self._offline
+        return self._nothing_stored
 
     async def _keep(self, namespace: str | None = None) -> None:
         async with self._storing.working:
@@ -212,7 +212,7 @@ class RunProgress:
                 if not self._expected:
                     await self._expect()
                     self._expected = True
-                self._offline = False
+                self._nothing_stored = False
                 await self._keeping.store(one)
                 self._pending.pop(one, None)
 

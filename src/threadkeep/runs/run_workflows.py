@@ -155,7 +155,7 @@ def order_keys(
 
 
 async def sessions_known(workflow: Workflow, run: Run, memory: Memory, store: BaseStore | None) -> list[Session]:
-    """Return the conversations that get a run's question and are known from the request alone."""
+    """Return the conversations that get a run's question, and whose keys depend only on the run's request."""
     keeping = [node for node in workflow.known_conversations if isinstance(node, AgentNode)]
     if store is None or not keeping:
         return []

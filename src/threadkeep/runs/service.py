@@ -55,7 +55,7 @@ class RunService(RunIntake):
         return RunResult.of(await self.end_of(run_id, user_id=user_id))
 
     async def end_of(self, run_id: str, *, user_id: str | None = None) -> Run:
-        """Wait until a run is over or waits for a person; return the run, or raise as `result` does.
+        """Wait until a run is over or waits for a person; return the run. Raises the errors of `result`.
 
         If the run may begin and no process has started it, this process starts it.
         """

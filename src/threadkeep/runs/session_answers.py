@@ -21,12 +21,12 @@ async def with_answer(memory: Memory, run: Run) -> Run:
     if run.status != "done" or run.message_id is None:
         return run
     if run.result is not None:
-        return await _with_answer_that_stands(memory, run, run.result)
+        return await _with_replaced_answer(memory, run, run.result)
     answer = await _answer_of_turn(memory, run, run.message_id)
     return run if answer is None else replace(run, result=result_of_answer(answer))
 
 
-async def _with_answer_that_stands(memory: Memory, run: Run, result: Mapping[str, Json]) -> Run:
+async def _with_replaced_answer(memory: Memory, run: Run, result: Mapping[str, Json]) -> Run:
     """Return a run with the answer that replaced its own answer, if there is one."""
     own_id = result.get("message_id")
     if run.session_id is None or not isinstance(own_id, str):
@@ -34,12 +34,12 @@ async def _with_answer_that_stands(memory: Memory, run: Run, result: Mapping[str
     session = memory.session(run.session_id)
     own = answer = await session.find(own_id)
     if own is not None and own.seq is None:
-        # Mark the pending answer as delivered, because the caller gets it now.
+        # Record that a caller gets the pending answer now.
         await session.tell(own_id)
     while answer is not None and answer.superseded_by is not None:
         answer = await session.find(answer.superseded_by)
     if own is None and run.message_id is not None:
-        # The run's own answer is not stored: it was deleted, or another was delivered while the database was down.
+        # The run's own answer is not stored: it was deleted, or a caller got another one while the database was down.
         answer = await _answer_of_turn(memory, run, run.message_id)
         if answer is not None and answer.status != "complete":
             return run
@@ -76,7 +76,7 @@ async def stored_answer_of(memory: Memory, run: Run) -> Mapping[str, Json] | Non
 
 
 def _is_of_other(answer: Message | None, run: Run) -> TypeGuard[Message]:
-    """Return True if another run has given a complete answer."""
+    """Return True if an answer is complete and was given by another run."""
     return answer is not None and answer.run_id != run.run_id and answer.status == "complete"
 
 

@@ -34,7 +34,7 @@ class Notes(Protocol):
     """A sink for events of a run."""
 
     def note(self, kind: str, node: str | None = None, data: Data | None = None) -> None:
-        """Note an event."""
+        """Record an event."""
 
 
 class RunTracer:
@@ -71,7 +71,7 @@ class RunTracer:
     def note(
         self, kind: str, node: str | None = None, data: Data | None = None, *, usage: TokenUsage | None = None
     ) -> None:
-        """Note an event, and its `usage` if it reports a model call."""
+        """Add an event to the trace, with its `usage` if it reports a model call."""
         self._group.events.append(TraceEvent(kind, node, data or {}, self._trace.clock()))
         if usage is not None:
             self._group.usage.append(usage)
@@ -79,7 +79,7 @@ class RunTracer:
         self._storing.within(self._seconds if self._stream.followers else self._late_seconds * times)
 
     async def flush(self) -> None:
-        """Store the events noted so far.
+        """Store the events that were added so far.
 
         Raises:
             StoreError: the database did not store the events; the next call tries again.
@@ -91,7 +91,7 @@ class RunTracer:
         self._stream.signal()
 
     async def flush_with[T](self, store: Callable[[TraceGroup], Awaitable[T | None]]) -> T | None:
-        """Store the events noted so far. Pass their last group to `store`, and return the result of `store`.
+        """Store all groups of events except the last; pass the last one to `store`, and return its result.
 
         Raises:
             StoreError: the database did not store the events; the next call tries again.
@@ -169,7 +169,7 @@ class RunTracer:
 
 
 class ToolTrace(AsyncCallbackHandler):
-    """A callback of a run that notes tool calls with their arguments and results."""
+    """A callback of a run that records tool calls with their arguments and results."""
 
     run_inline = True
     # Ignore other events, each of which would cost a coroutine in each step of a graph.
@@ -189,7 +189,7 @@ class ToolTrace(AsyncCallbackHandler):
         inputs: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Note the start of a tool call."""
+        """Record the start of a tool call."""
         name = str((serialized or {}).get("name") or "tool")
         node = node_of(metadata)
         self._called[run_id] = (name, node)
@@ -197,12 +197,12 @@ class ToolTrace(AsyncCallbackHandler):
         self._notes.note("tool_called", node, {"tool": name, "call": str(run_id), "args": jsonable(given)})
 
     async def on_tool_end(self, output: Any, *, run_id: UUID, **_: Any) -> None:
-        """Note the result of a tool call."""
+        """Record the result of a tool call."""
         name, node = self._called.pop(run_id, ("tool", None))
         self._notes.note("tool_finished", node, {"tool": name, "call": str(run_id), "result": jsonable(output)})
 
     async def on_tool_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
-        """Note a tool call that raised."""
+        """Record a tool call that raised."""
         name, node = self._called.pop(run_id, ("tool", None))
         self._notes.note("tool_finished", node, {"tool": name, "call": str(run_id), "error": type(error).__name__})
 
@@ -214,7 +214,7 @@ def node_of(metadata: Mapping[str, Any] | None) -> str | None:
 
 
 def jsonable(value: object) -> Json:
-    """Return a value as JSON, or else the name of its type."""
+    """Return a value as JSON; parts of other types become the names of their types."""
     if isinstance(value, BaseMessage):
         value = message_to_dict(value)
     found: Json = to_jsonable_python(value, fallback=lambda other: type(other).__name__, serialize_unknown=True)

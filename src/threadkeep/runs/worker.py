@@ -245,7 +245,7 @@ class Worker:
         """Forget a run that is over or released. Return True if no checkpoint of it is stored."""
         has_children = active.ledger.has_children
         if outcome is not None and outcome.status != "waiting" and (has_children or not active.begins):
-            # Cancel them before a caller learns of the end, because an immediate retry would continue the children.
+            # Cancel the children before a caller learns of the end, because an immediate retry would continue them.
             await self._end_orphans(active.run)
         del self.active[active.run.run_id]
         if (saver := self.dependencies.saver) is not None:

@@ -294,7 +294,7 @@ async def _end_tasks() -> None:
 
 
 async def _all_done(tasks: Set[asyncio.Task[None]]) -> bool:
-    """Wait shortly until the outcomes of ended attempts are recorded; return False if some continue."""
+    """Wait up to 5 seconds until the tasks have recorded the outcomes of attempts; return False if some continue."""
     if not tasks:
         return True
     _, pending = await asyncio.wait(set(tasks), timeout=STOP_SECONDS)
