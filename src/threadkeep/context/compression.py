@@ -113,7 +113,7 @@ def check_size(name: str, size: Size) -> None:
 
 
 def in_units(size: Size, budget: int) -> tuple[Literal["tokens", "messages"], int]:
-    """Convert a size to tokens or messages; a fraction is relative to the budget."""
+    """Convert a size to tokens or messages. A fraction becomes that part of `budget`, in tokens."""
     unit, value = size
     if unit == "fraction":
         return "tokens", max(1, int(budget * value))
@@ -121,7 +121,7 @@ def in_units(size: Size, budget: int) -> tuple[Literal["tokens", "messages"], in
 
 
 def reaches(extent: Extent, trigger: Size, budget: int) -> bool:
-    """Return True if an extent reaches the trigger of compression."""
+    """Return True if an extent is at least as large as `trigger`, the size that starts a compression."""
     unit, value = in_units(trigger, budget)
     return (extent.tokens if unit == "tokens" else extent.messages) >= value
 
@@ -142,7 +142,7 @@ def kept_from(rows: Sequence[Message], keep: Size, budget: int, *, complete: boo
 
     Args:
         rows: the newest rows, newest first, without gaps.
-        keep: the number of messages of the tail, or its maximum number of tokens, before it is extended.
+        keep: the number of messages or the most tokens of the tail, before it is extended to the start of a turn.
         budget: the budget of a model call, in tokens.
         complete: True if the rows include everything after the last summary.
     """
@@ -194,7 +194,7 @@ def part_length(rows: Sequence[Message], sizes: Sequence[int], room: int) -> int
 
 
 def packed(lines: Sequence[str], sizes: Sequence[int], room: int) -> tuple[str, ...]:
-    """Join lines into records of at most `room` tokens. A line that exceeds them is a record of its own."""
+    """Join lines into records of at most `room` tokens. A longer line is a record of its own."""
     records: list[list[str]] = []
     used = 0
     for line, size in zip(lines, sizes, strict=True):
@@ -207,15 +207,15 @@ def packed(lines: Sequence[str], sizes: Sequence[int], room: int) -> tuple[str, 
 
 
 def even_room(total: int, room: int) -> int:
-    """Return the size of the equal parts, each at most `room`, into which `total` is split; `room` if it fits."""
+    """Return the size of equal parts, each at most `room`, into which `total` is split; `room` if one is enough."""
     return -(-total // -(-total // room)) if total > room else room
 
 
 def to_merge(summaries: Sequence[Summary], room: SummaryRoom) -> tuple[Summary, ...]:
     """Return the summaries that must be merged into one, oldest first; none if all of them fit into `room`.
 
-    Of more than two, the newest stays unchanged, because recent details matter most. Summaries with archived messages
-    between them are not merged, because the result would cover the archived messages as well.
+    If there are more than two, the newest is not merged, because recent details matter most. Summaries with archived
+    messages between them are not merged, because the result would cover the archived messages as well.
     """
     together = sum(summary.tokens for summary in summaries)
     if together <= room.all and together + _BLOCK_TOKENS * len(summaries) <= room.framed:
@@ -233,7 +233,7 @@ def to_merge(summaries: Sequence[Summary], room: SummaryRoom) -> tuple[Summary, 
 def sources_of(summaries: Sequence[Summary], parts: Mapping[str, Sequence[Summary]], tokens: int) -> Sequence[Summary]:
     """Return the summaries that a model reads in order to merge `summaries`.
 
-    Repeated merging loses details, so if the oldest summary is itself merged, its parts replace it if they fit.
+    Repeated merging loses details. If the oldest summary is itself merged, its parts are read instead, if they fit.
 
     Args:
         summaries: the summaries to merge, oldest first.
@@ -328,7 +328,7 @@ def merged_facts(texts: Iterable[SummaryText]) -> tuple[str, ...]:
 
 
 def fitting_facts(facts: Sequence[str], tokens: int, counter: TokenCounter) -> tuple[str, ...]:
-    """Return the newest facts that fit into `tokens`. Older facts go first, because newer ones may correct them."""
+    """Return the newest facts that fit into `tokens`. Drop older facts first, because newer ones may correct them."""
     kept = tuple(facts)
     while kept and counter(SummaryText("", kept).render()) > tokens:
         kept = kept[1:]

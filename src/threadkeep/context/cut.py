@@ -47,7 +47,7 @@ def keep_ends(text: str, kept: int) -> str:
 
 
 def pieces(text: str, budget: int, counter: TokenCounter) -> list[str]:
-    """Split a text into pieces of at most `budget` tokens, which joined equal the text.
+    """Split a text into pieces of at most `budget` tokens. Joined again, they equal the text.
 
     A piece ends at white space if possible, and not between a character and its combining marks, unless there are too
     many marks. A piece of one character may exceed the budget. Long pieces may be shorter than allowed, because an
@@ -108,7 +108,7 @@ def _first_miss(length: int, budget: int, total: int, fits: Callable[[int], bool
 
 
 def _boundary(text: str, end: int) -> int:
-    """Return the nearest position up to `end` that separates no character from its combining marks."""
+    """Return the nearest position, at or before `end`, that separates no character from its combining marks."""
     for index in range(end, max(end - _MAX_CLUSTER, 0), -1):
         if index >= len(text) or not _belongs(text[index - 1], text[index]):
             return index

@@ -214,7 +214,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class ScriptCosts:
-    """The patterns of one script that have more than two bytes, with their costs."""
+    """The patterns of a script with more than two bytes, and their costs. `lead` is the script's letter in `KINDS`."""
 
     lead: bytes
     kinds: Counted

@@ -172,7 +172,7 @@ class ReportedUsage:
 
 @dataclass(frozen=True)
 class StablePrefix:
-    """The first messages of a model call, which do not depend on the input, so that later calls can begin equally."""
+    """The first messages of a model call, which do not depend on the input. Later calls can begin with the same."""
 
     messages: int
     tokens: int
@@ -185,8 +185,8 @@ class ContextManifest:
     """The record of one model call: which messages were sent, which were not, and why.
 
     A manifest contains no text. It is stored with its session, or with its run if `session_id` is None. Each `seq` is a
-    position in the session's transcript. If `conversation` is set, it is a position in this conversation instead, which
-    the node stores itself. Fields with default values are absent in JSON.
+    position in the session's transcript or, if `conversation` is set, in that conversation, which the node stores
+    itself. Fields with default values are absent in JSON.
     """
 
     session_id: str | None = None

@@ -174,7 +174,7 @@ class QuotedTurn:
         return "\n".join((f"{speaker}: {first}", *(f"> {line}" for line in others)))
 
     def heading(self, home: str) -> str:
-        """Return the heading of the message's day. It says so if the message is not from the session `home`."""
+        """Return the heading of the message's day, with a note if the message is from another session than `home`."""
         session_id, day = self.day
         where = "" if session_id == home else ", another conversation"
         return f"\n[#{self.message.seq or 0} {day.isoformat() if day else 'no date'}{where}]"

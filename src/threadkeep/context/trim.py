@@ -49,7 +49,7 @@ class Anchor:
     fraction: if history is cut back, it may use this part of its limits, together with the question.
 
     If `set` is True or the turn has steps already, history that does not fit is cut back further than necessary, so
-    that the next model calls begin with the same messages. It then begins with a user message.
+    that the next model calls begin with the same messages. History then begins with a user message.
     """
 
     begin: int = 0
@@ -268,7 +268,7 @@ class _Planner:
         return fewer or fitting
 
     def _opened_by_user(self, fitting: Sequence[list[int]]) -> Sequence[list[int]]:
-        """Return the history that fits with the opening message, if history needs one; place this message."""
+        """Place the opening message if history needs one. Return the newest history that fits together with it."""
         needed = self._opening_of(fitting)
         left = self._left - sum(map(self._tokens, fitting)) if needed else 0
         while needed > left:

@@ -139,7 +139,7 @@ class Extent:
 
 
 def with_superseded(window: Window, superseded: Sequence[tuple[int, int]]) -> Window:
-    """Return the window with the `superseded` ranges as exclusions of their own."""
+    """Return the window with the `superseded` ranges as separate exclusions."""
     if not superseded:
         return window
     excluded = [*window.manifest.excluded]

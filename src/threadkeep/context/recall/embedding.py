@@ -36,7 +36,7 @@ class Embedder(Protocol):
 
 
 def unit_vector(vector: Sequence[float]) -> array[float]:
-    """Return the vector scaled to length 1, or zeros if that is not possible."""
+    """Return the vector scaled to length 1; zeros if its length is 0 or not finite."""
     length = math.hypot(*vector)
     if not 0 < length < math.inf:
         return array("f", bytes(4 * len(vector)))
@@ -44,7 +44,7 @@ def unit_vector(vector: Sequence[float]) -> array[float]:
 
 
 def dot_products(vector: array[float], others: Sequence[array[float]]) -> list[float]:
-    """Return the dot products of a vector with others, with numpy if it is installed."""
+    """Return the dot product of `vector` with each of the `others`. Numpy is used if it is installed."""
     if not others or not _has_numpy():
         return [math.sumprod(vector, other) for other in others]
     numpy = import_module("numpy")
@@ -105,7 +105,7 @@ class WordVectors:
 
 @cache
 def installed_word_vectors() -> Embedder | None:
-    """Return the embedder of wordllama, if it is installed. The first call loads its tokenizer."""
+    """Return the embedder of wordllama, or None if wordllama is not installed. The first call loads the tokenizer."""
     spec = find_spec("wordllama")
     folder = Path(next(iter(spec.submodule_search_locations or ("",)))) if spec else Path()
     if spec is None or not (folder / _WEIGHTS).is_file() or not (folder / _TOKENIZER).is_file():

@@ -66,7 +66,7 @@ class TurnColumns:
         self.voices.append(voice)
 
     def extend(self, other: Self, episodes: int, changes: Sequence[float]) -> None:
-        """Add the turns of `other`; add `changes` to their priors, and `episodes` to their numbers of episodes."""
+        """Add the turns of `other`; add `changes` to their priors, and `episodes` to their episode numbers."""
         self.ids += other.ids
         for column, priors in zip(self.priors, other.priors, strict=True):
             column.extend(map(add, priors, changes))
@@ -77,7 +77,7 @@ class TurnColumns:
         self.voices.extend(NOBODY if voice == NOBODY else voices[voice] for voice in other.voices)
 
     def negated_priors(self, begin: int) -> dict[str, list[tuple[float, int]]]:
-        """Map speakers to pairs, one for each turn from `begin` on: the negated prior of `other`, and the position."""
+        """Map speakers to pairs for their turns from `begin` on: the negated prior of the kind `other`, a position."""
         names, priors = list(self.speakers), self.priors[-1]
         found: dict[str, list[tuple[float, int]]] = {}
         for index in range(begin, len(self)):
@@ -96,7 +96,7 @@ class TurnColumns:
 
     @classmethod
     def load(cls, state: Packed) -> Self:
-        """Return the turns of a stored state."""
+        """Restore the columns from a stored state."""
         found, values, arrays = cls(), state.values, state.arrays
         found.ids = values["ids"]
         found.speakers = {speaker: number for number, speaker in enumerate(values["speakers"])}
@@ -176,7 +176,7 @@ class Hits:
         self.terms = [term for _, term in terms]
         self._found = [False] * len(terms)
         self._add_terms(postings, terms)
-        self._add_others(postings, terms)
+        self._add_substitutes(postings, terms)
         total = sum(weight for (weight, _), found in zip(terms, self._found, strict=True) if found) or 1.0
         self.coverage.weigh([weight / total for weight, _ in terms])
         self.scale = 1 / total
@@ -193,10 +193,10 @@ class Hits:
             left -= min(left, len(positions))
             self._found[number] = bool(positions)
 
-    def _add_others(self, postings: Postings, terms: Sequence[tuple[float, str]]) -> None:
-        others = sorted(_others(postings, terms), key=lambda other: -other[1])
+    def _add_substitutes(self, postings: Postings, terms: Sequence[tuple[float, str]]) -> None:
+        found = sorted(_substitutes(postings, terms), key=lambda substitute: -substitute[1])
         read = [
-            (len(positions), self.coverage.bit(number, part), number, positions) for number, part, positions in others
+            (len(positions), self.coverage.bit(number, part), number, positions) for number, part, positions in found
         ]
         left, masks = _OTHER_POSITIONS, self.masks
         for count, bit, number, positions in sorted(read, key=lambda other: other[0]):
@@ -216,8 +216,8 @@ class Hits:
         return [(positions[index], values[index]) for index in read]
 
 
-def _others(postings: Postings, terms: Sequence[tuple[float, str]]) -> Iterator[tuple[int, float, Sequence[int]]]:
-    """Yield the substitutes of each term: its number, the share of its weight, and the positions."""
+def _substitutes(postings: Postings, terms: Sequence[tuple[float, str]]) -> Iterator[tuple[int, float, Sequence[int]]]:
+    """Yield, for each substitute, the number of its term, its part of the term's weight, and its positions."""
     for number, (weight, term) in enumerate(terms):
         for topic in ASKS.get(term, ()):
             positions = postings.of_topic(topic)
@@ -274,7 +274,7 @@ def positions_of(hits: Hits, match: Match, columns: TurnColumns) -> list[int]:
 
 
 def episodes_of(hits: Hits, columns: TurnColumns) -> dict[int, tuple[float, float]]:
-    """Map each episode with hits to its share of the query, and to its score divided by the best episode's score."""
+    """Map each episode with hits to the share of the query that it covers, and to its score relative to the best."""
     masks: defaultdict[int, int] = defaultdict(int)
     scores: defaultdict[int, list[float]] = defaultdict(list)
     for position, mask in hits.masks.items():

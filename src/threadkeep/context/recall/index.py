@@ -163,7 +163,7 @@ class RecallIndex:
 
     @classmethod
     def load(cls, state: Packed) -> Self:
-        """Return the index with a stored state."""
+        """Restore an index from a stored state."""
         found, values = cls(), state.values
         found._postings, found._columns = Postings.load(state), TurnColumns.load(state)
         found._by_id = {turn_id: position for position, turn_id in enumerate(found._columns.ids) if turn_id}
@@ -225,7 +225,7 @@ class RecallIndex:
         return meaningful(query[:_READ_CHARACTERS], self._names)
 
     def candidates(self, query: str) -> Iterator[tuple[str, Kind, dict[str, float]]]:
-        """Yield the id, the kind of the query and the signals of each candidate, to fit the weights."""
+        """Yield each candidate's id, the kind of the query, and the candidate's signals, to fit the weights."""
         matching = self._matching(query, (), None, None)
         for position in matching.positions:
             yield self._columns.ids[position], matching.kind, matching.signals(position)
@@ -269,7 +269,7 @@ class RecallIndex:
         return spans_of(query[:2_000], known, now.toordinal() if now else known.last)[:12]
 
     def _dates(self, spans: Sequence[Span]) -> dict[int, tuple[float, float]]:
-        """Map each episode that began near a span of days to its nearness, and to 1.0 if it began in the span."""
+        """Map each episode that began near a span to its nearness (0 to 1), and to 1.0 if it began in the span."""
         near: dict[int, tuple[float, float]] = {}
         for span in spans:
             reach = 4 + (span.last - span.first) / 4
@@ -326,7 +326,7 @@ class RecallIndex:
 
 
 def _counted(terms: Sequence[str]) -> dict[str, int]:
-    """Return the count of each term, faster in the usual case that no term is repeated."""
+    """Return the count of each term. Usually no term is repeated, so that case is handled faster."""
     counts = dict.fromkeys(terms, 1)
     return counts if len(counts) == len(terms) else Counter(terms)
 

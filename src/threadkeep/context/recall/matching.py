@@ -261,7 +261,7 @@ class Likeness:
         return sorted({position + beside for position in best for beside in (-1, 0, 1)})
 
     def share(self, position: int) -> float:
-        """Return the part of the score that comes from similarity, also of neighbours and the episode."""
+        """Return the part of the score that comes from the similarity of the turn, its neighbours and its episode."""
         return sum(LIKENESS[name] * signal for name, signal in self.signals(position).items())
 
     def signals(self, position: int) -> dict[str, float]:

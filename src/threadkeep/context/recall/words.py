@@ -162,7 +162,7 @@ def is_unspaced(text: str) -> bool:
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words in order, in lower case and without accents."""
+    """Return the words of a text in order, in lower case and without accents."""
     if not text.isascii():
         text = _plain(text.replace("’", "'"))
     runs: list[str] = (_RUNS if is_unspaced(text) else _SPACED_RUNS).findall(text.lower())
@@ -253,7 +253,7 @@ def _groups() -> Iterator[tuple[list[str], list[str]]]:
 
 
 def _terms(word: str) -> list[str]:
-    """Return the term by which a word is found, if any."""
+    """Return a list of the one term by which a word is found, or an empty list."""
     if word.isascii():
         return [stem(word)]
     return [term for term in terms_of([word]) if len(term) == min(len(word), 2)][:1]
