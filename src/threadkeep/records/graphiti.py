@@ -51,11 +51,11 @@ class GraphitiOptions:
     """Options of the Graphiti connection. Times are in seconds; sizes are in characters or bytes.
 
     Turns are sent to the Graphiti groups of `scopes`, and facts are read from `recall_scopes`. `auto` means the session
-    and the workspace; if the message mentions a preference or, for example, "my name" or "my settings", it also means
-    the user. If a sent message does not appear as an episode in time, it is sent again, up to `max_attempts` times in
-    all. This time is at least `confirm_seconds`, from when messages were last sent or confirmed; it grows with the
-    number of unconfirmed messages and with each attempt. If `promotes` is true, facts are sent too, and consent must
-    cover `promoted_facts`.
+    and the workspace, and also the user if the message mentions a preference or, for example, "my name".
+
+    A sent message must appear as an episode. If it does not, it is sent again, up to `max_attempts` times in all. The
+    wait is at least `confirm_seconds` after messages were last sent or confirmed. It grows with the number of
+    unconfirmed messages and with each attempt. If `promotes` is true, facts are sent too; consent must cover them.
     """
 
     endpoint: str = ""

@@ -176,7 +176,7 @@ class FactQuery:
     """A filter for a list of facts, most recently changed first.
 
     `text` is searched in keys and values. `past` includes earlier values. If `user_id` is given, the list has only
-    facts about the person with this id, and of this user's sessions.
+    facts about this person and facts of the person's sessions.
     """
 
     scope: Scope | None = None
@@ -309,7 +309,7 @@ def canonical_key(key: str) -> str:
 
 
 def check_name(what: str, value: object, most: int) -> None:
-    """Check a name or an id.
+    """Check a name or an id; `what` describes it in the error.
 
     Raises:
         InvalidInput: the value is not text, is blank or too long, or has control characters or lone surrogates.

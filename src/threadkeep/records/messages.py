@@ -144,7 +144,7 @@ class Message:
 
     @property
     def answer_key(self) -> tuple[str, str | None, int] | None:
-        """The question, author and ordinal, which together identify a complete answer."""
+        """The question, author and ordinal, which together identify a complete answer; None for other messages."""
         if self.answers is None or self.status != "complete":
             return None
         return self.answers, self.author, self.ordinal or 1

@@ -75,7 +75,7 @@ NO_BUDGET: Final = RunBudget()
 
 @dataclass(frozen=True)
 class RunInput:
-    """The input that a run gets from one message. `message_id` is the platform's id."""
+    """The input that a run gets from one message. `message_id` is the message's id on its platform."""
 
     values: Mapping[str, Json]
     message_id: str | None = None
@@ -205,7 +205,7 @@ class NotYet:
 
 @dataclass(frozen=True)
 class Over:
-    """A run with nothing left to execute: it has ended or waits for a person. If it does not exist, `run` is None."""
+    """A run with nothing left to execute: it has ended or waits for a person. `run` is None if no run exists."""
 
     run: Run | None
 
