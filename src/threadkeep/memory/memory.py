@@ -75,7 +75,7 @@ class Memory(history.Memory):
         meanwhile.
 
         Raises:
-            InvalidInput: not exactly one of `session_id` and `user_id` is given.
+            InvalidInput: both or neither of `session_id` and `user_id` are given.
             StoreUnavailable: a database does not answer; repeat the call.
         """
         wanted = await self.eraser.continued(await self.eraser.wanted(session_id, user_id), dry_run=dry_run)
@@ -103,7 +103,7 @@ class Memory(history.Memory):
         return archive(self.export(user_id=user_id), self.clock())
 
     async def verify_erased(self, receipt: EraseReceipt) -> Verification:
-        """Return `gone`, `there` (data exist or were left), or `unsigned` (this database did not sign the receipt)."""
+        """Return `gone`, `there` (data or an unfinished erasure exist), or `unsigned` (this database did not sign)."""
         return await self.eraser.verify(receipt)
 
     async def _purge_graphs(self, wanted: Erasable) -> tuple[ErasedStore, list[str]]:
@@ -213,7 +213,7 @@ class Lifetime[T](AbstractAsyncContextManager[T]):
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> T:
-        """Enter the context in a task, wait until it is entered, and raise its error here."""
+        """Enter the context in a new task, and wait for it. If this fails, the error is raised in the caller."""
         entered: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._live(entered), name="threadkeep-memory")
         try:
@@ -230,7 +230,7 @@ class Lifetime[T](AbstractAsyncContextManager[T]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leave the context, and raise its error here."""
+        """Leave the context. If this fails, the error is raised in the caller."""
         self._leave.set()
         if self._task is not None and not (self._task.done() and self._task.cancelled()):
             await self._task
