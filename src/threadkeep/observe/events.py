@@ -130,7 +130,7 @@ class AnswerDiscarded(StoreEvent):
 
 
 class PendingWrites(Event):
-    """The number of pending writes of this process may have changed to `count`."""
+    """This process has `count` pending writes; the number may have changed."""
 
     backend: Backend
     count: int
@@ -145,7 +145,7 @@ class HistoryTruncated(SessionEvent):
 
 
 class KeyResolutionFailed(Event):
-    """The values in a run gave no valid id of a conversation."""
+    """No valid key of a conversation could be derived from the values in a run."""
 
     channel: Channel = "other"
     reason: str
@@ -154,7 +154,7 @@ class KeyResolutionFailed(Event):
 
 
 class ContextBuilt(SessionEvent):
-    """The context of a model call was built, without `dropped` earlier messages."""
+    """The context of a model call was built; `dropped` earlier messages were left out."""
 
     run_id: str | None = None
     messages: int
@@ -186,7 +186,7 @@ class PromptSent(Event):
 
 
 class SummaryMade(SessionEvent):
-    """A summary of `messages` messages was stored; `of` names its source."""
+    """A summary of `messages` messages was stored. `of` is `summaries` if the model read older summaries of them."""
 
     channel: Channel = "other"
     messages: int

@@ -59,26 +59,26 @@ class Observers:
         logging.getLogger("threadkeep.observe").error(sentence, type(sink).__name__, type(error).__name__)
 
 
-_came_by: ContextVar[Channel | None] = ContextVar("threadkeep_came_by", default=None)
+_task_channel: ContextVar[Channel | None] = ContextVar("threadkeep_task_channel", default=None)
 
 
 def work_for(channel: Channel) -> None:
     """Set the channel for the events of the current task."""
-    _came_by.set(channel)
+    _task_channel.set(channel)
 
 
 @contextmanager
 def working_for(channel: Channel) -> Iterator[None]:
     """Set the channel of the events inside the block."""
-    token = _came_by.set(channel)
+    token = _task_channel.set(channel)
     try:
         yield
     finally:
-        _came_by.reset(token)
+        _task_channel.reset(token)
 
 
 class FromChannel:
-    """An observer that replaces the channel `other` of events, and passes all events on.
+    """An observer that sets the channel of events whose channel is `other`, and passes all events on.
 
     A channel set for the current task (see `work_for`) takes precedence.
     """
@@ -90,6 +90,6 @@ class FromChannel:
     def notify(self, event: Event, /) -> None:
         """Set the channel if it is `other`, and pass the event on."""
         if getattr(event, "channel", None) == "other":
-            changes = {"channel": _came_by.get() or self._channel}
+            changes = {"channel": _task_channel.get() or self._channel}
             event = replace(event, **changes)
         self._observer.notify(event)
