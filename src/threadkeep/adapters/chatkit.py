@@ -97,7 +97,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         )
 
     async def load_threads(self, limit: int, after: str | None, order: str, context: TContext) -> Page[ThreadMetadata]:
-        """Return up to `limit` threads, sorted by last activity. If `after` is given, begin behind this thread.
+        """Return up to `limit` threads, sorted by last activity. If `after` is set, begin after this thread's id.
 
         With the order `desc`, the most recently active thread is first, and a page has at most 1,000 threads. If a
         thread becomes active between two calls, the later page can repeat or omit threads.
@@ -266,7 +266,7 @@ async def _append(session: Session, *messages: Message) -> None:
 
 
 def _page[T: (ThreadItem, ThreadMetadata)](rows: list[T], after: str | None, limit: int) -> Page[T]:
-    """Return the page of up to `limit` rows that begins behind the row `after`."""
+    """Return the page of up to `limit` rows that follows the row with the id `after`, or the first page."""
     start = 0
     if after:
         positions = [position for position, row in enumerate(rows) if row.id == after]

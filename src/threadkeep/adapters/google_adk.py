@@ -272,7 +272,7 @@ class MemoryService(BaseMemoryService):
         session_id: str | None = None,
         custom_metadata: Mapping[str, object] | None = None,
     ) -> None:
-        """Store the texts of new events in a session of the user. The default of `session_id` is `events`."""
+        """Store the texts of new events in a session of the user; without a `session_id`, in the session `events`."""
         key = _key(app_name, user_id, session_id or "events")
         if messages := [message for event in events if (message := _message(event)) is not None]:
             await self._memory.session(key, user_id=user_id).append(messages)

@@ -95,7 +95,7 @@ async def messages_after(
 
 
 async def take_back_newest(session: Session, keep: Callable[[Message], bool]) -> Message | None:
-    """Take back the newest message since the last reset that `keep` accepts, and later ones. Return it, or None."""
+    """Take back the newest message since the last reset that `keep` accepts, and later ones. Return it, if found."""
     while await read_messages(session, 1, keep=keep):
         taken = await session.take_back()
         if taken and keep(taken[0]):

@@ -175,7 +175,7 @@ class Conversations(ConversationStore):
         return history[::-1]
 
     async def _left_after(self, record: ConversationRecord, entry_id: str | None) -> int | None:
-        """Return the `seq` after which a write supersedes entries, if any. Branch the entry's session if it differs."""
+        """Return the `seq` after which entries are superseded, if any. If another session has the entry, branch it."""
         session, seq = self._session(record.conversation_id), 0
         if entry_id is not None:
             try:
