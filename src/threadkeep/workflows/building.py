@@ -97,7 +97,7 @@ class Paths:
 
     @property
     def has_circle(self) -> bool:
-        """Return True if a node can come after itself."""
+        """True if a node can come after itself."""
         return any(name in self.after(name) for name in self.following)
 
     def beside(self) -> dict[str, frozenset[str]]:

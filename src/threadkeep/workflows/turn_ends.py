@@ -28,7 +28,7 @@ _OWN: Final = "SessionMemory."
 
 
 def has_middleware(builder: StateGraph[Any, Any, Any, Any]) -> bool:
-    """Return True if an agent in a graph has middleware, other than `SessionMemory`, before the model.
+    """Return True if an agent in a graph has middleware, besides `SessionMemory`, with a hook before the model.
 
     Agents are searched for among the nodes, and in the attributes of their objects and functions.
     """

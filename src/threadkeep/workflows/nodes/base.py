@@ -130,7 +130,7 @@ END_NAME = "end"
 
 @dataclass(frozen=True)
 class Step:
-    """A call of a node: its name, the context of the run, the graph's store, and the config."""
+    """A call of a node: the node's name, the context of the run, the graph's store, and LangChain's config."""
 
     name: str
     context: RunContext

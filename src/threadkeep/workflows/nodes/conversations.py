@@ -143,7 +143,7 @@ _LONGEST_LOOK_SECONDS: Final = 0.5
 
 @dataclass(frozen=True)
 class Conversation:
-    """A session in a memory, and the run and node to which the model calls belong.
+    """A session in a memory, and the run and node (`call`) to which its model calls belong.
 
     A conversation of kind `run` is never stored, and ends with the node.
     """

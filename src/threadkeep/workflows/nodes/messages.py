@@ -51,8 +51,8 @@ class RecordingNode(Node):
 class RecordQuestionNode(RecordingNode):
     """A node that stores the run's question before all other nodes, so that no failure loses it.
 
-    With `waits`, middleware may redact the question first. Then it is stored just before the first model call or,
-    without one, by the `RecordAnswerNode`; until then, only the run's request has the text.
+    If `waits` is true, middleware may redact the question first. The question is then stored just before the first
+    model call or, without a call, by the `RecordAnswerNode`. Until then, only the run's request has the text.
     """
 
     node_kind: ClassVar[NodeKind] = "record_question"
@@ -84,7 +84,7 @@ class RecordQuestionNode(RecordingNode):
             await turn.begin(metadata, received=received)
 
     async def refuse(self, step: Step, messages: Sequence[BaseMessage], metadata: Mapping[str, Json] | None) -> None:
-        """Store the question as `failed`, without its text, unless it is stored: middleware may have rejected it."""
+        """Store the question as `failed`, unless it is stored. Leave out its text: middleware may have rejected it."""
         turn = self.turn(step, question_before(messages))
         if turn is not None and not await turn.is_stored(turn.question[-1]):
             refused = refused_message(turn.question[-1], step.context.run_id, metadata)

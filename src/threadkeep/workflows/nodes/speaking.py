@@ -77,7 +77,7 @@ class AskingNode(Node):
     timeout_seconds: float = Field(60.0, gt=0, description="The time limit of a model call in seconds.")
 
     def window_in(self, given: TurnOptions) -> int | None:
-        """Return the context window of the node or service; None stands for the model's own."""
+        """Return the context window, in tokens, of the node or the service; None means the model's own."""
         if self.context_window is not None or self.model is not None:
             return self.context_window
         return given.context_window
@@ -192,7 +192,7 @@ class ModelNode(SpeakingNode):
     )
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Answer the run's question. After a failure of the model, `on_error` decides."""
+        """Answer the run's question. If the model fails, raise its error or continue, as the option `on_error` says."""
         messages = self.asked(state, step)
         conversation = run_conversation(step) if self.input is not None else session_conversation(step)
         with ErrorBoundary(raising=(GraphBubbleUp,)) as attempt:
