@@ -252,8 +252,8 @@ class SessionBusy(ThreadkeepError):
 class BudgetSpent(ThreadkeepError):
     """A run, or one of its ancestors, has used up its budget; the model was not called.
 
-    `run_id` names the run whose budget is used up. `limit` is `max_tokens` or `max_cost`; the run has `used` of the
-    `allowed` tokens or cost. `estimated` is true if a provider did not report all tokens.
+    `run_id` names the run whose budget is used up. `limit` is `max_tokens` or `max_cost`, with the `allowed` and the
+    `used` tokens or cost. `estimated` is true if a provider did not report all tokens.
     """
 
     def __init__(self, run_id: str, *, limit: str, used: float, allowed: float, estimated: bool = False) -> None:
@@ -388,7 +388,7 @@ class GraphitiError(ThreadkeepError, ConnectionError):
 
     @property
     def is_final(self) -> bool:
-        """True if Graphiti would reject the same request again; not for 404 and 405, which another server may send."""
+        """True if Graphiti would reject the same request again. False for 404 and 405: another server may send them."""
         return self.kind == "refused" and self.status not in (404, 405)
 
 
@@ -506,7 +506,7 @@ class RecordTooNew(RecordUnreadable):
 
 
 class SchemaTooNew(StoreError):
-    """A database with migrations of a newer Threadkeep."""
+    """A database whose schema was upgraded by a newer Threadkeep."""
 
     def __init__(self, *, found: int, known: int) -> None:
         super().__init__(
