@@ -289,6 +289,11 @@ def test_a_minimum_above_the_maximum_names_both_variables(monkeypatch: pytest.Mo
     assert "THREADKEEP_POSTGRES_POOL_MAX_SIZE" in str(error)
 
 
+def test_of_several_errors_that_of_the_database_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = refused(monkeypatch, PORT="99999", DATABASE_URL="sqlite:///threadkeep.db", HOST="example.org")
+    assert error.variable == "THREADKEEP_DATABASE_URL"
+
+
 def test_a_summary_that_keeps_all_messages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A summary must cover some messages when its trigger is reached."""
     error = refused(monkeypatch, SUMMARY_TRIGGER="messages:20", SUMMARY_KEEP="messages:20")

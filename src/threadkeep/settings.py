@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from dotenv import dotenv_values
 from platformdirs import user_data_path
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from threadkeep.environment import PREFIX, default_database
@@ -183,12 +183,13 @@ class Settings(RunSettings, GraphitiSettings):
     log_json: bool = Field(False, description="Write log lines as JSON.")
     otel: bool = Field(False, description="Send spans to OpenTelemetry, if its SDK is set up.")
 
-    @field_validator("postgres_dsn")
+    @field_validator("database_url", "postgres_dsn")
     @classmethod
-    def _check_postgres_dsn(cls, value: SecretStr | None) -> SecretStr | None:
-        variable = f"{PREFIX}POSTGRES_DSN"
-        if value is not None and parse_address(value.get_secret_value(), variable=variable).backend != "postgres":
-            raise _invalid("POSTGRES_DSN", "is not a PostgreSQL URL: write postgresql://user@host/db.")
+    def _check_address(cls, value: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
+        name = str(info.field_name).upper()
+        address = None if value is None else parse_address(value.get_secret_value(), variable=f"{PREFIX}{name}")
+        if name == "POSTGRES_DSN" and address is not None and address.backend != "postgres":
+            raise _invalid(name, "is not a PostgreSQL URL: write postgresql://user@host/db.")
         return value
 
     @field_validator("summary_trigger", "summary_keep")
@@ -282,7 +283,7 @@ class Settings(RunSettings, GraphitiSettings):
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        check_partitions(self.database.backend, self.partitions)  # `database` rejects an invalid URL
+        check_partitions(self.database.backend, self.partitions)
         if self.postgres_pool_min_size > self.postgres_pool_max_size:
             why = f"is larger than {PREFIX}POSTGRES_POOL_MAX_SIZE; change one of them."
             raise _invalid("POSTGRES_POOL_MIN_SIZE", why)
