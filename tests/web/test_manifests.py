@@ -172,12 +172,12 @@ async def test_without_retention_a_session_has_no_calls(tmp_path: Path) -> None:
     "cursor",
     [
         "nonsense",
-        cursor_of(["2026-01-01T00:00:00+00:00", "r1"]),
-        cursor_of(["2026-01-01T00:00:00+00:00", "r1", "1"]),
-        cursor_of(["2026-01-01T00:00:00+00:00", "r1", True]),
-        cursor_of(["2026-01-01T00:00:00+00:00", "r1", 2**31]),
-        cursor_of(["2026-01-01T00:00:00+00:00", "a\x00b", 1]),
-        cursor_of(["yesterday", "r1", 1]),
+        cursor_of(["calls", "2026-01-01T00:00:00+00:00", "r1"]),
+        cursor_of(["calls", "2026-01-01T00:00:00+00:00", "r1", "1"]),
+        cursor_of(["calls", "2026-01-01T00:00:00+00:00", "r1", True]),
+        cursor_of(["calls", "2026-01-01T00:00:00+00:00", "r1", 2**31]),
+        cursor_of(["calls", "2026-01-01T00:00:00+00:00", "a\x00b", 1]),
+        cursor_of(["calls", "yesterday", "r1", 1]),
     ],
 )
 async def test_an_invalid_cursor_is_a_422(client: httpx2.AsyncClient, cursor: str) -> None:

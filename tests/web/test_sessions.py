@@ -93,10 +93,11 @@ def cursor_of(value: object) -> str:
         "====",
         cursor_of("text"),
         cursor_of([1, 2]),
-        cursor_of(["2026-01-01T00:00:00+00:00"]),
-        cursor_of(["2026-01-01T00:00:00+00:00", "a\x00b"]),
-        cursor_of(["yesterday", "s1"]),
-        cursor_of(["0001-01-01T00:00:00+14:00", "s1"]),
+        cursor_of(["sessions", "2026-01-01T00:00:00+00:00"]),
+        cursor_of(["sessions", "2026-01-01T00:00:00+00:00", "a\x00b"]),
+        cursor_of(["sessions", "yesterday", "s1"]),
+        cursor_of(["sessions", "0001-01-01T00:00:00+14:00", "s1"]),
+        cursor_of(["runs", "2026-01-01T00:00:00+00:00", "s1"]),
         "x" * 1001,
     ],
 )
@@ -104,6 +105,20 @@ async def test_an_invalid_cursor_is_a_422(client: httpx2.AsyncClient, cursor: st
     """A cursor is opaque: an invalid one is refused, not interpreted."""
     response = await client.get("/api/v1/sessions", params={"cursor": cursor})
     check_problem(response, 422, "invalid-request")
+
+
+async def test_a_cursor_of_another_list_is_a_422(client: httpx2.AsyncClient) -> None:
+    """Each list refuses the cursors of other lists. It returned a wrong page before."""
+    for session_id in ("s1", "s2"):
+        await say(client, "hi", session_id=session_id)
+    lists = ("sessions", "runs", "facts", "facts/proposals", "procedures", "persons", "sessions/s1/manifests")
+    pages = {name: (await client.get(f"/api/v1/{name}", params={"limit": 1})).json() for name in lists}
+    cursors = {name: page["next_cursor"] for name, page in pages.items() if page["next_cursor"]}
+    assert {"sessions", "runs"} <= cursors.keys()
+    for name in lists:
+        for origin, cursor in cursors.items():
+            response = await client.get(f"/api/v1/{name}", params={"cursor": cursor})
+            assert response.status_code == (200 if name == origin else 422), (name, origin)
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=201", "user_id=", "active=perhaps", f"query={'x' * 201}"])

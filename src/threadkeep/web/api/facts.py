@@ -88,9 +88,10 @@ async def list_facts(
     cursor: Cursor = None,
 ) -> FactList:
     """List facts, most recently changed first. Restrict the list by `scope`, or by `scope` and `owner`."""
-    query = FactQuery(scope_in_query(scope, owner), scope, kind, key, q, past, user_id, limit, read_cursor(cursor))
+    after = read_cursor("facts", cursor)
+    query = FactQuery(scope_in_query(scope, owner), scope, kind, key, q, past, user_id, limit, after)
     found, following = await app.memory.knowledge.facts_page(query)
-    return FactList(facts=[FactView.of(fact) for fact in found], next_cursor=write_cursor(following))
+    return FactList(facts=[FactView.of(fact) for fact in found], next_cursor=write_cursor("facts", following))
 
 
 @router.put("", summary="Remember a fact", responses=_WRITING)
@@ -137,9 +138,11 @@ async def list_proposals(
     """List the facts that were proposed from messages, most recently changed first. Each proposal names its message."""
     if scope is not None and owner is None:
         raise InvalidInput("A `scope` of proposals needs its `owner`, such as scope=user&owner=ann.")
-    query = ProposalQuery(status, scope_in_query(scope, owner), session_id, user_id, limit, read_cursor(cursor))
+    after = read_cursor("proposals", cursor)
+    query = ProposalQuery(status, scope_in_query(scope, owner), session_id, user_id, limit, after)
     found, following = await app.memory.proposals.page(query)
-    return ProposalList(proposals=[ProposalView.of(one) for one in found], next_cursor=write_cursor(following))
+    shown = [ProposalView.of(one) for one in found]
+    return ProposalList(proposals=shown, next_cursor=write_cursor("proposals", following))
 
 
 @router.get("/proposals/{proposal_id}", summary="See a proposed fact")
@@ -191,9 +194,11 @@ async def list_procedures(
     cursor: Cursor = None,
 ) -> ProcedureList:
     """List procedures, most recently changed first. Restrict the list by `scope`, or by `scope` and `owner`."""
-    query = ProcedureQuery(scope_in_query(scope, owner), scope, name, q, active, user_id, limit, read_cursor(cursor))
+    after = read_cursor("procedures", cursor)
+    query = ProcedureQuery(scope_in_query(scope, owner), scope, name, q, active, user_id, limit, after)
     found, following = await app.memory.procedures.page(query)
-    return ProcedureList(procedures=[ProcedureView.of(one) for one in found], next_cursor=write_cursor(following))
+    shown = [ProcedureView.of(one) for one in found]
+    return ProcedureList(procedures=shown, next_cursor=write_cursor("procedures", following))
 
 
 @procedures_router.put("", summary="Teach a procedure", responses=_WRITING)

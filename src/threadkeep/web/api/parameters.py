@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from datetime import UTC, datetime
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 from urllib.parse import unquote
 
 from fastapi import Depends, Header, Path, Query, Request
@@ -115,24 +115,28 @@ def number_in(last_event_id: str | None) -> int:
     return int(known) if known.isascii() and known.isdigit() and len(known) < 19 else 0
 
 
-def write_cursor(position: tuple[datetime, str] | tuple[datetime, str, int] | None) -> str | None:
+type ListName = Literal["calls", "facts", "persons", "procedures", "proposals", "runs", "sessions"]
+type CursorPosition = tuple[datetime, str] | tuple[datetime, str, int]
+
+
+def write_cursor(of: ListName, position: CursorPosition | None) -> str | None:
     """Return the cursor for a position in a list that is sorted by time and then id."""
     if position is None:
         return None
     moment, *rest = position
-    text = json.dumps([moment.astimezone(UTC).isoformat(), *rest])
+    text = json.dumps([of, moment.astimezone(UTC).isoformat(), *rest])
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
-def read_cursor(cursor: str | None) -> tuple[datetime, str] | None:
+def read_cursor(of: ListName, cursor: str | None) -> tuple[datetime, str] | None:
     """Return the time and the id in a cursor.
 
     Raises:
-        InvalidInput: the text is not a cursor.
+        InvalidInput: the text is not a cursor of this list.
     """
     if not cursor:
         return None
-    moment, name = _parts(cursor, 2)
+    moment, name = _parts(of, cursor, 2)
     return moment, name
 
 
@@ -140,28 +144,28 @@ def read_call_cursor(cursor: str | None) -> tuple[datetime, str, int] | None:
     """Return the time, the run's id and the call's number in a cursor.
 
     Raises:
-        InvalidInput: the text is not a cursor.
+        InvalidInput: the text is not a cursor of a list of calls.
     """
     if not cursor:
         return None
-    moment, run_id, call = _parts(cursor, 3)
+    moment, run_id, call = _parts("calls", cursor, 3)
     if type(call) is not int or not 0 <= call <= _MOST_CALLS:
         raise _refusal()
     return moment, run_id, call
 
 
-def _parts(cursor: str, count: int) -> list[Any]:
+def _parts(of: ListName, cursor: str, count: int) -> list[Any]:
     """Return the values of a cursor; reject ids that databases do not accept."""
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
-        moment, name, *rest = json.loads(text)
+        listed, moment, name, *rest = json.loads(text)
         parts = [datetime.fromisoformat(moment).astimezone(UTC), name, *rest]
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise _refusal() from error
-    if len(parts) != count or not isinstance(name, str) or not name or clean_text(name) != name:
+    if listed != of or len(parts) != count or not isinstance(name, str) or not name or clean_text(name) != name:
         raise _refusal()
     return parts
 
 
 def _refusal() -> InvalidInput:
-    return InvalidInput("This is not a cursor; pass the `next_cursor` of the previous page unchanged.")
+    return InvalidInput("This is not a cursor of this list; pass the `next_cursor` of its previous page unchanged.")

@@ -63,8 +63,8 @@ async def list_persons(
             return PersonList(persons=[], next_cursor=None)
         known = any((q or "").lower() in text.lower() for text in (*person.aliases, *person.names))
         return PersonList(persons=[person] if known else [], next_cursor=None)
-    found, following = await persons.page(PersonQuery(q, limit, read_cursor(cursor)))
-    return PersonList(persons=found, next_cursor=write_cursor(following))
+    found, following = await persons.page(PersonQuery(q, limit, read_cursor("persons", cursor)))
+    return PersonList(persons=found, next_cursor=write_cursor("persons", following))
 
 
 @router.put("", summary="Resolve a person", responses=_WRITING)

@@ -238,10 +238,11 @@ async def list_runs(
         set_aside=set_aside,
         since=since,
         limit=limit,
-        cursor=read_cursor(cursor),
+        cursor=read_cursor("runs", cursor),
     )
     found, following = await (await app.runs.service()).list(query)
-    return RunList(runs=[RunSummary.model_validate(run) for run in found], next_cursor=write_cursor(following))
+    shown = [RunSummary.model_validate(run) for run in found]
+    return RunList(runs=shown, next_cursor=write_cursor("runs", following))
 
 
 @router.get("/runs/{run_id}", summary="See a run", responses=_FAILURES)

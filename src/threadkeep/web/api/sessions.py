@@ -77,11 +77,11 @@ async def list_sessions(
 ) -> SessionList:
     """List sessions, newest activity first."""
     everything, text = AllSessions(app.memory), clean_text(query) if query else None
-    chosen = SessionQuery(user_id, text, active, limit, read_cursor(cursor), tag, channel)
+    chosen = SessionQuery(user_id, text, active, limit, read_cursor("sessions", cursor), tag, channel)
     found, following = await everything.page(chosen)
     return SessionList(
         sessions=[SessionBody.model_validate(info) for info in found],
-        next_cursor=write_cursor(following),
+        next_cursor=write_cursor("sessions", following),
         damaged=damaged_sessions(await everything.damaged(user_id)),
     )
 
@@ -380,5 +380,5 @@ async def manifests_of_session(
     return SessionManifests(
         session_id=session_id,
         manifests=[recorded(stored) for stored in page],
-        next_cursor=write_cursor(page[-1].cursor if more else None),
+        next_cursor=write_cursor("calls", page[-1].cursor if more else None),
     )

@@ -191,7 +191,7 @@ async def list_calls(
     shown, more = found[:_CALLS], len(found) > _CALLS
     calls = [recorded(stored) for stored in shown]
     columns = [_column(call, user) for call in reversed(calls)]
-    following = write_cursor(shown[-1].cursor) if more else None
+    following = write_cursor("calls", shown[-1].cursor) if more else None
     return page(request, "calls.html", info=info, user=user or "", calls=calls, columns=columns, next_cursor=following)
 
 

@@ -41,7 +41,7 @@ async def list_runs(
         workflow=workflow or None,
         status=status,
         limit=_PAGE,
-        cursor=read_cursor(cursor),
+        cursor=read_cursor("runs", cursor),
     )
     found, following = await (await app.runs.service()).list(query)
     return page(
@@ -52,7 +52,7 @@ async def list_runs(
         chosen={"user": user or "", "session": session or "", "status": status or "", "workflow": workflow or ""},
         statuses=RUN_STATUSES,
         workflows=sorted(one.name for one in app.workflows.all()),
-        next_cursor=write_cursor(following),
+        next_cursor=write_cursor("runs", following),
     )
 
 

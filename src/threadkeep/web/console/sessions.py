@@ -54,14 +54,14 @@ async def list_sessions(
     """Show a page of sessions, newest activity first."""
     everything = AllSessions(app.memory)
     text = clean_text(q.strip()) if q and q.strip() else None
-    query = SessionQuery(user, text, None, _PAGE, read_cursor(cursor), tag or None, channel or None)
+    query = SessionQuery(user, text, None, _PAGE, read_cursor("sessions", cursor), tag or None, channel or None)
     found, following = await everything.page(query)
     damaged = damaged_sessions(await everything.damaged(user))
     return page(
         request,
         "sessions.html",
         sessions=found,
-        next_cursor=write_cursor(following),
+        next_cursor=write_cursor("sessions", following),
         damaged=damaged,
         cursor=cursor,
         chosen={"q": text or "", "user": user or "", "channel": channel or "", "tag": tag or ""},

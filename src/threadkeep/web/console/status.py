@@ -147,9 +147,9 @@ async def show_knowledge(
 ) -> Response:
     """Show open proposals and facts, most recently changed first, and Graphiti's state."""
     words = clean_text(q.strip()) if q and q.strip() else None
-    query = FactQuery(text=words, past=past, user_id=user, limit=_PAGE, cursor=read_cursor(cursor))
+    query = FactQuery(text=words, past=past, user_id=user, limit=_PAGE, cursor=read_cursor("facts", cursor))
     facts, following = await app.memory.knowledge.facts_page(query)
-    open_ones = ProposalQuery("open", user_id=user, limit=_PAGE, cursor=read_cursor(proposals_cursor))
+    open_ones = ProposalQuery("open", user_id=user, limit=_PAGE, cursor=read_cursor("proposals", proposals_cursor))
     proposals, other_proposals = await app.memory.proposals.page(open_ones)
     graphiti = app.memory.graphiti
     # Deliveries and consent concern all users, so show them only if no user is chosen.
@@ -159,11 +159,11 @@ async def show_knowledge(
         "knowledge.html",
         facts=facts,
         proposals=proposals,
-        next_proposals=write_cursor(other_proposals),
+        next_proposals=write_cursor("proposals", other_proposals),
         q=words or "",
         user=user or "",
         past=past,
-        next_cursor=write_cursor(following),
+        next_cursor=write_cursor("facts", following),
         status=status,
         consents=await graphiti.consents.decisions() if user is None else [],
         dead=await graphiti.deliveries(status="dead", limit=_DEAD) if user is None else [],
