@@ -27,6 +27,7 @@ from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunService
 from threadkeep.store.runs.rows import RunRecords
 from threadkeep.testing import Gate, ScriptedModel
+from threadkeep.web.langgraph import thread_events
 from threadkeep.web.langgraph.run_events import seq_base
 from threadkeep.web.langgraph.thread_events import EventChoice, ThreadEvents
 from threadkeep.web.streams import with_keepalives
@@ -434,6 +435,78 @@ async def test_a_client_that_left_receives_its_run_when_it_returns(
         events.follow_run(runs, await runs.run(asking.run_id)).commanded = True
         await runs.result(asking.run_id)
         assert (await read("completed"))[-1] == "completed"
+
+
+async def test_an_idle_reader_receives_the_runs_that_end_between_two_polls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No command started them. A run that had ended before the reader began is not sent."""
+    idle, polling = asyncio.Event(), asyncio.Event()
+
+    async def wait_for_poll(started: asyncio.Event, seconds: float) -> bool:
+        idle.set()
+        return await polling.wait()
+
+    monkeypatch.setattr(thread_events, "changed", wait_for_poll)
+    model = ScriptedModel(["Noted.", "It is teal.", "It is red."])
+    async with opened_app(model, settings_for(tmp_path)) as app, asyncio.timeout(HANG_SECONDS):
+        runs, read = await app.runs.service(), list[str]()
+
+        async def answer(text: str) -> None:
+            submitted = await runs.submit(RunRequest(workflow="chat", text=text, session_id="t1"))
+            await runs.result(submitted.run_id)
+
+        async def read_two() -> None:
+            choice = EventChoice(frozenset(["messages"]), None, at_root=True)
+            async with aclosing(ThreadEvents(app).of_thread("t1", choice, user_id=None)) as reader:
+                while len(read) < 2:
+                    data = (await anext(reader))["params"]["data"]
+                    read.extend([data["content"]["text"]] if data["event"] == "content-block-finish" else [])
+
+        await answer("I like teal.")
+        reading = asyncio.create_task(read_two())
+        await idle.wait()
+        await answer("Which colour?")
+        await answer("Really?")
+        polling.set()
+        await reading
+    assert read == ["It is teal.", "It is red."]
+
+
+async def test_a_reader_that_continues_after_a_later_run_receives_the_rest_of_a_resumed_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The events up to the question are not repeated, and neither are those of the later run."""
+    (tmp_path / "asking.py").write_text(ASKING)
+    monkeypatch.syspath_prepend(tmp_path)
+    async with (
+        opened_app(ScriptedModel(["Noted."]), settings_for(tmp_path, workflows="asking=asking:graph")) as app,
+        asyncio.timeout(HANG_SECONDS),
+    ):
+        events, runs = ThreadEvents(app), await app.runs.service()
+
+        async def read(since: int | None, end: tuple[str, str]) -> tuple[list[tuple[str, str]], list[int]]:
+            """Return the events and their `seq`, from the first one after `since` up to `end`."""
+            choice, found, numbers = EventChoice(frozenset(["lifecycle"]), since, at_root=True), [], list[int]()
+            async with aclosing(events.of_thread("t1", choice, user_id=None)) as reader:
+                while end not in found:
+                    event = await anext(reader)
+                    found.append((event["params"]["data"]["graph_name"], event["params"]["data"]["event"]))
+                    numbers.append(event["seq"])
+            return found, numbers
+
+        asked = await runs.submit(RunRequest(workflow="asking", text="go", session_id="t1"))
+        await runs.result(asked.run_id)
+        _, numbers = await read(None, ("asking", "interrupted"))
+        later = await runs.submit(RunRequest(workflow="chat", text="hi", session_id="t1"))
+        await runs.result(later.run_id)
+        _, more = await read(numbers[-1], ("chat", "completed"))
+        await runs.resume(asked.run_id, "yes")
+        await runs.result(asked.run_id)
+        events.follow_run(runs, await runs.run(asked.run_id))
+        rest, last = await read(more[-1], ("asking", "completed"))
+    assert rest == [("asking", "running"), ("asking", "completed")]
+    assert [*numbers, *more, *last] == sorted({*numbers, *more, *last})
 
 
 async def test_a_run_that_nobody_has_read_is_sent_before_that_of_another_channel(tmp_path: Path) -> None:

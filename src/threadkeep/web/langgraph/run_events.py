@@ -90,15 +90,16 @@ class RunEvents:
         """Return whether a person has answered the question of these paused events."""
         return self.paused and (run.status != "waiting" or run.interrupt != self.run.interrupt)
 
-    def go_on(self) -> None:
+    def go_on(self, run: Run) -> None:
         """Collect the events of a paused run again, after a person has answered its question."""
         if self.paused:
             self.paused = False
+            self.number_after(seq_base(run))
             self.readers.clear()
             self._task = asyncio.create_task(self._follow(), name=f"threadkeep-events-{self.run.run_id}")
 
     def number_after(self, seq: int) -> None:
-        """Number later events above `seq`, because another process has used the numbers up to it."""
+        """Number later events above `seq`, because other events have the numbers up to it."""
         self._seq = max(self._seq, seq)
 
     async def _follow(self) -> None:

@@ -66,7 +66,7 @@ class ThreadEvents:
             found = self._runs[run.run_id] = RunEvents(runs, run, partial(self._state, runs))
             self._forget_ended()
         elif found.was_resumed(run):
-            found.go_on()
+            found.go_on(run)
         if (started := self._started.pop(run.session_id or "", None)) is not None:
             started.set()  # wakes the readers of the thread
         return found
@@ -79,23 +79,25 @@ class ThreadEvents:
         After a run has ended or waits for a person, the next run follows. The events of a waiting run continue after a
         person has answered it.
         """
-        pause, after, last, old = _FIRST_POLL_SECONDS, choice.since or 0, -1, 0
+        pause, after, last, idle, old = _FIRST_POLL_SECONDS, choice.since or 0, -1, -1, 0
         paused: dict[str, int] = {}  # for each waiting run, the number of its events that need not be sent
         seen, found = list[object](), list[Run]()
         while True:
             started, service = self._started.setdefault(thread_id, asyncio.Event()), await self._app.runs.service()
             seen, found = await self._listed(service, thread_id, user_id, seen, found)
-            run = self._first(found, choice) if last < 0 else self._following(found, last, paused)
+            run = self._first(found, choice, idle) if last < 0 else self._following(found, last, paused)
             if run is None:
+                idle = max(map(seq_base, found), default=0)
                 await changed(started, pause)
                 pause = min(pause * 2, _LONGEST_POLL_SECONDS)
                 continue
             read = self.follow_run(service, run)
             if last < 0:
-                if not choice.since and run.status not in _ACTIVE:
+                if not choice.since and idle < 0 and run.status not in _ACTIVE:
                     last = seq_base(next((one for one in found if one.over), run))  # runs up to it are over
-                # If there are later runs, the values before a pause lack their messages.
-                old = 0 if choice.since or run == found[0] else read.paused_at
+                # If runs were created later, the values before a pause lack their messages.
+                has_later = any(one.created_at > run.created_at for one in found)
+                old = read.paused_at if has_later and not choice.since else 0
                 left = [one for one in found if one.status == "waiting" and seq_base(one) < seq_base(run)]
                 paused = {one.run_id: len(self._runs[one.run_id].events) for one in left if self.has(one.run_id)}
                 read.number_after(after)
@@ -114,30 +116,34 @@ class ThreadEvents:
                 return
             if read.paused:
                 paused[run.run_id] = position
-            after, old = 0, 0
+            old = 0
 
     async def _listed(
         self, service: RunService, thread_id: str, user_id: str | None, seen: list[object], found: list[Run]
     ) -> tuple[list[object], list[Run]]:
-        """Return the states of a thread's runs and the newest runs, which are read only if the states have changed."""
+        """Return the states of a thread's runs, and the newest runs by arrival, which are read if the states differ."""
         turns = await self._app.memory.runs.records.of_sessions([thread_id], user_id=user_id)
         states: list[object] = [(run.run_id, run.status, run.interrupt) for run in turns]
-        return states, found if states == seen else await newest_runs(service, thread_id, user_id=user_id)
+        if states != seen:
+            found = await newest_runs(service, thread_id, user_id=user_id)
+            found.sort(key=seq_base, reverse=True)  # a resumed run arrives again
+        return states, found
 
-    def _first(self, newest_first: list[Run], choice: EventChoice) -> Run | None:
+    def _first(self, newest_first: list[Run], choice: EventChoice, idle: int) -> Run | None:
         """Return the run with which a reader begins.
 
         Without `since`, this is the first active run that a command started and that no reader of the same channels
         reads, because a client may open this stream after its command. Next come such runs that ended in the last 30
-        seconds, and then active and waiting runs. Other ended runs are not sent, because the client would take their
-        end for the end of its next run.
+        seconds, then runs after `idle`, for which the reader already waits, and then active and waiting runs. Other
+        ended runs are not sent, because the client would take their end for the end of its next run.
         """
         if choice.since:
             return next((run for run in reversed(newest_first) if last_seq(run) >= choice.since), None)
         active = [run for run in reversed(newest_first) if run.status in _ACTIVE]
+        later = [run for run in reversed(newest_first) if 0 <= idle < seq_base(run)]
         unread = [run for run in newest_first if self._is_unread(run, choice)]
         waiting = [run for run in newest_first if run.status == "waiting"]
-        return next(iter([*(run for run in active if run in unread), *unread, *active, *waiting]), None)
+        return next(iter([*(run for run in active if run in unread), *unread, *later, *active, *waiting]), None)
 
     def _is_unread(self, run: Run, choice: EventChoice) -> bool:
         known = self._runs.get(run.run_id)
