@@ -68,9 +68,11 @@ async def test_each_message_is_one_update_of_a_run_that_is_joined_late(tmp_path:
         ]
         parts = [part async for part in langgraph.runs.join_stream("t1", run["run_id"], stream_mode="updates")]
         usual = [part async for part in langgraph.runs.join_stream("t1", run["run_id"])]
+        of_thread = [part async for part in await langgraph.threads.join_stream("t1")]
     assert [one.status_code for one in encoded] == [200, 422, 422, 422]
     assert {"event: values", "event: messages"} <= set(encoded[0].text.splitlines())
     assert {part.event for part in usual} == {"metadata", "values", "end"}
+    assert [part.event for part in of_thread] == [part.event for part in usual]
     updates = [part.data for part in parts if part.event == "updates"]
     assert [[one["content"] for one in update["answer"]["messages"]] for update in updates] == [["It is teal."]]
 
@@ -409,9 +411,9 @@ async def test_a_question_of_a_run_is_resolved_without_an_answer(
 
 
 async def test_a_run_is_cancelled_by_request_and_by_disconnect(tmp_path: Path) -> None:
-    """A run is cancelled by `cancel`, and by a disconnect with `on_disconnect: cancel`."""
-    gates = [Gate(), Gate()]
-    model = ScriptedModel([["a", gates[0]], ["b", gates[1]]])
+    """A run is cancelled by `cancel`, and by a disconnect with `on_disconnect: cancel`, of a stream or a wait."""
+    gates = [Gate(), Gate(), Gate()]
+    model = ScriptedModel([["a", gates[0]], ["b", gates[1]], ["c", gates[2]]])
     async with sdk(tmp_path, model) as (langgraph, _), asyncio.timeout(HANG_SECONDS):
         begun = await langgraph.runs.create("t1", "chat", input=asks("one"))
         await gates[0].reached()
@@ -428,7 +430,13 @@ async def test_a_run_is_cancelled_by_request_and_by_disconnect(tmp_path: Path) -
         await closed(stream)
         await langgraph.runs.join("t2", run_id)
         gone = await langgraph.runs.get("t2", run_id)
-    assert (cancelled["status"], gone["status"]) == ("interrupted", "interrupted")
+        waiting = asyncio.create_task(langgraph.runs.wait("t3", "chat", input=asks("three"), on_disconnect="cancel"))
+        await gates[2].reached()
+        waiting.cancel()
+        [given_up] = await langgraph.runs.list("t3")
+        await langgraph.runs.join("t3", given_up["run_id"])
+        given_up = await langgraph.runs.get("t3", given_up["run_id"])
+    assert [one["status"] for one in (cancelled, gone, given_up)] == ["interrupted"] * 3
 
 
 async def test_a_run_that_ends_during_a_shutdown_streams_its_values(tmp_path: Path) -> None:

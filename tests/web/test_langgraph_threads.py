@@ -164,10 +164,14 @@ async def test_a_created_thread_has_no_runs_and_is_copied(tmp_path: Path) -> Non
     async with sdk(tmp_path, ScriptedModel(["a"])) as (langgraph, client):
         await langgraph.threads.create(thread_id="t1", metadata={"page": "/cart"})
         assert await langgraph.runs.list("t1") == []
+        states = [await langgraph.threads.get_state("t1", checkpoint_id=at) for at in (None, "0")]
+        assert [(one["values"], one["next"]) for one in states] == [({"messages": []}, [])] * 2
+        async with client.stream("POST", "/threads/t1/stream/events", json={"channels": []}) as response:
+            assert response.status_code == 200
         copied: Any = (await client.post("/threads/t1/copy")).json()
         assert await langgraph.threads.get(copied["thread_id"]) == copied
         await langgraph.runs.wait("t1", "chat", input=asks("first"), if_not_exists="reject", params=ANN)
-        for refused in (langgraph.runs.list("t2"), langgraph.threads.copy("t2")):
+        for refused in (langgraph.runs.list("t2"), langgraph.threads.copy("t2"), langgraph.threads.get_state("t2")):
             with pytest.raises(NotFoundError):
                 await refused
     assert copied["metadata"] == {"page": "/cart"}

@@ -20,9 +20,9 @@ from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute, UserId
 from threadkeep.web.callers import READS, Caller, CallerInUse
 from threadkeep.web.langgraph.run_events import ProtocolEvent, seq_base
 from threadkeep.web.langgraph.schemas import CommandBody, CommandResponseBody, EventStreamBody
-from threadkeep.web.langgraph.states import find_thread, history_of, question_of, questions, seq_of, state_of
+from threadkeep.web.langgraph.states import history_of, question_of, questions, seq_of, state_of
 from threadkeep.web.langgraph.thread_events import EventChoice, ThreadEvents, thread_events_of
-from threadkeep.web.langgraph.threads import CreatedThread, ThreadId
+from threadkeep.web.langgraph.threads import CreatedThread, ThreadId, known_thread
 from threadkeep.web.problems import documented, problem_of
 from threadkeep.web.streams import HEARTBEAT, EventStream, begin_with, encoded, json_event, streamed, with_keepalives
 
@@ -233,7 +233,7 @@ class Commands:
         return {"run_id": waiting.run_id}
 
     async def _thread(self) -> Any:
-        return await find_thread(self._app, self._thread_id, user_id=self._user_id)
+        return await known_thread(self._app, self._thread_id, self._user_id)
 
 
 @router.post("/commands", summary="Send a command to a thread", response_model_exclude_none=True)
@@ -270,7 +270,7 @@ async def stream_events(
 
     A client that reconnects continues after the `seq` in `since`. If the thread does not exist yet, the status is 404.
     """
-    await find_thread(app, thread_id, user_id=user_id)
+    await known_thread(app, thread_id, user_id)
     at_root = not body.namespaces or [] in body.namespaces
     choice = EventChoice(frozenset(body.channels), body.since, at_root)
     events = thread_events_of(request.app).of_thread(thread_id, choice, user_id=user_id)

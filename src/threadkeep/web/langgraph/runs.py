@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -26,7 +27,7 @@ from threadkeep.web.langgraph.run_events import INTERRUPTS, RunEvents, encoded_p
 from threadkeep.web.langgraph.schemas import RunCreateBody, StreamMode, ThreadRunBody, ThreadRunStatus, status_of
 from threadkeep.web.langgraph.states import find_thread, newest_runs, questions, values_of_run
 from threadkeep.web.langgraph.thread_events import thread_events_of
-from threadkeep.web.langgraph.threads import CreatedThread, ThreadId
+from threadkeep.web.langgraph.threads import CreatedThread, ThreadId, known_thread
 from threadkeep.web.problems import ProblemRaised, documented, make_problem
 from threadkeep.web.streams import HEARTBEAT, EventStream, streamed, with_keepalives
 
@@ -39,7 +40,6 @@ _EXAMPLE = (
     'event: end\ndata: {"run_id": "0199…", "status": "success"}\n\n'
 )
 _STREAM = streamed(_EXAMPLE, "The events of the run.")
-_USUAL_MODES = ["values"]
 _MOST = 200
 
 
@@ -51,9 +51,9 @@ def _decoded(modes: object) -> object:
     return modes
 
 
-# LangGraph's Python SDK sends an empty mode if its caller chose none.
+# LangGraph's Python SDK sends an empty mode for a run, and `run_modes` for a thread, if its caller chose none.
 type StreamModes = Annotated[
-    list[StreamMode | Literal[""]] | None,
+    list[StreamMode | Literal["", "run_modes"]] | None,
     BeforeValidator(_decoded),
     Query(description="What to stream; by default `values`."),
 ]
@@ -66,7 +66,7 @@ class ThreadRuns:
         self._app = app
         self._caller = caller
         self._user_id = user_id
-        self._service = request.app
+        self._request = request
         self.thread_id = thread_id
         self.heartbeat_seconds: float = request.app.state.heartbeat_seconds
 
@@ -90,7 +90,7 @@ class ThreadRuns:
         waiting = (await find_thread(self._app, self.thread_id, user_id=start.user_id)).waiting
         if waiting is None:
             raise InvalidInput("No run of this thread waits for a person.")
-        known, before = thread_events_of(self._service).follow_run(runs, waiting), 0
+        known, before = thread_events_of(self._request.app).follow_run(runs, waiting), 0
         async for _ in known.events_from(0):  # wait until this process has read the events up to the pause
             before += 1
         if body.ends_waiting:
@@ -133,7 +133,7 @@ class ThreadRuns:
 
     async def events(self, run: Run) -> tuple[RunEvents, bool]:
         """Return the events of a run, and True if this process was already collecting them."""
-        registry = thread_events_of(self._service)
+        registry = thread_events_of(self._request.app)
         known = registry.has(run.run_id)
         return registry.follow_run(await self._app.runs.service(), run), known
 
@@ -146,6 +146,19 @@ class ThreadRuns:
         if status_of(run) == "error":
             return {**values, "__error__": {"error": run.error or "failed", "message": "The run failed."}}
         return values
+
+    async def values_unless_gone(self, run_id: str) -> dict[str, Any]:
+        """Do the same as `values`, but cancel the run if the client disconnects."""
+        watching = asyncio.create_task(self._cancel_if_gone(run_id))
+        try:
+            return await self.values(run_id)
+        finally:
+            watching.cancel()
+
+    async def _cancel_if_gone(self, run_id: str) -> None:
+        while (await self._request.receive())["type"] != "http.disconnect":
+            pass
+        await self.cancel_unless_ended(run_id)
 
     async def cancel_unless_ended(self, run_id: str, *, wait: bool = False) -> None:
         """Cancel a run unless it is over or is waiting for a person.
@@ -236,7 +249,9 @@ async def wait_for_run(asked: RunsInThread, body: RunCreateBody, response: Respo
     run, _ = await asked.start(body, "wait")
     response.headers["Content-Location"] = _address(run)
     response.headers["Location"] = f"{_address(run)}/join"
-    return await asked.values(run.run_id)
+    if body.on_disconnect != "cancel":
+        return await asked.values(run.run_id)
+    return await asked.values_unless_gone(run.run_id)
 
 
 @router.post("/runs/wait", summary="Run an assistant without a thread, and wait", responses=_STARTING)
@@ -270,11 +285,7 @@ async def list_thread_runs(
     status: Annotated[ThreadRunStatus | None, Query(description="Only runs with this status.")] = None,
 ) -> list[ThreadRunBody]:
     """List the runs of a thread, newest first, without child runs. Only its newest 400 runs are searched."""
-    try:
-        await find_thread(app, thread_id, user_id=user_id)
-    except SessionNotFound:
-        if await CreatedThread(app.memory, thread_id, user_id).thread() is None:
-            raise
+    await known_thread(app, thread_id, user_id)
     most = offset + limit if status is None else 2 * _MOST
     found = await newest_runs(await app.runs.service(), thread_id, user_id=user_id, limit=most)
     shown = [one for one in map(ThreadRunBody.of, found) if status in (None, one.status)]
@@ -351,5 +362,6 @@ async def _joined(
     elsewhere = bool(after) and not known
     if elsewhere:
         events.number_after(after)
-    parts = encoded_parts(events, list(filter(None, modes or ())) or _USUAL_MODES, after=after, whole=elsewhere)
+    chosen = ["values" if mode in ("", "run_modes") else mode for mode in modes or [""]]
+    parts = encoded_parts(events, chosen, after=after, whole=elsewhere)
     return EventStream(_with_heartbeats(asked, run, parts, cancels=cancels))

@@ -157,6 +157,20 @@ class CreatedThread:
         return await self._state.value(_CREATED, self._session.session_id)
 
 
+async def known_thread(app: App, thread_id: str, user_id: str | None) -> Thread:
+    """Return a thread; one without messages and runs if a client has created it only.
+
+    Raises:
+        SessionNotFound: this user has no such thread.
+    """
+    try:
+        return await find_thread(app, thread_id, user_id=user_id)
+    except SessionNotFound:
+        if await CreatedThread(app.memory, thread_id, user_id).thread() is None:
+            raise
+        return Thread(thread_id, app.memory.session(thread_id, user_id=user_id), None, ())
+
+
 @router.post("", summary="Create a thread", responses=_WRITING)
 async def create_thread(
     body: ThreadCreateBody, app: AppInUse, response: Response, user_id: UserId = None
@@ -260,7 +274,7 @@ async def delete_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = No
 @router.get("/{thread_id}/state", summary="See the state of a thread")
 async def get_state(thread_id: ThreadId, app: AppInUse, user_id: UserId = None) -> ThreadStateBody:
     """Return a thread's newest 1,000 messages and its waiting run's questions."""
-    return await state_of(await find_thread(app, thread_id, user_id=user_id))
+    return await state_of(await known_thread(app, thread_id, user_id))
 
 
 @router.get("/{thread_id}/state/{checkpoint_id}", summary="See an earlier state")
@@ -271,7 +285,7 @@ async def get_state_at(
     user_id: UserId = None,
 ) -> ThreadStateBody:
     """Return the newest 1,000 messages of a thread up to a checkpoint."""
-    return await state_of(await find_thread(app, thread_id, user_id=user_id), at=seq_of(checkpoint_id))
+    return await state_of(await known_thread(app, thread_id, user_id), at=seq_of(checkpoint_id))
 
 
 @router.post(
@@ -281,7 +295,7 @@ async def get_state_at_checkpoint(
     thread_id: ThreadId, body: CheckpointQueryBody, app: AppInUse, user_id: UserId = None
 ) -> ThreadStateBody:
     """Return the newest 1,000 messages of a thread up to a checkpoint, by default the newest one."""
-    return await state_of(await find_thread(app, thread_id, user_id=user_id), at=seq_of(body.checkpoint))
+    return await state_of(await known_thread(app, thread_id, user_id), at=seq_of(body.checkpoint))
 
 
 @router.post("/{thread_id}/state", summary="Add messages to a thread", responses=_WRITING)
