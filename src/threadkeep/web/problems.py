@@ -138,6 +138,11 @@ class FieldProblem(BaseModel):
     pointer: str | None = Field(None, description="The location in the body, as a JSON pointer.")
     parameter: str | None = Field(None, description="The parameter of the path or the query.")
 
+    @property
+    def sentence(self) -> str:
+        """The location and the fault."""
+        return f"{self.pointer or self.parameter or 'body'}: {self.detail.removesuffix('.')}."
+
 
 class Problem(
     BaseModel,
@@ -194,8 +199,9 @@ def problem_of(error: Exception, request: Request | None = None) -> Problem:
         return error.problem
     if isinstance(error, RequestValidationError):
         known = _LISTED if request is None else _known_fields(request)
-        problem = make_problem(422, "invalid-request", _NOT_AS_IT_IS)
-        return problem.model_copy(update={"errors": [_field_problem(each, known) for each in error.errors()]})
+        faults = [_field_problem(each, known) for each in error.errors()]
+        sentence = faults[0].sentence if len(faults) == 1 else _NOT_AS_IT_IS
+        return make_problem(422, "invalid-request", sentence).model_copy(update={"errors": faults})
     if isinstance(error, HTTPException):
         return _http_problem(error)
     if isinstance(error, ThreadkeepError):
@@ -215,8 +221,7 @@ def problem_response(problem: Problem, headers: Mapping[str, str] | None = None,
         more["Retry-After"] = str(RETRY_SECONDS)
     body = problem.model_dump(exclude_none=True)
     if path.startswith(_OPENAI):
-        details = [f"{error.pointer or error.parameter or 'body'}: {error.detail}" for error in problem.errors or ()]
-        message = "; ".join(details) or problem.detail
+        message = " ".join(error.sentence for error in problem.errors or ()) or problem.detail
         if problem.available:  # add it to the message, because the clients show nothing else
             message = f"{message.removesuffix('.')}: {', '.join(problem.available)}."
         if problem.type in _WITH_STORED_MESSAGE:

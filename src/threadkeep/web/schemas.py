@@ -52,6 +52,17 @@ Metadata = Annotated[dict[str, JsonValue], AfterValidator(_storable)]
 Tag = Annotated[str, Field(min_length=1, max_length=100), CLEANED]
 
 
+def unsupported(cure: str, *accepted: object) -> AfterValidator:
+    """Return a validator that rejects a field with the sentence `cure` unless its value is empty or accepted."""
+
+    def refuse(value: object) -> object:
+        if value not in accepted and (value or not accepted):
+            raise ValueError(f"This is not supported here; {cure}.")
+        return value
+
+    return AfterValidator(refuse)
+
+
 def _if_any(default: object = None, *, description: str) -> Any:
     """Return a field that is omitted from JSON if it has its default value."""
     return Field(default, description=description, exclude_if=lambda value: value == default)

@@ -10,7 +10,6 @@ from fastapi import APIRouter, Header, Path, Request, Response
 from langchain_core.utils.uuid import uuid7
 from pydantic import BaseModel, Field, JsonValue
 
-from threadkeep.errors import InvalidInput
 from threadkeep.records.json_values import example
 from threadkeep.runs.chat_turns import ChatAnswer, ChatStarted, ChatUsage
 from threadkeep.runs.views import ESTIMATED
@@ -20,13 +19,14 @@ from threadkeep.web.callers import PUBLIC, CallerInUse
 from threadkeep.web.chat_protocols.sent import Sent
 from threadkeep.web.langgraph.states import messages_of
 from threadkeep.web.problems import TURN_FAILURES, Problem, documented
-from threadkeep.web.schemas import GivenId, Usage
+from threadkeep.web.schemas import GivenId, Usage, unsupported
 from threadkeep.web.streams import DONE, EventStream, StreamParts, json_event, open_stream, streamed
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
 SESSION_HEADER = "X-Session-Id"
-_UNSUPPORTED = ("tools", "functions", "audio", "modalities", "response_format", "logprobs")
+_Unsupported = Annotated[JsonValue, unsupported("leave it out")]
+_TextOnly = Annotated[JsonValue, unsupported("leave it out", None, {"type": "text"}, ["text"])]
 _EXAMPLE = (
     'data: {"id": "0199…", "object": "chat.completion.chunk", '
     '"choices": [{"index": 0, "delta": {"content": "Hello"}}]}\n\n'
@@ -48,25 +48,13 @@ class CompletionBody(
         None, description="With `include_usage`, the last chunk has the token usage."
     )
     user: GivenId | None = Field(None, description="The user. Without a session, the user's last session continues.")
-    n: int | None = Field(None, description="Must be 1.")
-    tools: JsonValue = Field(None, description="Not supported: workflows have their own tools.")
-    functions: JsonValue = Field(None, description="Not supported.")
-    audio: JsonValue = Field(None, description="Not supported.")
-    modalities: JsonValue = Field(None, description="Not supported.")
-    response_format: JsonValue = Field(None, description="Not supported.")
-    logprobs: JsonValue = Field(None, description="Not supported.")
-
-    def check(self) -> None:
-        """Reject options that would change the answer and are not supported.
-
-        Raises:
-            InvalidInput: an option is not supported. The error names the field.
-        """
-        for name in _UNSUPPORTED:
-            if getattr(self, name) and getattr(self, name) not in ({"type": "text"}, ["text"]):
-                raise InvalidInput(f"`{name}` is not supported here; leave it out.")
-        if self.n not in (None, 1):
-            raise InvalidInput("`n` must be 1: a turn has one answer.")
+    n: Annotated[JsonValue, unsupported("a turn has one answer", None, 1)] = Field(None, description="Must be 1.")
+    tools: _Unsupported = Field(None, description="Not supported: workflows have their own tools.")
+    functions: _Unsupported = Field(None, description="Not supported.")
+    audio: _Unsupported = Field(None, description="Not supported.")
+    modalities: _TextOnly = Field(None, description="Not supported.")
+    response_format: _TextOnly = Field(None, description="Not supported.")
+    logprobs: _Unsupported = Field(None, description="Not supported.")
 
 
 class CompletionMessage(BaseModel, json_schema_serialization_defaults_required=True):
@@ -197,7 +185,6 @@ async def complete(
     new session begins, with the earlier messages. The response has the same header. A request with a repeated
     `Idempotency-Key` gets the stored answer. System messages are ignored.
     """
-    body.check()
     user_id = caller.user(body.user)
     repeat = caller.repeat_id(user_id, idempotency_key)
     new = None if user_id is not None else f"session_{repeat}" if repeat else str(uuid7())

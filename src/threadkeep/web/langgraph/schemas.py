@@ -13,7 +13,7 @@ from threadkeep.errors import InvalidInput
 from threadkeep.records.json_values import example
 from threadkeep.records.runs import Run, RunStatus
 from threadkeep.runs.requests import metadata_of
-from threadkeep.web.schemas import Metadata
+from threadkeep.web.schemas import Metadata, unsupported
 
 type ThreadRunStatus = Literal["pending", "running", "success", "error", "timeout", "interrupted"]
 type ThreadField = Literal[
@@ -97,14 +97,8 @@ class ThreadBody(BaseModel, json_schema_serialization_defaults_required=True):
     config: dict[str, Any] = {}
 
 
-def refuse_ttl(ttl: JsonValue) -> None:
-    """Reject a time to live of a thread.
-
-    Raises:
-        InvalidInput: a time is given.
-    """
-    if ttl is not None:
-        raise InvalidInput("`ttl` is not supported; the retention of the service deletes old messages.")
+_Unsupported = Annotated[JsonValue, unsupported("leave it out")]
+_Lifetime = Annotated[JsonValue, unsupported("the retention of the service deletes old messages", None)]
 
 
 class ThreadCreateBody(BaseModel, json_schema_extra=example(thread_id="session-123")):
@@ -115,33 +109,20 @@ class ThreadCreateBody(BaseModel, json_schema_extra=example(thread_id="session-1
         None,
         description="Stored at once if the request names a user (`user_id`), else kept 30 days for the first run.",
     )
-    supersteps: JsonValue = Field(None, description="Not supported.")
-    ttl: JsonValue = Field(None, description="Not supported.")
+    supersteps: Annotated[JsonValue, unsupported("add messages by POST /threads/{thread_id}/state")] = Field(
+        None, description="Not supported."
+    )
+    ttl: _Lifetime = Field(None, description="Not supported.")
     if_exists: Literal["raise", "do_nothing"] | None = Field(
         None, description="If the thread exists, `raise` (default) returns 409, `do_nothing` returns the thread."
     )
-
-    def check(self, *, in_graph_store: bool) -> None:
-        """Reject options that are not supported.
-
-        Raises:
-            InvalidInput: an option is not supported. The error names the field.
-        """
-        if self.metadata and in_graph_store:
-            raise InvalidInput(
-                "`metadata` of a new thread is not stored in a graph store; send it after the first run by "
-                "PATCH /threads/{thread_id}."
-            )
-        if self.supersteps:
-            raise InvalidInput("`supersteps` is not supported; add messages by POST /threads/{thread_id}/state.")
-        refuse_ttl(self.ttl)
 
 
 class ThreadPatchBody(BaseModel, json_schema_extra=example(metadata={"title": "Order 4711"})):
     """Changes to a thread."""
 
     metadata: Metadata | None = Field(None, description="Added to the session's metadata.")
-    ttl: JsonValue = Field(None, description="Not supported.")
+    ttl: _Lifetime = Field(None, description="Not supported.")
 
 
 class ThreadSearchBody(BaseModel, json_schema_extra=example(limit=20)):
@@ -161,19 +142,10 @@ class ThreadSearchBody(BaseModel, json_schema_extra=example(limit=20)):
     select: Annotated[list[ThreadField], Field(max_length=20)] | None = Field(
         None, description="The fields to return. Messages are read only if `values` is one of them."
     )
-    values: JsonValue = Field(None, description="Not supported.")
-    extract: JsonValue = Field(None, description="Not supported.")
-
-    def check(self) -> None:
-        """Reject options that are not supported.
-
-        Raises:
-            InvalidInput: an option is not supported. The error names the field.
-        """
-        if self.values:
-            raise InvalidInput("Search by `values` is not supported; search by `metadata`, or for words with /search.")
-        if self.extract:
-            raise InvalidInput("`extract` is not supported; name `values` in `select`.")
+    values: Annotated[JsonValue, unsupported("search by `metadata`, or for words with /search")] = Field(
+        None, description="Not supported."
+    )
+    extract: Annotated[JsonValue, unsupported("name `values` in `select`")] = Field(None, description="Not supported.")
 
 
 class HistoryBody(BaseModel, json_schema_extra=example(limit=10)):
@@ -182,7 +154,9 @@ class HistoryBody(BaseModel, json_schema_extra=example(limit=10)):
     limit: int = Field(10, ge=1, le=1000, description="The maximum number of checkpoints, newest first.")
     before: dict[str, JsonValue] | str | None = Field(None, description="Only checkpoints before this one.")
     checkpoint: dict[str, JsonValue] | None = Field(None, description="Only this checkpoint.")
-    metadata: JsonValue = Field(None, description="Not supported.")
+    metadata: Annotated[JsonValue, unsupported("filter the returned states")] = Field(
+        None, description="Not supported."
+    )
 
 
 class CheckpointQueryBody(BaseModel, json_schema_extra=example(checkpoint={"checkpoint_id": "2"})):
@@ -249,9 +223,6 @@ class EventStreamBody(BaseModel, json_schema_extra=example(channels=["values", "
     since: int | None = Field(None, ge=0, lt=2**53, description="Only events after this `seq`.")
 
 
-_UNSUPPORTED = ("interrupt_before", "interrupt_after", "webhook", "after_seconds", "feedback_keys")
-
-
 class RunCreateBody(
     BaseModel,
     json_schema_extra=example(
@@ -286,11 +257,11 @@ class RunCreateBody(
     on_disconnect: Literal["cancel", "continue"] | None = Field(
         None, description="What to do if the client disconnects; by default the run continues."
     )
-    interrupt_before: JsonValue = Field(None, description="Not supported.")
-    interrupt_after: JsonValue = Field(None, description="Not supported.")
-    webhook: JsonValue = Field(None, description="Not supported.")
-    after_seconds: JsonValue = Field(None, description="Not supported.")
-    feedback_keys: JsonValue = Field(None, description="Not supported.")
+    interrupt_before: _Unsupported = Field(None, description="Not supported.")
+    interrupt_after: _Unsupported = Field(None, description="Not supported.")
+    webhook: _Unsupported = Field(None, description="Not supported.")
+    after_seconds: _Unsupported = Field(None, description="Not supported.")
+    feedback_keys: _Unsupported = Field(None, description="Not supported.")
 
     def modes(self) -> list[StreamMode]:
         """Return the stream modes."""
@@ -298,14 +269,11 @@ class RunCreateBody(
         return modes or ["values"]
 
     def check(self) -> None:
-        """Reject options that are not supported.
+        """Reject commands that are not supported.
 
         Raises:
-            InvalidInput: an option is not supported. The error names the field.
+            InvalidInput: the command is not supported.
         """
-        for name in _UNSUPPORTED:
-            if getattr(self, name):
-                raise InvalidInput(f"`{name}` is not supported here; leave it out.")
         if self.command is not None and not self.ends_waiting:
             if "resume" not in self.command:
                 raise InvalidInput("`command` must have `resume`, the answer to a waiting run.")

@@ -34,7 +34,6 @@ from threadkeep.web.langgraph.schemas import (
     ThreadPatchBody,
     ThreadSearchBody,
     ThreadStateBody,
-    refuse_ttl,
 )
 from threadkeep.web.langgraph.states import (
     CREATION,
@@ -48,8 +47,8 @@ from threadkeep.web.langgraph.states import (
     seq_of,
     state_of,
     thread_body,
+    values_of,
 )
-from threadkeep.web.langgraph.states import values_of as values_of_session
 from threadkeep.web.problems import ProblemRaised, documented, make_problem
 
 type ThreadId = Annotated[str, Path(description="The thread, which is a session. Encode a slash as %2F.")]
@@ -180,7 +179,11 @@ async def create_thread(
     The thread is stored at once if the request names a user. Otherwise its first run within 30 days stores it, and the
     user of that run owns it.
     """
-    body.check(in_graph_store=app.memory.in_graph_store)
+    if body.metadata and app.memory.in_graph_store:
+        raise InvalidInput(
+            "`metadata` of a new thread is not stored in a graph store; send it after the first run by "
+            "PATCH /threads/{thread_id}."
+        )
     thread_id = body.thread_id or str(uuid7())
     created = CreatedThread(app.memory, thread_id, user_id)
     try:
@@ -204,7 +207,6 @@ async def search_threads(body: ThreadSearchBody, app: AppInUse, user_id: UserId 
     Without `ids`, the 1,000 threads with the newest activity are searched; later pages sorted by newest activity search
     more. A damaged thread is omitted, or is listed without values.
     """
-    body.check()
     by_activity = body.sort_order == "desc" and body.sort_by in _ACTIVITY and body.ids is None
     most = body.offset + body.limit if by_activity else _SEARCHED
     found: list[tuple[Thread, ThreadBody]] = []
@@ -236,7 +238,7 @@ async def get_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = None)
         if created is None:
             raise
         return created
-    return thread_body(thread, await values_of_session(thread.session))
+    return thread_body(thread, await values_of(thread.session))
 
 
 @router.patch("/{thread_id}", summary="Change the metadata of a thread", responses=_WRITING)
@@ -244,7 +246,6 @@ async def change_thread(
     thread_id: ThreadId, body: ThreadPatchBody, app: AppInUse, user_id: UserId = None
 ) -> ThreadBody:
     """Add fields to the metadata of a thread, or replace fields of the same names."""
-    refuse_ttl(body.ttl)
     everything = AllSessions(app.memory)
     try:
         session, info = await everything.find(thread_id, user_id=user_id)
@@ -343,8 +344,6 @@ async def get_history(
     The list is empty if the thread is not stored yet, or has no such checkpoint.
     """
     asked = body or HistoryBody()
-    if asked.metadata:
-        raise InvalidInput("States cannot be filtered by `metadata`; leave it out, and filter the returned states.")
     try:
         thread = await find_thread(app, thread_id, user_id=user_id)
     except SessionNotFound:
