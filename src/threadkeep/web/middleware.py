@@ -10,7 +10,8 @@ that site. Otherwise any page in the user's browser could reach the service. `ca
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Collection
+from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import urlsplit
 
@@ -45,6 +46,7 @@ _FOREIGN_HOST = (
 _LOCAL = "local"
 
 
+@dataclass(frozen=True)
 class Access:
     """Middleware that passes a request on with its caller, or rejects it before its body is read.
 
@@ -52,20 +54,11 @@ class Access:
     scope, 429 after too many requests, and 503 if the service's keys or those of a token's issuer cannot be read.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        credentials: Credentials,
-        needed: bool,
-        routes: list[BaseRoute],
-        origins: Iterable[str] = (),
-    ) -> None:
-        self._app = app
-        self._origins = frozenset(origins)
-        self._credentials = credentials
-        self._needed = needed
-        self._routes = routes
+    app: ASGIApp
+    credentials: Credentials
+    needed: bool
+    routes: list[BaseRoute]
+    origins: Collection[str] = ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or reject it."""
@@ -75,7 +68,7 @@ class Access:
                 path = scope.get("path", "")
                 if scope["type"] == "http" and path not in OPEN_PATHS and not path.startswith(CALLBACKS):
                     caller = await self._caller(scope)
-                    caller.check(self._routes, scope)
+                    caller.check(self.routes, scope)
                     caller.count()
                     if caller.user_id is not None:
                         stack.enter_context(caller.limits.opened(caller.user_id))
@@ -84,7 +77,7 @@ class Access:
                 refusal = await respond_to_browsers(Request(scope), refused)
                 await refusal(scope, receive, send)
                 return
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
 
     async def _caller(self, scope: Scope) -> Caller:
         """Return the owner of a request's key or token, or a client on this machine."""
@@ -93,16 +86,16 @@ class Access:
         given = (token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")).encode("latin-1")
         if not given and "cookie" in headers and is_page(scope["path"]):
             given = key_in_cookie(headers)
-        caller = await self._credentials.caller(given)
+        caller = await self.credentials.caller(given)
         if caller is not None:
             return caller
-        if self._needed or self._credentials.keys.in_use:
+        if self.needed or self.credentials.keys.in_use:
             raise ProblemRaised(make_problem(401, "api-key-needed", _KEY_MISSING), {"WWW-Authenticate": "Bearer"})
         origin = headers.get("origin")
-        known = origin is None or origin in self._origins or _is_loopback_address(origin)
+        known = origin is None or origin in self.origins or _is_loopback_address(origin)
         if not known or not _is_loopback_address(f"//{headers.get('host', '')}"):
             raise ProblemRaised(make_problem(403, "foreign-host", _FOREIGN_HOST))
-        return Caller(_LOCAL, "admin", limits=self._credentials.limits)
+        return Caller(_LOCAL, "admin", limits=self.credentials.limits)
 
 
 @lru_cache(maxsize=64)
@@ -112,19 +105,19 @@ def _is_loopback_address(address: str) -> bool:
     return False
 
 
+@dataclass(frozen=True)
 class SafeResponses:
     """Middleware that adds headers against caching, content sniffing and framing.
 
     For a HEAD request, it sends the headers of the GET response, but no body.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    app: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, and add the headers to its response."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         has_body = scope["method"] != "HEAD"
 
@@ -139,23 +132,23 @@ class SafeResponses:
             elif has_body:
                 await send(message)
 
-        await self._app(scope if has_body else {**scope, "method": "GET"}, receive, send_safely)
+        await self.app(scope if has_body else {**scope, "method": "GET"}, receive, send_safely)
 
 
+@dataclass(frozen=True)
 class BodyLimit:
     """Middleware that rejects bodies over a limit, declared or received."""
 
-    def __init__(self, app: ASGIApp, limit: int) -> None:
-        self._app = app
-        self._limit = limit
+    app: ASGIApp
+    limit: int
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on while counting its body."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         declared = dict(scope["headers"]).get(b"content-length", b"")
-        if declared.isdigit() and len(declared) < 20 and int(declared) > self._limit:
+        if declared.isdigit() and len(declared) < 20 and int(declared) > self.limit:
             refusal = await respond_to_browsers(Request(scope), self._too_large())
             await refusal(scope, receive, send)
             return
@@ -165,11 +158,11 @@ class BodyLimit:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
-            if received > self._limit:
+            if received > self.limit:
                 raise self._too_large()  # FastAPI passes on no other error than HTTPException while it reads a body
             return message
 
-        await self._app(scope, counted, send)
+        await self.app(scope, counted, send)
 
     def _too_large(self) -> HTTPException:
-        return HTTPException(413, f"The body has more than {self._limit} bytes; send less, or raise the limit.")
+        return HTTPException(413, f"The body has more than {self.limit} bytes; send less, or raise the limit.")

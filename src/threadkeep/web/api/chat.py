@@ -29,23 +29,12 @@ from threadkeep.web.api.parameters import DEFAULT_LIMIT, AppInUse, EncodedPathRo
 from threadkeep.web.callers import Caller, CallerInUse
 from threadkeep.web.problems import TURN_FAILURES, ProblemRaised, documented, make_problem
 from threadkeep.web.schemas import ChatRequestBody, ChatResponseBody, History, HistoryMessage
-from threadkeep.web.streams import EXAMPLE, EventStream, TurnParts, open_stream, problem_of_turn
+from threadkeep.web.streams import EXAMPLE, EventStream, TurnParts, open_stream, problem_of_turn, streamed
 from threadkeep.workflows.built_in import CHAT
 
 router = APIRouter(prefix="/api/v1/chat", tags=["chat"], route_class=EncodedPathRoute)
 
-_EVENT = {
-    "type": "object",
-    "required": ["event", "data"],
-    "properties": {
-        "event": {"enum": ["start", "token", "end", "error"]},
-        "data": {"type": "string", "contentMediaType": "application/json"},
-    },
-}
-STREAM: dict[str, object] = {
-    "description": "The events of the turn.",
-    "content": {"text/event-stream": {"itemSchema": _EVENT, "example": EXAMPLE}},
-}
+STREAM = streamed(EXAMPLE, "The events of the turn.")
 
 
 @router.post("", summary="Send a message", responses=TURN_FAILURES)

@@ -32,7 +32,7 @@ from threadkeep.web.api.workflows import WorkflowName
 from threadkeep.web.callers import CallerInUse
 from threadkeep.web.problems import documented, problem_of
 from threadkeep.web.schemas import MAX_MESSAGE_CHARACTERS, CleanText, GivenId, Metadata
-from threadkeep.web.streams import HEARTBEAT, EventStream, begin_with, encoded, json_event, with_keepalives
+from threadkeep.web.streams import HEARTBEAT, EventStream, begin_with, encoded, json_event, streamed, with_keepalives
 from threadkeep.workflows.resources import MAX_DEADLINE
 
 type WaitMode = Literal["wait", "background"]
@@ -172,12 +172,11 @@ router = APIRouter(prefix="/api/v1", tags=["runs"])
 
 _FAILURES = documented(404, 422, 503)
 _CHANGES = documented(400, 404, 413, 422, 503)
-_STREAMED = {"text/event-stream": {"schema": {"type": "string"}, "example": EXAMPLE}}
 _LATER: dict[int | str, dict[str, Any]] = {
     202: {"model": RunBody, "description": "The run continues; GET /api/v1/runs/{run_id} shows its state."}
 }
 _STARTED: dict[int | str, dict[str, Any]] = {
-    200: {"model": RunBody, "description": "The run, which has ended or waits for a person.", "content": _STREAMED},
+    200: {"model": RunBody, **streamed(EXAMPLE, "The run, which has ended or waits for a person.")},
     **_LATER,
 }
 
@@ -276,7 +275,7 @@ async def get_trace(
     "/runs/{run_id}/events",
     summary="Stream the events of a run",
     response_class=Response,
-    responses={200: {"description": "The events.", "content": _STREAMED}, **_FAILURES},
+    responses={200: streamed(EXAMPLE, "The events."), **_FAILURES},
 )
 async def get_events(
     run_id: RunId,

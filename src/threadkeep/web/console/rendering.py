@@ -33,13 +33,13 @@ from threadkeep.web.callers import Caller, CallerInUse
 from threadkeep.web.problems import ProblemRaised, headers_of, log_failure, make_problem, problem_of
 
 COOKIE: Final = "threadkeep_console"
-_HOME = "/"
+HOME = "/"
 _BELOW = "/console/"
 
 
 def is_page(path: str) -> bool:
     """Return whether a path belongs to the console. Only there, the key in the cookie is valid."""
-    return path == _HOME or path.startswith(_BELOW)
+    return path == HOME or path.startswith(_BELOW)
 
 
 def as_cookie(key: str) -> str:

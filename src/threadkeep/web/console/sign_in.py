@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from threadkeep.web.callers import PUBLIC, KeyRing, RateLimits
 from threadkeep.web.console.rendering import (
     COOKIE,
+    HOME,
     ConsoleRoute,
     Form,
     as_cookie,
@@ -22,7 +23,6 @@ from threadkeep.web.console.rendering import (
 from threadkeep.web.problems import ProblemRaised, make_problem, problem_of, respond
 
 ADDRESS: Final = "/console/sign-in"
-_HOME = "/"
 _WRONG_KEY = "This key is not valid; enter an API key of the service, or ask for a new one."
 _OTHER_SITE = "The form was sent from another site; open the sign-in page of this service."
 
@@ -30,7 +30,7 @@ router = APIRouter(route_class=ConsoleRoute, include_in_schema=False)
 
 
 @router.get(ADDRESS)
-async def ask_for_key(request: Request, to: Annotated[str, Query(alias="next", max_length=2000)] = _HOME) -> Response:
+async def ask_for_key(request: Request, to: Annotated[str, Query(alias="next", max_length=2000)] = HOME) -> Response:
     """Show the form for an API key."""
     return page(request, "sign_in.html", next=_within(to), wrong=None)
 
@@ -42,7 +42,7 @@ async def sign_in(request: Request) -> Response:
         raise ProblemRaised(make_problem(403, "stale-form", _OTHER_SITE))
     fields = await read_fields(request)
     keys: KeyRing = request.app.state.keys
-    given, to = fields.get("key", "").strip(), _within(fields.get("next", _HOME))
+    given, to = fields.get("key", "").strip(), _within(fields.get("next", HOME))
     await keys.refresh()
     if keys.caller(given.encode(), RateLimits()) is None:
         return page(request, "sign_in.html", status_code=401, next=to, wrong=_WRONG_KEY)
@@ -67,7 +67,7 @@ async def respond_to_browsers(request: Request, error: Exception) -> Response:
         return await respond(request, error)
     if problem_of(error).status == 401:
         query = f"?{request.url.query}" if request.url.query else ""
-        to = f"{request.url.path}{query}" if request.method == "GET" else _HOME
+        to = f"{request.url.path}{query}" if request.method == "GET" else HOME
         return redirect(f"{ADDRESS}?next={quote(to, safe='')}")
     return error_page(request, error)
 
@@ -77,6 +77,6 @@ def _within(address: str) -> str:
     try:
         parts = urlsplit(address)
     except ValueError:
-        return _HOME
+        return HOME
     inside = not parts.scheme and not parts.netloc and "\\" not in address and is_page(parts.path)
-    return address if inside and not address.startswith("//") else _HOME
+    return address if inside and not address.startswith("//") else HOME

@@ -168,16 +168,16 @@ _EXAMPLE = (
 _STREAM = streamed(_EXAMPLE, "The events of the thread's runs, until the client or the service closes the stream.")
 
 
+@dataclass
 class Commands:
     """The commands of one request."""
 
-    def __init__(self, app: App, events: ThreadEvents, caller: Caller, thread_id: str, user_id: str | None) -> None:
-        self._app = app
-        self._events = events
-        self._caller = caller
-        self._thread_id = thread_id
-        self._user_id = user_id
-        self.meta: dict[str, int] | None = None
+    app: App
+    events: ThreadEvents
+    caller: Caller
+    thread_id: str
+    user_id: str | None
+    meta: dict[str, int] | None = None
 
     async def result(self, method: str, params: Mapping[str, Json]) -> dict[str, Any] | None:
         """Execute a command and return its result. If the command is unknown, return None."""
@@ -208,11 +208,11 @@ class Commands:
         return None
 
     async def _start(self, start: Start) -> dict[str, Any]:
-        start = replace(start, user_id=user_of(start, self._caller, self._user_id))
-        submitted = await start_run(self._app, self._thread_id, start)
-        runs = await self._app.runs.service()
+        start = replace(start, user_id=user_of(start, self.caller, self.user_id))
+        submitted = await start_run(self.app, self.thread_id, start)
+        runs = await self.app.runs.service()
         run = await runs.run(submitted.run_id)
-        self._events.follow_run(runs, run).commanded = True
+        self.events.follow_run(runs, run).commanded = True
         self.meta = {"applied_through_seq": seq_base(run)}  # clients send it as `since`
         return {"run_id": run.run_id}
 
@@ -227,13 +227,13 @@ class Commands:
         if not values or not set(values) <= set(asked):
             raise InvalidInput(f"interrupt_id must name a question of run {waiting.run_id!r}: {', '.join(asked)}.")
         value: Json = dict(values) if len(asked) > 1 else values[asked[0]]
-        runs = await self._app.runs.service()
-        await runs.resume(waiting.run_id, value, user_id=self._user_id, questions=values.keys())
-        self._events.follow_run(runs, await runs.run(waiting.run_id)).commanded = True
+        runs = await self.app.runs.service()
+        await runs.resume(waiting.run_id, value, user_id=self.user_id, questions=values.keys())
+        self.events.follow_run(runs, await runs.run(waiting.run_id)).commanded = True
         return {"run_id": waiting.run_id}
 
     async def _thread(self) -> Any:
-        return await known_thread(self._app, self._thread_id, self._user_id)
+        return await known_thread(self.app, self.thread_id, self.user_id)
 
 
 @router.post("/commands", summary="Send a command to a thread", response_model_exclude_none=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, cast
 from urllib.parse import quote
 
@@ -59,16 +59,15 @@ type StreamModes = Annotated[
 ]
 
 
+@dataclass(frozen=True)
 class ThreadRuns:
     """The runs of a thread, or runs without a thread, for the caller of one request."""
 
-    def __init__(self, app: App, caller: Caller, request: Request, user_id: str | None, thread_id: str | None) -> None:
-        self._app = app
-        self._caller = caller
-        self._user_id = user_id
-        self._request = request
-        self.thread_id = thread_id
-        self.heartbeat_seconds: float = request.app.state.heartbeat_seconds
+    app: App
+    caller: Caller
+    request: Request
+    user_id: str | None
+    thread_id: str | None
 
     async def start(self, body: RunCreateBody, mode: Mode) -> tuple[Run, int]:
         """Start a run, or answer or end the waiting run; return it and its number of earlier events.
@@ -77,20 +76,20 @@ class ThreadRuns:
             InvalidInput: the body has an unsupported option, or a command although no run waits for an answer.
         """
         body.check()
-        runs = await self._app.runs.service()
+        runs = await self.app.runs.service()
         start = Start.of(body.model_dump(exclude_none=True, by_alias=True))
-        start = replace(start, user_id=user_of(start, self._caller, self._user_id))
+        start = replace(start, user_id=user_of(start, self.caller, self.user_id))
         if body.if_not_exists == "reject" and self.thread_id is not None:
             await self._check_exists(start.user_id)
         if body.command is None:
-            submitted = await start_run(self._app, self.thread_id, start, mode=mode)
+            submitted = await start_run(self.app, self.thread_id, start, mode=mode)
             return await runs.run(submitted.run_id), 0
         if self.thread_id is None:
             raise InvalidInput("`command` answers a run that waits in a thread; send it to /threads/{thread_id}/runs.")
-        waiting = (await find_thread(self._app, self.thread_id, user_id=start.user_id)).waiting
+        waiting = (await find_thread(self.app, self.thread_id, user_id=start.user_id)).waiting
         if waiting is None:
             raise InvalidInput("No run of this thread waits for a person.")
-        known, before = thread_events_of(self._request.app).follow_run(runs, waiting), 0
+        known, before = thread_events_of(self.request.app).follow_run(runs, waiting), 0
         async for _ in known.events_from(0):  # wait until this process has read the events up to the pause
             before += 1
         if body.ends_waiting:
@@ -102,9 +101,9 @@ class ThreadRuns:
 
     async def _check_exists(self, user_id: str | None) -> None:
         try:
-            await find_thread(self._app, str(self.thread_id), user_id=user_id)
+            await find_thread(self.app, str(self.thread_id), user_id=user_id)
         except SessionNotFound:
-            if await CreatedThread(self._app.memory, str(self.thread_id)).thread() is not None:
+            if await CreatedThread(self.app.memory, str(self.thread_id)).thread() is not None:
                 return  # The thread exists, but has no owner yet.
             sentence = "This thread does not exist; to create it with its first run, send if_not_exists: create."
             raise ProblemRaised(make_problem(404, "session-not-found", sentence)) from None
@@ -115,7 +114,7 @@ class ThreadRuns:
         Raises:
             RunNotFound: the thread has no such run, or the caller may not see it.
         """
-        run = await (await self._app.runs.service()).run(run_id, user_id=self._user_id)
+        run = await (await self.app.runs.service()).run(run_id, user_id=self.user_id)
         if self.thread_id is not None and run.session_id != self.thread_id:
             raise RunNotFound(run_id)
         return run
@@ -126,21 +125,21 @@ class ThreadRuns:
         Raises:
             RunNotFound: the thread has no run.
         """
-        found = (await find_thread(self._app, str(self.thread_id), user_id=self._user_id)).newest
+        found = (await find_thread(self.app, str(self.thread_id), user_id=self.user_id)).newest
         if found is None:
             raise RunNotFound(str(self.thread_id))
         return found
 
     async def events(self, run: Run) -> tuple[RunEvents, bool]:
         """Return the events of a run, and True if this process was already collecting them."""
-        registry = thread_events_of(self._request.app)
+        registry = thread_events_of(self.request.app)
         known = registry.has(run.run_id)
-        return registry.follow_run(await self._app.runs.service(), run), known
+        return registry.follow_run(await self.app.runs.service(), run), known
 
     async def values(self, run_id: str) -> dict[str, Any]:
         """Wait for a run and return the values of its thread."""
-        run = (await (await self._app.runs.service()).result(run_id)).run
-        values = await values_of_run(self._app, run)
+        run = (await (await self.app.runs.service()).result(run_id)).run
+        values = await values_of_run(self.app, run)
         if run.status == "waiting":
             return {**values, INTERRUPTS: [one.model_dump() for one in questions(run)]}
         if status_of(run) == "error":
@@ -156,7 +155,7 @@ class ThreadRuns:
             watching.cancel()
 
     async def _cancel_if_gone(self, run_id: str) -> None:
-        while (await self._request.receive())["type"] != "http.disconnect":
+        while (await self.request.receive())["type"] != "http.disconnect":
             pass
         await self.cancel_unless_ended(run_id)
 
@@ -165,7 +164,7 @@ class ThreadRuns:
 
         With `wait`, return only when it is.
         """
-        runs = await self._app.runs.service()
+        runs = await self.app.runs.service()
         run = await runs.run(run_id)
         if not run.over and run.status != "waiting":
             await runs.cancel(run_id)
@@ -204,7 +203,7 @@ async def _with_heartbeats(
     asked: ThreadRuns, run: Run, parts: AsyncGenerator[bytes], *, cancels: bool
 ) -> AsyncGenerator[bytes]:
     ended = False
-    async with aclosing(with_keepalives(parts, asked.heartbeat_seconds)) as everything:
+    async with aclosing(with_keepalives(parts, asked.request.app.state.heartbeat_seconds)) as everything:
         try:
             async for part in everything:
                 yield HEARTBEAT if part is None else part

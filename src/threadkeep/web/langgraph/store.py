@@ -73,11 +73,18 @@ def _in_utc(moment: datetime) -> datetime:
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
 
 
-class PutItemBody(BaseModel, json_schema_extra=example(namespace=["users", "u1"], key="theme", value={"dark": True})):
-    """An item to store."""
+class DeleteItemBody(BaseModel, json_schema_extra=example(namespace=["users", "u1"], key="theme")):
+    """An item to delete."""
 
     namespace: Namespace
     key: Key
+
+
+class PutItemBody(
+    DeleteItemBody, json_schema_extra=example(namespace=["users", "u1"], key="theme", value={"dark": True})
+):
+    """An item to store."""
+
     value: ItemValue
     index: bool | Annotated[list[str], Field(max_length=50)] | None = Field(
         None, description="The fields to index, or false. A store without an index ignores it."
@@ -85,13 +92,6 @@ class PutItemBody(BaseModel, json_schema_extra=example(namespace=["users", "u1"]
     ttl: float | None = Field(
         None, gt=0, le=_MAX_MINUTES, description="Minutes until the item expires, if the store supports it."
     )
-
-
-class DeleteItemBody(BaseModel, json_schema_extra=example(namespace=["users", "u1"], key="theme")):
-    """An item to delete."""
-
-    namespace: Namespace
-    key: Key
 
 
 class SearchItemsBody(BaseModel, json_schema_extra=example(namespace_prefix=["users"], limit=10)):
