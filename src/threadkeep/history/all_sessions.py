@@ -101,7 +101,7 @@ def _was_made_in(call: StoredManifest, conversation: ConversationLocation) -> bo
 class AllSessions:
     """The sessions of a memory and the conversations of its agents, as one list for user interfaces.
 
-    If a session and a conversation have the same id, reads return the session, and `erase` deletes both, because an id
+    If a session and a conversation have the same id, reads return the session. `erase` deletes both, because an id
     belongs to one person.
     """
 
@@ -130,7 +130,7 @@ class AllSessions:
         return found[:cut], _cursor_of(found[:cut][-1])
 
     async def locations(self) -> list[tuple[GraphLayout | None, Memory]]:
-        """Return all memories to read: first that of the sessions, without a layout, then one for each layout."""
+        """Return the memory of the sessions, with None as its layout, then the memory of each layout."""
         return [(None, self._memory), *[one async for one in self._namespaces()]]
 
     async def memory_of(self, layout: GraphLayout | None) -> Memory:

@@ -174,7 +174,7 @@ class ConversationIndex:
     async def catch_up(
         self, info: SessionInfo, transcripts: Transcripts, summaries: Sequence[Summary] = (), most: int = MOST_TURNS
     ) -> None:
-        """Index the new messages of a session, at most the newest `most`; other tasks run in between.
+        """Index the new messages of a session, but only among its newest `most`; let other tasks run in between.
 
         For a session that is new in the index, the `summaries` are indexed first.
         """
@@ -289,7 +289,7 @@ class ConversationIndex:
         return self.read[session_id], self._marks[session_id]
 
     def texts_of(self, session_id: str) -> IndexedTexts:
-        """Return a copy of a session's indexed positions and the digest of their texts."""
+        """Return a copy of the positions of a session's indexed messages, and the digest of their texts."""
         return self.texts.get(session_id, IndexedTexts()).copy()
 
     async def _analysis_of(self, text: str) -> Analysis | None:

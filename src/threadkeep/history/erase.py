@@ -47,7 +47,7 @@ _LOG = "the WAL of PostgreSQL until it is recycled"
 
 
 class Eraser:
-    """A service that erases persons and sessions. An interrupted erasure continues with the next call."""
+    """A service that erases persons and sessions. Repeating an interrupted erasure continues it."""
 
     def __init__(self, memory: Memory, rows: TableErasing) -> None:
         self._memory = memory

@@ -64,7 +64,7 @@ class _Numbering:
         return cls(await session.superseded() if info.revision and view == "active" else ())
 
     def has(self, message: Message) -> bool:
-        """Return True if a message is exported."""
+        """Return True if a message is part of the export."""
         seq = message.seq or 0
         return self.of_seq(seq) > self.of_seq(seq - 1)
 
@@ -102,7 +102,7 @@ async def export(
 ) -> Exported:
     """Write sessions to a stream and return the counts.
 
-    Pages and sessions that cannot be read are left out, and so are messages that are stored meanwhile.
+    Pages and sessions that cannot be read are left out, and so are messages that are stored during the export.
     """
     done = Exported()
     async for stored, memory, layout in sessions:

@@ -80,7 +80,7 @@ class GraphConversations:
             return self._store
 
     async def exists(self) -> bool:
-        """Return True if there is a store, open or in the database."""
+        """Return True if a graph store is open, or if its database contains one."""
         address = self.given
         if self._store is not None or not isinstance(address, DatabaseAddress):
             return True

@@ -112,7 +112,7 @@ def _session_id_refusal(value: object) -> Reason | None:
     if not value.strip():
         return "empty"
     if channel_of(value) != "other" and "" in value.split(":"):
-        return "empty_part"  # otherwise all chats of the channel without an id would share one history
+        return "empty_part"  # if it were valid, all chats of the channel without an id would share one history
     if PLACEHOLDER.search(value):
         return "unresolved_template"
     if len(value) > MAX_KEY_CHARACTERS:

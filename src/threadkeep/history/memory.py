@@ -46,7 +46,7 @@ from threadkeep.store.transcripts import SessionQuery, sessions_page
 if TYPE_CHECKING:
     from langgraph.store.base import BaseStore
 
-_ALL_AT_ONCE = 1_000_000  # one page with all sessions, because a search reads the metadata of each of them anyway
+_ALL_AT_ONCE = 1_000_000  # all sessions on one page, because the read of any page reads the metadata of all
 
 
 class Identity:
@@ -191,7 +191,7 @@ class Memory:
             return self._namespaces[key]
 
     async def namespaces(self) -> list[tuple[object, GraphLayout, Self]]:
-        """Return the known layouts of agents' conversations, each with its store's identity and memory.
+        """Return the opened and registered layouts of agents' conversations, each with its store's name and memory.
 
         Raises:
             StoreUnavailable: the database of the graph store or of this memory does not answer.

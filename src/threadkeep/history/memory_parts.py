@@ -50,7 +50,7 @@ def is_in_use(key: str) -> bool:
 
 
 class LearnedFactors:
-    """The token factors of all models, read once and saved periodically by the memory.
+    """The factors of all models that correct token estimates, read once and saved periodically by the memory.
 
     If several processes learn the factor of a model, the last one to save it wins.
     """
@@ -68,7 +68,7 @@ class LearnedFactors:
         return self._known(model)
 
     def learn(self, model: str, estimated: int, reported: int, other: int = 0) -> None:
-        """Learn from the tokens that were estimated for a model call, and those that the provider reported.
+        """Adapt a model's factor to the tokens `estimated` for a model call, and those `reported` by the provider.
 
         `other` is the part of the estimate for text in non-Latin scripts; see `TokenFactor`. Nothing is learned before
         `of` has read the stored factors.
@@ -171,7 +171,7 @@ class MessageSearch:
     async def search(
         self, query: str, *, limit: int, user_id: str | None = None, session_id: str | None = None, after: int = 0
     ) -> SearchResult:
-        """Return up to `limit` messages with all words of a query, and the number of unindexed ones.
+        """Return up to `limit` messages that contain all words of a query, and the number of unindexed messages.
 
         The search waits only for messages of the given session or user, so a backlog of other sessions does not delay
         it.

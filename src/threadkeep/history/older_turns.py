@@ -49,7 +49,7 @@ _FRAME_TOKENS = 6
 _DAY_TOKENS = 11
 """The tokens that the date adds to the first quoted turn of a day."""
 _MORE = 16
-"""The selection may exceed the budget by a sixteenth of it, because the exact size is known only later."""
+"""The selection may exceed the budget by a sixteenth of it, because the exact size of the quotation is known later."""
 _PASSAGE_TOKENS, _LONG_TOKENS = 160, 240
 """The tokens that are quoted from a long turn, and the tokens above which a turn is long."""
 
@@ -251,7 +251,7 @@ class OlderTurns:
     async def _searchable(
         self, key: tuple[RecallScope, str], index: ConversationIndex, infos: dict[str, SessionInfo]
     ) -> ConversationIndex:
-        """Return the whole index, or that of the newest messages while it is being built."""
+        """Return the whole index or, while it is being built, the index of the newest messages."""
         if key in self._tasks and index.newest is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(index.has_newest.wait(), _NEWEST_SECONDS)
@@ -300,7 +300,7 @@ class OlderTurns:
                 task.result()
 
     async def _read(self, turn_ids: Sequence[str], index: ConversationIndex) -> list[FoundTurn]:
-        """Return the messages and summaries that still exist and are active, in the given order."""
+        """Return the messages and summaries that still exist and are active, in the order of `turn_ids`."""
         summaries = index.summaries
         found = {position_of(one): _summary_turn(summaries[one]) for one in turn_ids if one in summaries}
         every = [position_of(one) for one in turn_ids]

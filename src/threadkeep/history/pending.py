@@ -88,7 +88,7 @@ class PendingTurns:
         self.database_fails = False
         """True if the newest call could not reach the database, so the next calls wait only briefly."""
         self.own: list[PendingTurn] = []
-        """The pending turns of this object, in order, without those of other namespaces."""
+        """The pending turns of this object, in order. Each namespace has its own object."""
         self._unfinished: set[asyncio.Task[Any]] = set()
         self._withheld: set[str] = set()
         self._delivering = asyncio.Lock()
@@ -116,7 +116,7 @@ class PendingTurns:
 
     @property
     def entries(self) -> tuple[PendingTurn, ...]:
-        """The pending turns, oldest first; a memory's main object includes those of its namespaces."""
+        """The pending turns, oldest first; in a memory's main object, also the turns of its namespaces."""
         return tuple(sorted((entry for each in self._listed for entry in each.own), key=lambda entry: entry.kept_at))
 
     @property
@@ -159,8 +159,8 @@ class PendingTurns:
     async def record(self, turn: Turn) -> Receipt | None:
         """Store a turn; if this is not possible now, keep it pending and return None.
 
-        Cancelling the caller does not stop the write. If another answer to the same question is pending, the given
-        answer is not stored, and the receipt names the pending one.
+        Cancelling the caller does not stop the write. If another answer to the same question is pending, the turn's
+        answer is not stored, and the receipt names the pending answer.
 
         Raises:
             InvalidMessage: the turn can never be stored.
@@ -250,7 +250,7 @@ class PendingTurns:
         )
 
     async def damaged(self) -> list[DamagedTurn]:
-        """Return the unreadable lines of pending files, which are kept until repaired or dropped."""
+        """Return the unreadable lines of pending files. A line stays until it is repaired or dropped."""
         return [turn for each in list(self._listed) for turn in await each._files.damaged()]  # noqa: SLF001 - ours
 
     async def drop(self, entry_id: str) -> bool:

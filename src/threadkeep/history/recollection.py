@@ -260,7 +260,7 @@ class WindowReader:
         return ReadPast(profile, state_of(state), rows)
 
     async def _superseded(self, known_ids: Collection[str], known: SessionRows | None) -> frozenset[str]:
-        """Return those of `known_ids` whose messages were superseded."""
+        """Return the ids among `known_ids` whose messages were superseded."""
         active = set() if known is None else {message.id for message in known.messages}
         asked = [known_id for known_id in known_ids if known_id not in active]
         found = await self.transcripts.with_ids(self.session_id, asked) if asked else []
@@ -276,7 +276,7 @@ class WindowReader:
         )
 
     async def _forgotten(self, reset_seq: int, known_ids: Collection[str], known: SessionRows | None) -> frozenset[str]:
-        """Return those of `known_ids` that are on the newest page of messages before the last reset."""
+        """Return the ids among `known_ids` whose messages are on the newest page before the last reset."""
         if not known_ids:
             return frozenset()
         before = known.forgotten if known is not None else None

@@ -91,7 +91,7 @@ class MessageRound:
         self._messages = STEP_MESSAGES
 
     def skip(self) -> None:
-        """Count a session that is left for the next round."""
+        """Count a session as busy: it is left for the next round."""
         self._work.done += Pruned(busy=1)
 
     async def remove(self, removals: Sequence[Removal]) -> None:
@@ -153,7 +153,7 @@ class RetentionOptions:
 class Pruner:
     """A service that applies retention limits; `rules` are for sessions without their own limits.
 
-    If `session_ids` are given, `plan` and `prune` raise `SessionNotFound` at the first that the user does not have.
+    If `session_ids` are given, `plan` and `prune` raise `SessionNotFound` at the first session that the user lacks.
     """
 
     def __init__(
@@ -287,7 +287,7 @@ class Pruner:
     async def _sessions(
         self, rules: Retention, session_ids: Sequence[str], user_id: str | None
     ) -> AsyncIterator[Prunable]:
-        """Yield the given sessions, or else all sessions that may have limits."""
+        """Yield the sessions with these ids or, if no ids are given, all sessions that may have limits."""
         for session_id in dict.fromkeys(session_ids):
             check_session_id(session_id)
             if (session := await self._rows.session(session_id, user_id=user_id)) is None:

@@ -137,8 +137,8 @@ _STEP_ROWS = 500
 class RunRetention:
     """The number of days for which finished runs are kept; None keeps them forever.
 
-    Runs that were set aside wait for a person's decision, for `keep_set_aside_days`. If one of the limits is None, they
-    are never deleted.
+    A run that was set aside is kept for `keep_set_aside_days`, because it waits for a person's decision. If one of the
+    limits is None, such runs are never deleted.
     """
 
     keep_days: float | None = 30.0

@@ -294,7 +294,7 @@ class Session:
         return [*stored, *(one for one in waiting if known.isdisjoint(_keys(one)))]
 
     async def tell(self, message_id: str) -> Message | None:
-        """Record that a caller gets the last version of an answer, and return it; None if there is no such answer."""
+        """Record that a caller gets the last version of an answer, and return this version if it exists."""
         check_argument("message_id", message_id, str, required=True)
         waiting = next((message for message in self.waiting() if message.id == message_id), None)
         if waiting is not None:
@@ -415,7 +415,7 @@ class Session:
         """Let later windows begin after the existing messages; the transcript keeps these messages.
 
         Pending turns are written first, so that they precede the reset. Nothing is reset if the session does not exist,
-        or if a `run_id` is given whose run is not being executed.
+        or if `run_id` names a run that is not being executed.
         """
         await self.deliver()
         await self._transcripts.reset(self.session_id, user_id=self.user_id, run_id=run_id)

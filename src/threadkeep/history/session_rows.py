@@ -138,7 +138,7 @@ class SessionCache:
         return found[0]
 
     def put(self, session_id: str, rows: SessionRows, *, window: int) -> None:
-        """Cache a session's newest rows, and drop the least recently used sessions above the limit."""
+        """Cache a session's newest rows; while the cache is too large, drop the least recently used session."""
         if len(rows.messages) > 4 * window + _SPARE_ROWS:
             rows = rows.newest(2 * window + _SPARE_ROWS)
         size = self._size(session_id, rows)
@@ -156,7 +156,7 @@ class SessionCache:
             self.bytes -= found[1]
 
     def _size(self, session_id: str, rows: SessionRows) -> int:
-        """Return the bytes of rows; rows that are cached already are not measured again."""
+        """Return the estimated bytes of rows, but do not measure rows again that are cached already."""
         known = self._entries.get(session_id)
         count = 0 if known is None else len(known[0].messages)
         if known is not None and len(rows.messages) >= count and rows.messages[0] is known[0].messages[0]:

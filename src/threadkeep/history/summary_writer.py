@@ -62,7 +62,7 @@ class SummaryWriter:
     async def compress(self, *, most_steps: int | None = _MOST_STEPS) -> Summary | None:
         """Write the due summaries; return the newest, or None if none was written.
 
-        If `most_steps` is None, nothing is left in `rest`, and no other process can claim the session before the end.
+        If `most_steps` is None, write all due summaries before another process can claim the session.
 
         Raises:
             CompressionFailed: the summary could not be written; earlier summaries stay.
