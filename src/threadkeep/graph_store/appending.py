@@ -113,7 +113,7 @@ def chunk_items(
     now: datetime,
     last_chunk: Value | None = None,
 ) -> dict[ItemKey, Value]:
-    """Return the chunks with `messages`, which must be in order and begin with those of `last_chunk`, if it exists."""
+    """Return the chunks of `messages`, which are in order and begin with the messages of `last_chunk`, if given."""
     found: dict[ItemKey, Value] = {}
     size = conversation.chunk_size
     for chunk, within in groupby(messages, key=lambda message: chunk_of(message["seq"], size)):

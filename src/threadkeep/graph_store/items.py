@@ -125,7 +125,7 @@ class Items(Readable, Protocol):
 
 
 type Locks[Key: Hashable] = WeakValueDictionary[Key, asyncio.Lock]
-"""Locks by key, kept while they are referenced. Get one with `locks.setdefault(key, asyncio.Lock())`."""
+"""Locks by key. A lock lives while it is referenced; get it with `locks.setdefault(key, asyncio.Lock())`."""
 
 
 _ITEMS_AT_ONCE = 200
@@ -254,7 +254,7 @@ class _TableWriting:
                 self._known[key] = value
 
     def _text(self, value: Value, key: ItemKey | None = None) -> str:
-        """Return the JSON of an item; if possible, extend the JSON that was read."""
+        """Return an item as JSON; if only messages were added, append them to the JSON that was read."""
         former = None if key is None else self._read.get(key)
         text = (_grown(former, value) if isinstance(former, Stored) else None) or _json(value)
         text = _padded(text) if self._is_sqlite else text
@@ -274,7 +274,7 @@ class _Reading:
     def __init__(self, sql: Mapping[str, str], keys: Sequence[ItemKey], known: MutableMapping[ItemKey, Stored]) -> None:
         self._keys = keys
         self._known = known
-        # Keep references until the rows are read, because `known` has only weak ones.
+        # Keep references until the rows are read, because `known` has only weak references.
         self._marked = {key: value for key in keys if (value := known.get(key)) is not None}
         rows = [{**_place(key), "mark": self._marked[key].mark if key in self._marked else None} for key in keys]
         self.statements = _groups(sql["items"], rows)

@@ -97,7 +97,7 @@ class KnownMessages:
 class KnownChunks:
     """A cache of the newest chunks of recently used conversations, up to a number of characters.
 
-    The store is read each time, but an unchanged message is not created again.
+    The store is read each time, but an unchanged message is not validated again.
     """
 
     def __init__(self, value_field: str) -> None:

@@ -59,7 +59,7 @@ class ConversationReader:
         self.damages = DamageRegister()
         self.known = KnownChunks(layout.value_field)
         self.is_snapshot = isinstance(items, TableItems)
-        """True if all items of one read are of the same moment. Otherwise the metadata must be read first."""
+        """True if one read returns all items as of the same moment. If it is False, read the metadata first."""
         self.owner_of: Callable[[str], Awaitable[str | None]] | None = None
         """A function that returns the owner of a conversation whose damaged metadata do not name it."""
 

@@ -37,7 +37,7 @@ class ConversationRetention:
     async def sessions(
         self, *, after: str, limit: int, user_id: str | None = None, with_own: bool = False
     ) -> list[Prunable]:
-        """Return up to `limit` readable conversations after the id `after`, sorted; with `with_own`, return none."""
+        """Return up to `limit` readable conversations with ids above `after`, sorted; none if `with_own` is true."""
         if with_own:
             return []
         found = [one async for one in self._reader.all() if one.session_id > after and user_id in (None, one.user_id)]
@@ -128,7 +128,7 @@ class ConversationRetention:
 
 
 def _runs_in(conversation: Conversation, messages: Sequence[Message]) -> list[str]:
-    """Return the ids of the runs that stored these messages, except those copied into a branch."""
+    """Return the ids of the runs that stored these messages, but skip messages that were copied into a branch."""
     begun = conversation.created_at if conversation.parent_session_id is not None else None
     own = [one for one in messages if begun is None or one.created_at is None or one.created_at >= begun]
     return sorted({message.run_id for message in own if message.run_id is not None})

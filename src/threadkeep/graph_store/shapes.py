@@ -159,7 +159,7 @@ def conversation_of(session_id: str, value: Value) -> Conversation:
             version=read.number("version"),
             title=read.text("title", None),
             last_message=read.text("last_message", None),
-            # The newest user message is searched from here down; without this field, from the end.
+            # The search for the newest user message begins at this `seq`; without this field, at the last one.
             last_user_seq=read.number("last_user_seq", last_seq, most=last_seq),
             reset_seq=read.number("reset_seq", 0, most=last_seq),
             deleted_seq=read.number("deleted_seq", 0, most=last_seq),
@@ -335,9 +335,9 @@ class _UnexpectedFormat(Exception):
 
 
 class _Fields:
-    """The fields of an item, each read as one type. Raises `_UnexpectedFormat` for other types.
+    """A reader of the fields of an item. Its methods raise `_UnexpectedFormat` if a field has another type.
 
-    A missing field has the default, if there is one.
+    For a missing field, they return the default, if there is one.
     """
 
     def __init__(self, value: Value) -> None:

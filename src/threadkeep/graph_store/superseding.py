@@ -97,7 +97,7 @@ class ConversationSuperseding:
         return await self._writer.hold(superseding.session_id, work)
 
     async def append_instead(self, turn: Turn, seq: int, seen: tuple[int, int], new: Prepared, now: datetime) -> None:
-        """Store a turn, prepared as `new`, instead of the messages after a `seq`.
+        """Supersede the messages after a `seq`, and store a turn instead of them; `new` has the prepared turn.
 
         Raises:
             WrongUser: the conversation belongs to another user.

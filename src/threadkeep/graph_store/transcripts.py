@@ -278,7 +278,7 @@ class ConversationContexts(NullContexts):
 
 
 class RecallIndexItems:
-    """The recall indexes of conversations in a LangGraph store, as bytes of any format.
+    """The recall indexes of conversations in a LangGraph store, each stored as bytes.
 
     Writes that remove texts also delete the index. Other programs may delete messages too, so `has_texts` compares the
     index with the stored texts.

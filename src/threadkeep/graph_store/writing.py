@@ -147,7 +147,7 @@ class ConversationWriter:
     async def _locked_with_rows(
         self, session_id: str, work: Callable[..., Awaitable[Written]], needed: Sequence[ItemKey]
     ) -> Written:
-        """Do `work` with the statements of `beside`; if it fails and they may be the cause, repeat it without them."""
+        """Do `work` with the statements of `beside`; if these may have made it fail, repeat it without them."""
         async with self._order(session_id):
             if self.beside is not None:
                 try:
@@ -158,7 +158,7 @@ class ConversationWriter:
             return await self._attempts(session_id, work, needed)
 
     def _order(self, session_id: str) -> asyncio.Lock:
-        """Return this process's lock of a conversation, to hold until the last attempt is over."""
+        """Return this process's lock of a conversation, which callers hold until their last attempt is over."""
         return self._items.locks.setdefault(self.layout.metadata(session_id), asyncio.Lock())
 
     def _needed(self, turn: Turn, prepared: Prepared) -> list[ItemKey]:
@@ -206,7 +206,7 @@ class ConversationWriter:
         names: Sequence[str],
         name_of: Callable[[Value], str | None],
     ) -> dict[str, Value]:
-        """Map note names to the messages that these notes refer to.
+        """Return the messages to which notes refer, by the name of the note.
 
         A note may be left from an incomplete write, so `name_of` must confirm the name for a message. If a note is
         damaged, all messages are searched.
@@ -279,8 +279,8 @@ class ConversationWriter:
     async def reset(self, session_id: str, *, user_id: str | None, known: Conversation | None = None) -> int | None:
         """Let later windows begin after the stored messages. Return the last `seq`, or None if nothing was reset.
 
-        If `known`, an earlier state, is given, windows begin after its last message, unless the conversation was
-        deleted since.
+        If an earlier state is given as `known`, windows begin after the last message of that state. If the conversation
+        was deleted since then, nothing is reset.
         """
 
         async def work(writing: Writing, found: Conversation | None) -> int | None:
@@ -356,7 +356,7 @@ class ConversationWriter:
         return [key.removeprefix(OWN) for key in keys]
 
     async def remove_rest(self, session_id: str) -> None:
-        """Delete the other items of a conversation if another program has deleted the metadata."""
+        """Delete the remaining items of a conversation whose metadata another program has deleted."""
 
         async def work(writing: Writing, found: Conversation | None) -> None:
             if found is None:
