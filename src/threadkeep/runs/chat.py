@@ -171,8 +171,8 @@ class Chat:
     async def close(self, seconds: float) -> None:
         """Accept no more turns, wait up to `seconds` for the running ones, and then cancel the rest.
 
-        Their callers get `Interrupted`. Another process continues recorded runs; partial answers of other runs are
-        stored.
+        Callers of cancelled turns get `Interrupted`. Another process continues recorded runs; partial answers of
+        unrecorded runs are stored.
         """
         self._closing = True
         tasks = [turn.task for turn in self._turns.values() if turn.task is not None]
@@ -236,7 +236,7 @@ class Chat:
             async with limit:
                 return await self._runs.service()
         except InvalidInput:
-            # There is no engine, or it belongs to another database. The chat works anyway.
+            # There is no engine, or it belongs to another database: the chat uses unrecorded runs.
             return None
 
     async def _end_of(self, turn: ChatTurn, runs: RunService, submitted: Submitted) -> Run | Outcome:

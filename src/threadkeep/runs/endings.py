@@ -372,7 +372,7 @@ class RunEndings:
 
 
 def _instead(outcome: Outcome, winner: AIMessage | None) -> Outcome:
-    """Return `outcome` with the stored answer `winner`, if there is one, in place of the run's own answer."""
+    """Return `outcome`; if another answer, `winner`, was stored instead of the run's own, put that into it."""
     if winner is None or outcome.result is None:
         return outcome
     text = text_of(winner)

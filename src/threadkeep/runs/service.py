@@ -84,7 +84,7 @@ class RunService(RunIntake):
     async def follow(self, run_id: str, *, after: int = 0, user_id: str | None = None) -> AsyncGenerator[Followed]:
         """Yield a run's events with numbers above `after` and the tokens of its answer; at the end, yield the run.
 
-        Only the process that executes the run has its tokens. Like `end_of`, this call starts a run that may begin.
+        Tokens are yielded only in the process that executes the run. If the run may begin, this call starts it.
 
         Raises:
             RunNotFound: there is no such run that the user may see, or it was deleted with its session.

@@ -21,7 +21,7 @@ type Stop = Literal["closing", "lost"]
 """The reason why the engine stops a run: it is closing, or this process was declared dead and lost the run."""
 
 STOP_SECONDS = 5.0
-"""Seconds to wait until a run that was told to stop has ended."""
+"""Seconds to wait for the end of runs that were cancelled."""
 
 CLOSED = "The engine was closed and accepts no more runs; start runs inside its `async with open_engine(...)` block."
 
