@@ -172,7 +172,7 @@ class ReportedUsage:
 
 @dataclass(frozen=True)
 class StablePrefix:
-    """The first messages of a model call, which do not depend on the input. Later calls can begin with the same."""
+    """The first messages of a model call, which do not depend on the input, so that later calls may repeat them."""
 
     messages: int
     tokens: int
@@ -207,7 +207,7 @@ class ContextManifest:
     max_messages: int | None = None
     """The maximum number of messages of earlier turns."""
     window: WindowKind = "anchored"
-    """How the window begins; absent for `anchored`."""
+    """The way in which the start of the window is chosen; absent for `anchored`."""
     anchor_seq: int = 0
     """The `seq` where the window begins; absent while nothing was cut."""
     entries: tuple[Entry, ...] = ()

@@ -82,7 +82,7 @@ def shares(parts: Sequence[Step], steps: Sequence[Step], room: int) -> list[int 
 
 
 def whole_shares(steps: Sequence[Step], room: int) -> list[int | None]:
-    """Return the tokens for each step (None: excluded). Only the newest step may be cut."""
+    """Return the tokens for each step, or None for an excluded step. Only the newest step may be cut."""
     found: list[int | None] = [None] * len(steps)
     for number in range(len(steps) - 1, -1, -1):
         tokens = whole_of(steps[number])

@@ -253,8 +253,8 @@ class _Planner:
         """Return the newest groups in `fraction` of history's limits, but at least the last exchange."""
         # After the turn, its question and answer (2 messages) are part of history, so count them too.
         allowed = None if places is None else max(int(fraction * places) - 2, 0)
-        # Compute the room without the turn's steps, so that later turns can begin here too. If that is not possible,
-        # cut history for this turn only.
+        # Compute the room without the turn's steps, so that history can begin at the same message in later turns. If
+        # that is not possible, cut history for this turn only.
         room = int(fraction * (self._left + self._question + self._steps)) - self._question
         if room > self._left or room <= 0:
             room = int(fraction * self._left)

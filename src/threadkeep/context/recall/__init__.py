@@ -1,9 +1,9 @@
 """Ranking of older turns of a conversation for a new input, by words, speakers and days.
 
 `RecallIndex` ranks the turns for an input, without a model, and `select` takes the best ones that fit the budget.
-`words` splits a text into stemmed words, or into characters and pairs. `hits` looks these and related words up in
-`postings`. `matching` scores a turn by its words, those of its neighbours, days in the input (`spans`), and how
-informative it is (`priors`). All weights are in `weights`.
+`words` splits a text into stemmed words, or into characters and pairs. `hits` looks up these words and related ones in
+`postings`. `matching` scores a turn by its words, its neighbours' words, the days in the input (`spans`), and how
+informative the turn is (`priors`). All weights are in `weights`.
 """
 
 from __future__ import annotations

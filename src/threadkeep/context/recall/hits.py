@@ -125,10 +125,10 @@ _BEST_POSITIONS = 24
 
 
 class Coverage(dict[int, float]):
-    """A cache of the share of a query that a set of sources covers; the key has a bit for each source.
+    """A cache that maps a set of sources, as bits, to the share of the query that the sources cover.
 
-    A source is a term of the query or a substitute for it. Of several sources for one term, only the best counts, which
-    has the lowest bit.
+    A source is a term of the query or a substitute for the term. Of several sources for one term, only the best counts;
+    it has the lowest bit.
     """
 
     def __init__(self) -> None:

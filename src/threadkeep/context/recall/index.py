@@ -336,7 +336,7 @@ def _role_of(turn: IndexedTurn) -> str:
 
 
 def _is_agent(turn: IndexedTurn) -> bool:
-    """Return True for an assistant such as `researcher`; a person has a capitalised name."""
+    """Return True if the turn is an assistant's, and the speaker has a lower-case name such as `researcher`."""
     return _role_of(turn) == "assistant" and not turn.speaker[:1].isupper()
 
 

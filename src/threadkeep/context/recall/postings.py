@@ -22,7 +22,7 @@ _BEGINNING = 4
 # The least similarity of a misspelling: one of seven letters may differ.
 _LEAST_ALIKE = 0.8
 _ROUNDING = 1e-9
-# The memory of a term with its arrays, and of a position with its weight (measured averages).
+# Bytes that a term takes with its arrays, and that a position takes with its weight (measured averages).
 _TERM_BYTES, _POSITION_BYTES = 550, 10
 # Of a frequent term, read only the newest positions and those within this distance of the best hits.
 _REACH = 2
@@ -80,9 +80,9 @@ class Postings:
         return found
 
     def extend(self, other: Self, begin: int, turns: Sequence[int]) -> list[float]:
-        """Add the turns of `other`, which have the positions `turns` there, at these positions plus `begin`.
+        """Add the turns of `other`, which have the positions `turns` in `other`; add `begin` to each position.
 
-        Return by how much the rarity of each position's terms changes, because more turns precede them.
+        Return, by position in `other`, the change of the rarity of a turn's terms, because more turns precede it.
         """
         end = max(turns, default=-1) + 1
         counts, alone, behind = [0] * end, [0.0] * end, [0.0] * end

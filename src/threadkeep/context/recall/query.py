@@ -1,4 +1,4 @@
-"""Parsing of an input to a `Query` (terms, speakers, kind of answer), and the best passage for it."""
+"""Parsing of an input to a `Query` (terms, speakers, kind of answer), and the choice of a text's best passage."""
 
 from __future__ import annotations
 

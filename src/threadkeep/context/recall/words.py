@@ -144,7 +144,7 @@ STOP_CHARACTERS: Final = frozenset("".join(word for word in _WORDS if not word.i
 """Common Chinese characters, and endings in Japanese and Korean."""
 
 
-# Scripts without spaces: Han, kana, Thai, Lao, Myanmar, Khmer. Hangul counts as one for its many endings.
+# Scripts without spaces: Han, kana, Thai, Lao, Myanmar, Khmer. Hangul is included, because its words have many endings.
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
     "\U00020000-\U0003ffff"
