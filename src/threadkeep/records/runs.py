@@ -36,10 +36,7 @@ def deletion_key(session_id: str) -> str:
 
 @dataclass(frozen=True)
 class RunBudget:
-    """Limits for a run with its children: tokens (input plus output), and the cost in the unit of the price table.
-
-    None means no limit.
-    """
+    """Optional limits for a run with its children: input plus output tokens, and the cost in the price table's unit."""
 
     max_tokens: int | None = None
     max_cost: float | None = None
