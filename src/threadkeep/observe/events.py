@@ -277,7 +277,7 @@ class IndexingDone(Event):
 
 
 class PruningFailed(SessionEvent):
-    """A retention pass was interrupted by an error, or skipped a damaged session; the next pass continues there."""
+    """A retention pass was interrupted by an error, or skipped a damaged session; the next pass does the rest."""
 
     error: str
 
@@ -397,7 +397,7 @@ type DeliveryOutcome = Literal["delivered", "nothing", "postponed", "failed"]
 type ChannelWork = Literal["taking", "delivery", "polling", "following"]
 
 DELIVERY_FAILURES = ("ReplyLimit", "ReplyTimeOver", "SessionState", "InvalidUser", "Forbidden", "NoResponseAddress")
-"""The errors of failed deliveries with their own label value; all others count as `other`."""
+"""The errors of failed deliveries that metrics count under their own names; all others count as `other`."""
 
 
 class UpdateReceived(SessionEvent):
