@@ -125,7 +125,7 @@ class SessionService(BaseSessionService):
         await self._session(app_name, user_id, session_id).delete()
 
     async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, object]:
-        """Return the state of a user in an app, with keys that lack the prefix `user:`."""
+        """Return the state of a user in an app. Its keys do not have the prefix `user:`."""
         values = await self._memory.channels.state.values_of(_user_scope(user_id), _user_prefix(app_name))
         return {key.removeprefix(_user_prefix(app_name)): json.loads(value) for key, value in values.items()}
 

@@ -104,7 +104,7 @@ async def take_back_newest(session: Session, keep: Callable[[Message], bool]) ->
 
 
 async def base_revision(session: Session) -> int:
-    """Return a number for the first revision in a session: the `seq` up to which messages were deleted, or 0.
+    """Return the number with which a session's revisions begin: the `seq` up to which messages were deleted, or 0.
 
     The deleted messages may include earlier revisions, whose ids cannot be stored again.
     """
