@@ -173,10 +173,10 @@ __all__ = ["TurnPlan", "add_node", "build_graph"]
 class TurnPlan:
     """A plan of the nodes that store the question and the answer of a turn.
 
-    A node in `answering` stores its message as the answer; it runs only once, and no node after or beside it adds a
-    message. With `records_answer`, an additional last node stores the answer, because the run can end with another
-    message. With `records_question`, an additional first node stores the question. Each node in `meetings` waits for
-    the nodes to which it is mapped.
+    answering: nodes whose message is the answer: each runs once, and no later or parallel node adds a message.
+    records_question: True to add a first node that stores the question.
+    records_answer: True to add a last node that stores the answer, because the run can end with another message.
+    meetings: maps each node that waits for parallel branches to the nodes for which it waits.
     """
 
     start: str

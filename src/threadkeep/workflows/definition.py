@@ -53,10 +53,11 @@ _DIGITS = 16
 class Workflow:
     """A workflow: an uncompiled graph (`builder`) with the data that its runs need.
 
-    `version` changes with the definition; a run keeps the version with which it began. `definition` is the YAML as JSON
-    values, from which the workflow can be rebuilt; None for a workflow in Python. `output` names the node whose output
-    is the result; by default, the result is the answer. `origin` is the file or the import string. `positions` has the
-    line and column of each part of the workflow in its file, for error messages.
+    version: changes with the definition; a run keeps the version with which it began.
+    definition: the YAML as JSON values, from which the workflow can be rebuilt; None for a workflow in Python.
+    output: the node whose output is the result; by default, the result is the answer.
+    origin: the file or the import string.
+    positions: the line and column of each part of the workflow in its file, for error messages.
     """
 
     name: str
@@ -127,7 +128,7 @@ class Workflow:
 
     @cached_property
     def _known(self) -> frozenset[str]:
-        """The names of the nodes with a known cost of a second execution (`Node.again`)."""
+        """The names of the nodes whose cost of a second execution (`Node.again`) is known."""
         return frozenset(name for name, node in self.nodes.items() if node.again != "unknown")
 
     @cached_property

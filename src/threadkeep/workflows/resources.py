@@ -104,9 +104,10 @@ class Children(Protocol):
 class Resources:
     """The resources for the nodes of a run.
 
-    `model` returns the chat model with a name; for None, the service's own. `turn_options` are the default options of
-    turns. `middleware` wraps the model and tool calls of every agent, inside the middleware of the memory. `workspace`
-    is the workspace of runs that do not name one.
+    model: returns the chat model with a name; for None, the service's own model.
+    turn_options: the default options of turns.
+    middleware: wraps the model and tool calls of every agent, inside the middleware of the memory.
+    workspace: the workspace of runs that do not name one.
     """
 
     memory: Memory

@@ -59,7 +59,7 @@ class AgentNode(SpeakingNode, HistoryFields):
     Only the agent's final message enters the workflow's state. All messages of its loop are sent to the stream `custom`
     as `agent_messages`, for the trace of the run. With `use_graph_chat_history`, the earlier turns come from a
     conversation in the graph's store. The agent reads and stores no turns in three cases: the node has an `input`; the
-    key is missing; or the run has no session and `use_graph_chat_history` is off.
+    conversation has no key; or the run has no session and `use_graph_chat_history` is off.
     """
 
     node_kind: ClassVar[NodeKind] = "agent"
