@@ -73,12 +73,12 @@ class Settings(RunSettings, GraphitiSettings):
     host: str = Field("127.0.0.1", description="Address to listen on; any but loopback needs API_KEYS.")
     port: int = Field(8700, ge=0, le=65535, description="Port to listen on; 0 means any free port.")
     api_keys: Annotated[dict[str, SecretStr], NoDecode] = Field(
-        default_factory=dict, description="Comma-separated name:key pairs; empty serves loopback only."
+        default_factory=dict, description="Comma-separated name:key pairs; without any, only loopback is served."
     )
     require_keys: bool = Field(
         False, description="Require a key of `threadkeep keys add` for each request, even if API_KEYS is empty."
     )
-    jwt_issuer: str = Field("", description="The issuer of the tokens (JWT) with which browsers speak for one user.")
+    jwt_issuer: str = Field("", description="The issuer of the tokens (JWT) with which browsers act for one user.")
     jwt_audience: str = Field("", description="The audience that tokens must name: this service.")
     jwt_key: SecretStr | None = Field(
         None, description="The issuer's public key (PEM), the address of its keys (JWKS, https), or a shared secret."
@@ -115,7 +115,7 @@ class Settings(RunSettings, GraphitiSettings):
     )
 
     history_enabled: bool = Field(True, description="Add earlier turns to chats.")
-    history_max_messages: int = Field(20, ge=0, description="Earlier messages in a model call; 0 means none.")
+    history_max_messages: int = Field(20, ge=0, description="The limit of earlier messages in a call; 0 means none.")
     history_max_tokens: int = Field(
         4000, ge=0, description="The maximum number of tokens in a model call; 0 means no history."
     )
@@ -141,7 +141,7 @@ class Settings(RunSettings, GraphitiSettings):
     facts: bool = Field(False, description="Add known facts of the session, the workspace and the user to chats.")
     learning: bool = Field(False, description="Have a model propose facts from people's messages in chats.")
     learning_accept_from: float | None = Field(
-        None, ge=0, le=1, description="The confidence that accepts a proposed fact; by default a person decides."
+        None, ge=0, le=1, description="The confidence that a fact needs to be accepted; by default a person decides."
     )
     directives: bool = Field(
         False, description="Store message lines such as `preference (user): Keep diffs small.` as facts."
@@ -438,7 +438,7 @@ def _sentence(error: ValidationError) -> InvalidSettings:
 
 
 def _invalid(name: str, why: str) -> InvalidSettings:
-    """Return the error for a variable; `name` lacks the prefix, as in `HOST`."""
+    """Return the error for a variable; `name` is its name without the prefix, such as `HOST`."""
     return InvalidSettings(f"{PREFIX}{name} {why}", variable=f"{PREFIX}{name}")
 
 
