@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,6 +27,7 @@ from threadkeep import (
     SessionMemory,
     open_memory,
 )
+from threadkeep.knowledge import learning
 from threadkeep.knowledge.learning import DirectiveLearner, LearningRequest, Record
 from threadkeep.knowledge.proposals import LearnerKind, Proposed
 from threadkeep.observe import FactsProposed, LearningFailed, LearningSkipped
@@ -500,3 +502,20 @@ async def test_another_user_cannot_see_or_decide_a_proposal(memory: Memory) -> N
 async def test_invalid_options_are_refused(memory: Memory, options: Any) -> None:
     with pytest.raises(InvalidInput):
         FactLearning(memory, **options)
+
+
+async def test_many_facts_of_an_answer_are_read_outside_of_the_event_loop(
+    sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: set[int] = set()
+
+    def seen(_: str) -> bool:
+        threads.add(threading.get_ident())
+        return False
+
+    monkeypatch.setattr(learning, "looks_like_secret", seen)
+    model = answering([found(1, f"key_{number}", "tea") for number in range(1_000)])
+    await talk(sqlite_memory, FactLearning(sqlite_memory, model=model), "I like tea")
+    assert len(await proposals(sqlite_memory)) == 20
+    assert threads
+    assert threading.get_ident() not in threads

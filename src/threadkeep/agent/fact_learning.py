@@ -20,7 +20,7 @@ from threadkeep.knowledge.proposals import LearnerKind, Proposed
 from threadkeep.memory import Memory, SyncMemory
 from threadkeep.memory.on_loop import OnLoop
 from threadkeep.observe import LearningFailed
-from threadkeep.records.knowledge import FACT_KINDS, FactKind, NewFact, ScopeKind
+from threadkeep.records.knowledge import FACT_KINDS, FactKind, ScopeKind
 
 _INSTRUCTIONS = """\
 You look for facts that a person says about themselves or their work, and that will matter in later conversations.
@@ -122,7 +122,8 @@ class ModelLearner:
         asked = [SystemMessage(_INSTRUCTIONS), HumanMessage(_request(record))]
         async with asyncio.timeout(_MODEL_SECONDS):
             answer = await self._model.ainvoke(asked, {"run_name": "threadkeep-learning", "tags": ["threadkeep"]})
-        found = (_proposed(value, record) for value in _listed(text_of(answer)))
+        # In a thread, because a model may answer with thousands of facts.
+        found = await asyncio.to_thread(lambda: [_proposed(value, record) for value in _listed(text_of(answer))])
         return [one for one in found if one is not None]
 
 
@@ -184,8 +185,4 @@ def _proposed(value: Any, record: Record) -> Proposed | None:
     sure = value.get("confidence")
     # NaN counts as 0.
     confidence = float(min(max(0, sure), 1)) if isinstance(sure, int | float) and not isinstance(sure, bool) else 0.5
-    try:
-        fact = NewFact(value["key"], value.get("value"), known, confidence)
-    except InvalidInput:
-        return None
-    return Proposed(scope, fact.key, fact.value, seq, known, confidence, None, message.run_id)
+    return Proposed(scope, value["key"], value.get("value"), seq, known, confidence, None, message.run_id)
