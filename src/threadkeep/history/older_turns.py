@@ -193,13 +193,11 @@ class OlderTurns:
             if _is_long(infos):
                 index.newest = ConversationIndex()
         self._indexes.move_to_end(key)
-        while len(self._indexes) > _MOST_INDEXES or (len(self._indexes) > 1 and self._bytes > _MOST_BYTES):
+        while len(self._indexes) > _MOST_INDEXES or (
+            len(self._indexes) > 1 and sum(one.size for one in self._indexes.values()) > _MOST_BYTES
+        ):
             self._drop(next(iter(self._indexes)))
         return index
-
-    @property
-    def _bytes(self) -> int:
-        return sum(index.size for index in self._indexes.values())
 
     async def _catch_up(
         self, key: tuple[RecallScope, str], index: ConversationIndex, infos: dict[str, SessionInfo]

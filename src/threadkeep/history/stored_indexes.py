@@ -40,22 +40,17 @@ class StoredIndexes:
 
         Also return None if the database role lacks rights on the stored indexes.
         """
+        session_id, found = info.session_id, ConversationIndex()
         with contextlib.suppress(RightsMissing):
-            return await self._load(info, summaries)
-        return None
-
-    async def _load(self, info: SessionInfo, summaries: Sequence[Summary]) -> ConversationIndex | None:
-        session_id = info.session_id
-        data = await self._rows.of_session(session_id, index_version(), info.last_seq)
-        if data is None:
-            return None
-        with contextlib.suppress(*_UNREADABLE):
-            found = ConversationIndex()
-            usable = await found.load(await asyncio.to_thread(unpack, data), info, summaries)
-            usable = usable and await found.leave_out_superseded({session_id: info}, self._transcripts)
-            if usable and await self._rows.has_texts(session_id, found.texts_of(session_id)):
-                return found
-        await self._rows.remove(session_id)
+            data = await self._rows.of_session(session_id, index_version(), info.last_seq)
+            if data is None:
+                return None
+            with contextlib.suppress(*_UNREADABLE):
+                usable = await found.load(await asyncio.to_thread(unpack, data), info, summaries)
+                usable = usable and await found.leave_out_superseded({session_id: info}, self._transcripts)
+                if usable and await self._rows.has_texts(session_id, found.texts_of(session_id)):
+                    return found
+            await self._rows.remove(session_id)
         return None
 
     async def save(self, index: ConversationIndex, session_id: str) -> None:
@@ -80,10 +75,7 @@ class StoredIndexes:
         are built and stored. Damaged sessions are left out.
         """
         joined = ConversationIndex()
-        summaries: Mapping[str, Sequence[Summary]] = {}
-        if self._summaries is not None:
-            newest_first = [infos[session_id] for session_id in reversed(list(allowed))]
-            summaries = await joined.new_summaries(newest_first, self._summaries, MOST_TURNS)
+        summaries = await self._summaries_of([infos[session_id] for session_id in reversed(list(allowed))])
         for session_id, most in allowed.items():
             info, of_archived = infos[session_id], summaries.get(session_id, ())
             with contextlib.suppress(SessionDamaged):
@@ -106,12 +98,14 @@ class StoredIndexes:
     async def renew(self, infos: Iterable[SessionInfo]) -> None:
         """Update the stored indexes of sessions; a damaged session is skipped."""
         for info in infos:
-            summaries: Sequence[Summary] = ()
-            if self._summaries is not None:
-                found = await ConversationIndex().new_summaries([info], self._summaries, MOST_TURNS)
-                summaries = found.get(info.session_id, ())
+            summaries = await self._summaries_of([info])
             with contextlib.suppress(SessionDamaged):
-                await self._current(info, summaries)
+                await self._current(info, summaries.get(info.session_id, ()))
+
+    async def _summaries_of(self, infos: Sequence[SessionInfo]) -> Mapping[str, Sequence[Summary]]:
+        if self._summaries is None:
+            return {}
+        return await ConversationIndex().new_summaries(infos, self._summaries, MOST_TURNS)
 
     async def _current(self, info: SessionInfo, summaries: Sequence[Summary]) -> ConversationIndex:
         """Load or create a session's index, bring it up to date, and store it if it has grown."""

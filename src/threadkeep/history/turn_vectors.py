@@ -82,8 +82,7 @@ class TurnVectors:
         self, session_id: str, seqs: Sequence[int], index: ConversationIndex, embedder: Embedder
     ) -> None:
         """Embed turns in batches; halve a failing batch to find and skip the failing text."""
-        batches = [seqs[start : start + _BATCH] for start in range(0, len(seqs), _BATCH)]
-        batches.reverse()
+        batches = [seqs[start : start + _BATCH] for start in range(0, len(seqs), _BATCH)][::-1]
         refused, in_a_row = 0, 0
         last: Exception | None = None
         while batches and in_a_row < _MOST_FAILURES:

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from threadkeep.context.recall import IndexedTurn, RecallIndex
 from threadkeep.errors import InvalidInput, SessionDamaged
 from threadkeep.knowledge.rows import MAX_PAGE, MessagesAt
-from threadkeep.records.json_values import Json
 from threadkeep.records.knowledge import Episode, Scope
 from threadkeep.records.runs import RUN_ENDS
 from threadkeep.records.sessions import check_argument, check_each
@@ -130,6 +129,7 @@ def _episode(questions: Sequence[_EpisodeMessage], answer: _EpisodeMessage | Non
     first, last = questions[0], answer or questions[-1]
     if answer is None and not _is_over(last):
         return
+    feedback = (json.loads(one.metadata).get("feedback") for one in (last, *questions))
     yield Episode(
         session_id=first.session_id,
         seq=first.seq,
@@ -140,7 +140,7 @@ def _episode(questions: Sequence[_EpisodeMessage], answer: _EpisodeMessage | Non
         workflow=last.workflow,
         error=last.error,
         run_id=last.run_id,
-        feedback=next((value for one in (last, *questions) if (value := _feedback(one.metadata)) is not None), None),
+        feedback=next((value for value in feedback if value is not None), None),
         at=first.created_at,
     )
 
@@ -170,11 +170,6 @@ async def _with_texts(messages: Iterable[_EpisodeMessage], messages_at: Messages
                 if (one := stored.get(row.seq)) is not None and one.superseded_at is None
             ]
     return found
-
-
-def _feedback(metadata: str) -> Json:
-    value: Json = json.loads(metadata).get("feedback")
-    return value
 
 
 def _tools_in(body: bytes) -> list[str]:
