@@ -16,7 +16,6 @@ from tests.knowledge.graphiti.conftest import Opening, allow, deliver
 from threadkeep import Memory, Message
 from threadkeep.errors import GraphitiError, StoreUnavailable
 from threadkeep.knowledge.graphiti.deliveries import Deliveries
-from threadkeep.knowledge.graphiti.maintenance import all_ok
 from threadkeep.knowledge.graphiti.recall import RecallQuestion
 from threadkeep.knowledge.graphiti.turns import group_id_of
 from threadkeep.records.knowledge import Scope
@@ -66,7 +65,7 @@ async def test_mode_7_a_healthy_server_without_its_database_is_detected(
         status = await memory.graphiti.status()
         assert (status.counts["queued"], set(status.troubles)) == (4, {"server"})
         graphiti.mend()
-        assert all_ok(await memory.graphiti.test())
+        assert all(check.ok for check in await memory.graphiti.test())
         clock.advance(60)
         await deliver(memory, clock, looks=20)
         assert (await memory.graphiti.status()).counts == {"confirmed": 4, "turns": 0}

@@ -52,11 +52,6 @@ class Check:
         return self.problem is None
 
 
-async def connection_test(client: GraphitiClient) -> list[Check]:
-    """Run the checks that write nothing and send no user's text."""
-    return [await _timed(name, check) for name, check in client.checks()]
-
-
 async def smoke_test(client: GraphitiClient, *, clock: Callable[[], datetime]) -> list[Check]:
     """Write a test message into a new group, wait until it is stored, find it, and delete the group."""
     test = _Smoke(client, clock)
@@ -68,7 +63,7 @@ async def smoke_test(client: GraphitiClient, *, clock: Callable[[], datetime]) -
         ("delete its group", test.delete),
         ("see it gone", test.confirm_deleted),
     ):
-        checks.append(await _timed(name, step))
+        checks.append(await timed(name, step))
         if not checks[-1].ok and name in ("send a message", "see it stored"):
             break
     return checks
@@ -119,7 +114,6 @@ async def remains(client: GraphitiClient, group_id: str) -> str:
         GraphitiError: the server does not answer.
     """
     until = time.monotonic() + _GONE_SECONDS
-    words = ""
     while True:
         episodes = await client.episodes(group_id, 100)
         facts = await client.search([group_id], "the", _MOST_FACTS)
@@ -129,18 +123,14 @@ async def remains(client: GraphitiClient, group_id: str) -> str:
         await asyncio.sleep(1.0)
 
 
-async def _timed(name: str, step: Step) -> Check:
+async def timed(name: str, step: Step) -> Check:
+    """Execute a check and measure its duration."""
     started = time.monotonic()
     try:
         problem = await step()
     except GraphitiError as error:
         problem = str(error)
     return Check(name, (time.monotonic() - started) * 1000, problem)
-
-
-def all_ok(checks: Sequence[Check]) -> bool:
-    """Return True if no check found a problem."""
-    return all(check.ok for check in checks)
 
 
 _DRAIN_SECONDS = 120.0

@@ -20,11 +20,10 @@ from threadkeep.knowledge.graphiti.maintenance import (
     Check,
     Purged,
     Retracted,
-    all_ok,
-    connection_test,
     purge,
     retract,
     smoke_test,
+    timed,
 )
 from threadkeep.knowledge.graphiti.recall import GraphRecall, GraphRecaller, RecallQuestion
 from threadkeep.knowledge.graphiti.turns import Outbound, TurnQueue, fact_episode
@@ -229,8 +228,8 @@ class Graphiti:
         Raises:
             GraphitiClosed: Graphiti is off.
         """
-        checks = await connection_test(self.client())
-        if smoke and all_ok(checks):
+        checks = [await timed(name, step) for name, step in self.client().checks()]
+        if smoke and all(one.ok for one in checks):
             checks += await smoke_test(self.client(), clock=self._clock)
         return checks
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 
 from threadkeep.errors import InvalidInput, KnowledgeNotFound
-from threadkeep.knowledge.graphiti.maintenance import Backfilled, Purged, Retracted, all_ok
+from threadkeep.knowledge.graphiti.maintenance import Backfilled, Purged, Retracted
 from threadkeep.knowledge.graphiti.service import GraphitiStatus
 from threadkeep.knowledge.graphiti.views import (
     BackfillInput,
@@ -270,7 +270,7 @@ async def trust_workspace(trust: TrustInput, app: AppInUse) -> TrustView:
 async def check_server(how: CheckInput, app: AppInUse) -> CheckList:
     """Check the Graphiti server without sending people's messages; with `smoke`, write and delete a test message."""
     checks = await app.memory.graphiti.test(smoke=how.smoke)
-    return CheckList(ok=all_ok(checks), checks=[CheckView.model_validate(check) for check in checks])
+    return CheckList(ok=all(one.ok for one in checks), checks=[CheckView.model_validate(check) for check in checks])
 
 
 @graphiti_router.post("/promote", summary="Promote a fact", responses=_GRAPHITI_WRITING, openapi_extra=ADMINISTERS)
