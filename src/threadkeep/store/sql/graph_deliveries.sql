@@ -201,14 +201,8 @@ WHERE group_id = :group_id AND status IN ('queued', 'sent')
 SELECT
     o.owner,
     g.group_id,
-    (
-        SELECT count(*) FROM chat_graph_deliveries d
-        WHERE d.group_id = g.group_id AND d.status IN ('queued', 'sent') AND d.status = 'queued'
-    ),
-    (
-        SELECT count(*) FROM chat_graph_deliveries d
-        WHERE d.group_id = g.group_id AND d.status IN ('queued', 'sent') AND d.status = 'sent'
-    )
+    count(CASE d.status WHEN 'queued' THEN 1 END),
+    count(CASE d.status WHEN 'sent' THEN 1 END)
 FROM (
     SELECT CAST(:owner AS TEXT) AS owner
     UNION
@@ -216,6 +210,8 @@ FROM (
     WHERE c.person_id = :owner AND CAST(:scope AS TEXT) = 'user'
 ) o
     LEFT JOIN chat_graph_groups g ON g.group_key = CAST(:scope AS TEXT) || ':' || o.owner
+    LEFT JOIN chat_graph_deliveries d ON d.group_id = g.group_id AND d.status IN ('queued', 'sent')
+GROUP BY o.owner, g.group_id
 ORDER BY CASE WHEN o.owner = :owner THEN 0 ELSE 1 END, o.owner
 LIMIT :limit
 
