@@ -7,7 +7,8 @@ from datetime import date
 
 import pytest
 from langchain_core.embeddings import Embeddings
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool
 
 from tests.agent.talking import ROOM, config_of, input_of, make_agent
@@ -24,9 +25,11 @@ from threadkeep import (
     MemoryOptions,
     Scope,
     SessionMemory,
+    TurnOptions,
     knowledge_tools,
     open_memory,
     rebuild,
+    session_turn,
 )
 from threadkeep.context.manifest import Entry, FactReference, FactsLeftOut, TurnReference
 from threadkeep.context.quotation import FACTS_HEADER
@@ -244,6 +247,35 @@ async def test_the_next_turn_receives_a_changed_fact(memory: Memory) -> None:
     assert await talk.facts("Hi", thread_id="telegram:7", user_id="telegram:7") == [
         '> diet: "vegan" (user, 2026-01-01)'
     ]
+
+
+async def test_the_transaction_of_the_question_reads_the_facts(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    talk = Talk(memory)
+    await memory.knowledge.remember(ANN, "city", "Lisbon")
+    await memory.knowledge.remember(SHOP, "database", "SQLite")
+    assert len(await talk.facts("Hello")) == 2
+    monkeypatch.setattr(memory.knowledge, "valid", None)
+    assert [line.partition(" (")[0] for line in await talk.facts("Hello again")] == [
+        '> database: "SQLite"',
+        '> city: "Lisbon"',
+    ]
+    assert await talk.facts("Hello", user_id="bob", thread_id="room:2", workspace=None) == []
+
+
+async def test_facts_of_another_memory_are_read_there(memory: Memory) -> None:
+    async with open_memory("sqlite:///:memory:") as other:
+        await other.knowledge.remember(ANN, "city", "Porto")
+        await memory.knowledge.remember(ANN, "city", "Lisbon")
+        assert "Porto" in " ".join(await Talk(memory, KnownFacts(other)).facts("Hello"))
+
+
+async def test_a_block_of_a_turn_sends_facts_that_were_stored_in_it(memory: Memory) -> None:
+    options = TurnOptions(sources=(KnownFacts(memory),))
+    config = RunnableConfig(configurable={"thread_id": ROOM, "user_id": "ann"})
+    async with session_turn(memory, [HumanMessage("Hello")], config, options) as turn:
+        await memory.knowledge.remember(Scope("session", ROOM), "city", "Lisbon")
+        assert "Lisbon" in " ".join(message.text for message in await turn.messages())
+        turn.answer("Hello")
 
 
 @pytest.mark.parametrize("is_sync", [False, True])

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Protocol
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Protocol
 
 from langchain_core.messages import BaseMessage, HumanMessage
 
@@ -17,9 +18,11 @@ from threadkeep.context.manifest import Entry, FactsLeftOut, ScopeRecall, Sectio
 from threadkeep.context.quotation import SNIPPETS_HEADER, Quote, QuotedTurn, fitting, render, turns_text
 from threadkeep.context.tokens import TokenCounter
 from threadkeep.errors import InvalidInput, StoreClosed
+from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
 from threadkeep.observe import ExtraNotFound, ExtraSection, Observer
 from threadkeep.records import Message
+from threadkeep.store.driver import Row, Statement
 
 if TYPE_CHECKING:
     from langchain_core.documents import Document
@@ -48,6 +51,7 @@ class ExtraRequest:
     - `question_seq`: the `seq` of the input; None if the input is not stored yet.
     - `graph`: a source that queries Graphiti adds the outcome.
     - `facts_left_out`: a source of facts adds the facts that it omits.
+    - `reads`: the scopes and the rows that were read when the question was stored, by source.
     - `notes`: each section that has too few tokens to be searched adds an entry.
     """
 
@@ -61,6 +65,7 @@ class ExtraRequest:
     graph: list[ScopeRecall] = field(default_factory=list)
     facts_left_out: list[FactsLeftOut] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    reads: Mapping[object, tuple[Any, Sequence[Row]]] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -81,6 +86,13 @@ class ExtraRequest:
     def recent(self) -> list[str]:
         """The texts of `last_messages`."""
         return [message.content for message in self.last_messages]
+
+
+class JoinedSource:
+    """A base class of sources that can read in the transaction that stores the question."""
+
+    def joined(self, memory: Memory, session: Session) -> tuple[Any, Sequence[Statement]] | None:
+        """Return the scopes to read for a question of this memory, and the statements, if it reads any."""
 
 
 class ExtraSource(Protocol):
@@ -121,6 +133,19 @@ async def find_all(
 
 SECTION_KEY = "threadkeep_section"
 """The key in `additional_kwargs` for a message's section. Providers do not receive it."""
+
+
+def block_of(section: ExtraSection, text: str, counter: TokenCounter, **references: Any) -> Extra:
+    """Return a block with a text; `references` are fields of its manifest entry."""
+    message, (body, digest) = section_message(section, text), _body_of(section, text)
+    return Extra(message, Entry(section, count_message(message, counter), digest=digest, **references), {digest: body})
+
+
+@lru_cache(maxsize=500)
+def _body_of(section: ExtraSection, text: str) -> tuple[str, str]:
+    """Return the JSON of a message with this text, and its digest. Many turns send the same text."""
+    body = dump_message(section_message(section, text))
+    return body, digest_of(body)
 
 
 def turns_message(turns: Sequence[QuotedTurn], *, home: str) -> HumanMessage:
@@ -164,19 +189,13 @@ def query_with(recent: Sequence[str], text: str) -> str:
 
 def snippets_block(documents: Sequence[Document], request: ExtraRequest, room: int) -> Extra | None:
     """Return the passages that fit into `room` tokens as one block of a prompt."""
-    quotes = [
-        Quote(f"passage {number}", document.page_content)
-        for number, document in enumerate(documents, start=1)
-        if document.page_content.strip()
-    ]
+    given = [(number, one) for number, one in enumerate(documents, start=1) if one.page_content.strip()]
+    quotes = [Quote(f"passage {number}", document.page_content) for number, document in given]
     kept = fitting(SNIPPETS_HEADER, quotes, room, request.counter)
     if not kept:
         return None
-    message = section_message("snippets", render(SNIPPETS_HEADER, kept))
-    body = dump_message(message)
-    names = tuple(_name(document) for document in documents if document.page_content.strip())[: len(kept)]
-    tokens = count_message(message, request.counter)
-    return Extra(message, Entry("snippets", tokens, digest=digest_of(body), snippets=names), {digest_of(body): body})
+    names = tuple(_name(document) for _, document in given[: len(kept)])
+    return block_of("snippets", render(SNIPPETS_HEADER, kept), request.counter, snippets=names)
 
 
 def _name(document: Document) -> str:

@@ -7,19 +7,17 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC
-from functools import lru_cache
+from functools import partial
 from typing import NamedTuple
 
 from langchain_core.embeddings import Embeddings
 from langchain_core.runnables.config import ensure_config
 
-from threadkeep.agent.conversion import digest_of, dump_message
-from threadkeep.agent.counting import count_message
-from threadkeep.agent.extras import Extra, ExtraRequest, section_message
-from threadkeep.agent.knowledge_tools import ALL_SCOPES, RunScopes
+from threadkeep.agent.extras import Extra, ExtraRequest, JoinedSource, block_of
+from threadkeep.agent.knowledge_tools import ALL_SCOPES, OwnScopes, RunScopes
 from threadkeep.agent.recalled_turns import embedder_of
 from threadkeep.agent.turn_options import IdOf
-from threadkeep.context.manifest import Entry, FactExclusion, FactReference, FactsLeftOut, TurnReference
+from threadkeep.context.manifest import FactExclusion, FactReference, FactsLeftOut, TurnReference
 from threadkeep.context.quotation import (
     fact_line,
     facts_text,
@@ -29,14 +27,17 @@ from threadkeep.context.quotation import (
     in_stable_order,
 )
 from threadkeep.context.tokens import TokenCounter
+from threadkeep.history import memory as history
+from threadkeep.history.session import Session
 from threadkeep.knowledge.facts import Knowledge
-from threadkeep.knowledge.graphiti.recall import GraphRecall, RecalledFact, RecallQuestion
+from threadkeep.knowledge.graphiti.recall import GraphRecall, RecallQuestion
 from threadkeep.knowledge.promotion import accepted_directives
 from threadkeep.knowledge.recall import normalised, without_shadowed
 from threadkeep.memory import Memory, SyncMemory
 from threadkeep.memory.on_loop import OnLoop
 from threadkeep.observe import ExtraNotFound, ExtraSection
 from threadkeep.records.knowledge import Fact, Scope, ScopeKind
+from threadkeep.store.driver import Statement
 
 _TIMEOUT_SECONDS = 3.0
 _MOST_FACTS = 60
@@ -66,7 +67,7 @@ class _Selection(NamedTuple):
     counter: TokenCounter | None
 
 
-class KnownFacts:
+class KnownFacts(JoinedSource):
     """A prompt section with the facts of a run's scopes: all if fewer than 60 and they fit, else the most relevant.
 
     The block changes as little as possible between turns, so that the provider can reuse its prompt cache: facts keep
@@ -102,14 +103,23 @@ class KnownFacts:
         self._embedder = embedder_of(embeddings, embeddings_name)
         self._selections: OrderedDict[tuple[Scope, ...], _Selection] = OrderedDict()
 
+    def joined(self, memory: history.Memory, session: Session) -> tuple[OwnScopes, list[Statement]] | None:
+        """Return the run's scopes, and the statements that read their facts in the same database."""
+        opened = self._memory.made[0]
+        if not self._own or memory.identity != opened.identity:
+            return None
+        scopes = self._scopes.of(session, ensure_config())
+        return scopes, opened.knowledge.valid_statements([*scopes.usable.values()], _MOST_FACTS)
+
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
         """Return a block with the facts that fit. Report unusable scopes."""
-        scopes, refused = self._scopes.of(request.session, ensure_config())
-        for error in refused.values():
+        read = request.reads.get(self)
+        known: OwnScopes = read[0] if read else self._scopes.of(request.session, ensure_config())
+        for error in known.refused.values():
             self._memory.made[0].observers.notify(
                 ExtraNotFound(section="facts", error=type(error).__name__, session_id=request.session.session_id)
             )
-        return await self._memory.call(lambda memory: self._find(memory, scopes, request, room))
+        return await self._memory.call(lambda memory: self._find(memory, known.usable, request, room))
 
     async def _find(
         self, memory: Memory, scopes: Mapping[ScopeKind, Scope], request: ExtraRequest, room: int
@@ -133,7 +143,10 @@ class KnownFacts:
     ) -> list[Fact]:
         """Return this database's facts that fit, in a stable order. Note the others."""
         async with asyncio.timeout(_TIMEOUT_SECONDS):
-            loaded = await knowledge.valid(scopes, limit=_MOST_FACTS, shadowed=True)
+            if read := request.reads.get(self):
+                loaded = await knowledge.valid_in(read[1], scopes)
+            else:
+                loaded = await knowledge.valid(scopes, limit=_MOST_FACTS, shadowed=True)
             kept = await self._fitting(knowledge, scopes, without_shadowed(loaded), request, room)
         request.facts_left_out[:] = _left_out(loaded, kept)
         return kept
@@ -142,17 +155,11 @@ class KnownFacts:
         self, knowledge: Knowledge, scopes: tuple[Scope, ...], known: list[Fact], request: ExtraRequest, room: int
     ) -> list[Fact]:
         """Return all facts, or the most relevant if there are too many, in a stable order."""
-        if len(known) >= _MOST_FACTS:
-            found = await knowledge.recall(
-                request.text, scopes, recent=request.recent, limit=_MOST_FACTS, embedder=self._embedder
-            )
-            return self._choose(scopes, found, known, request, room)
-        everything = in_stable_order(known)
-        if request.counter(facts_text([fact_line(fact) for fact in everything])) <= room:
+        everything, is_all = in_stable_order(known), len(known) < _MOST_FACTS
+        if is_all and request.counter(facts_text([fact_line(fact) for fact in everything])) <= room:
             return everything
-        found = await knowledge.rank(
-            request.text, known, recent=request.recent, limit=_MOST_FACTS, embedder=self._embedder
-        )
+        find = partial(knowledge.rank, facts=known) if is_all else partial(knowledge.recall, scopes=scopes)
+        found = await find(request.text, recent=request.recent, limit=_MOST_FACTS, embedder=self._embedder)
         return self._choose(scopes, found, known, request, room)
 
     def _choose(
@@ -222,23 +229,11 @@ def _block(
     if not facts and not shown and not notes:
         return None
     text = facts_text([*lines, *(all_lines[index] for index in fitting), *notes])
-    body, digest = _body_of(text)
-    message = section_message("facts", text)
-    references = (*map(reference_of, facts), *(_graph_reference(rank, fact) for rank, fact in shown))
-    tokens = count_message(message, request.counter)
-    return Extra(message, Entry("facts", tokens, digest=digest, facts=references), {digest: body})
-
-
-@lru_cache(maxsize=500)
-def _body_of(text: str) -> tuple[str, str]:
-    """Return the JSON of a message with this text, and its digest. Many turns send the same text."""
-    body = dump_message(section_message("facts", text))
-    return body, digest_of(body)
-
-
-def _graph_reference(rank: int, fact: RecalledFact) -> FactReference:
-    since = None if fact.since is None else fact.since.astimezone(UTC).date()
-    return FactReference(fact.id, fact.scope, source="graphiti", since=since, rank=rank)
+    references = [reference_of(fact) for fact in facts]
+    for rank, fact in shown:
+        since = None if fact.since is None else fact.since.astimezone(UTC).date()
+        references.append(FactReference(fact.id, fact.scope, source="graphiti", since=since, rank=rank))
+    return block_of("facts", text, request.counter, facts=tuple(references))
 
 
 def reference_of(fact: Fact) -> FactReference:

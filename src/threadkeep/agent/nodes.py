@@ -56,6 +56,7 @@ class NodeTurn:
             await part.root.order.acquire(part.root, self._memory.observers)
         state = part.root.with_question(messages)
         self._turn = await part.begin(state)
+        self._turn.read_sources_again()
         part.root.open_calls += 1
         self._state = part.root.with_answers(part.root.with_question(state))
         self.answered = None if self._turn.answered is None else repeated(self._turn.answered, messages)

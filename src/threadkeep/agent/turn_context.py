@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
 from langchain_core.utils.uuid import uuid7
@@ -34,7 +34,7 @@ from threadkeep.history.recollection import Past, Recollection
 from threadkeep.history.session import BegunTurn, Session, in_time
 from threadkeep.observe import ContextBuilt, HistoryTruncated
 from threadkeep.records import Message
-from threadkeep.store.driver import Joined, Statement
+from threadkeep.store.driver import Joined, Row, Statement
 from threadkeep.store.manifests import NotedManifest
 
 _UNREAD: Final = Recollection(())
@@ -84,6 +84,7 @@ class TurnContext:
         self._recollection = _UNREAD
         self._extras: list[Extra] | None = None
         self._searched: ExtraRequest | None = None
+        self._reads: dict[object, tuple[Any, Sequence[Row]]] = {}
         self._use = ModelUse()
         self._budget: int | None = None
         self._room: WindowRoom | None = None
@@ -326,8 +327,8 @@ class TurnContext:
         return await self.session.recall(past)
 
     def read_sources_again(self) -> None:
-        """Read the extra sections again at the next model call: a tool has deleted facts."""
-        self._extras = None
+        """Read the extra sections at the next model call, because facts may have changed since they were read."""
+        self._extras, self._reads = None, {}
 
     async def _draft(self, assembler: Assembler, call: Call) -> Draft:
         """Return a draft with the window and the extra sections, which the turn's first call reads."""
@@ -348,6 +349,7 @@ class TurnContext:
             known_ids=assembler.included_ids(draft) | {found for one in self.question if (found := id_of(one))},
             counter=call.counter,
             now=self._memory.clock(),
+            reads=self._reads,
         )
         self._extras = await find_all(sources, request, draft.rooms, self._memory.observers)
         return replace(draft, extras=tuple(self._extras))

@@ -11,8 +11,8 @@ import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import chain, repeat
-from typing import Final
+from itertools import chain, islice, repeat
+from typing import Any, Final
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.utils.uuid import uuid7
@@ -27,15 +27,17 @@ from threadkeep.agent.conversion import (
     is_stored_as,
     transcript_text,
 )
+from threadkeep.agent.extras import JoinedSource
 from threadkeep.agent.invocation import HeldAnswer
 from threadkeep.agent.questions import RECEIVED
 from threadkeep.agent.turn_context import TurnContext
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import MessageNotFound, MessageSuperseded, QuestionGone, StoreUnavailable, TurnInMemoryOnly
 from threadkeep.history.recollection import PAGE_ROWS
 from threadkeep.history.session import in_time
 from threadkeep.observe import HistoryDiffers
 from threadkeep.records import Json, Message, Receipt, Status
-from threadkeep.store.driver import Joined
+from threadkeep.store.driver import Joined, Statement
 
 _READ_PAUSES: Final = (0.0, 0.2, 0.5, 1.0, 2.0)
 """Seconds before each attempt to read the answer that another process stored first."""
@@ -152,8 +154,21 @@ class OpenTurn(TurnContext):
         """Store the question and, if possible, read the history in the same transaction."""
         profile, limit = self._options.profile or "", min(self._options.message_limit or PAGE_ROWS, PAGE_ROWS)
         if self._transcribed and not self._options.no_history:
-            self._begun = await self.session.begin_joined(messages, Joined(), profile=profile, limit=limit)
+            reads = self._joined_reads()
+            joined = Joined(after=[statement for _, statements in reads.values() for statement in statements])
+            self._begun = await self.session.begin_joined(messages, joined, profile=profile, limit=limit)
+            rows = iter(self._begun.rows if self._begun is not None else ())
+            for source, (scopes, statements) in reads.items() if self._begun is not None else ():
+                self._reads[source] = scopes, [row for found in islice(rows, len(statements)) for row in found]
         return await self._record(messages) if self._begun is None else self._begun.receipt
+
+    def _joined_reads(self) -> dict[object, tuple[Any, Sequence[Statement]]]:
+        reads: dict[object, tuple[Any, Sequence[Statement]]] = {}
+        for source in self._options.sources:
+            with ErrorBoundary():  # the search of a failing source reports the error
+                if isinstance(source, JoinedSource) and (read := source.joined(self._memory, self.session)):
+                    reads[source] = read
+        return reads
 
     async def _record(
         self, messages: Sequence[Message], *, answers: str | None = None, told: bool = False

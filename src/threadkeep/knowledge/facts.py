@@ -43,7 +43,7 @@ from threadkeep.records.knowledge import (
 )
 from threadkeep.records.sessions import check_argument, check_each
 from threadkeep.store.codec import clean_text, time_text
-from threadkeep.store.driver import Connection, Driver, Row
+from threadkeep.store.driver import Connection, Driver, Row, Statement
 from threadkeep.store.statements import ClockedTables, for_values, text_filter
 
 MAX_EVIDENCE = 20
@@ -68,7 +68,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         super().__init__(driver, clock=clock)
         self._vectors = FactVectors(observer)
         self._words: OrderedDict[Scope, FactWords] = OrderedDict()
-        self._remembered: dict[tuple[tuple[Scope, ...], int], tuple[list[Row], list[Fact]]] = {}
+        self._remembered: dict[tuple[Scope, ...], tuple[Sequence[Row], list[Fact]]] = {}
 
     async def remember(
         self,
@@ -215,8 +215,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         """
         check_argument("query", query, str, required=True)
         check_each("scopes", scopes, Scope)
-        async with self._driver.reading() as connection:
-            rows = await self._valid(connection, scopes, _MOST_RANKED, _MOST_RANKED)
+        rows = await self._read(self.valid_statements(scopes, _MOST_RANKED, _MOST_RANKED))
         known = await _computed(len(rows), lambda: without_shadowed(map(fact_of, rows)))
         found = await self.rank(query, known, recent=recent, limit=limit, embedder=embedder)
         async with self._driver.reading() as connection:
@@ -264,9 +263,19 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
             StoreUnavailable: the database does not answer.
         """
         check_each("scopes", scopes, Scope)
-        async with self._driver.reading() as connection:
-            found = await self._valid_with_evidence(connection, tuple(scopes), limit)
+        found = await self.valid_in(await self._read(self.valid_statements(scopes, limit)), scopes)
         return list(found) if shadowed else without_shadowed(found)
+
+    async def valid_in(self, rows: Sequence[Row], scopes: Sequence[Scope]) -> Sequence[Fact]:
+        """Return the facts in the rows of `valid_statements`, with evidence. They are cached until a row changes."""
+        before, facts = self._remembered.get(tuple(scopes), ([], []))
+        if rows != before:
+            async with self._driver.reading() as connection:
+                facts = await self._with_evidence(connection, [fact_of(row) for row in rows])
+            if sum(len(kept) for kept, _ in self._remembered.values()) + len(rows) > _MOST_REMEMBERED:
+                self._remembered.clear()
+            self._remembered[tuple(scopes)] = rows, facts
+        return facts
 
     async def forget(self, scope: Scope, key: str, *, user_id: str | None = None) -> int:
         """Delete all values of a key, including past ones, and return their number.
@@ -422,16 +431,17 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         await self._insert(connection, fact)
         return True
 
-    async def _valid(
-        self, connection: Connection, scopes: Sequence[Scope], limit: int, most: int = MAX_PAGE
-    ) -> list[Row]:
-        """Return the rows of the newest valid facts, most specific scope first."""
+    def valid_statements(self, scopes: Sequence[Scope], limit: int, most: int = MAX_PAGE) -> list[Statement]:
+        """Return the statements that read the newest valid facts of each scope, most specific scope first."""
         ordered = sorted(dict.fromkeys(scopes), key=lambda scope: SCOPE_KINDS.index(scope.kind))
         page = {**page_parameters(limit, None, "fact_id", most), "limit": limit}
         unfiltered = dict.fromkeys(("kind", "key", "former_key", "escaped"))
         asked = {**page, **unfiltered, **text_filter(None), "past": False}
-        statements = [(self._sql["facts_of"], {**asked, "scope": one.kind, "owner": one.owner}) for one in ordered]
-        return [row for rows in await connection.fetch_each(statements) for row in rows]
+        return [(self._sql["facts_of"], {**asked, "scope": one.kind, "owner": one.owner}) for one in ordered]
+
+    async def _read(self, statements: Sequence[Statement]) -> list[Row]:
+        async with self._driver.reading() as connection:
+            return [row for rows in await connection.fetch_each(statements) for row in rows]
 
     async def _find(self, connection: Connection, fact_id: str, user_id: str | None) -> Fact:
         row = await seen_row(connection, self._sql, "fact", fact_id, user_id)
@@ -487,19 +497,6 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
     async def _add_evidence(self, connection: Connection, fact_id: str, evidence: Evidence, now: datetime) -> None:
         row = {"fact_id": fact_id, **evidence._asdict(), "now": time_text(now), "most": MAX_EVIDENCE}
         await connection.execute(self._sql["add_evidence"], row)
-
-    async def _valid_with_evidence(
-        self, connection: Connection, scopes: tuple[Scope, ...], limit: int
-    ) -> Sequence[Fact]:
-        """Return the valid facts of scopes, which are cached until a row changes."""
-        rows = await self._valid(connection, scopes, limit)
-        before, facts = self._remembered.get((scopes, limit), ([], []))
-        if rows != before:
-            facts = await self._with_evidence(connection, [fact_of(row) for row in rows])
-            if sum(len(kept) for kept, _ in self._remembered.values()) + len(rows) > _MOST_REMEMBERED:
-                self._remembered.clear()
-            self._remembered[scopes, limit] = rows, facts
-        return facts
 
     async def _with_evidence(self, connection: Connection, facts: Sequence[Fact]) -> list[Fact]:
         if not facts:

@@ -6,7 +6,7 @@ If the memory is unavailable, the run continues, and the node reports the failur
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import ClassVar, Literal
 
@@ -170,10 +170,8 @@ class RecallNode(KnowledgeNode):
         for unusable in refused.values():
             _notify_unread(step, unusable)
         scopes = list(usable.values())
-        facts: Sequence[Fact] = ()
-        episodes: Sequence[Episode] = ()
-        procedures: Sequence[Procedure] = ()
         memory = step.context.resources.memory
+        facts, episodes, procedures = list[Fact](), list[Episode](), list[Procedure]()
         try:
             async with asyncio.timeout(self.timeout_seconds):
                 if "facts" in self.memory:
