@@ -42,7 +42,7 @@ INTERNAL = frozenset(
     """
     answers_to append_instead at before_closing begin_joined belong_to check_owner empty_messages finish has_graph_store
     has_namespace keep_index leave_work_for_all memory_of namespace namespaces null_memory recall record_joined settle
-    settle_run start tell report_write_failed timeout turn
+    settle_run start tell report_write_failed timeout turn valid_in valid_statements
     """.split()  # noqa: SIM905 - a list of words
 )
 _CODE = re.compile(r"`([^`]+)`")
