@@ -154,8 +154,8 @@ class SessionIndex:
             if seen is not None and known is None:
                 await delete_session(connection, self._deletion, session_id)
             if known is not None and known.revision != conversation.revision:
-                # Only one active answer may have the same question, author and ordinal, so mark superseded ones before
-                # new rows are added.
+                # Mark superseded answers before new rows are added, because of the answers with the same question,
+                # author and ordinal, only one may be active.
                 await self._mark(connection, conversation, upto)
             former = None if known is None else known.version
             if not await self._write(connection, conversation, messages, upto, former=former):

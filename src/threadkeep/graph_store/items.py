@@ -280,7 +280,7 @@ class _Reading:
         self.statements = _groups(sql["items"], rows)
 
     def found(self, groups: Sequence[Sequence[Row]]) -> list[Value | None]:
-        """Return the items from the rows of the statements, in the order of the keys."""
+        """Return the items in the rows that the statements have returned, in the order of the keys."""
         rows = {(prefix, key): rest for group in groups for prefix, key, *rest in group}
         pairs = [(key, rows.get((_text(key.namespace), key.key))) for key in self._keys]
         return [None if row is None else self._item(key, *row) for key, row in pairs]
@@ -299,7 +299,7 @@ def _groups(sql: str, rows: Sequence[Parameters]) -> list[Statement]:
 
 
 def _value(text: str | bytes) -> Value:
-    """Return the JSON object in the text of an item, or an empty object."""
+    """Return the JSON object in the text of an item, or an empty object if the text is anything else."""
     try:
         value = from_json(text)
     except ValueError:

@@ -288,7 +288,7 @@ def message_value(seq: int, columns: Mapping[str, object], value_field: str) -> 
 
 
 def answer_note(value: Mapping[str, object]) -> str | None:
-    """Return the name of the note for a message, if it is an active, complete answer.
+    """Return the name of a message's note, or None unless the message is an active, complete answer.
 
     Answers with the same question, author and ordinal have the same name.
     """

@@ -418,7 +418,7 @@ class ConversationWriter:
     ) -> None:
         """Write items, and the metadata with the version after `former.version`.
 
-        A new conversation of an agent below a session is also named by an item of that session.
+        If a new conversation belongs to an agent below a session, an item of this session names the conversation.
         """
         version, items = former.version if former.version >= 0 else None, dict(others or {})
         if version is None and conversation.agent is not None and conversation.parent_session_id is not None:
@@ -475,7 +475,7 @@ class ConversationWriter:
 
 
 def _with_reset(former: Conversation, grown: Conversation, question_seq: int) -> Conversation:
-    """If the first message after a reset answers a question from before the reset, move the reset behind it."""
+    """Move the reset behind a new answer if its question is before the reset, and no message was stored since."""
     if 0 < question_seq <= former.reset_seq == former.last_seq:
         return replace(grown, reset_seq=grown.last_seq)
     return grown

@@ -50,7 +50,7 @@ def is_in_use(key: str) -> bool:
 
 
 class LearnedFactors:
-    """The factors of all models that correct token estimates, read once and saved periodically by the memory.
+    """The factors by which each model's token estimates are corrected, read once and saved periodically.
 
     If several processes learn the factor of a model, the last one to save it wins.
     """

@@ -262,7 +262,7 @@ class OlderTurns:
         return index
 
     async def _index_new(self, index: ConversationIndex, infos: dict[str, SessionInfo], most: int) -> Collection[str]:
-        """Index new messages among the newest `most`; return the sessions that had new ones."""
+        """Index new messages among the newest `most` messages; return the ids of sessions that had new messages."""
         behind = {
             session_id: allowed
             for session_id, allowed in _allowed(infos, most).items()

@@ -318,7 +318,7 @@ class _Pages:
 
 
 def _before_window(state: ContextState) -> tuple[int, list[Exclusion]]:
-    """Return the last `seq` before all windows, and the excluded ranges up to it."""
+    """Return the last `seq` that no window can include, and the excluded ranges up to this `seq`."""
     gaps: list[Exclusion] = []
     last = state.deleted_seq
     if state.reset_seq > last:

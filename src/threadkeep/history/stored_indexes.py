@@ -71,8 +71,8 @@ class StoredIndexes:
     async def join(self, infos: Mapping[str, SessionInfo], allowed: Mapping[str, int]) -> ConversationIndex:
         """Return one index of several sessions, each with its `allowed` number of newest messages.
 
-        Stored indexes are used for sessions of at least 50 turns that may be indexed whole; missing or outdated ones
-        are built and stored. Damaged sessions are left out.
+        For a session of at least 50 turns, all of which are allowed, the stored index is used; if it is missing or
+        outdated, it is built and stored. Damaged sessions are left out.
         """
         joined = ConversationIndex()
         summaries = await self._summaries_of([infos[session_id] for session_id in reversed(list(allowed))])

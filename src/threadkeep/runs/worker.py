@@ -291,7 +291,7 @@ class Worker:
         _set_channel(run)
         run_hold.set(active.hold)
         if run.attempts > 1 and run.session_id is not None:
-            # The process that executed the run before may have left the answer among the pending turns: adopt these.
+            # The answer may be among the pending turns of the process that executed the run before, so write these now.
             await self._memory.pending.adopt(run.session_id)
         if (workflow := active.workflow) is None:
             try:
