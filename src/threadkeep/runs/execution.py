@@ -44,10 +44,12 @@ from threadkeep.workflows.nodes.conversations import ConversationKind
 from threadkeep.workflows.nodes.speaking import reply_update
 from threadkeep.workflows.registry import result_of
 from threadkeep.workflows.resources import Resources
-from threadkeep.workflows.state import answer_of
+from threadkeep.workflows.state import answer_of, map_of
 from threadkeep.workflows.turn_ends import LateQuestion
 
 _MOST_LATE = 3
+_FIRST = "first"
+"""The key, in a run's `interrupt`, of the namespaces of questions that were the first ones of their tasks, by id."""
 
 _TOOLS = "tools"
 """The name of the tool node in agents of `create_agent`. Tokens of models inside tools are not part of the answer."""
@@ -359,12 +361,17 @@ class RunExecution:
         # Do not count a question that the run asks again after a retry, or because one of its children was cancelled.
         asks_again = last == [] or (last == asked and not self._run.resumed)
         number = (before if isinstance(before, int) else 0) + (not asks_again)
-        return {"number": number, "interrupts": asked, **({} if reply is None else {REPLY: reply})}
+        given: dict[str, Json] = {"number": number, "interrupts": asked, **({} if reply is None else {REPLY: reply})}
+        saver = self.dependencies.saver
+        if saver is not None:
+            first = saver.active[self._run.run_id].first
+            given[_FIRST] = {one: found for one in self._interrupts if (found := first.get(one)) is not None}
+        return given
 
     async def _graph_input(self, *, again: bool) -> object:
         """Return the graph's input: the initial state, a person's new answer, or None to continue.
 
-        After a crash, pass an answer again only if the graph has not stored it.
+        After a crash or a failure, pass a first answer again only if the graph has not stored it.
         """
         run, saver = self._run, self.dependencies.saver
         if (self.begins and not again) or saver is None:
@@ -377,23 +384,24 @@ class RunExecution:
         if not run.resumed or not ids or not isinstance(answers, Mapping):
             return None
         if run.attempts > 1 or again:
-            answers = await self._unused(saver, answers)
+            # LangGraph ignores a second answer to a later question of a task, because its id has the question's number.
+            used = await self._used(saver, map_of(run.interrupt, _FIRST) if isinstance(run.interrupt, dict) else {})
+            answers = {one: answer for one, answer in answers.items() if one not in used}
         return Command(resume=answers) if answers else None
 
-    async def _unused(self, saver: ProgressSaver, answers: Mapping[str, Json]) -> dict[str, Json]:
-        """Return the answers to open questions, except those that the graph has stored already.
+    async def _used(self, saver: ProgressSaver, first: Mapping[str, Json]) -> set[str]:
+        """Return the ids of the `first` questions, by id with their namespaces, whose answers are stored.
 
-        LangGraph would use a repeated answer for the step's next question, which may have the same id.
+        LangGraph would take a second copy of such an answer for the answer to the task's next question.
         """
-        asked, used = set[str](), set[str]()
-        async for checkpoint in saver.alist(thread_of(self._run.run_id)):
-            writes = checkpoint.pending_writes or ()
-            last = {task: given[-1:] for task, kind, given in writes if kind == RESUME and isinstance(given, list)}
-            for task, kind, questions in writes:
-                ids = {one.id for one in questions} & answers.keys() if kind == INTERRUPT else ()
-                asked.update(ids)
-                used.update(one for one in ids if last.get(task) == [answers[one]])
-        return {one: answer for one, answer in answers.items() if one in asked - used}
+        used = set[str]()
+        for namespace in set(map(str, first.values())):
+            found = await saver.aget_tuple(thread_of(self._run.run_id, namespace))
+            writes = (found.pending_writes if found is not None else None) or ()
+            answered = {task for task, kind, _ in writes if kind == RESUME}
+            for task, kind, asked in writes:
+                used.update(one.id for one in asked if kind == INTERRUPT and task in answered)
+        return used & first.keys()
 
     def _config(self, callbacks: Sequence[BaseCallbackHandler]) -> RunnableConfig:
         run = self._run

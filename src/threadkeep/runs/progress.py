@@ -18,6 +18,7 @@ from langgraph.checkpoint.base import (
     CheckpointTuple,
     DeltaChannelHistory,
 )
+from langgraph.checkpoint.serde.types import INTERRUPT, RESUME
 
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import StoreUnavailable
@@ -27,9 +28,9 @@ from threadkeep.runs.retries import Debounced
 from threadkeep.store.runs.rows import RunRecords
 
 
-def thread_of(run_id: str) -> RunnableConfig:
+def thread_of(run_id: str, namespace: str = "") -> RunnableConfig:
     """Return the config of a run's checkpoints: the thread id is the run id."""
-    return {"configurable": {"thread_id": run_id}}
+    return {"configurable": {"thread_id": run_id, "checkpoint_ns": namespace}}
 
 
 class RunCheckpoints:
@@ -136,6 +137,7 @@ class RunProgress:
     - While `starts_again` is true, `add` stores nothing, because a crashed run starts from the beginning. `keep` still
       stores everything, for example when the run fails or waits.
     - A `fresh` run has no checkpoints of an earlier execution.
+    - `first` has the namespaces of questions to a person, by id; None if their task had an answer to an earlier one.
 
     Storing in the background is retried while the database is unavailable; any other error is raised by the next `add`.
     """
@@ -146,6 +148,7 @@ class RunProgress:
         """Create the progress. `expect` records that the run may have checkpoints, before the first one is stored."""
         self.in_background: Callable[[str], bool] = lambda _: False
         self.starts_again = False
+        self.first: dict[str, str | None] = {}
         self._keeping = keeping
         self._expect = expect
         self._expected = False
@@ -164,6 +167,11 @@ class RunProgress:
             raise failed
         namespace = namespace_of(new.config)
         self._namespaces.add(namespace)
+        if isinstance(new, PendingWrites):
+            written = dict(new.writes)
+            for one in written.get(INTERRUPT, ()):
+                # A question of a subgraph is written for the subgraph first, then for the graphs around it.
+                self.first.setdefault(one.id, None if RESUME in written else namespace)
         if isinstance(new, PendingCheckpoint) and new.is_whole:
             for older in self._pending_of(namespace):
                 del self._pending[older]
