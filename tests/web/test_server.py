@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import signal
 import socket
+import sqlite3
 import weakref
 from pathlib import Path
 
@@ -115,6 +117,23 @@ async def test_a_shutdown_ends_requests_that_wait_for_other_processes(tmp_path: 
         await until(is_queued)
         server.handle_exit(signal.SIGTERM, None)
         check_problem(await waiting, 503, "interrupted")
+
+
+async def test_a_shutdown_ends_requests_that_wait_for_the_database(tmp_path: Path) -> None:
+    """A request that cannot store its run within the time of a shutdown gets a problem document."""
+    database = tmp_path / "test.db"
+    async with (
+        opened_app(ScriptedModel([]), settings_for(tmp_path, database_url=f"sqlite:///{database}")) as app,
+        served(app) as (client, server),
+    ):
+        await app.runs.service()
+        server.config.timeout_graceful_shutdown = 0
+        with contextlib.closing(sqlite3.connect(database)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            waiting = asyncio.create_task(client.post("/api/v1/workflows/chat/runs", json={"message": "hi"}))
+            await until(lambda: bool(server.server_state.tasks))
+            server.handle_exit(signal.SIGTERM, None)
+            check_problem(await waiting, 503, "interrupted")
 
 
 async def test_a_shutdown_stores_partial_answers(tmp_path: Path) -> None:

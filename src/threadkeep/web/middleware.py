@@ -9,6 +9,7 @@ that site. Otherwise any page in the user's browser could reach the service. `ca
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from threadkeep.settings import is_loopback
 from threadkeep.web.callers import Caller, Credentials
 from threadkeep.web.console.rendering import is_page, key_in_cookie
 from threadkeep.web.console.sign_in import ADDRESS, respond_to_browsers
-from threadkeep.web.problems import SAFE_HEADERS, ProblemRaised, make_problem
+from threadkeep.web.problems import SAFE_HEADERS, ProblemRaised, make_problem, problem_response
 
 CALLBACKS = "/channels/"
 DOCS = "/docs"
@@ -41,8 +42,7 @@ _FOREIGN_HOST = (
     "Without API keys the service accepts requests to loopback names only, and none from pages of other sites; "
     "call it as 127.0.0.1 or localhost, or set THREADKEEP_API_KEYS."
 )
-
-
+_STOPPED = "The service stopped before it had answered; send the request again."
 _LOCAL = "local"
 
 
@@ -109,7 +109,8 @@ def _is_loopback_address(address: str) -> bool:
 class SafeResponses:
     """Middleware that adds headers against caching, content sniffing and framing.
 
-    For a HEAD request, it sends the headers of the GET response, but no body.
+    For a HEAD request, it sends the headers of the GET response, but no body. For a request that the server cancels
+    when it stops, it sends a problem document; uvicorn would send the status 500.
     """
 
     app: ASGIApp
@@ -119,10 +120,12 @@ class SafeResponses:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        has_body = scope["method"] != "HEAD"
+        has_body, has_started = scope["method"] != "HEAD", False
 
         async def send_safely(message: Message) -> None:
+            nonlocal has_started
             if message["type"] == "http.response.start":
+                has_started = True
                 headers = MutableHeaders(scope=message)
                 for name, value in SAFE_HEADERS.items():
                     headers.setdefault(name, value)
@@ -132,7 +135,13 @@ class SafeResponses:
             elif has_body:
                 await send(message)
 
-        await self.app(scope if has_body else {**scope, "method": "GET"}, receive, send_safely)
+        try:
+            await self.app(scope if has_body else {**scope, "method": "GET"}, receive, send_safely)
+        except asyncio.CancelledError:
+            if has_started:
+                raise
+            stopped = problem_response(make_problem(503, "interrupted", _STOPPED), path=scope["path"])
+            await stopped(scope, receive, send_safely)
 
 
 @dataclass(frozen=True)
