@@ -14,6 +14,7 @@ from tests.runs.desk import RunDesk, carried_out
 from tests.runs.test_own_orders import bot, callback, finding_workflow, spoken
 from tests.runs.test_upkeep import BUSY
 from threadkeep import Memory, MemoryOptions, Message, open_memory
+from threadkeep.errors import InvalidInput
 from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.records import Json, Turn
 from threadkeep.records.runs import ROLLED_BACK, NewRun
@@ -82,7 +83,7 @@ async def test_waiting_turns_are_rolled_back(any_desk: RunDesk) -> None:
 
 
 async def test_a_repeat_of_a_rolled_back_message_is_not_answered(any_desk: RunDesk) -> None:
-    """A repeat of a message that was rolled back returns the cancelled run."""
+    """A repeat of a message that was rolled back returns the cancelled run, and this run is not retried."""
     gate = Gate()
     any_desk.model = ScriptedModel([["one", gate], "two"])
     async with any_desk.open(AGENT) as service:
@@ -90,6 +91,8 @@ async def test_a_repeat_of_a_rolled_back_message_is_not_answered(any_desk: RunDe
         await gate.reached()
         await carried_out(service, asking("2", "m2"))
         again = await carried_out(service, asking("1", "m1"))
+        with pytest.raises(InvalidInput, match="with a new id"):
+            await service.retry(first.run_id)
     assert (again.run.run_id, again.status) == (first.run_id, "cancelled")
     assert await texts(any_desk.memory) == ["2", "two"]
 

@@ -15,7 +15,17 @@ from threadkeep.history.memory import Memory
 from threadkeep.history.recollection import PAGE_ROWS
 from threadkeep.observe import working_for
 from threadkeep.records import Json, dump_json
-from threadkeep.records.runs import NO_BUDGET, OWN_NAMES, DoubleTexting, NewRun, Run, RunBudget, RunInput, RunResult
+from threadkeep.records.runs import (
+    NO_BUDGET,
+    OWN_NAMES,
+    ROLLED_BACK,
+    DoubleTexting,
+    NewRun,
+    Run,
+    RunBudget,
+    RunInput,
+    RunResult,
+)
 from threadkeep.runs.maintenance import RunMaintenance
 from threadkeep.runs.requests import RunRequest, Submitted, answer_for, least, map_of, message_of_input
 from threadkeep.runs.retries import shielded
@@ -179,13 +189,15 @@ class RunIntake:
 
         Raises:
             RunNotFound: there is no such run that the user may see.
-            InvalidInput: the run is in another state, is a child, or its input is not stored any more; or `budget`
-                limits the cost, but no model has a price.
+            InvalidInput: the run is in another state, is a child, was rolled back, or its input is not stored any more;
+                or `budget` limits the cost, but no model has a price.
         """
         self._check_budget(budget)
         run = await self.run(run_id, user_id=user_id)
         if run.parent_run_id is not None:
             raise InvalidInput(f"Run {run_id!r} is a child; retry the run at the top, {run.root_run_id!r}.")
+        if run.status == "cancelled" and run.cancel_reason == ROLLED_BACK:
+            raise InvalidInput(f"A newer message replaced the turn of run {run_id!r}; send its message with a new id.")
         larger = RunBudget.from_dict({**run.budget.to_dict(), **budget.to_dict()})
         if not await self._runs.retry(run_id, budget=larger if larger != run.budget else None):
             if run.over and not run.inputs:
