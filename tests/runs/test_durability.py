@@ -15,6 +15,7 @@ from langgraph.types import Durability
 
 from tests.runs.desk import QUICK, RunDesk, asking_twice, carried_out
 from threadkeep import not_idempotent
+from threadkeep.runs.endings import ActiveRun
 from threadkeep.runs.progress import thread_of
 from threadkeep.runs.requests import RunRequest
 from threadkeep.workflows.built_in import chat_workflow
@@ -103,6 +104,19 @@ def test_what_is_known_of_a_workflow_does_not_keep_it_alive() -> None:
     del workflow
     gc.collect()
     assert known() is None
+
+
+async def test_an_ended_run_is_freed_at_once(desk: RunDesk) -> None:
+    """No cycle of references keeps a run in memory until the garbage collector runs."""
+    async with desk.open() as service:
+        gc.disable()
+        try:
+            requests = [RunRequest(workflow="chat", text=f"go {number}", session_id="room") for number in range(3)]
+            first, second, _ = [(await carried_out(service, request)).run.run_id for request in requests]
+            left = {one.run.run_id for one in gc.get_objects() if isinstance(one, ActiveRun)}
+            assert not left & {first, second}
+        finally:
+            gc.enable()
 
 
 async def test_a_run_that_failed_before_its_first_checkpoint_is_retried(desk: RunDesk) -> None:

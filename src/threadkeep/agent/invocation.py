@@ -281,5 +281,5 @@ class RunHold:
 run_hold: ContextVar[RunHold | None] = ContextVar("threadkeep_run_hold", default=None)
 """The state of the current task's run; None outside of runs."""
 
-context_built: ContextVar[Callable[[ContextBuilt], None] | None] = ContextVar("threadkeep_context_built", default=None)
-"""A callback of the current task's run, which gets the context of each model call; None outside of runs."""
+built_contexts: ContextVar[list[ContextBuilt] | None] = ContextVar("threadkeep_built_contexts", default=None)
+"""The contexts of the model calls of the current task's run; None outside of runs."""

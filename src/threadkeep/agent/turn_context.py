@@ -16,7 +16,7 @@ from threadkeep.agent.call_measure import CallMeasure, Measuring, ModelUse, usag
 from threadkeep.agent.conversion import ANSWERS, id_of, is_utterance
 from threadkeep.agent.earlier_steps import TurnSteps
 from threadkeep.agent.extras import Extra, ExtraRequest, find_all
-from threadkeep.agent.invocation import context_built, run_hold
+from threadkeep.agent.invocation import built_contexts, run_hold
 from threadkeep.agent.model_call import Assembled, Call, Draft
 from threadkeep.agent.provider_messages import first_since, superseded_indexes
 from threadkeep.agent.questions import digest_for, in_order, is_question, known_messages
@@ -410,8 +410,8 @@ class TurnContext:
             dropped=sent.dropped,
         )
         observers.notify(built)
-        if (of_run := context_built.get()) is not None:
-            of_run(built)
+        if (of_run := built_contexts.get()) is not None:
+            of_run.append(built)
         if sent.dropped and not self._recollection.dropped and not self._truncation_reported:
             self._truncation_reported = True
             observers.notify(

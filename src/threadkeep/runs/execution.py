@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from langchain_core.callbacks import BaseCallbackHandler
@@ -20,7 +20,7 @@ from langgraph.checkpoint.serde.types import INTERRUPT, RESUME
 from langgraph.types import Command, Interrupt, StreamMode
 
 from threadkeep.agent.conversion import assessment_of, text_of
-from threadkeep.agent.invocation import RunHold, context_built
+from threadkeep.agent.invocation import RunHold, built_contexts
 from threadkeep.agent.turn_options import TurnOptions
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import StoreError, StoreUnavailable, is_transient
@@ -74,15 +74,6 @@ class Dependencies:
         return known
 
 
-class _Part(TypedDict):
-    """A part of a graph's stream, in any stream mode."""
-
-    type: str
-    ns: tuple[str, ...]
-    data: Any
-    interrupts: NotRequired[tuple[Interrupt, ...]]
-
-
 @dataclass(eq=False, repr=False, kw_only=True)
 class RunExecution:
     """An execution of a run in this process.
@@ -106,13 +97,13 @@ class RunExecution:
     _state: object = field(default_factory=dict, init=False)
     _interrupts: dict[str, Interrupt] = field(default_factory=dict, init=False)
     _late: int = field(default=0, init=False)
-    _built: ContextBuilt | None = field(default=None, init=False)
 
     async def run_to_end(self, workflow: Workflow) -> Outcome:
         """Execute the run and return its outcome. A failure is an outcome, too; only a cancellation is raised."""
         self._run, self._workflow, self._plan = self.run, workflow, self.dependencies.plan(workflow)
         self._memory = self.dependencies.resources.memory
-        token = context_built.set(self._note_context)
+        contexts: list[ContextBuilt] = []
+        token = built_contexts.set(contexts)
         try:
             async with asyncio.timeout(self._seconds_left()):
                 outcome = await self._execute_with_retries()
@@ -120,16 +111,14 @@ class RunExecution:
             # The block itself handles timeouts of models and tools, so this error means that the deadline has passed.
             return Outcome("failed", error="DeadlinePassed")
         finally:
-            context_built.reset(token)
-        if outcome.result is None or (built := self._built) is None:
+            built_contexts.reset(token)
+        # Nested agents may have sessions of their own.
+        run_id, session_id = self._run.run_id, self._run.session_id
+        own = [one for one in contexts if one.run_id == run_id or one.session_id == session_id]
+        if outcome.result is None or not own:
             return outcome
-        context: Json = {"messages": built.messages, "tokens": built.tokens, "dropped": built.dropped}
+        context: Json = {"messages": own[-1].messages, "tokens": own[-1].tokens, "dropped": own[-1].dropped}
         return replace(outcome, result={**outcome.result, "context": context})
-
-    def _note_context(self, built: ContextBuilt) -> None:
-        """Store the size of a model call's context, unless a nested agent made the call in a session of its own."""
-        if built.run_id == self._run.run_id or built.session_id == self._run.session_id:
-            self._built = built
 
     async def _execute_with_retries(self) -> Outcome:
         tries, again = max(self._run.attempts, 1), False
@@ -281,7 +270,8 @@ class RunExecution:
         assert isinstance(whole, AIMessage)  # noqa: S101 - it is made of such chunks
         return whole
 
-    def _take(self, part: _Part) -> None:
+    def _take(self, part: Mapping[str, Any]) -> None:
+        """Record a part of a graph's stream, in any stream mode."""
         data = part["data"]
         if part["type"] == "messages":
             self._publish(*data)

@@ -128,7 +128,7 @@ class ProgressWriter:
             self._observer.notify(RunWorkRecovered(work="keeping_progress"))
 
 
-class RunProgress:
+class RunProgress(Debounced):
     """The checkpoints that one execution of a run makes, for its graph and for each subgraph (a namespace).
 
     - By default, the checkpoint of each step is stored at once, and the writes of a task shortly after.
@@ -146,6 +146,7 @@ class RunProgress:
         self, keeping: ProgressWriter, expect: Callable[[], Awaitable[None]], *, fresh: bool, seconds: float
     ) -> None:
         """Create the progress. `expect` records that the run may have checkpoints, before the first one is stored."""
+        super().__init__()
         self.in_background: Callable[[str], bool] = lambda _: False
         self.starts_again = False
         self.first: dict[str, str | None] = {}
@@ -157,7 +158,6 @@ class RunProgress:
         self._seconds = seconds
         self._pending: dict[Pending, None] = {}
         self._namespaces: set[str] = set()
-        self._storing = Debounced(self._store)
         self._failed: Exception | None = None
 
     async def add(self, new: Pending) -> None:
@@ -182,11 +182,11 @@ class RunProgress:
         if self.starts_again:
             return
         if self.in_background(namespace):
-            self._storing.within(self._seconds)
+            self.within(self._seconds)
         elif isinstance(new, PendingCheckpoint) and new.metadata.get("source") != "input":
             await self._keep(namespace)
         else:
-            self._storing.within(_SOON_SECONDS)
+            self.within(_SOON_SECONDS)
 
     def is_new(self, namespace: str) -> bool:
         """Return True if a namespace has neither pending nor stored checkpoints."""
@@ -198,22 +198,22 @@ class RunProgress:
         Raises:
             StoreUnavailable: the database does not respond; the progress stays pending.
         """
-        self._storing.disarm()
+        self.disarm()
         await self._keep()
 
     async def forget(self) -> None:
         """Discard pending progress, after waiting for progress that is being stored."""
-        async with self._storing.working:
+        async with self.working:
             self._pending.clear()
 
     async def leave(self) -> bool:
         """Discard pending progress of a run that is over or lost; return True if no checkpoint is stored."""
         self._pending.clear()
-        await self._storing.close()
+        await self.close()
         return self._nothing_stored
 
     async def _keep(self, namespace: str | None = None) -> None:
-        async with self._storing.working:
+        async with self.working:
             for one in self._pending_of(namespace):
                 if one not in self._pending:
                     continue  # a newer checkpoint has replaced this one in the meantime
@@ -233,7 +233,7 @@ class RunProgress:
         if isinstance(attempt.error, StoreUnavailable):
             # Let the run continue, and try again later.
             if self._pending:
-                self._storing.within(_AGAIN_SECONDS)
+                self.within(_AGAIN_SECONDS)
         elif attempt.error is not None:
             # A state that cannot be stored is an error of the graph, so the run's next step raises it.
             self._failed = attempt.error

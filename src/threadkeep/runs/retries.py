@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, Final
+from typing import Final
 
 from threadkeep.boundary import retrieve_exception
 from threadkeep.errors import StoreUnavailable
@@ -64,17 +65,19 @@ async def shielded[T](work: Coroutine[object, object, T]) -> T:
     return task.result()
 
 
-class Debounced:
-    """Delayed work in a separate task. The work does not start while another caller holds the lock `working`."""
+class Debounced(ABC):
+    """An object whose `_store` is called later, in a separate task, but not while another caller holds `working`."""
 
-    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def __init__(self) -> None:
         self.working = asyncio.Lock()
-        self._work = work
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @abstractmethod
+    async def _store(self) -> None: ...
+
     def within(self, seconds: float) -> None:
-        """Schedule the work within `seconds`, unless it is due earlier."""
+        """Schedule the call within `seconds`, unless it is due earlier."""
         loop = asyncio.get_running_loop()
         if self._timer is not None and self._timer.when() <= loop.time() + seconds:
             return
@@ -82,13 +85,13 @@ class Debounced:
         self._timer = loop.call_later(seconds, self._due, seconds)
 
     def disarm(self) -> None:
-        """Cancel the scheduled work until `within` schedules it again."""
+        """Cancel the scheduled call until `within` schedules it again."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     async def close(self) -> None:
-        """Cancel scheduled work, and wait for work in progress."""
+        """Cancel the scheduled call, and wait for one in progress."""
         self.disarm()
         if self._tasks:
             await asyncio.wait(self._tasks)
@@ -98,6 +101,6 @@ class Debounced:
         if self.working.locked():
             self.within(seconds)
             return
-        task = asyncio.create_task(self._work())
+        task = asyncio.create_task(self._store())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

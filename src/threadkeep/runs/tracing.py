@@ -37,7 +37,7 @@ class Notes(Protocol):
         """Record an event."""
 
 
-class RunTracer:
+class RunTracer(Debounced):
     """The trace of one run. If the process is killed, the events after the last stored group are lost.
 
     Events are stored in groups: within `seconds` while a caller in this process follows the run, otherwise within
@@ -56,6 +56,7 @@ class RunTracer:
         late_seconds: float,
         begins: bool,
     ) -> None:
+        super().__init__()
         self._trace = trace
         self._stream = stream
         self._owner = owner
@@ -66,7 +67,6 @@ class RunTracer:
         self._sealed: deque[TraceGroup] = deque()
         self._number: int | None = 0 if begins else None
         self._stored: TraceGroup | None = TraceGroup() if begins else None
-        self._storing = Debounced(self._store)
 
     def note(
         self, kind: str, node: str | None = None, data: Data | None = None, *, usage: TokenUsage | None = None
@@ -76,7 +76,7 @@ class RunTracer:
         if usage is not None:
             self._group.usage.append(usage)
         times = _START_TIMES if kind in _AT_ITS_START else 1
-        self._storing.within(self._seconds if self._stream.followers else self._late_seconds * times)
+        self.within(self._seconds if self._stream.followers else self._late_seconds * times)
 
     async def flush(self) -> None:
         """Store the events that were added so far.
@@ -84,8 +84,8 @@ class RunTracer:
         Raises:
             StoreError: the database did not store the events; the next call tries again.
         """
-        self._storing.disarm()
-        async with self._storing.working:
+        self.disarm()
+        async with self.working:
             self._seal()
             await self._store_sealed(leaving=0)
         self._stream.signal()
@@ -96,8 +96,8 @@ class RunTracer:
         Raises:
             StoreError: the database did not store the events; the next call tries again.
         """
-        self._storing.disarm()
-        async with self._storing.working:
+        self.disarm()
+        async with self.working:
             self._seal()
             await self._store_sealed(leaving=1)
             group = self._sealed[0] if self._sealed else TraceGroup()
@@ -112,20 +112,16 @@ class RunTracer:
 
         Return None if nothing was stored. The group's `after` is the number of the newest stored event.
         """
-        self._storing.disarm()
-        async with self._storing.working:
+        self.disarm()
+        async with self.working:
             if self._sealed or self._stored is None:
                 return None
             events, usage = self._stored.events + self._group.events, self._stored.usage + self._group.usage
             stored = await store(TraceGroup(events, usage, self._number))
             if stored is not None:
-                self._storing.disarm()
+                self.disarm()
                 self._group, self._stored = TraceGroup(), None
         return stored
-
-    async def close(self) -> None:
-        """Wait for a write in progress; store nothing after it."""
-        await self._storing.close()
 
     def _seal(self) -> None:
         if self._group.events or self._group.usage:

@@ -169,6 +169,11 @@ class Worker:
         """Report the class name of an error that interrupts the work of this process."""
         self._memory.observers.notify(RunTrouble(error=error, work=work))
 
+    def report_set_aside(self, run: Run, outcome: Outcome) -> None:
+        """Report that a run was set aside without being executed."""
+        report_run(self._memory.observers, run, outcome, milliseconds=0.0)
+        report_turn(self._memory.observers, run, outcome, (), milliseconds=0.0)
+
     async def execute_owned(self, active: ActiveRun) -> None:
         """Execute a run that this process owns, and record and report its end."""
         run, active.stream.hold = active.run, active.hold
@@ -215,7 +220,7 @@ class Worker:
             self._runs.trace,
             stream,
             owner,
-            lost=lambda: active.cancel("lost"),
+            lost=partial(self._stop_lost, run.run_id),
             seconds=options.trace_seconds,
             late_seconds=options.late_trace_seconds,
             begins=new,
@@ -226,7 +231,7 @@ class Worker:
             fresh=new,
             seconds=options.progress_seconds,
         )
-        active = ActiveRun(
+        return ActiveRun(
             run=run,
             dependencies=dependencies,
             tracer=tracer,
@@ -239,7 +244,10 @@ class Worker:
             progress=progress,
             workflow=workflow,
         )
-        return active
+
+    def _stop_lost(self, run_id: str) -> None:
+        if (active := self.active.get(run_id)) is not None:
+            active.cancel("lost")
 
     async def _leave(self, active: ActiveRun, outcome: Outcome | None) -> bool:
         """Forget a run that is over or released. Return True if no checkpoint of it is stored."""
@@ -347,8 +355,7 @@ class Worker:
     async def _set_aside(self, run: Run) -> None:
         """Set a run aside because it was acquired or failed too often."""
         outcome = await self._endings.set_aside(run, self.engine.name)
-        report_run(self._memory.observers, run, outcome, milliseconds=0.0)
-        report_turn(self._memory.observers, run, outcome, (), milliseconds=0.0)
+        self.report_set_aside(run, outcome)
         await self._end_orphans(run)
         await self._clear_up(run, outcome)
 
