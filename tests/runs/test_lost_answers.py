@@ -308,11 +308,11 @@ async def test_a_caller_waits_for_the_running_attempt(
             finally:
                 watching.cancel()
 
-    async def hear(turn: ChatTurn, live: RunStream, work: asyncio.Task[Any]) -> None:
+    async def hear(turn: ChatTurn, live: RunStream, work: asyncio.Task[Any], **limits: Any) -> None:
         heard.append(live)
         if len(heard) == 2:
             again.set()
-        await listen(turn, live, work)
+        await listen(turn, live, work, **limits)
 
     monkeypatch.setattr("threadkeep.runs.chat.listen", hear)
     monkeypatch.setattr(Session, "timeout", until_the_model_is_called)

@@ -147,7 +147,7 @@ async def test_a_killed_tool_call_is_not_repeated_without_a_person(shared_url: s
 
 
 async def test_an_answer_survives_the_process_that_received_it(shared_url: str, notes: Notes) -> None:
-    """Each worker is killed after it resumed the run, before the step has used the answer, which may be the same twice."""
+    """Each worker is killed after it resumed the run, before the step has used the answer; both answers are equal."""
 
     def asked(times: int) -> Callable[[], bool]:
         return lambda: [note.what for note in notes.read()].count("asking") >= times

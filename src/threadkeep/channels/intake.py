@@ -44,9 +44,10 @@ from threadkeep.observe.events import ChannelWork
 from threadkeep.records import TAKEN_BACK, Message
 from threadkeep.records.runs import DELETE, RESET, Run, deletion_key
 from threadkeep.runs.intake import Mode
-from threadkeep.runs.requests import RunRequest, Submitted, map_of, message_of_input
+from threadkeep.runs.requests import RunRequest, Submitted, message_of_input
 from threadkeep.runs.service import RunsOnDemand
 from threadkeep.store.outbox import FORGOTTEN
+from threadkeep.workflows.state import map_of
 
 _SHOW_WORKING_SECONDS = 4.0
 _ALBUM_TIME = timedelta(days=1)

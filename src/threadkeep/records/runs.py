@@ -160,6 +160,11 @@ class Run:
     deadline_at: datetime | None
 
     @property
+    def is_rolled_back(self) -> bool:
+        """True if a newer message has requested that the turn is rolled back."""
+        return self.cancel_reason == ROLLED_BACK
+
+    @property
     def unbegun(self) -> bool:
         """True if the run is a session's turn that was accepted and has never begun."""
         waits = self.status == "queued" and self.started_at is None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
 from weakref import WeakValueDictionary
@@ -48,8 +47,6 @@ _SUBMIT_SECONDS = 15.0
 _STOPS = "The service stops; send the message again, with its message_id."
 _ELSEWHERE_SECONDS = 60.0
 """Seconds to wait until another process ends its turn. Without a limit, callers of a suspended process would hang."""
-
-ELSEWHERE = "Another process is answering in this session; send the message again later, with the same message_id."
 
 _MOST_REMEMBERED = 10_000
 
@@ -254,9 +251,9 @@ class Chat:
         try:
             while True:
                 if not submitted.over:
-                    here = runs.has(turn.run_id)
-                    async with contextlib.nullcontext() if here else self._limit_elsewhere(runs, turn.session_id):
-                        await listen(turn, stream, ending)
+                    seconds = None if runs.has(turn.run_id) else self._elsewhere_seconds
+                    is_active = partial(runs.is_active, turn.session_id)
+                    await listen(turn, stream, ending, seconds=seconds, is_active=is_active)
                 if (outcome := stream.outcome) is None:
                     return await ending
                 ended: Run | Outcome = outcome
@@ -268,33 +265,6 @@ class Chat:
                     return ended
         finally:
             ending.cancel()
-
-    @contextlib.asynccontextmanager
-    async def _limit_elsewhere(self, runs: RunService, session_id: str) -> AsyncIterator[None]:
-        """Limit the wait for a turn that another process executes.
-
-        Raises:
-            Interrupted: another process did not end its turn in time.
-        """
-        limit = asyncio.timeout(None)
-
-        async def watch() -> None:
-            active = True
-            while active:
-                await asyncio.sleep(self._elsewhere_seconds)
-                active = runs.is_active(session_id)
-            limit.reschedule(asyncio.get_running_loop().time())
-
-        watching = asyncio.create_task(watch())
-        try:
-            async with limit:
-                yield
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise Interrupted(ELSEWHERE) from None
-        finally:
-            watching.cancel()
 
     async def _answer_unstored(self, turn: ChatTurn) -> ChatAnswer:
         # If the message has a recorded run too, it could be answered twice. Let that run wait until this block ends.

@@ -27,12 +27,12 @@ from threadkeep.errors import (
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json, Message
 from threadkeep.records.json_values import DESCRIBED
-from threadkeep.records.runs import NO_USAGE, ROLLED_BACK, Run, RunTrigger, TokenUsage
+from threadkeep.records.runs import NO_USAGE, Run, RunTrigger, TokenUsage
 from threadkeep.runs.requests import RunRequest, Submitted
 from threadkeep.runs.retries import RUN_ERRORS
 from threadkeep.runs.service import RunService
 from threadkeep.runs.session_answers import newest_answer, result_of_answer, with_own_answer
-from threadkeep.runs.streams import Outcome, RunPiece, RunStream
+from threadkeep.runs.streams import Outcome, RunPiece, RunStream, changed
 from threadkeep.workflows.definition import Workflow
 from threadkeep.workflows.registry import Workflows
 
@@ -232,8 +232,19 @@ class ChatTurn:
         changed.set()
 
 
-async def listen(turn: ChatTurn, stream: RunStream, work: asyncio.Task[Any]) -> None:
-    """Forward the start and the tokens of a run to the turn, until its outcome is known."""
+async def listen(
+    turn: ChatTurn,
+    stream: RunStream,
+    work: asyncio.Task[Any],
+    *,
+    seconds: float | None = None,
+    is_active: Callable[[], bool] = lambda: True,
+) -> None:
+    """Forward the start and the tokens of a run to the turn, until its outcome is known.
+
+    Raises:
+        Interrupted: nothing happened for some `seconds`, and this process executes no run of the session.
+    """
     work.add_done_callback(stream.signal)
     published = stream.first_piece
     while True:
@@ -245,8 +256,11 @@ async def listen(turn: ChatTurn, stream: RunStream, work: asyncio.Task[Any]) -> 
         published = len(stream.pieces)
         if work.done() or stream.outcome is not None:
             return
-        await change.wait()
+        if not await changed(change, seconds) and not is_active():
+            raise Interrupted(ELSEWHERE)
 
+
+ELSEWHERE = "Another process is answering in this session; send the message again later, with the same message_id."
 
 STOPPED = "The turn was stopped before the answer was complete; the partial answer is stored as interrupted."
 
@@ -260,7 +274,7 @@ def error_of(ended: Run | Outcome, turn: ChatTurn, workflow: Workflow) -> Thread
     """Return the error that callers of a turn get if its run did not succeed."""
     kind = ended.error or "NoAnswer"
     if ended.status in ("waiting", "cancelled"):
-        rolled_back = isinstance(ended, Run) and ended.cancel_reason == ROLLED_BACK
+        rolled_back = isinstance(ended, Run) and ended.is_rolled_back
         stopped = Interrupted(TAKEN_BACK if rolled_back else STOPPED)
         return RunWaits(turn.run_id) if ended.status == "waiting" else stopped
     known: dict[str, ThreadkeepError] = {

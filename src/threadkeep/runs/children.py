@@ -12,11 +12,12 @@ from threadkeep.history.memory import Memory
 from threadkeep.records import Json
 from threadkeep.records.runs import NewRun, Run, RunResult
 from threadkeep.runs.endings import ActiveRun
-from threadkeep.runs.requests import least, map_of
+from threadkeep.runs.requests import least
 from threadkeep.runs.tool_idempotency import last_answer
 from threadkeep.runs.worker import Worker
 from threadkeep.workflows.definition import Workflow
 from threadkeep.workflows.resources import ChildRequest, ChildResult, ChildStatus
+from threadkeep.workflows.state import map_of
 
 
 class RunChildren:

@@ -18,7 +18,7 @@ from threadkeep.errors import StoreClosed, StoreError, StoreUnavailable, Threadk
 from threadkeep.history.keys import channel_of
 from threadkeep.history.memory import Memory
 from threadkeep.observe import Observer, RunFinished, RunTrouble, TurnFinished, TurnStatus
-from threadkeep.records.runs import NO_USAGE, OWN_NAMES, ROLLED_BACK, STATUS, Run, RunQuery, RunStatus, TokenUsage
+from threadkeep.records.runs import NO_USAGE, OWN_NAMES, STATUS, Run, RunQuery, RunStatus, TokenUsage
 from threadkeep.runs.engine.engine import Stop
 from threadkeep.runs.execution import Dependencies, RunExecution
 from threadkeep.runs.progress import RunProgress
@@ -235,12 +235,12 @@ class RunEndings:
             # Write no message if the run was deleted with its session, or if another process owns the run.
             if found is not None and found.owner == run.owner:
                 await self._keep_question(run)
-            if found is not None and found.cancel_reason == ROLLED_BACK:
+            if found is not None and found.is_rolled_back:
                 await self._take_back(run, hold)
                 return
             await self._memory.settle_run(run.run_id)
         except StoreUnavailable:
-            if found is not None and found.cancel_reason == ROLLED_BACK:
+            if found is not None and found.is_rolled_back:
                 raise
             self._memory.observers.notify(RunTrouble(error=StoreUnavailable.__name__, work="ending_turn"))
         except ThreadkeepError as error:
@@ -319,10 +319,8 @@ class RunEndings:
 
     async def _is_rolled_back(self, active: ActiveRun) -> bool:
         """Return whether a newer message has requested a rollback of an active run."""
-        current = await self._stored(active.run)
-        if current is None or current.status != "running" or current.owner != active.owner:
-            return False
-        return current.cancel_reason == ROLLED_BACK
+        found = await self._stored(active.run)
+        return found is not None and (found.status, found.owner) == ("running", active.owner) and found.is_rolled_back
 
     async def _record(self, active: ActiveRun, outcome: Outcome) -> Outcome | None:
         run_id, owner = active.run.run_id, active.owner

@@ -15,19 +15,9 @@ from threadkeep.history.memory import Memory
 from threadkeep.history.recollection import PAGE_ROWS
 from threadkeep.observe import working_for
 from threadkeep.records import Json, dump_json
-from threadkeep.records.runs import (
-    NO_BUDGET,
-    OWN_NAMES,
-    ROLLED_BACK,
-    DoubleTexting,
-    NewRun,
-    Run,
-    RunBudget,
-    RunInput,
-    RunResult,
-)
+from threadkeep.records.runs import NO_BUDGET, OWN_NAMES, DoubleTexting, NewRun, Run, RunBudget, RunInput, RunResult
 from threadkeep.runs.maintenance import RunMaintenance
-from threadkeep.runs.requests import RunRequest, Submitted, answer_for, least, map_of, message_of_input
+from threadkeep.runs.requests import RunRequest, Submitted, answer_for, least, message_of_input
 from threadkeep.runs.retries import shielded
 from threadkeep.runs.run_workflows import order_keys
 from threadkeep.runs.session_answers import with_answer
@@ -35,6 +25,7 @@ from threadkeep.runs.worker import Worker
 from threadkeep.store.driver import waiting_until
 from threadkeep.store.runs.order import Added
 from threadkeep.workflows.definition import Workflow
+from threadkeep.workflows.state import map_of
 
 type Mode = Literal["wait", "background", "later"]
 """`wait`: this process executes the run. `background`: any worker executes it. `later`: it is only stored for now."""
@@ -196,7 +187,7 @@ class RunIntake:
         run = await self.run(run_id, user_id=user_id)
         if run.parent_run_id is not None:
             raise InvalidInput(f"Run {run_id!r} is a child; retry the run at the top, {run.root_run_id!r}.")
-        if run.status == "cancelled" and run.cancel_reason == ROLLED_BACK:
+        if run.status == "cancelled" and run.is_rolled_back:
             raise InvalidInput(f"A newer message replaced the turn of run {run_id!r}; send its message with a new id.")
         larger = RunBudget.from_dict({**run.budget.to_dict(), **budget.to_dict()})
         if not await self._runs.retry(run_id, budget=larger if larger != run.budget else None):

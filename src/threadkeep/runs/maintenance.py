@@ -12,7 +12,7 @@ from threadkeep.boundary import ErrorBoundary, running
 from threadkeep.errors import RecordTooNew, RecordUnreadable, StoreClosed
 from threadkeep.history.memory import Memory
 from threadkeep.observe import RunWork
-from threadkeep.runs.endings import end_orphan, report_run, report_turn
+from threadkeep.runs.endings import end_orphan
 from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.progress import RunCheckpoints
 from threadkeep.runs.streams import Outcome, changed
@@ -121,9 +121,7 @@ class RunMaintenance:
         if run.error in (RecordUnreadable.__name__, RecordTooNew.__name__):
             self._worker.report(run.error, "upkeep")
             if run.error == RecordUnreadable.__name__ and await self._runs.set_aside(run_id, run.error):
-                outcome = Outcome("failed", error=run.error, set_aside=True)
-                report_run(self._memory.observers, run, outcome, milliseconds=0.0)
-                report_turn(self._memory.observers, run, outcome, (), milliseconds=0.0)
+                self._worker.report_set_aside(run, Outcome("failed", error=run.error, set_aside=True))
                 await self._worker.start_following(run)
             return
         now = time.monotonic()

@@ -16,7 +16,7 @@ from threadkeep.records import Json
 from threadkeep.records.runs import NO_BUDGET, DoubleTexting, Run, RunBudget, RunInput, RunTrigger, interrupts_of
 from threadkeep.runs.streams import RunStream
 from threadkeep.workflows.resources import MAX_DEADLINE, Resources, RunContext
-from threadkeep.workflows.state import WorkflowState, initial_state
+from threadkeep.workflows.state import WorkflowState, initial_state, map_of
 
 type Values = Mapping[str, Json]
 
@@ -106,7 +106,8 @@ def begin_state(run: Run) -> WorkflowState:
         user_context=map_of(newest.values, "user_context"),
     )
     asked = [(one, number) for number, one in enumerate(run.inputs) if text_of_input(one)]
-    state["messages"] = [message_of_input(one, one.message_id or _question_id(run, number)) for one, number in asked]
+    ids = [one.message_id or (f"{run.run_id}:{number}" if number else run.run_id) for one, number in asked]
+    state["messages"] = [message_of_input(one, own_id) for (one, _), own_id in zip(asked, ids, strict=True)]
     return state
 
 
@@ -188,16 +189,6 @@ def text_of_input(given: RunInput) -> str:
     return text if isinstance(text, str) else ""
 
 
-def map_of(values: Values, name: str) -> dict[str, Json]:
-    """Return the map in the field `name` of a request, by default an empty map."""
-    part = values.get(name)
-    return dict(part) if isinstance(part, Mapping) else {}
-
-
 def least[N: (int, float)](*limits: N | None) -> N | None:
     """Return the lowest limit, or None if all limits are None."""
     return min([limit for limit in limits if limit is not None], default=None)
-
-
-def _question_id(run: Run, number: int) -> str:
-    return f"{run.run_id}:{number}" if number else run.run_id

@@ -127,8 +127,8 @@ class RunStreams:
         return found is not None and found.waiting > 0
 
 
-async def changed(change: asyncio.Event, seconds: float) -> bool:
-    """Wait for a change for at most `seconds`, which must be positive; return False after a timeout."""
+async def changed(change: asyncio.Event, seconds: float | None) -> bool:
+    """Wait for a change for at most `seconds`, which must be positive or None; return False after a timeout."""
     with contextlib.suppress(TimeoutError):
         return await asyncio.wait_for(change.wait(), seconds)
     return False

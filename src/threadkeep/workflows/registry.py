@@ -26,7 +26,7 @@ from threadkeep.workflows.loading import SUFFIXES, load_python, load_yaml
 from threadkeep.workflows.nodes import SubworkflowNode
 from threadkeep.workflows.nodes.speaking import SpeakingNode
 from threadkeep.workflows.resources import ChildRequest, ChildResult, Resources, RunContext
-from threadkeep.workflows.state import answer_of, initial_state
+from threadkeep.workflows.state import answer_of, initial_state, map_of
 from threadkeep.workflows.yaml_source import Path as ValuePath
 
 type Way = tuple[str, ...]
@@ -271,7 +271,7 @@ class InProcessChildren:
             session_id=f"child:{run_id}" if request.with_session else None,
             trigger="child",
             depth=request.depth,
-            user_context=_user_context(request.input),
+            user_context=map_of(request.input, "user_context"),
             ancestors=request.ancestors,
         )
         config: RunnableConfig = {"recursion_limit": workflow.options.recursion_limit}
@@ -285,7 +285,9 @@ class InProcessChildren:
 def child_state(given: Mapping[str, Json]) -> Any:
     """Return the initial state of a child: the inputs, and its question from the value `text`."""
     text = given.get("text")
-    return initial_state(text if isinstance(text, str) else "", inputs=given, user_context=_user_context(given))
+    return initial_state(
+        text if isinstance(text, str) else "", inputs=given, user_context=map_of(given, "user_context")
+    )
 
 
 def result_of(workflow: Workflow, run_id: str, state: Mapping[str, Any]) -> ChildResult:
@@ -297,8 +299,3 @@ def result_of(workflow: Workflow, run_id: str, state: Mapping[str, Any]) -> Chil
         return ChildResult(run_id, {"text": reply}, reply, "done")
     output: Json = outputs.get(workflow.output)
     return ChildResult(run_id, output, reply or (output if isinstance(output, str) else ""), "done")
-
-
-def _user_context(given: Mapping[str, Json]) -> dict[str, Json]:
-    known = given.get("user_context")
-    return dict(known) if isinstance(known, Mapping) else {}

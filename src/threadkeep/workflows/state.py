@@ -67,6 +67,12 @@ def initial_state(
     }
 
 
+def map_of(values: Mapping[str, Json], name: str) -> dict[str, Json]:
+    """Return the map in the field `name` of a request, by default an empty map."""
+    part = values.get(name)
+    return dict(part) if isinstance(part, Mapping) else {}
+
+
 def answer_of(state: Mapping[str, object]) -> AIMessage | None:
     """Return the answer of a run: its newest assistant message after the question, or None.
 

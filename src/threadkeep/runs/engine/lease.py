@@ -44,10 +44,6 @@ class LockedFiles:
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         made.rename(self._path(self._name))
 
-    def renew(self) -> bool:
-        """Return True, because a lock needs no renewal."""
-        return True
-
     def is_fresh(self) -> bool:
         """Return True, because a lock does not expire."""
         return True
@@ -215,9 +211,9 @@ class Lease:
             await asyncio.to_thread(self._presence.enter)
             # On SQLite this also removes the files of dead processes.
             await asyncio.to_thread(self._presence.dead, set())
-        if self._path is None:
+        if isinstance(heartbeats := self._presence, Heartbeats):
             # Renew in a thread, so that a blocked event loop does not lose the lease.
-            self._renewing = Thread(target=self._renew, name="threadkeep-lease", daemon=True)
+            self._renewing = Thread(target=self._renew, args=[heartbeats], name="threadkeep-lease", daemon=True)
             self._renewing.start()
 
     async def has_records(self) -> bool:
@@ -267,11 +263,11 @@ class Lease:
         with self._checking:
             return self._presence.dead(names)
 
-    def _renew(self) -> None:
+    def _renew(self, heartbeats: Heartbeats) -> None:
         while not self._ended.wait(max(0.05, self._options.dead_seconds / 4)):
             # Catch all errors, because the renewal is repeated as long as the process lives.
             with ErrorBoundary(lambda error: self._troubled(type(error).__name__)):
-                if not self._presence.renew():
+                if not heartbeats.renew():
                     self._is_lost = True
                     self._lost()
                     return

@@ -32,16 +32,9 @@ def _key_template(template: str) -> str:
     return template
 
 
-def _namespace(labels: tuple[str, ...]) -> tuple[str, ...]:
-    return GraphLayout(namespace=labels).namespace
-
-
-def _meta_key_suffix(suffix: str) -> str:
-    return GraphLayout(meta_key_suffix=suffix).meta_key_suffix
-
-
-def _value_field(name: str) -> str:
-    return GraphLayout(value_field=name).value_field
+def _checked_as(name: str) -> AfterValidator:
+    """Return a validator that accepts what the field `name` of `GraphLayout` accepts."""
+    return AfterValidator(lambda value: getattr(GraphLayout(**{name: value}), name))
 
 
 def _command(text: str) -> str:
@@ -52,7 +45,7 @@ def _command(text: str) -> str:
 
 type KeyTemplate = Annotated[str, Field(min_length=1), AfterValidator(_key_template)]
 type Candidates = Annotated[tuple[KeyTemplate | StrictInt | StrictFloat, ...], Field(max_length=32)]
-type Namespace = Annotated[tuple[str, ...], Field(min_length=1, max_length=8), AfterValidator(_namespace)]
+type Namespace = Annotated[tuple[str, ...], Field(min_length=1, max_length=8), _checked_as("namespace")]
 
 
 class ConversationFields(BaseModel):
@@ -67,11 +60,11 @@ class ConversationFields(BaseModel):
         KEY_CANDIDATES,
         description="Candidates for the key: texts or templates, tried in order; other values are skipped.",
     )
-    history_meta_key_suffix: Annotated[str, AfterValidator(_meta_key_suffix)] = Field(
+    history_meta_key_suffix: Annotated[str, _checked_as("meta_key_suffix")] = Field(
         "__meta__", description="The suffix of the keys of metadata."
     )
     history_chunk_size: int = Field(CHUNK_SIZE, ge=1, le=10_000, description="Messages in an item of the store.")
-    history_value_field: Annotated[str, AfterValidator(_value_field)] = Field(
+    history_value_field: Annotated[str, _checked_as("value_field")] = Field(
         "content", description="The field of an item with the text of a message."
     )
 

@@ -63,13 +63,7 @@ class SubworkflowNode(Node):
                 raise
             known: dict[str, Json] = {"status": error.status, "run_id": error.run_id, "output": None, "summary": ""}
             return found(step, None, known)
-        known = {
-            "status": result.status,
-            "run_id": result.run_id,
-            "output": result.output,
-            "summary": result.summary,
-        }
-        update = found(step, result.output, known)
+        update = found(step, result.output, dict(vars(result)))
         update["messages"] = [AIMessage(result.summary, id=step.message_id)]
         return update
 
@@ -78,11 +72,9 @@ class SubworkflowNode(Node):
         children = context.resources.children
         self._refuse(context)
         if children is None:
-            raise ChildFailed(
+            raise self._refusal(
                 f"Node {step.name!r} cannot start {self.workflow!r}: this run has no runner of children. "
-                "Give its Resources `children`.",
-                workflow=self.workflow,
-                status="refused",
+                "Give its Resources `children`."
             )
         result = await children.run(
             ChildRequest(
@@ -122,21 +114,18 @@ class SubworkflowNode(Node):
             return _text_of((state.get("node_outputs") or {}).get(self.source_node_id))
         return ""
 
+    def _refusal(self, sentence: str) -> ChildFailed:
+        return ChildFailed(sentence, workflow=self.workflow, status="refused")
+
     def _refuse(self, context: RunContext) -> None:
         above = (*context.ancestors, context.workflow)
         if self.workflow in above:
             way = " → ".join([*above[above.index(self.workflow) :], self.workflow])
-            raise ChildFailed(
-                f"{self.workflow!r} would call itself in a cycle ({way}); remove one of these calls.",
-                workflow=self.workflow,
-                status="refused",
-            )
+            raise self._refusal(f"{self.workflow!r} would call itself in a cycle ({way}); remove one of these calls.")
         if context.depth + 1 > self.max_depth:
-            raise ChildFailed(
+            raise self._refusal(
                 f"{self.workflow!r} would run {context.depth + 1} levels below the first workflow, but only "
-                f"{self.max_depth} are allowed: nest less deeply, or raise max_depth.",
-                workflow=self.workflow,
-                status="refused",
+                f"{self.max_depth} are allowed: nest less deeply, or raise max_depth."
             )
 
 
