@@ -21,6 +21,7 @@ from langchain_core.messages import AIMessage
 from tests.channels.desk import SESSION, SOON, BotDesk, opened_bot, update
 from tests.channels.fake_telegram import FakeTelegram
 from tests.channels.platforms import SENT_AT, Telegram
+from tests.databases import execute
 from tests.web.services import until
 from threadkeep import Message
 from threadkeep.channels import intake, opening, wecom_client
@@ -398,6 +399,18 @@ async def test_a_renamed_bot_answers_although_the_old_name_has_an_unsent_reply(
     async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["two"]), name="renamed") as desk:
         await desk.send(update("and now?", 2), bot="renamed")
         await until(lambda: telegram.texts() == ["two"])
+
+
+async def test_a_damaged_run_does_not_block_its_chat(shared_url: str, tmp_path: Path, telegram: FakeTelegram) -> None:
+    """The person gets the sentence for a failed run, and then the answers to later messages."""
+    telegram.refuse(429, retry_after=1)
+    async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["one", "two"])) as desk:
+        await desk.say("hi")
+        await until(lambda: _has_failed_try(desk))
+        damaged_bytes = "X'01ff'" if shared_url.startswith("sqlite") else "decode('01ff', 'hex')"
+        await asyncio.to_thread(execute, shared_url, f"UPDATE chat_runs SET result = {damaged_bytes}")
+        await desk.say("and now?", 2)
+        assert await desk.answered(2) == [TEXTS["en"].failed, "two"]
 
 
 async def test_a_group_that_becomes_a_supergroup_keeps_its_session(tmp_path: Path, telegram: FakeTelegram) -> None:

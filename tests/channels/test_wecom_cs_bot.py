@@ -16,6 +16,7 @@ import pytest
 from tests.channels.fake_wecom import FakeWeCom
 from tests.channels.platforms import CORP, WeComService
 from tests.channels.wecom_desk import WeComDesk, opened_wecom
+from tests.databases import execute
 from tests.graph_store.damaging import DAMAGES
 from tests.web.services import until
 from threadkeep.errors import StoreUnavailable
@@ -295,6 +296,22 @@ async def test_a_recalled_picture_does_not_block_the_customer(tmp_path: Path, we
         await desk.say("")
         assert await desk.answered() == ["Hello."]
         assert await desk.transcript(FIRST) == [("user", "a"), ("assistant", "Hello.")]
+
+
+async def test_a_recall_from_a_damaged_run_does_not_stop_its_desk(
+    shared_url: str, tmp_path: Path, wecom: FakeWeCom
+) -> None:
+    async with opened_wecom(KIND, shared_url, tmp_path, wecom, ScriptedModel(["one", "two"])) as desk:
+        wecom.write(item("a", 1))
+        await desk.say("")
+        assert await desk.answered() == ["one"]
+        damaged_bytes = "X'01ff'" if shared_url.startswith("sqlite") else "decode('01ff', 'hex')"
+        await asyncio.to_thread(execute, shared_url, f"UPDATE chat_runs SET result = {damaged_bytes}")
+        recall = {"event_type": "user_recall_msg", "open_kfid": DESK, "external_userid": "wm1", "recall_msgid": "m1"}
+        event = {"msgid": "e1", "send_time": int(time.time()), "origin": 4, "msgtype": "event", "event": recall}
+        wecom.write(event, item("b", 2, "wm2"))
+        await desk.say("")
+        assert await desk.answered(2) == ["one", "two"]
 
 
 async def test_a_damaged_session_does_not_stop_its_desk(tmp_path: Path, wecom: FakeWeCom) -> None:

@@ -15,7 +15,7 @@ from langchain_core.utils.uuid import uuid7
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.channels.bots import Bot, notify_trouble, question_text
 from threadkeep.channels.contract import Address, AnswerFailed, Later, Moved, Outcome, Part, Refused, Sent
-from threadkeep.errors import InvalidInput, StoreError
+from threadkeep.errors import InvalidInput, RecordTooNew, RecordUnreadable, StoreError
 from threadkeep.history.memory import Memory
 from threadkeep.observe import AnswerSent, DeliveryOutcome
 from threadkeep.records.runs import RunResult
@@ -214,7 +214,12 @@ async def answer_text(memory: Memory, bot: Bot, message: Outgoing) -> str:
     """Return the text to send for a message, or an empty string if it gets no answer of its own."""
     if message.run_id is None:
         return message.content or ""
-    run = await memory.runs.run(message.run_id)
+    try:
+        run = await memory.runs.run(message.run_id)
+    except RecordUnreadable as error:
+        if isinstance(error, RecordTooNew):
+            raise  # a process of the newer version can read it
+        return bot.texts.failed
     if run is None:
         return ""
     return _answer_to(message, RunResult.of(await with_answer(memory, run)), bot)

@@ -192,7 +192,7 @@ class Intake:
         if message.album:
             expires_at = self._memory.clock() + _ALBUM_TIME
             await self._memory.channels.state.keep_first(
-                bot.channel.scope, _album_name(message), "caption", expires_at=expires_at
+                bot.channel.scope, f"album:{message.album}", "caption", expires_at=expires_at
             )
             await self._drop_of_album(bot, message)
         command = command_in(message, bot.texts)
@@ -210,11 +210,11 @@ class Intake:
     async def _has_caption(self, bot: Bot, message: IncomingMessage) -> bool:
         """Return True if another picture of the album had a caption, which gets its own answer."""
         state = self._memory.channels.state
-        return bool(message.album) and await state.value(bot.channel.scope, _album_name(message)) is not None
+        return bool(message.album) and await state.value(bot.channel.scope, f"album:{message.album}") is not None
 
     async def _drop_of_album(self, bot: Bot, message: IncomingMessage) -> None:
         """Drop the unsent answer to an album's pictures, because a caption has arrived."""
-        message_id = f"{bot.channel.scope}:{_album_name(message)}"
+        message_id = f"{bot.channel.scope}:album:{message.album}"
         answer = await self._outbox.find(bot.name, message.session_id or "", message_id)
         if answer is not None:
             await self._outbox.drop(answer.number)
@@ -375,7 +375,7 @@ class Intake:
         run_id = await self._outbox.run_of(recalled.session_id, recalled.message_id)
         if run_id is None and await session.find(recalled.message_id) is None:
             return  # the message was never stored; it was a picture, for example
-        run = None if run_id is None else await self._memory.runs.run(run_id)
+        run = None if run_id is None else await self._memory.runs.run(run_id, damaged=True)
         if run is not None:
             await self._take_back(session, run, recalled.message_id)
         note = Message(
@@ -499,7 +499,3 @@ async def _show_working(bot: Bot, message: IncomingMessage) -> None:
     while True:
         await bot.client.show_working(message.reply_to)
         await asyncio.sleep(_SHOW_WORKING_SECONDS)
-
-
-def _album_name(message: IncomingMessage) -> str:
-    return f"album:{message.album}"

@@ -105,7 +105,7 @@ class WeComAIBotChannel:
 
     def receive(self, callback: Callback) -> Received:
         """Verify, decrypt and parse a callback. A message gets its response from `stream_response`."""
-        opened = self._crypto.receive(callback, _envelope)
+        opened = self._crypto.receive(callback, lambda body: text_in(object_in(read_json(body)), "encrypt"))
         if isinstance(opened, Received):
             return opened
         return Received(updates=(self.read(object_in(read_json(opened))),))
@@ -297,10 +297,6 @@ def is_response_url(url: str, own_api: str = "") -> bool:
         )
     except ValueError:
         return False
-
-
-def _envelope(body: bytes) -> str:
-    return text_in(object_in(read_json(body)), "encrypt")
 
 
 def _text(fields: Mapping[str, Json]) -> str:
