@@ -97,7 +97,7 @@ type Pattern = tuple[bytes, tuple[float, ...]]
 class Patterns:
     """The patterns of one script, or the general patterns, which apply to texts in any script.
 
-    kinds: sequences of letters of `KINDS`; the first sequence of a script is the letter of its lead bytes.
+    kinds: sequences of letters of `KINDS`. A script's first sequence is the one letter of the script's lead bytes.
     text: sequences of characters.
     capitals: sequences of letters of `CAPITALS`.
     runs: a word, and a group of up to three digits; only in the general patterns.

@@ -52,7 +52,7 @@ def _day(moment: datetime) -> str:
 
 
 def facts_text(lines: Sequence[str]) -> str:
-    """Return the block of facts with these lines, in order."""
+    """Return the block that quotes facts in a prompt: a header, then these lines."""
     return "\n".join((FACTS_HEADER, "", *lines))
 
 
@@ -181,7 +181,7 @@ class QuotedTurn:
 
 
 def turns_text(turns: Sequence[QuotedTurn], *, home: str) -> str:
-    """Return the block of these turns, in order, with a heading for each session and day."""
+    """Return a block that quotes these turns, in order, with a heading for each session and day."""
     lines = [TURNS_HEADER]
     day: object = None
     for turn in turns:

@@ -118,7 +118,7 @@ class Limits:
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
                 raise InvalidInput(f"{name} must be a whole number from 0 (0 means none), or None for no limit.")
         if self.counter is not None and not callable(self.counter):
-            raise InvalidInput("counter is a function of a text, the name of one, or None.")
+            raise InvalidInput("counter must be a function that counts a text's tokens, a counter's name, or None.")
 
     @property
     def nothing(self) -> bool:
@@ -289,7 +289,7 @@ class WindowChooser:
             self._stop = (_seq(row) - 1, "over_budget")
 
     def _shorten(self, message: Message, tokens: int, budget: int) -> tuple[Message, int] | None:
-        """Return the message cut to the budget, and its tokens, if more than the mark fits."""
+        """Return the message cut to the budget, and its tokens; None if at most the mark fits."""
         counter = _scaled(self._counter, message.content, tokens)
         content = cut_end(message.content, budget, counter)
         if content in ("", CUT_MARK):
@@ -340,4 +340,4 @@ def _check_row(row: Message) -> None:
     if row.seq is None:
         raise InvalidInput("The rows of a window are stored messages with their seq; append them to the session first.")
     if row.role == "system":
-        raise InvalidInput("A window holds user and assistant messages; leave system rows out when reading.")
+        raise InvalidInput("A window has only user and assistant messages; do not add system messages.")

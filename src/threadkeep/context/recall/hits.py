@@ -206,7 +206,7 @@ class Hits:
             self._found[number] = self._found[number] or bool(positions)
 
     def _read[Value](self, positions: Sequence[int], values: Sequence[Value], left: int) -> Iterable[tuple[int, Value]]:
-        """Return about `left` positions to read, with their values."""
+        """Return about `left` positions with their values: the newest ones, and those near the best hits so far."""
         count = len(positions)
         if count <= left:
             return zip(positions, values, strict=True)

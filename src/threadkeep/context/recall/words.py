@@ -170,7 +170,7 @@ def words_of(text: str) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Normalise compatibility characters; remove the accents of Latin letters, and separate accents anywhere."""
+    """Normalise compatibility characters; remove accents of Latin letters, and accents that are own characters."""
     text = unicodedata.normalize("NFKC", text)
     return _MARKS.sub("", _ACCENTED.sub(lambda letter: unicodedata.normalize("NFD", letter[0])[0], text))
 
