@@ -104,7 +104,7 @@ class Retention:
     def __post_init__(self) -> None:
         """Reject limits that are not `RetentionLimits`, because every retention round would fail with them."""
         if not isinstance(self.archive, RetentionLimits) or not isinstance(self.delete, RetentionLimits):
-            raise InvalidInput("archive and delete of a Retention are RetentionLimits; RetentionLimits() is no limit.")
+            raise InvalidInput("archive and delete must be RetentionLimits; RetentionLimits() means no limit.")
 
     @property
     def nothing(self) -> bool:
