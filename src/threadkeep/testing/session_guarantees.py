@@ -202,7 +202,7 @@ class SessionGuarantees(TranscriptSource):
             assert (await _info(transcripts)).title == "hi"
 
     async def test_a_deleted_session_is_gone_and_begins_again_at_1(self) -> None:
-        """All data of a session is deleted; its next message has `seq` 1."""
+        """A deletion removes all data of a session; the session's next message has `seq` 1."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("old", "p:1"), assistant("reply"), user_id="u1"))
             await transcripts.append(turn(user("other"), session="room:2"))

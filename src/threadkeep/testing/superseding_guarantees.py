@@ -46,7 +46,7 @@ class SupersedingGuarantees(TranscriptSource):
             )
 
     async def test_the_history_shows_what_was_superseded_and_by_what(self) -> None:
-        """In the history, a superseded message has `superseded_at` and a replaced one `superseded_by`."""
+        """In the history, a superseded message has `superseded_at`; if it was replaced, it also has `superseded_by`."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1")
             edited = await transcripts.supersede(
@@ -253,7 +253,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert await _active(transcripts) == []
 
     async def test_the_answers_to_a_question_are_active_ones(self) -> None:
-        """An active question has only active answers; a superseded question has all answers."""
+        """For an active question, only active answers are returned; for a superseded question, all answers are."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("q", "q"), Message("assistant", "a", "a", answers="q")))
             await transcripts.supersede(Superseding("room:1", message_id="q", scope="after"))
@@ -414,7 +414,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await _info(transcripts, "room:3")).message_count == 0
 
     async def test_a_branch_is_made_once(self) -> None:
-        """Repeating the request changes nothing; another request with this id is rejected."""
+        """Repeating the request changes nothing; a different request for the same session id is rejected."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1")
             await transcripts.branch(Branching("room:1", "room:2", 2))
