@@ -221,7 +221,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         raise StoreUnavailable("The item was not changed: the database is busy. Try again.")
 
     async def _change_once(self, session: Session, item_id: str, new: Message, note: Message) -> bool:
-        """Store the change in one transaction, unless another writer changed the session meanwhile."""
+        """Store the change in one transaction. Return False if another writer changed the session meanwhile."""
         await session.deliver()
         info = await self._info(session)
         messages = await messages_after(session, 0)
@@ -310,7 +310,7 @@ def user_text(item: UserMessageItem) -> str:
 
 
 def _plain_item(message: Message, thread_id: str) -> ThreadItem | None:
-    """Make an item from a message that another channel or a run has stored."""
+    """Return an item made from a message that another channel or a run has stored; None for a note."""
     created_at = message.created_at or datetime.min.replace(tzinfo=UTC)
     if message.role == "assistant":
         return AssistantMessageItem(

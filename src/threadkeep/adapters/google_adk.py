@@ -172,7 +172,7 @@ class SessionService(BaseSessionService):
     async def _append(
         self, stored: StoredSession, app_name: str, delta: Mapping[str, object] | None, *messages: Message
     ) -> bool:
-        """Store messages and shared state in one transaction, unless the revision exists already."""
+        """Store messages and shared state in one transaction. Return False if the revision exists already."""
         state = self._memory.channels.state
         statements: list[Statement] = []
         for key, value in _json_safe(delta).items():
