@@ -149,7 +149,7 @@ class Paths:
         return _reached([self.start], certain)
 
     def _nodes_of_branches(self) -> Iterator[list[frozenset[str]]]:
-        """Yield a list for each set of parallel branches. Its items are the sets of nodes of the branches."""
+        """Yield, for each group of parallel branches, a list with the set of nodes of each branch."""
         for branch in self.branches:
             yield [self.beginning_at(target) - {END_NAME} for target in branch]
 
@@ -187,7 +187,7 @@ class TurnPlan:
 
     @classmethod
     def of(cls, document: WorkflowDocument) -> TurnPlan:
-        """Return the plan of a checked document."""
+        """Return the plan of a document in which no check has found problems."""
         paths = Paths.of(document)
         beside, repeated = paths.beside(), paths.repeated()
         speaking = frozenset(name for name, entry in document.nodes.items() if _speaks(entry))
@@ -210,12 +210,12 @@ class TurnPlan:
 
 
 def build_graph(document: WorkflowDocument) -> Graph:
-    """Return the uncompiled graph of a checked document."""
+    """Return the uncompiled graph of a document in which no check has found problems."""
     plan = TurnPlan.of(document)
     builder: Graph = StateGraph(WorkflowState, context_schema=RunContext)
     ends = ANSWER if plan.records_answer else END_NAME
     for name, entry in document.nodes.items():
-        node = _ready(name, entry, document, plan, ends)
+        node = _with_options(name, entry, document, plan, ends)
         add_node(builder, name, node)
         if isinstance(node, Continuing):
             for target in (node.next,) if isinstance(node.next, str) else dict.fromkeys(node.next):
@@ -239,8 +239,8 @@ def _add_ends(builder: Graph, document: WorkflowDocument, plan: TurnPlan) -> Non
         builder.add_edge(ANSWER, END)
 
 
-def _ready(name: str, entry: Entry, document: WorkflowDocument, plan: TurnPlan, ends: str) -> Entry:
-    """Return a node with the options that this workflow needs."""
+def _with_options(name: str, entry: Entry, document: WorkflowDocument, plan: TurnPlan, ends: str) -> Entry:
+    """Return a node with the options that follow from the rest of the workflow."""
     changes: dict[str, object] = {}
     if isinstance(entry, SpeakingNode) and stores_question(entry) and name not in plan.answering:
         changes["answers"] = False

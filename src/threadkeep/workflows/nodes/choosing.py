@@ -67,7 +67,7 @@ class CategorizerNode(AskingNode):
         yield "system_prompt", self.system_prompt
 
     def targets(self) -> Mapping[str, str]:
-        """Return each next node with its categories; the default has the label `else`."""
+        """Map each next node to the names of its categories; the name for the default is `else`."""
         return _by_target([(category.next, category.name) for category in self.categories], self.default)
 
     async def run(self, step: Step, state: WorkflowState) -> Command[str]:
@@ -170,7 +170,7 @@ class Rule(BaseModel):
 
 
 class RouterNode(Node):
-    """A node that chooses the next node by rules, without a model; by default, `otherwise`."""
+    """A node that chooses the next node by rules, without a model. If no rule matches, `otherwise` is the next node."""
 
     node_kind: ClassVar[NodeKind] = "router"
     repetition: ClassVar[Again] = "nothing"
@@ -179,7 +179,7 @@ class RouterNode(Node):
     otherwise: str = Field(description="The next node if no rule matches, or end.")
 
     def targets(self) -> Mapping[str, str]:
-        """Return each next node with its rules; `otherwise` has the label `else`."""
+        """Map each next node to the labels of its rules; the label for `otherwise` is `else`."""
         return _by_target([(rule.next, _label(rule)) for rule in self.rules], self.otherwise)
 
     async def run(self, step: Step, state: WorkflowState) -> Command[str]:
@@ -190,7 +190,7 @@ class RouterNode(Node):
 
 
 def _by_target(choices: Iterable[tuple[str, str]], otherwise: str) -> Mapping[str, str]:
-    """Return each next node with the labels of the choices that lead to it."""
+    """Map each next node to the labels of the choices that lead to it, separated by commas."""
     labels: dict[str, list[str]] = {}
     for target, label in (*choices, (otherwise, "else")):
         labels.setdefault(target, []).append(label)

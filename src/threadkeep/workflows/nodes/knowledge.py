@@ -30,7 +30,7 @@ type NotRemembered = Literal["nothing_to_remember", "no_owner", "secret", "inval
 
 
 class KnowledgeNode(Node):
-    """A base class of nodes for knowledge, which lasts longer than the session."""
+    """The base class of nodes that read or write knowledge, such as facts, which outlives the session."""
 
     repetition: ClassVar[Again] = "nothing"
 

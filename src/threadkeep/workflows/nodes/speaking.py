@@ -106,7 +106,7 @@ class SpeakingNode(AskingNode):
 
     @model_validator(mode="after")
     def _check_room(self) -> Self:
-        """Reject a reply size that leaves no prompt tokens."""
+        """Reject a reply size that leaves no tokens for the prompt."""
         if self.model is None and self.context_window is None:
             return self
         model = self.model

@@ -54,7 +54,7 @@ class SubworkflowNode(Node):
         """Run the child.
 
         Raises:
-            ChildFailed: the child has no result and `on_failure` is `raise`, or must not start (in a cycle, say).
+            ChildFailed: the child has no result and `on_failure` is `raise`, or it must not start, as in a cycle.
         """
         try:
             result = await self._run(step, state)
