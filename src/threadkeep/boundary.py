@@ -54,7 +54,7 @@ async def running[T](work: Coroutine[Any, Any, T], name: str) -> AsyncIterator[a
 
 
 class ErrorBoundary:
-    """A context manager that catches any error of its block and reports it; `error` keeps it.
+    """A context manager that catches any error of its block, stores it in `error`, and reports it.
 
     Use it in background loops that must survive each failure, around models and other code that may raise anything, and
     around one item of many. Cancellation, KeyboardInterrupt, SystemExit and the errors in `raising` are not caught.

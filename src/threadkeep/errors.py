@@ -221,7 +221,7 @@ class RunNotFound(ThreadkeepError, LookupError):
 
 
 class KnowledgeNotFound(ThreadkeepError, LookupError):
-    """The item does not exist, or this user may not see it. `kind` is its type, such as `fact`."""
+    """A fact, person or other item does not exist, or this user may not see it. `kind` is its type, such as `fact`."""
 
     def __init__(
         self, kind: Literal["fact", "proposal", "procedure", "person", "scope", "delivery"], name: str
@@ -328,7 +328,7 @@ class ChannelNotFound(ThreadkeepError, LookupError):
     """No bot of that name is configured."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"There is no channel {name!r} here; THREADKEEP_CHANNELS names the file that lists them.")
+        super().__init__(f"There is no channel {name!r} here; THREADKEEP_CHANNELS names the file of all channels.")
         self.name = name
 
 
