@@ -257,6 +257,37 @@ async def test_status_400_for_one_request_blocks_no_others(opening: Opening, clo
         assert not [body for body in server.bodies if "SQLite" in body]
 
 
+async def test_lost_messages_are_sent_again_while_other_groups_make_progress(
+    opening: Opening, clock: SettableClock
+) -> None:
+    """Each group has its own queue in the server, so messages of other groups are no progress."""
+    async with mcp_graphiti() as server, opening(endpoint=server.url, transport="mcp", scopes=("session",)) as memory:
+        await allow(memory)
+        for number in range(1, 21):
+            said = [Message(role="user", content=f"question {number}"), Message(role="assistant", content="answer")]
+            await memory.session("room:1" if number == 1 else "room:2", workspace="shop").append(said)
+            await deliver(memory, clock, looks=1)
+            if number == 1:
+                server.episodes.clear()
+        assert server.bodies.count("user(user): question 1") == 1
+        assert (await memory.graphiti.status()).repeats == 2
+
+
+async def test_no_message_is_sent_again_while_its_group_makes_progress(opening: Opening, clock: SettableClock) -> None:
+    async with mcp_graphiti() as server, opening(endpoint=server.url, transport="mcp", scopes=("session",)) as memory:
+        await allow(memory)
+        said = [Message(role="user", content="question"), Message(role="assistant", content="answer")]
+        for _ in range(5):
+            await memory.session("room:1", workspace="shop").append(said)
+        await deliver(memory, clock, looks=1)
+        stored, server.episodes = server.episodes, []
+        for episode in stored:
+            server.episodes.append(episode)
+            await deliver(memory, clock, looks=2)
+        status = await memory.graphiti.status()
+        assert (status.counts["confirmed"], status.repeats) == (10, 0)
+
+
 async def test_no_message_follows_a_withdrawal_of_consent(
     opening: Opening, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,11 +76,12 @@ class FactDelivery(NamedTuple):
 
 @dataclass(frozen=True)
 class Lease:
-    """The right of one process to send the messages of a group for a limited time."""
+    """The right of one process to send a group's messages for a limited time; the last confirmation is `seen_at`."""
 
     group_id: str
     owner: str
     failures: int
+    seen_at: datetime | None = None
 
 
 class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge.sql")):
@@ -108,7 +109,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         times = {"until": until, "now": self._now(), "beyond": self._beyond()}
         async with self._driver.writing() as connection:
             rows = await connection.fetch(self._sql["claim"], {"group_id": group_id, "owner": owner, **times})
-        return Lease(group_id, owner, rows[0][0]) if rows else None
+        return Lease(group_id, owner, rows[0][0], time_of(rows[0][1])) if rows else None
 
     async def renew(self, lease: Lease, *, seconds: float) -> bool:
         """Extend a lease; return False if it has expired, or if another process owns the group now."""

@@ -173,7 +173,7 @@ class DeliveryWorker:
             GraphitiError: the server does not answer.
         """
         found = await delete_episodes(self._client, lease.group_id, {one.name for one in forgotten})
-        waited, timeout = await self._waited(forgotten)
+        waited, timeout = await self._waited(lease, forgotten)
         is_late = waited > _DELETION_TIMEOUTS * timeout
         done = [
             one.number for one in forgotten if one.name in found.deleted or (is_late and one.name not in found.left)
@@ -245,7 +245,7 @@ class DeliveryWorker:
         """Return the pause before messages are read back again; queue or give up overdue ones."""
         if progressed:
             return _Pause(self._options.poll_seconds)
-        waited, timeout = await self._waited(left)
+        waited, timeout = await self._waited(lease, left)
         if waited < timeout:
             return _Pause(min(max(waited / 4, self._options.poll_seconds), _LONGEST_POLL_SECONDS))
         if not await self._deliveries.renew(lease, seconds=self._lease_seconds):
@@ -258,17 +258,20 @@ class DeliveryWorker:
         await self._deliveries.repeat(again)
         return _Pause(0.0, error="not_stored")
 
-    async def _waited(self, sent: Sequence[Unconfirmed]) -> tuple[float, float]:
+    async def _waited(self, lease: Lease, sent: Sequence[Unconfirmed]) -> tuple[float, float]:
         """Return how many seconds messages have waited without progress, and after how many they count as lost.
 
-        Stored messages of other groups are progress, unless the server stores in order and has stored a later one.
+        If the server stores all messages in order, stored messages of other groups are progress, unless a later one is
+        stored. Otherwise only stored messages of the group are progress.
         """
         unconfirmed, seen_at = await self._progress()
         now = self._clock()
         # Ignore times that are far ahead: they were stored while a clock was wrong.
         beyond = now + timedelta(seconds=WRONG_CLOCK_SECONDS)
         times = [one.sent_at for one in sent]
-        if seen_at is not None and not (self._client.stores_in_order and max(times) < self._last_stored <= beyond):
+        if not self._client.stores_in_order:
+            times += [lease.seen_at or _BEGINNING]
+        elif seen_at is not None and not max(times) < self._last_stored <= beyond:
             times.append(seen_at)
         waited = (now - max((at for at in times if at <= beyond), default=_BEGINNING)).total_seconds()
         timeout = self._options.confirm_seconds + self._options.confirm_seconds_each * unconfirmed
@@ -281,7 +284,8 @@ class DeliveryWorker:
             GraphitiError: the server did not accept all of them. Messages that it certainly does not have are
                 queued again.
         """
-        git = await self._git_if_allowed()
+        may_read = self._options.git_folder is not None and "git_metadata" in await self._consents.granted()
+        git = await self._git.read() if may_read else None
         episodes = [self._episode(one, git) for one in batch]
         try:
             count = await self._client.send(lease.group_id, episodes, may_continue=partial(self._may_send, batch))
@@ -353,11 +357,6 @@ class DeliveryWorker:
             said_at=clamped(one.said_at, self._clock()),
             source=source_of(one.scope, git),
         )
-
-    async def _git_if_allowed(self) -> dict[str, object] | None:
-        if self._options.git_folder is None or "git_metadata" not in await self._consents.granted():
-            return None
-        return await self._git.read()
 
     def _pause_after(self, error: GraphitiError, lease: Lease) -> _Pause:
         """Report a failure and count it in the breaker; return the pause of the group."""

@@ -16,7 +16,7 @@ LIMIT :limit
 UPDATE chat_graph_groups SET owner = :owner, owned_until = :until
 WHERE group_id = :group_id AND (next_try_at <= :now OR next_try_at > :beyond)
     AND (owner IS NULL OR owned_until < :now OR owned_until > :beyond)
-RETURNING failures
+RETURNING failures, seen_at
 
 -- name: renew
 UPDATE chat_graph_groups SET owned_until = :until
