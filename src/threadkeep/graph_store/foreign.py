@@ -127,7 +127,7 @@ def _translated() -> Iterator[None]:
     if call.error is not None:
         # Do not chain the store's error, because its text may quote stored data.
         raise StoreUnavailable(
-            f"The graph store does not take this call ({type(call.error).__name__}); check that its database answers."
+            f"The graph store failed in this call ({type(call.error).__name__}); check that its database answers."
         )
 
 

@@ -124,7 +124,7 @@ class ConversationIndex:
     def is_outdated(self, infos: Mapping[str, SessionInfo], *, complete: bool) -> bool:
         """Return True if indexed turns were reset, archived or deleted, or if indexed sessions are missing.
 
-        If `complete` is false, `infos` is only the first page of sessions, and may lack up to `len(infos)` of them.
+        If `complete` is false, `infos` is only a page, and up to `len(infos)` indexed sessions may be missing from it.
         """
         missing = sum(session_id not in infos for session_id in self._marks)
         if missing > (0 if complete else len(infos)):

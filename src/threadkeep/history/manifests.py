@@ -123,7 +123,7 @@ class Manifests:
     async def texts(
         self, session_id: str | None, digests: Collection[str], *, run_id: str | None = None
     ) -> dict[str, str]:
-        """Return texts by digest, which were sent in model calls but are in no transcript."""
+        """Return a map from digests to texts that were sent in model calls but are in no transcript."""
         check_argument("session_id", session_id, str)
         check_argument("run_id", run_id, str)
         check_each("digests", digests, str)

@@ -381,9 +381,9 @@ class Memory:
     ) -> list[SearchHit]:
         """Return up to `limit` messages that contain all words of a query, best first.
 
-        Of a session, only messages with a `seq` above `after` are searched. All messages that were stored before the
-        call can be found. If indexing them takes longer than two seconds (after an import or an upgrade), it continues
-        in the background; `search_result` reports this.
+        In the session `session_id`, only messages with a `seq` above `after` are searched. All messages that were
+        stored before the call can be found. If indexing them takes longer than two seconds (after an import or an
+        upgrade), it continues in the background; `search_result` reports this.
         """
         result = await self.search_result(query, user_id=user_id, limit=limit, session_id=session_id, after=after)
         return result.hits

@@ -164,7 +164,7 @@ async def _backend(
     if options.transcripts == "tables":
         return open_table_backend(driver, count=count, clock=clock, graph_turns=graph_turns)
     if graph_turns is not None:
-        raise InvalidInput("Only turns in tables go to Graphiti: set THREADKEEP_TRANSCRIPTS=tables, or turn it off.")
+        raise InvalidInput("Graphiti needs turns in tables: set THREADKEEP_TRANSCRIPTS=tables, or turn Graphiti off.")
     if not options.retention.rules.nothing:
         raise InvalidInput(f"{NOT_AVAILABLE} Remove the rules, such as THREADKEEP_RETENTION_DELETE_MAX_AGE_DAYS.")
     store = conversations.given

@@ -125,7 +125,7 @@ class PendingTurns:
         return sum(len(each.own) for each in self._all)
 
     def turns_of(self, session_id: str) -> list[Turn]:
-        """Return the pending turns of a session in order, except rejected ones, for which later turns need not wait."""
+        """Return the pending turns of a session in order, without rejected turns, which later turns do not wait for."""
         return [entry.turn for entry in self.own if entry.turn.session_id == session_id and not entry.refused]
 
     @property

@@ -166,7 +166,7 @@ class RunIntake:
                 raise InvalidInput(f"Run {run.run_id!r} asks another question now; see the run, and answer that.")
             if now.status == "waiting":
                 raise InvalidInput(
-                    f"The message_id {message_id!r} is known, or the question has changed; use a new id."
+                    f"The message_id {message_id!r} was used, or the question has changed; use a new id."
                 )
             raise InvalidInput(f"Run {run.run_id!r} does not wait for an answer: it is {now.status}.")
         await self._go_on(run.run_id, mode)

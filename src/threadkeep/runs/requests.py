@@ -143,7 +143,7 @@ def metadata_of(run: Run) -> dict[str, Json]:
 
 
 def answer_for(run: Run, value: Json) -> Json:
-    """Return a person's answer in the form that a waiting run takes: for several questions, a map from their ids.
+    """Return a person's answer as a waiting run takes it: for several questions, a map from their ids to answers.
 
     Raises:
         InvalidInput: the run, or its child, asks several questions and the answers are not in a map from their ids, or

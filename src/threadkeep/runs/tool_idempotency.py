@@ -58,7 +58,7 @@ class RecordedTools(AgentMiddleware[AgentState[Any], Any, Any]):
         self._holds = holds
 
     async def awrap_tool_call(self, request: ToolCallRequest, handler: _Handler) -> _Result:
-        """Run the tool, or return its stored result. If the call was started but not finished before, ask a person."""
+        """Run the tool, or return its stored result. If an earlier start of the call did not finish, ask a person."""
         handler = without_exit(handler)
         context: object = request.runtime.context
         if not isinstance(context, RunContext) or request.tool is None or is_idempotent(request.tool):

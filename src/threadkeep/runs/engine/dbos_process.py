@@ -110,8 +110,8 @@ class RunQueue:
         with OnFailure(self.stop), translated():
             if not _taken.acquire(blocking=False):
                 raise InvalidInput(
-                    "This process already executes runs, for another database or another app of the same one; "
-                    "close that one first, or use another process."
+                    "This process already executes runs, for another database or for another app of this database; "
+                    "close the other app first, or use another process."
                 )
             _handlers.append(self._attempt)
             self._loop = asyncio.new_event_loop()
@@ -221,7 +221,7 @@ class RunQueue:
             raise asyncio.CancelledError
 
     def _enqueue(self, run_id: str, alone: bool) -> None:
-        """Enqueue an attempt at a run unless one is enqueued already, which only an `alone` attempt replaces."""
+        """Enqueue an attempt at a run unless one is enqueued already; an `alone` attempt replaces other attempts."""
         number = 1
         while True:
             with contextlib.suppress(dbos_error.DBOSWorkflowIDInUseError):
