@@ -518,7 +518,7 @@ class SchemaTooNew(StoreError):
 
 
 class StoreClosed(StoreError):
-    """The memory or the run service was used while or after it was closed."""
+    """The memory or the run service was used while or after it was closed, or on another event loop."""
 
 
 # Names of error classes of providers and databases, so that these packages need not be imported.

@@ -82,3 +82,22 @@ async def test_failures_are_raised_to_the_caller() -> None:
     with pytest.raises(ValueError, match="not closed"):
         async with Lifetime(failing(at_once=False)) as opened:
             assert opened == 1
+
+
+async def test_a_memory_refuses_calls_on_another_event_loop(database_url: str) -> None:
+    """Such a call could wait forever; on the loop of the memory, later calls work."""
+
+    async def use() -> list[str]:
+        session = memory.session("room")
+        calls = (session.append([Message("user", "hi")]), session.tail(9), session.update(title="Hi"), session.info())
+        return [str(one) for one in await asyncio.gather(*calls, return_exceptions=True)]
+
+    memory = await Memory.open(database_url)
+    try:
+        await memory.session("room").append([Message("user", "hi")])
+        async with asyncio.timeout(HANG_SECONDS):
+            refused = await asyncio.to_thread(asyncio.run, use())
+        assert all("another event loop" in one and "open_memory_sync" in one for one in refused)
+        assert await memory.session("room").count() == 1
+    finally:
+        await memory.close()

@@ -330,6 +330,7 @@ class BeforeWriting:
     def __init__(self, driver: Driver, happens: Callable[[], Awaitable[None]]) -> None:
         self._driver = driver
         self._happens: Callable[[], Awaitable[None]] | None = happens
+        self.loop = driver.loop
         self.backend = driver.backend
         self.reading = driver.reading
         self.fetch = driver.fetch

@@ -21,6 +21,7 @@ from threadkeep.store.driver import (
     PreparedTurn,
     RowLocked,
     TurnRefused,
+    check_loop,
 )
 from threadkeep.store.statements import load_statements
 from threadkeep.store.superseding import SupersedingWriter
@@ -199,6 +200,7 @@ class GroupCommit:
         """Store a turn in a group with other queued turns. Cancelling the caller does not stop the write."""
         if self._closed:
             raise StoreClosed("The memory was closed; append inside its `async with open_memory(...)` block.")
+        check_loop(self._driver.loop)
         self._queue.append(prepared)
         if self._task is None:
             # Use an empty context, because the first caller's context would keep the caller's run in memory.

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
-from threadkeep.errors import InvalidInput, StoreError, StoreUnavailable
+from threadkeep.errors import InvalidInput, StoreClosed, StoreError, StoreUnavailable
 from threadkeep.records import Message, Receipt, Turn
 
 type Backend = Literal["sqlite", "postgres"]
@@ -50,6 +50,15 @@ def seconds_left() -> float | None:
 def unstorable_text() -> InvalidInput:
     """Return the error for a text parameter that contains a character which no database can store."""
     return InvalidInput("A text has a NUL character or half of a surrogate pair, which no database stores; remove it.")
+
+
+def check_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Raise `StoreClosed` on another event loop than that of a database, because the call could wait forever."""
+    if asyncio.get_running_loop() is not loop:
+        raise StoreClosed(
+            "This memory is closed, or was opened on another event loop; use it on the loop and in the block of its "
+            "`async with open_memory(...)`, or open it with open_memory_sync, for every loop and thread."
+        )
 
 
 class TurnRefused(StoreError):
@@ -180,6 +189,9 @@ class Driver(Protocol):
     the transaction begins. On PostgreSQL, the transaction raises `RowLocked` after it has waited `lock_timeout_seconds`
     for one lock; if this is None, the timeout of the options counts. On both databases, a timeout of 0 means no limit.
     """
+
+    loop: asyncio.AbstractEventLoop
+    """The event loop that opened the database; other loops cannot use it."""
 
     @property
     def backend(self) -> Backend:

@@ -29,6 +29,7 @@ from threadkeep.store.driver import (
     NewTurns,
     Statement,
     StoreOptions,
+    check_loop,
     seconds_left,
 )
 from threadkeep.store.postgres_connection import PostgresConnection, PostgresTransaction, RawConnection, translated
@@ -63,6 +64,7 @@ class PostgresDriver(Driver):
     backend: Final[Backend] = "postgres"
 
     def __init__(self, dsn: str, options: StoreOptions, *, read_only: bool = False) -> None:
+        self.loop = asyncio.get_running_loop()
         self._sql = load_statements("postgres/append.sql")
         statement, _, answer = self._sql["append"].rpartition("\nSELECT ")
         self._append_turns = f"{statement}\n{self._sql['append_turns']}\nSELECT {answer}"
@@ -106,6 +108,7 @@ class PostgresDriver(Driver):
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[PostgresConnection]:
         """Lend a connection for reading. If it breaks, it is replaced once, and the statement is repeated."""
+        check_loop(self.loop)
         with translated():
             loan = _Loan(self._pool, self._used)
             try:
@@ -192,6 +195,7 @@ class PostgresDriver(Driver):
     @asynccontextmanager
     async def _working(self) -> AsyncIterator[RawConnection]:
         """Lend a connection for writing. If it breaks, the others are checked before their next use."""
+        check_loop(self.loop)
         with translated():
             loan = _Loan(self._pool, self._used)
             try:

@@ -14,7 +14,7 @@ import aiosqlite
 
 from threadkeep.boundary import AsyncOnFailure, OnFailure
 from threadkeep.errors import StoreClosed, StoreUnavailable
-from threadkeep.store.driver import Appended, Backend, Driver, NewTurns, StoreOptions, seconds_left
+from threadkeep.store.driver import Appended, Backend, Driver, NewTurns, StoreOptions, check_loop, seconds_left
 from threadkeep.store.private_files import is_read_only, make_private_database, tighten_database
 from threadkeep.store.search_terms import RELEVANCE, relevance
 from threadkeep.store.sqlite_connection import (
@@ -51,6 +51,7 @@ class SqliteDriver(Driver):
     def __init__(
         self, path: Path | None, options: StoreOptions, *, read_only: bool = False, memory_name: str | None = None
     ) -> None:
+        self.loop = asyncio.get_running_loop()
         self._path = path
         self._options = options
         self._read_only = read_only
@@ -76,6 +77,7 @@ class SqliteDriver(Driver):
 
     @asynccontextmanager
     async def _reading_memory(self) -> AsyncIterator[SqliteConnection]:
+        check_loop(self.loop)
         async with self._write_lock:
             connection = await self._writing_connection()
             try:
@@ -86,6 +88,7 @@ class SqliteDriver(Driver):
 
     async def take_reader(self) -> SqliteConnection:
         """Take a connection for reading; it belongs to the caller until it is passed to `give_reader`."""
+        check_loop(self.loop)
         await self._reader_slots.acquire()
         with OnFailure(self._reader_slots.release):
             self._check_open()
@@ -132,6 +135,7 @@ class SqliteDriver(Driver):
 
     async def take_writer(self) -> SqliteConnection:
         """Take the only writing connection; the writers of this process wait for each other."""
+        check_loop(self.loop)
         try:
             if (seconds := seconds_left()) is None:
                 await self._write_lock.acquire()
