@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import wraps
 from types import TracebackType
 from typing import Any
@@ -33,6 +33,16 @@ def without_exit[**P, R](call: Callable[P, Awaitable[R]]) -> Callable[P, Awaitab
             raise ExitRequested from error
 
     return checked
+
+
+@contextmanager
+def of_extra(extra: str) -> Iterator[None]:
+    """Name the extra that installs the package if an import of the block finds no package."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        error.msg = f"{error.msg}; install it with: pip install 'threadkeep[{extra}]'"
+        raise
 
 
 def retrieve_exception(task: asyncio.Task[Any]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import sys
 
 import pytest
 
@@ -62,3 +64,25 @@ async def test_a_turn_supersedes_later_messages_or_changes_nothing(memory: Memor
     with pytest.raises(WrongUser):
         await append_once(memory.session("s", user_id="bob"), [Message("user", "Mine.")], Joined(supersedes_after=0))
     assert [one.content for one in await session.tail(10)] == said
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "extra"),
+    [
+        ("openai_agents", "agents", "openai-agents"),
+        ("google_adk", "google", "google-adk"),
+        ("pydantic_ai", "pydantic_ai", "pydantic-ai"),
+        ("llama_index", "llama_index", "llama-index"),
+        ("chatkit", "chatkit", "chatkit"),
+        ("mcp", "mcp", "mcp"),
+    ],
+)
+def test_an_adapter_without_its_package_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, module: str, package: str, extra: str
+) -> None:
+    for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, f"threadkeep.adapters.{module}", raising=False)
+    with pytest.raises(ModuleNotFoundError, match=rf"pip install 'threadkeep\[{extra}\]'"):
+        importlib.import_module(f"threadkeep.adapters.{module}")

@@ -8,29 +8,33 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import cast
 
-from chatkit.store import NotFoundError, Store, StoreItemType
-from chatkit.types import (
-    AssistantMessageContent,
-    AssistantMessageItem,
-    Attachment,
-    ClosedStatus,
-    InferenceOptions,
-    Page,
-    ThreadItem,
-    ThreadMetadata,
-    UserMessageItem,
-    UserMessageTextContent,
-)
 from langchain_core.utils.uuid import uuid7
 from pydantic import TypeAdapter
 
 from threadkeep.adapters.items import item_message, messages_after, stored_item
 from threadkeep.agent.counting import media_mark
+from threadkeep.boundary import of_extra
 from threadkeep.errors import SessionNotFound, StoreUnavailable, WrongUser
 from threadkeep.history.session import Session
 from threadkeep.memory import Memory
 from threadkeep.records import Json, Message, Role, SessionInfo
 from threadkeep.store.transcripts import SessionQuery
+
+with of_extra("chatkit"):
+    from chatkit.store import NotFoundError, Store, StoreItemType
+    from chatkit.types import (
+        AssistantMessageContent,
+        AssistantMessageItem,
+        Attachment,
+        ClosedStatus,
+        InferenceOptions,
+        Page,
+        ThreadItem,
+        ThreadMetadata,
+        UserMessageItem,
+        UserMessageTextContent,
+    )
+
 
 _NAME = "chatkit"
 _PREFIXES: Mapping[StoreItemType, str] = {
@@ -227,7 +231,8 @@ class ThreadkeepStore[TContext](Store[TContext]):
         messages = await messages_after(session, 0)
         if any(one.id in (new.id, note.id) for one in messages):
             return True  # an earlier attempt has stored the change, although it seemed to fail
-        position, later, added = _position(messages, item_id), list[Message](), [note]
+        position = next((at for at, one in enumerate(messages) if _item_id(one) == item_id), None)
+        later, added = list[Message](), [note]
         if position is None:
             if new is note:
                 return True
@@ -340,7 +345,3 @@ def _item_id(message: Message) -> str | None:
     stored = stored_item(_NAME, message)
     item = stored.get("item") if isinstance(stored, Mapping) else None
     return str(item["id"]) if isinstance(item, Mapping) else message.id
-
-
-def _position(messages: Sequence[Message], item_id: str) -> int | None:
-    return next((position for position, message in enumerate(messages) if _item_id(message) == item_id), None)

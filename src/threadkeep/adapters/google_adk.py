@@ -15,26 +15,29 @@ from hashlib import sha256
 from typing import cast
 from unicodedata import normalize
 
-from google.adk.errors import StaleSessionError
-from google.adk.errors.already_exists_error import AlreadyExistsError
-from google.adk.errors.session_not_found_error import SessionNotFoundError
-from google.adk.events import Event
-from google.adk.memory.base_memory_service import BaseMemoryService, SearchMemoryResponse
-from google.adk.memory.memory_entry import MemoryEntry
-from google.adk.sessions import BaseSessionService, Session, State
-from google.adk.sessions.base_session_service import GetSessionConfig, ListSessionsResponse
-from google.genai.types import Content, Part
 from langchain_core.utils.uuid import uuid7
 from pydantic_core import to_jsonable_python
 
 from threadkeep.adapters.items import append_once, base_revision, item_message, messages_after, stored_item
 from threadkeep.agent.counting import media_mark, media_type
+from threadkeep.boundary import of_extra
 from threadkeep.errors import InvalidInput, InvalidKey, SessionNotFound
 from threadkeep.history import keys
 from threadkeep.history.session import Session as StoredSession
 from threadkeep.memory import Memory
 from threadkeep.records import Json, Message, SearchHit
 from threadkeep.store.driver import Joined, Statement
+
+with of_extra("google-adk"):
+    from google.adk.errors import StaleSessionError
+    from google.adk.errors.already_exists_error import AlreadyExistsError
+    from google.adk.errors.session_not_found_error import SessionNotFoundError
+    from google.adk.events import Event
+    from google.adk.memory.base_memory_service import BaseMemoryService, SearchMemoryResponse
+    from google.adk.memory.memory_entry import MemoryEntry
+    from google.adk.sessions import BaseSessionService, Session, State
+    from google.adk.sessions.base_session_service import GetSessionConfig, ListSessionsResponse
+    from google.genai.types import Content, Part
 
 _NAME = "google-adk"
 _REVISION = "adk:"

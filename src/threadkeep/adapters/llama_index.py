@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, cast
 
-from llama_index.core.base.llms.types import ChatMessage, MessageRole
-from llama_index.core.bridge.pydantic import Field, PrivateAttr
-from llama_index.core.memory import BaseMemory
-
 from threadkeep.adapters.items import item_message, read_messages, stored_item
 from threadkeep.agent.counting import media_mark, media_name
+from threadkeep.boundary import of_extra
 from threadkeep.errors import InvalidInput
 from threadkeep.history.session import Session
 from threadkeep.memory import Memory, SyncMemory
 from threadkeep.memory.on_loop import OnLoop
 from threadkeep.records import Json, Message, Role
+
+with of_extra("llama-index"):
+    from llama_index.core.base.llms.types import ChatMessage, MessageRole
+    from llama_index.core.bridge.pydantic import Field, PrivateAttr
+    from llama_index.core.memory import BaseMemory
+
 
 _NAME = "llama-index"
 _ROLES: Mapping[MessageRole, Role] = {MessageRole.USER: "user", MessageRole.ASSISTANT: "assistant"}
@@ -111,11 +114,8 @@ def _is_item(message: Message) -> bool:
 
 
 def _items(messages: Sequence[Message]) -> list[ChatMessage]:
-    found: list[ChatMessage] = []
-    for message in messages:
-        item = stored_item(_NAME, message)
-        if item is not None:
-            found.append(ChatMessage.model_validate(item))
-        elif message.role != "system":
-            found.append(ChatMessage(role=message.role, content=message.content))
-    return found
+    items = [(message, stored_item(_NAME, message)) for message in messages if _is_item(message)]
+    return [
+        ChatMessage(role=message.role, content=message.content) if item is None else ChatMessage.model_validate(item)
+        for message, item in items
+    ]

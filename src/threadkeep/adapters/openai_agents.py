@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from agents.memory import SessionSettings
-from agents.memory.session_settings import coerce_session_settings, resolve_session_limit
-
 from threadkeep.adapters.items import (
     item_message,
     openai_role,
@@ -16,10 +13,16 @@ from threadkeep.adapters.items import (
     stored_item,
     take_back_newest,
 )
+from threadkeep.boundary import of_extra
 from threadkeep.history.session import Session
 from threadkeep.memory import Memory, SyncMemory
 from threadkeep.memory.on_loop import OnLoop
 from threadkeep.records import Json, Message
+
+with of_extra("openai-agents"):
+    from agents.memory import SessionSettings
+    from agents.memory.session_settings import coerce_session_settings, resolve_session_limit
+
 
 if TYPE_CHECKING:
     from agents.items import TResponseInputItem

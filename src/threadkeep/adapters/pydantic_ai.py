@@ -9,30 +9,33 @@ from datetime import datetime
 from typing import cast
 
 from pydantic import TypeAdapter
-from pydantic_ai.conversation_store import (
-    ConversationConflict,
-    ConversationEntry,
-    ConversationRecord,
-    ConversationStore,
-)
-from pydantic_ai.messages import (
-    BinaryContent,
-    ModelMessage,
-    ModelMessagesTypeAdapter,
-    MultiModalContent,
-    TextContent,
-    TextPart,
-    UserPromptPart,
-    is_multi_modal_content,
-)
 
 from threadkeep.adapters.items import append_once, base_revision, item_message, messages_after, stored_item
 from threadkeep.agent.counting import media_mark, media_type
+from threadkeep.boundary import of_extra
 from threadkeep.errors import InvalidInput
 from threadkeep.history.session import Session
 from threadkeep.memory import Memory
 from threadkeep.records import Json, Message, Role
 from threadkeep.store.driver import Joined
+
+with of_extra("pydantic-ai"):
+    from pydantic_ai.conversation_store import (
+        ConversationConflict,
+        ConversationEntry,
+        ConversationRecord,
+        ConversationStore,
+    )
+    from pydantic_ai.messages import (
+        BinaryContent,
+        ModelMessage,
+        ModelMessagesTypeAdapter,
+        TextContent,
+        TextPart,
+        UserPromptPart,
+        is_multi_modal_content,
+    )
+
 
 _NAME = "pydantic-ai"
 _RECORD: TypeAdapter[ConversationRecord] = TypeAdapter(ConversationRecord)
@@ -237,13 +240,9 @@ def _text(message: ModelMessage) -> str:
                 if isinstance(piece, str | TextContent):
                     texts.append(piece if isinstance(piece, str) else piece.content)
                 elif is_multi_modal_content(piece):
-                    media.append({"type": _media_type(piece)})
+                    kind = piece.media_type if isinstance(piece, BinaryContent) else piece.kind.removesuffix("-url")
+                    media.append({"type": media_type(kind)})
     return "\n".join([*texts, media_mark(media)] if media else texts)
-
-
-def _media_type(piece: MultiModalContent) -> str:
-    """Return the type of an image or a file, as content blocks name it."""
-    return media_type(piece.media_type if isinstance(piece, BinaryContent) else piece.kind.removesuffix("-url"))
 
 
 def _entry(message: Message) -> ConversationEntry | None:

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
+from threadkeep.boundary import of_extra
 from threadkeep.errors import StoreUnavailable
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.driver import Driver, Row, StoreOptions
@@ -43,11 +44,8 @@ async def open_database(
 
 async def _open_driver(address: DatabaseAddress, options: StoreOptions, *, read_only: bool) -> Driver:
     if address.dsn is not None:
-        try:
+        with of_extra("postgres"):
             from threadkeep.store.postgres import PostgresDriver
-        except ModuleNotFoundError as error:
-            error.msg = f"{error.msg}; install it with: pip install 'threadkeep[postgres]'"
-            raise
         return await PostgresDriver.open(address.dsn, options, read_only=read_only)
     from threadkeep.store.sqlite import SqliteDriver
 
