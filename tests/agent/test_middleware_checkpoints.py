@@ -161,3 +161,17 @@ async def test_a_tool_may_put_a_human_message_after_the_question(small_memory: M
     assert question.run_id == answer.run_id
     assert await ask(agent, "what is there?", message_id="telegram:1") == "a cat"
     assert len(model.calls) == 2
+
+
+async def test_an_agent_that_is_called_without_new_messages_speaks_again(small_memory: Memory) -> None:
+    """As without a memory, the model is called; both answers belong to the question."""
+    model = ScriptedModel(["one", "two", "three"])
+    agent = make_agent(model, [SessionMemory(small_memory)], checkpointer=InMemorySaver())
+    await ask(agent, "hi", message_id="m1")
+    state = await agent.ainvoke({"messages": []}, config_of())
+    assert [message.text for message in state["messages"]] == ["hi", "one", "two"]
+    assert await ask(agent, "hi", message_id="m1") == "two"
+    assert await ask(agent, "and?") == "three"
+    assert await kept(small_memory) == [
+        ("user", "hi"), ("assistant", "one"), ("assistant", "two"), ("user", "and?"), ("assistant", "three")
+    ]  # fmt: skip

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextvars import copy_context
+from typing import cast
+
 import pytest
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
@@ -9,7 +13,8 @@ from langgraph.config import get_stream_writer
 from langgraph.types import StreamMode
 
 from tests.agent.talking import ROOM, add, adding, config_of, input_of, kept, make_agent, tokens
-from threadkeep import Memory, Message, SessionMemory
+from threadkeep import Memory, Message, SessionMemory, open_memory_sync
+from threadkeep.agent import root_runs
 from threadkeep.testing import ScriptedModel
 
 CANARY = "canary-7f3a"
@@ -82,3 +87,20 @@ async def test_events_have_the_tags_and_metadata_of_the_run(small_memory: Memory
     assert started[0]["metadata"]["langgraph_node"] == "model"
     streamed = [event["data"]["chunk"].text for event in events if event["event"] == "on_chat_model_stream"]
     assert streamed[0] == "fine"
+
+
+@pytest.mark.parametrize("parts", [2, 3, 9])
+def test_a_stream_may_be_read_and_closed_in_other_contexts(sqlite_url: str, parts: int) -> None:
+    """Starlette reads a synchronous generator in this way. A stream that is closed early delays no later turn."""
+    with open_memory_sync(sqlite_url) as memory:
+        middleware = SessionMemory(memory)
+        agent = make_agent(ScriptedModel([adding(), "3", "fine"]), [middleware], [add])
+        stream = agent.stream(input_of("1 + 2?"), config_of(), stream_mode="values")
+        for _ in range(parts):
+            copy_context().run(next, stream, None)
+        copy_context().run(cast("Generator[object]", stream).close)
+        assert middleware.open_runs == 0
+        [*runs] = root_runs._root_runs.get(memory.asynchronous.identity, ())  # noqa: SLF001 - not public
+        assert runs == []
+        agent.invoke(input_of("And now?"), config_of())
+        assert [one.role for one in memory.session(ROOM).tail(9)][-2:] == ["user", "assistant"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -57,14 +58,21 @@ async def test_the_question_in_a_state_object_is_stored(small_memory: Memory, st
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("saver", [None, InMemorySaver()], ids=["none", "saver"])
+@pytest.mark.parametrize("saves", [False, True])
+@pytest.mark.parametrize(
+    "overwriting",
+    [Overwrite, lambda new: {"__overwrite__": new}, lambda new: {"value": new, "type": "__overwrite__"}],
+    ids=["object", "key", "json"],
+)
 async def test_an_input_may_overwrite_the_messages_of_the_state(
-    small_memory: Memory, saver: InMemorySaver | None
+    small_memory: Memory, overwriting: Callable[[object], object], saves: bool
 ) -> None:
+    """LangGraph accepts the object and two forms of it in JSON."""
+    saver = InMemorySaver() if saves else None
     graph = recorded(create_agent(ScriptedModel(["one", "two"]), [], checkpointer=saver), small_memory)
     await graph.ainvoke(input_of("q1", "m1"), config_of())
     await small_memory.session(ROOM).take_back(1)
-    end = await graph.ainvoke({"messages": Overwrite([HumanMessage("q2", id="m2")])}, config_of())
+    end = await graph.ainvoke({"messages": overwriting([HumanMessage("q2", id="m2")])}, config_of())
     assert [message.text for message in end["messages"]] == ["q2", "two"]
     assert (await kept(small_memory))[-2:] == [("user", "q2"), ("assistant", "two")]
 

@@ -89,19 +89,28 @@ class RootCall:
 
     @property
     def is_continued(self) -> bool:
-        """True if the root run continues from a checkpoint, without an input."""
-        return self.input is None or isinstance(self.input, Command)
+        """True if the root run continues from a checkpoint, without an input or with an empty list of messages."""
+        sends_none = isinstance(self.input, Mapping) and self.input.get("messages") == []
+        return sends_none or self.input is None or isinstance(self.input, Command)
 
     @cached_property
     def sent(self) -> list[Any]:
         """The messages in the input, in the forms in which the caller gave them."""
         given: Any = self.input
         given = given.get("messages") if isinstance(given, Mapping) else getattr(given, "messages", None)
-        given = given.value if isinstance(given, Overwrite) else given
+        (given,) = overwriting(given) or (given,)
         if isinstance(given, list | tuple):
             is_pair = isinstance(given, tuple) and len(given) == 2 and [type(part) for part in given] == [str, str]
             return [given] if is_pair else list(given)
         return [] if given is None else [given]
+
+
+def overwriting(value: object) -> tuple[Any] | None:
+    """Return the new value if a value of a state is LangGraph's `Overwrite`, as an object or in a JSON form."""
+    match value:
+        case Overwrite(value=new) | {"__overwrite__": new} | {"type": "__overwrite__", "value": new}:
+            return (new,)
+    return None
 
 
 class RootCallbacks(BaseCallbackHandler):
@@ -128,7 +137,14 @@ class RootCallbacks(BaseCallbackHandler):
     @property
     def call(self) -> RootCall | None:
         """The root run that contains the current task, if it is stored."""
-        return None if var_child_runnable_config.get() is None else self._innermost()
+        config = var_child_runnable_config.get()
+        return None if config is None else self._innermost() or self._only_call(config.get("metadata", {}))
+
+    def _only_call(self, metadata: Mapping[str, Any]) -> RootCall | None:
+        """Return the root run of a thread that runs once, for streams whose `next()` runs in another context."""
+        thread = metadata.get("thread_id")
+        found = [] if thread is None else [call for call in self._calls.values() if call.thread == thread]
+        return found[0] if len(found) == 1 else None
 
     def _innermost(self) -> RootCall | None:
         """Return the innermost root run around the current code that has not ended.

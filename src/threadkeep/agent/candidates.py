@@ -323,7 +323,11 @@ def candidate_graph(
     builder.add_node("build_candidate", nodes.build_candidate)
     builder.add_edge(START, "ingest_prompt")
     builder.add_conditional_edges("ingest_prompt", _after_prompt, ["call_model", "build_candidate", END])
-    builder.add_conditional_edges("call_model", _after_call, ["build_candidate", END])
+    builder.add_conditional_edges(
+        "call_model",
+        lambda state: END if state.get("outcome") == "ERROR" else "build_candidate",
+        ["build_candidate", END],
+    )
     builder.add_edge("build_candidate", END)
     compiled = builder.compile(checkpointer=checkpointer, store=store, name="candidate_graph")
     return CandidateGraph(**vars(compiled))
@@ -334,7 +338,3 @@ def _after_prompt(state: CandidateState) -> str:
         return END
     # A repeated event whose text is already in the state needs no model call.
     return "call_model" if state.get("llmText") is None else "build_candidate"
-
-
-def _after_call(state: CandidateState) -> str:
-    return END if state.get("outcome") == "ERROR" else "build_candidate"

@@ -272,7 +272,8 @@ def is_plain(message: BaseMessage) -> bool:
         return False
     if message.name or message.additional_kwargs:
         return False
-    return "\0" not in message.content if message.content.isascii() else _is_storable(message.content)
+    text = message.content
+    return "\0" not in text and (text.isascii() or text.encode(errors="ignore").decode() == text)
 
 
 def is_only_text(message: BaseMessage) -> bool:
@@ -323,12 +324,3 @@ def add_to_digest(digest: HASH, message: BaseMessage, body: str | None = None) -
     else:
         written = f"{body or dump_message(message)}\0\0"
     digest.update(written.encode("utf-8", "surrogatepass"))
-
-
-def _is_storable(text: str) -> bool:
-    """Return True if a database can store the text."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return "\0" not in text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -138,18 +138,11 @@ def _absent(message: Message, call: CallRecord) -> MessageOutcome:
             return MessageOutcome("later", "said after this call")
         return MessageOutcome("unknown", "not in the record of the call")
     if gap.reason == "summarised":
-        covering = _covering(seq, manifest.entries, call.summaries)
-        return MessageOutcome("summarised", f"in the summary of {covering}" if covering else "a summary stands for it")
+        sent = (call.summaries.get(name) for entry in manifest.entries for name in entry.summaries)
+        found = next((one for one in sent if one is not None and one.first_seq <= seq <= one.last_seq), None)
+        where = f"in the summary of {found.first_seq}–{found.last_seq}" if found else "a summary stands for it"
+        return MessageOutcome("summarised", where)
     return MessageOutcome("left_out", in_words(gap.reason, manifest))
-
-
-def _covering(seq: int, entries: Iterable[Entry], summaries: Mapping[str, Summary]) -> str | None:
-    """Return the `seq` range of the sent summary that covers `seq`, such as `12–40`."""
-    for name in (name for entry in entries for name in entry.summaries):
-        summary = summaries.get(name)
-        if summary is not None and summary.first_seq <= seq <= summary.last_seq:
-            return f"{summary.first_seq}–{summary.last_seq}"
-    return None
 
 
 def _is(entry: Entry, message: Message) -> bool:

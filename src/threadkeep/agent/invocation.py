@@ -55,7 +55,10 @@ def session_for(
         raise InvalidKey("A run names its session by a text, a whole number or a UUID.", reason="invalid_chars")
     if options.user_id:
         user_id: object = call_id_function(options.user_id, config, runtime)
-    elif (user_id := configurable.get("user_id")) is None or _is_unauthenticated(configurable):
+    # LangGraph Server sets two empty ids if it has no user for a run.
+    elif (user_id := configurable.get("user_id")) is None or "" == user_id == configurable.get(
+        "langgraph_auth_user_id"
+    ):
         user_id = _in_context(runtime, "user_id")
     if user_id is not None and not _is_id(user_id):
         raise InvalidInput("A run names its user by a text, a whole number or a UUID: user_id is none of them.")
@@ -78,11 +81,6 @@ def workspace_in(
     elif (named := config.get("configurable", {}).get("workspace")) is None:
         named = _in_context(runtime, "workspace") or given
     return str(named) if _is_id(named) else named
-
-
-def _is_unauthenticated(configurable: Mapping[str, object]) -> bool:
-    """Return True if LangGraph Server has no user for a run, and therefore sets empty ids."""
-    return configurable["user_id"] == configurable.get("langgraph_auth_user_id") == ""
 
 
 def _is_id(value: object) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from langchain.tools import ToolRuntime
@@ -185,13 +186,9 @@ def _shown(messages: Sequence[Message], to_seq: int, start: int) -> tuple[list[s
 
 def _in_short(summaries: Sequence[Summary]) -> list[str]:
     """Return the first summaries as lines below a heading, up to half the limit of a result."""
-    lines: list[str] = []
-    left = _MOST_CHARACTERS // 2
-    for summary in summaries:
-        left -= len(summary.text)
-        if left < 0:
-            break
-        lines.append(quoted_summary(summary))
+    sizes = accumulate(len(summary.text) for summary in summaries)
+    most = _MOST_CHARACTERS // 2
+    lines = [quoted_summary(one) for one, size in zip(summaries, sizes, strict=True) if size <= most]
     return ["Summaries of parts of the rest:", *lines] if lines else []
 
 

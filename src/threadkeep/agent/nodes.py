@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import count
-from typing import Any, Self, TypedDict
+from typing import Any, Self
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, MessageLikeRepresentation, SystemMessage
@@ -253,10 +253,8 @@ def session_turn(
     return TurnBlock(OnLoop(memory, lambda opened: NodeTurn(opened, limits, messages)), config)
 
 
-class MessagesUpdate(TypedDict):
-    """The update of the graph's state that `MemoryNode` returns."""
-
-    messages: list[BaseMessage]
+type MessagesUpdate = dict[str, list[BaseMessage]]
+"""The update of the graph's state that `MemoryNode` returns."""
 
 
 class MemoryNode(Runnable[dict[str, Any], MessagesUpdate]):

@@ -58,7 +58,9 @@ class RecordedGraph(Runnable[Any, Any]):
         self._configurable = _configurable(graph)
         channel = getattr(self._inner, "channels", {}).get("messages")
         self._adds_messages = getattr(channel, "operator", None) is add_messages
-        name, kinds, direct = getattr(self._inner, "name", None), _redacted_kinds(graph), _direct_tools(graph)
+        name, kinds = getattr(self._inner, "name", None), _redacted_kinds(graph)
+        tools = [getattr(getattr(node, "bound", None), "tools_by_name", {}) for _, node in _nodes(graph)]
+        direct = frozenset(name for named in tools for name, tool in named.items() if tool.return_direct)
         self._turns = OnLoop(
             memory,
             lambda opened: GraphTurns(opened, options, name=name, redacted=kinds, direct_tools=direct),
@@ -102,12 +104,7 @@ class RecordedGraph(Runnable[Any, Any]):
                 yield from turn.graph.stream(turn.given, turn.config, **turn.options)
 
     async def ainvoke(self, input: GraphInput, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # noqa: A002 - as above
-        """Run the graph; return its final state.
-
-        Raises:
-            InvalidKey: the config names no session.
-            WrongUser: the session belongs to another user.
-        """
+        """Run the graph; return its final state; see `invoke`."""
         with closing(await self._abegun(input, config, kwargs)) as turn:
             result = await turn.graph.ainvoke(turn.given, turn.config, **turn.options)
             _, winner = await self._aend(turn)
@@ -119,10 +116,7 @@ class RecordedGraph(Runnable[Any, Any]):
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[Any]:
-        """Run the graph; yield the parts of its stream as they arrive.
-
-        If another process has stored an answer first, the parts of that answer follow.
-        """
+        """Run the graph; yield the parts of its stream as they arrive; see `stream`."""
         with closing(await self._abegun(input, config, kwargs)) as turn:
             # If the reader stops early, close the graph's stream before the next turn begins.
             async with aclosing(turn.graph.astream(turn.given, turn.config, **turn.options)) as parts:
@@ -271,12 +265,6 @@ def _redacted_kinds(graph: Runnable[Any, Any]) -> frozenset[str]:
             stacklevel=4,
         )
     return found - own
-
-
-def _direct_tools(graph: Runnable[Any, Any]) -> frozenset[str]:
-    """Return the names of a graph's tools with `return_direct`."""
-    tools = [getattr(getattr(node, "bound", None), "tools_by_name", {}) for _, node in _nodes(graph)]
-    return frozenset(name for named in tools for name, tool in named.items() if tool.return_direct)
 
 
 def _nodes(graph: Runnable[Any, Any]) -> Iterator[tuple[str, object]]:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from threadkeep.agent.answers import final_answer, storable
-from threadkeep.agent.callbacks import Asked, Ending, RootCall, root_callbacks, with_callback
+from threadkeep.agent.callbacks import Asked, Ending, RootCall, overwriting, root_callbacks, with_callback
 from threadkeep.agent.conversion import ENDS, STRUCTURED, id_of, identify, text_of, to_langchain, transcript_text
 from threadkeep.agent.counting import is_text
 from threadkeep.agent.extras import section_message
@@ -353,7 +353,7 @@ def _with_messages(state: GraphInput, messages: Sequence[BaseMessage]) -> GraphI
 
 def _overwrites(state: GraphInput) -> bool:
     """Return True if the messages of a graph's input replace those of a checkpoint."""
-    return isinstance(state.get("messages") if isinstance(state, Mapping) else state.messages, Overwrite)
+    return overwriting(state.get("messages") if isinstance(state, Mapping) else state.messages) is not None
 
 
 type State = Mapping[str, Any]

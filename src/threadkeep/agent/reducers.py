@@ -162,6 +162,4 @@ def _cut(message: BaseMessage, characters: int) -> BaseMessage:
 
 
 def _listed(messages: Messages) -> list[MessageLikeRepresentation]:
-    if isinstance(messages, BaseMessage | str | dict | tuple):
-        return [messages]
-    return list(messages)
+    return [messages] if isinstance(messages, BaseMessage | str | dict | tuple) else list(messages)

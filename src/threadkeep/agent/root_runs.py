@@ -376,19 +376,14 @@ class SessionOrder:
         with OnFailure(leave):
             while not turn.done():
                 await asyncio.wait([granted], timeout=_LOOK_SECONDS)
-                self._skip_cut_off(session_id)
+                with self._lock:
+                    if (earlier := self._holders.get(session_id)) is not None and earlier.is_cut_off:
+                        self.hand_on(earlier)
                 if time.monotonic() >= report_at:
                     report_at = math.inf
                     observers.notify(TurnWaits(session_id=session_id, seconds=_REPORT_SECONDS))
         with self._lock:
             queue.pop(turn, None)
-
-    def _skip_cut_off(self, session_id: str) -> None:
-        """Release the session to the next root run if the run that holds it was cut off."""
-        with self._lock:
-            holder = self._holders.get(session_id)
-            if holder is not None and holder.is_cut_off:
-                self.hand_on(holder)
 
     def hand_on(self, run: RootRun) -> None:
         """Give the session to the next root run, if this run holds it. Any OS thread may call this."""

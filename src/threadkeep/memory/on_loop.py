@@ -89,7 +89,9 @@ class OnLoop[M: history.Memory, H]:
         try:
             return loop.run_unless_blocked(verb(self._own), _BLOCKED_SECONDS[self._memory in _companions])
         except LoopBlocked:
-            companion = _companion_of(self._memory)
+            with _companion_lock:
+                companion = _companions.get(self._memory) or SyncMemory.companion_of(self._memory)
+                _companions[self._memory] = companion
         return companion.wait_for(verb(self._of_companion(companion)))
 
     def _of_companion(self, companion: SyncMemory) -> H:
@@ -105,11 +107,3 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
-
-
-def _companion_of(memory: history.Memory) -> SyncMemory:
-    with _companion_lock:
-        companion = _companions.get(memory)
-        if companion is None:
-            companion = _companions[memory] = SyncMemory.companion_of(memory)
-        return companion

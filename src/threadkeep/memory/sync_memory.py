@@ -146,12 +146,14 @@ class SyncMemory(Wrapper[Memory]):
         Raises:
             InvalidInput: the database cannot be opened twice, for example because its graph store is in memory.
         """
-        if memory.opened_with is None or not _opens_twice(*memory.opened_with):
+        address, options = memory.opened_with or (None, MemoryOptions())
+        store = options.graph_store or address
+        in_store = options.transcripts != "tables" and (not isinstance(store, DatabaseAddress) or store.in_memory)
+        if address is None or in_store:
             raise InvalidInput(
                 "A blocking call on the event loop of this memory would wait for itself; call the agent with ainvoke "
                 "or astream, or open the memory with open_memory_sync."
             )
-        address, options = memory.opened_with
         thread = _MemoryThread(open_memory_at(address, [memory.observers], options))
         opened = cls(thread.start(), thread.close)
         memory.lifetime.push_async_callback(asyncio.to_thread, opened.close)
@@ -191,14 +193,6 @@ def open_memory_sync(
         yield memory
     finally:
         memory.close()
-
-
-def _opens_twice(address: DatabaseAddress, options: MemoryOptions) -> bool:
-    """Return True if this process can open the database a second time."""
-    if options.transcripts == "tables":
-        return True
-    store = options.graph_store or address
-    return isinstance(store, DatabaseAddress) and not store.in_memory
 
 
 class _MemoryThread:
