@@ -53,12 +53,10 @@ def session_for(
         )
     if not _is_id(session_id):
         raise InvalidKey("A run names its session by a text, a whole number or a UUID.", reason="invalid_chars")
+    server_user = configurable.get("langgraph_auth_user_id")  # LangGraph Server sets both to "" if it has no user
     if options.user_id:
         user_id: object = call_id_function(options.user_id, config, runtime)
-    # LangGraph Server sets two empty ids if it has no user for a run.
-    elif (user_id := configurable.get("user_id")) is None or "" == user_id == configurable.get(
-        "langgraph_auth_user_id"
-    ):
+    elif (user_id := configurable.get("user_id")) is None or "" == user_id == server_user:
         user_id = _in_context(runtime, "user_id")
     if user_id is not None and not _is_id(user_id):
         raise InvalidInput("A run names its user by a text, a whole number or a UUID: user_id is none of them.")

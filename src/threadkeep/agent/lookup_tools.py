@@ -187,8 +187,7 @@ def _shown(messages: Sequence[Message], to_seq: int, start: int) -> tuple[list[s
 def _in_short(summaries: Sequence[Summary]) -> list[str]:
     """Return the first summaries as lines below a heading, up to half the limit of a result."""
     sizes = accumulate(len(summary.text) for summary in summaries)
-    most = _MOST_CHARACTERS // 2
-    lines = [quoted_summary(one) for one, size in zip(summaries, sizes, strict=True) if size <= most]
+    lines = [quoted_summary(one) for one, size in zip(summaries, sizes, strict=True) if size <= _MOST_CHARACTERS // 2]
     return ["Summaries of parts of the rest:", *lines] if lines else []
 
 

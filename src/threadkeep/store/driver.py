@@ -190,8 +190,7 @@ class Driver(Protocol):
     for one lock; if this is None, the timeout of the options counts. On both databases, a timeout of 0 means no limit.
     """
 
-    loop: asyncio.AbstractEventLoop
-    """The event loop that opened the database; other loops cannot use it."""
+    loop: asyncio.AbstractEventLoop  # the loop that opened the database
 
     @property
     def backend(self) -> Backend:
