@@ -42,6 +42,14 @@ def test_compose_has_all_parts_and_their_volumes() -> None:
     assert scrape["static_configs"][0]["targets"][0].partition(":")[0] in services
 
 
+def test_docker_waits_until_running_turns_have_ended() -> None:
+    """Without a time in the file, Docker kills a container ten seconds after its signal to stop."""
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))["services"]
+    for name in ("service", "worker-1", "worker-2"):
+        seconds = float(services[name]["stop_grace_period"].removesuffix("s"))
+        assert seconds > 2 * Settings.model_fields["shutdown_timeout"].default
+
+
 def test_the_files_of_the_image_exist() -> None:
     lines = (DEPLOY / "Dockerfile").read_text(encoding="utf-8").splitlines()
     sources = [
