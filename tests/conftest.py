@@ -55,10 +55,6 @@ os.environ.setdefault("XDG_RUNTIME_DIR", str(_FOLDER))
 # Use the same setting as the command line.
 os.environ["LANGGRAPH_STRICT_MSGPACK"] = "true"
 
-# Rewrite the assertions of the contract suite too, so that a failure shows the compared values.
-for module in ("append_guarantees", "reading_guarantees", "session_guarantees", "superseding_guarantees"):
-    pytest.register_assert_rewrite(f"threadkeep.testing.{module}")
-
 # Timeouts of optional work. A busy machine takes longer, and most tests check the result of that work.
 # Tests of the timeouts themselves set their own.
 _TIMEOUTS = (

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from threadkeep.testing.append_guarantees import AppendGuarantees
-from threadkeep.testing.reading_guarantees import ReadingGuarantees
-from threadkeep.testing.session_guarantees import SessionGuarantees
-from threadkeep.testing.superseding_guarantees import SupersedingGuarantees
+import pytest
+
+# Without this, a failed assertion of these modules does not show its values, because they are not in a test file.
+for name in ("append", "reading", "session", "superseding"):
+    pytest.register_assert_rewrite(f"threadkeep.testing.{name}_guarantees")
+
+from threadkeep.testing.append_guarantees import AppendGuarantees  # noqa: E402
+from threadkeep.testing.reading_guarantees import ReadingGuarantees  # noqa: E402
+from threadkeep.testing.session_guarantees import SessionGuarantees  # noqa: E402
+from threadkeep.testing.superseding_guarantees import SupersedingGuarantees  # noqa: E402
 
 
 class TranscriptContract(AppendGuarantees, ReadingGuarantees, SessionGuarantees, SupersedingGuarantees):

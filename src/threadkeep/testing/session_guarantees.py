@@ -20,12 +20,12 @@ class SessionGuarantees(TranscriptSource):
         """The session's info has its counts, owner and times, and defaults for the other fields."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi"), assistant("hello"), note("note"), user_id="u1"))
-            info = await _info(transcripts)
+            info = await info_of(transcripts)
             assert (info.session_id, info.user_id, info.message_count, info.last_seq) == ("room:1", "u1", 3, 3)
             assert (info.active, info.tags, dict(info.metadata), info.reset_seq) == (True, (), {}, 0)
             assert info.created_at.tzinfo is not None
             await transcripts.append(turn(user("more")))
-            later = await _info(transcripts)
+            later = await info_of(transcripts)
             assert (later.message_count, later.created_at) == (4, info.created_at)
             assert later.updated_at > info.updated_at
 
@@ -41,7 +41,7 @@ class SessionGuarantees(TranscriptSource):
                 found = await transcripts.find(session_id, "m:1")
                 assert found is not None
                 assert found.content == f"message {number}"
-                assert (await _info(transcripts, session_id)).session_id == session_id
+                assert (await info_of(transcripts, session_id)).session_id == session_id
             assert sorted(await _ids(transcripts, SessionQuery(limit=100))) == sorted(ids)
             for session_id in ids:
                 assert await transcripts.delete(session_id) is True
@@ -51,35 +51,35 @@ class SessionGuarantees(TranscriptSource):
         """A longer message is cut and ends with an ellipsis. An agent's greeting is no title."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(assistant("welcome")))
-            assert (await _info(transcripts)).title is None
+            assert (await info_of(transcripts)).title is None
             await transcripts.append(turn(user("é" * 50)))
             await transcripts.append(turn(user("later")))
-            assert (await _info(transcripts)).title == "é" * 50
+            assert (await info_of(transcripts)).title == "é" * 50
             await transcripts.append(turn(user("é" * 51), session="room:2"))
-            assert (await _info(transcripts, "room:2")).title == "é" * 50 + "…"
+            assert (await info_of(transcripts, "room:2")).title == "é" * 50 + "…"
 
     async def test_the_last_message_is_the_newest_text_up_to_100_characters(self) -> None:
         """A longer text is cut. A message may be empty, for example the answer of a model that failed."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi"), assistant("中" * 100)))
-            assert (await _info(transcripts)).last_message == "中" * 100
+            assert (await info_of(transcripts)).last_message == "中" * 100
             await transcripts.append(turn(user("b" * 101), assistant("")))
             await transcripts.branch(Branching("room:1", "room:2"))
             for session_id in ("room:1", "room:2"):
-                assert (await _info(transcripts, session_id)).last_message == "b" * 100 + "…"
+                assert (await info_of(transcripts, session_id)).last_message == "b" * 100 + "…"
             await transcripts.supersede(Superseding("room:1", newest=2))
             await transcripts.append(turn(user(""), user("")))
             await transcripts.supersede(Superseding("room:1", newest=1))
-            assert (await _info(transcripts)).last_message == "中" * 100
+            assert (await info_of(transcripts)).last_message == "中" * 100
 
     async def test_a_turn_that_was_there_changes_nothing_of_its_session(self) -> None:
         """Storing a turn again changes neither the counts nor the time of the last activity."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "p:1")))
             await transcripts.append(turn(assistant("hello")))
-            before = await _info(transcripts)
+            before = await info_of(transcripts)
             await transcripts.append(turn(user("hi", "p:1")))
-            assert await _info(transcripts) == before
+            assert await info_of(transcripts) == before
 
     async def test_sessions_are_listed_by_newest_activity(self) -> None:
         """A new message moves its session to the front."""
@@ -105,8 +105,7 @@ class SessionGuarantees(TranscriptSource):
             await transcripts.append(own)
             await transcripts.append(turn(user("and this"), session="own:1"))
             await transcripts.append(turn(user("hello"), session="b"))
-            info = await transcripts.session("own:1")
-            assert info is not None
+            info = await info_of(transcripts, "own:1")
             assert (info.parent_session_id, info.parent_seq, info.agent) == ("a", None, "searcher")
             assert await transcripts.delete("a")
             assert await _ids(transcripts, SessionQuery()) == ["b"]
@@ -184,14 +183,14 @@ class SessionGuarantees(TranscriptSource):
             await transcripts.append(turn(user("hi")))
             await transcripts.change("room:1", SessionChanges(tags=["vip", "中文"], metadata={"a": {"b": [1, 2.5]}}))
             await transcripts.change("room:1", SessionChanges(title="Renamed\x00"))
-            info = await _info(transcripts)
+            info = await info_of(transcripts)
             assert (info.title, info.tags, info.active) == ("Renamed\ufffd", ("vip", "中文"), True)
             assert info.metadata == {"a": {"b": [1, 2.5]}}
             await transcripts.change("room:1", SessionChanges(tags=[], active=False))
-            info = await _info(transcripts)
+            info = await info_of(transcripts)
             assert (info.title, info.tags, info.active) == ("Renamed\ufffd", (), False)
             await transcripts.append(turn(user("more")))
-            assert (await _info(transcripts)).title == "Renamed\ufffd"
+            assert (await info_of(transcripts)).title == "Renamed\ufffd"
 
     async def test_a_change_that_is_no_json_is_refused_whole(self) -> None:
         """If a part of a change is not valid JSON, nothing of the change is stored."""
@@ -199,7 +198,7 @@ class SessionGuarantees(TranscriptSource):
             await transcripts.append(turn(user("hi")))
             with pytest.raises(InvalidMessage):
                 await transcripts.change("room:1", SessionChanges(title="new", metadata={"x": float("inf")}))
-            assert (await _info(transcripts)).title == "hi"
+            assert (await info_of(transcripts)).title == "hi"
 
     async def test_a_deleted_session_is_gone_and_begins_again_at_1(self) -> None:
         """A deletion removes all data of a session; the session's next message has `seq` 1."""
@@ -213,11 +212,12 @@ class SessionGuarantees(TranscriptSource):
             assert await _ids(transcripts, SessionQuery()) == ["room:2"]
             receipt = await transcripts.append(turn(user("new", "p:1"), user_id="u2"))
             assert (receipt.first_seq, receipt.duplicates) == (1, ())
-            info = await _info(transcripts)
+            info = await info_of(transcripts)
             assert (info.title, info.user_id, info.reset_seq, info.message_count) == ("new", "u2", 0, 1)
 
 
-async def _info(transcripts: Transcripts, session_id: str = "room:1") -> SessionInfo:
+async def info_of(transcripts: Transcripts, session_id: str = "room:1") -> SessionInfo:
+    """Return the metadata of a session that exists."""
     info = await transcripts.session(session_id)
     assert info is not None
     return info

@@ -17,9 +17,10 @@ from threadkeep.errors import (
     SessionNotFound,
     WrongUser,
 )
-from threadkeep.records import Message, SessionInfo, Turn
+from threadkeep.records import Message, Turn
 from threadkeep.store.driver import TurnRefused
 from threadkeep.store.transcripts import Branching, SessionChanges, Superseding, Transcripts
+from threadkeep.testing.session_guarantees import info_of
 from threadkeep.testing.transcript_source import TranscriptSource, assistant, contents, note, seqs, turn, user
 
 _TOLD = Message("assistant", "told", "told", answers="q")
@@ -68,7 +69,7 @@ class SupersedingGuarantees(TranscriptSource):
         """The messages after the `seq` are superseded; the messages of the turn follow them."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
-            seen = await _info(transcripts)
+            seen = await info_of(transcripts)
             await transcripts.append_instead(
                 turn(user("q3", "q3"), assistant("a3", "a3")), 2, (seen.last_seq, seen.revision)
             )
@@ -76,7 +77,7 @@ class SupersedingGuarantees(TranscriptSource):
             page = await transcripts.newest("room:1", limit=9, view="history")
             assert [one.id for one in page.messages if one.superseded_at is not None] == ["q2", "a2"]
             assert seqs(page.messages) == [1, 2, 3, 4, 5, 6]
-            info = await _info(transcripts)
+            info = await info_of(transcripts)
             assert (info.last_seq, info.message_count, info.last_message) == (6, 4, "a3")
             assert info.revision > seen.revision
 
@@ -84,7 +85,7 @@ class SupersedingGuarantees(TranscriptSource):
         """A turn is rejected if the session has changed, is missing, or is another user's."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("q1", "q1"), assistant("a1", "a1"), user_id="u1"))
-            seen = await _info(transcripts)
+            seen = await info_of(transcripts)
             marks = (seen.last_seq, seen.revision)
             new, known = turn(user("q2", "q2")), turn(user("again", "q1"))
             for given, expected in ((new, (1, seen.revision)), (new, (2, seen.revision + 1)), (known, marks)):
@@ -94,7 +95,7 @@ class SupersedingGuarantees(TranscriptSource):
                 await transcripts.append_instead(replace(new, session_id="no:room"), 0, (0, 0))
             with pytest.raises(WrongUser):
                 await transcripts.append_instead(replace(new, user_id="u2"), 1, marks)
-            assert await _info(transcripts) == seen
+            assert await info_of(transcripts) == seen
             assert await _active(transcripts) == ["q1", "a1"]
             assert await transcripts.session("no:room") is None
 
@@ -136,9 +137,10 @@ class SupersedingGuarantees(TranscriptSource):
             told = await transcripts.tell("room:1", "takeover")
             assert told is not None
             assert (told.id, told.seq, told.answers) == ("told", 3, "q")
-            assert [one.id for one in await transcripts.answers_to("room:1", await _question(transcripts))] == ["told"]
-            info = await transcripts.session("room:1")
-            assert info is not None
+            question = await transcripts.find("room:1", "q")
+            assert question is not None
+            assert [one.id for one in await transcripts.answers_to("room:1", question)] == ["told"]
+            info = await info_of(transcripts)
             assert (info.message_count, info.last_seq, info.last_message) == (2, 3, "told")
 
     async def test_an_answer_that_a_repeat_was_told_stays(self) -> None:
@@ -156,8 +158,7 @@ class SupersedingGuarantees(TranscriptSource):
             told = await transcripts.tell("room:1", "told")
             assert told is not None
             assert told.id == "takeover"
-            info = await transcripts.session("room:1")
-            assert info is not None
+            info = await info_of(transcripts)
             assert (info.message_count, info.last_seq) == (2, 3)
 
     async def test_the_turn_of_a_run_can_be_superseded_between_other_turns(self) -> None:
@@ -196,19 +197,19 @@ class SupersedingGuarantees(TranscriptSource):
         """Count, title and last message refer to active messages; superseding increases the revision."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
-            assert (await _info(transcripts)).revision == 0
+            assert (await info_of(transcripts)).revision == 0
             await transcripts.supersede(Superseding("room:1", newest=1))
-            info = await _info(transcripts)
+            info = await info_of(transcripts)
             assert (info.message_count, info.last_message, info.title, info.revision) == (3, "q2", "q1", 1)
             await transcripts.supersede(Superseding("room:1", message_id="q1", by=user("other", "q1b")))
-            info = await _info(transcripts)
+            info = await info_of(transcripts)
             assert (info.message_count, info.last_message, info.title, info.revision) == (1, "other", "other", 2)
             assert info.last_seq == 5
             await transcripts.supersede(Superseding("room:1", newest=1))
-            info = await _info(transcripts)
+            info = await info_of(transcripts)
             assert (info.message_count, info.last_message, info.title, info.revision) == (0, None, None, 3)
             await transcripts.supersede(Superseding("room:1", newest=1))
-            assert (await _info(transcripts)).revision == 3
+            assert (await info_of(transcripts)).revision == 3
 
     async def test_a_title_that_somebody_gave_stays(self) -> None:
         """Only a title derived from a superseded message is derived again."""
@@ -216,7 +217,7 @@ class SupersedingGuarantees(TranscriptSource):
             await _say(transcripts, "q1", "a1")
             await transcripts.change("room:1", SessionChanges(title="Mine"))
             await transcripts.supersede(Superseding("room:1", newest=2))
-            assert (await _info(transcripts)).title == "Mine"
+            assert (await info_of(transcripts)).title == "Mine"
 
     async def test_windows_are_made_of_active_messages(self) -> None:
         """All messages of `recent` are active, including `newest_user`."""
@@ -282,14 +283,14 @@ class SupersedingGuarantees(TranscriptSource):
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2")
             await transcripts.supersede(Superseding("room:1", newest=1))
-            before = await _info(transcripts)
+            before = await info_of(transcripts)
             late = Turn("room:1", (assistant("late", "a2"),), answers="q2")
             receipt = await transcripts.append(late)
             assert (receipt.first_seq, receipt.last_seq) == (4, 4)
             assert await _active(transcripts) == ["q1", "a1"]
             [stored] = (await transcripts.newest("room:1", limit=1, view="history")).messages
             assert (stored.id, stored.superseded_at is None) == ("a2", False)
-            info = await _info(transcripts)
+            info = await info_of(transcripts)
             assert (info.message_count, info.last_message) == (before.message_count, before.last_message) == (2, "a1")
             assert info.last_seq == 4
             assert (await transcripts.append(late)).duplicates == ("a2",)
@@ -310,7 +311,7 @@ class SupersedingGuarantees(TranscriptSource):
             with pytest.raises(InvalidMessage):
                 await transcripts.supersede(Superseding("room:1", message_id="q1", by=user("new", "a1")))
             assert await _active(transcripts) == ["q1", "a1"]
-            assert (await _info(transcripts)).revision == 1
+            assert (await info_of(transcripts)).revision == 1
 
     async def test_the_same_new_version_again_changes_nothing(self) -> None:
         """A repeated request returns the same new version; a different version is rejected."""
@@ -324,7 +325,7 @@ class SupersedingGuarantees(TranscriptSource):
                 await transcripts.supersede(replace(edit, by=user("newer", "q1c")))
             assert before.value.superseded_by == "q1b"
             assert await _active(transcripts) == ["new"]
-            assert (await _info(transcripts)).revision == 1
+            assert (await info_of(transcripts)).revision == 1
 
     async def test_another_users_messages_are_not_superseded(self) -> None:
         """Another user can neither supersede messages of a session nor branch the session."""
@@ -350,7 +351,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert sorted([*taken, *active], key=int) == [f"{number}" for number in range(13)]
             history = (await transcripts.newest("room:1", limit=99, view="history")).messages
             assert seqs(history) == list(range(1, 14))
-            assert (await _info(transcripts)).message_count == len(active)
+            assert (await info_of(transcripts)).message_count == len(active)
 
     async def test_a_branch_begins_with_the_messages_up_to_a_place(self) -> None:
         """The branch keeps the messages' ids and times, and continues independently."""
@@ -359,7 +360,7 @@ class SupersedingGuarantees(TranscriptSource):
             await transcripts.append(turn(*messages, user_id="u1"))
             await transcripts.change("room:1", SessionChanges(tags=["t"], metadata={"k": [1]}))
             await transcripts.branch(Branching("room:1", "room:2", 3))
-            parent, branch = await _info(transcripts), await _info(transcripts, "room:2")
+            parent, branch = await info_of(transcripts), await info_of(transcripts, "room:2")
             assert (branch.parent_session_id, branch.parent_seq, branch.user_id) == ("room:1", 3, "u1")
             assert (branch.message_count, branch.last_seq, branch.title, branch.last_message) == (3, 3, "q1", "n")
             assert (branch.tags, branch.metadata, branch.revision) == (("t",), {"k": [1]}, 0)
@@ -383,7 +384,7 @@ class SupersedingGuarantees(TranscriptSource):
             await transcripts.branch(Branching("room:1", "room:2", 7))
             page = await transcripts.newest("room:2", limit=9)
             assert (contents(page.messages), seqs(page.messages)) == (["q1", "q3", "a3", "q4"], [1, 2, 3, 4])
-            assert (await _info(transcripts, "room:2")).reset_seq == 3
+            assert (await info_of(transcripts, "room:2")).reset_seq == 3
             assert contents((await transcripts.recent("room:2", limit=9)).messages) == ["q4"]
 
     async def test_a_branch_at_a_superseded_message_is_the_session_as_it_was(self) -> None:
@@ -396,7 +397,7 @@ class SupersedingGuarantees(TranscriptSource):
             for seq, expected in ((4, ["q1", "a1", "q2", "a2"]), (6, ["q1", "a1b", "q3"]), (7, ["q1", "a1c"])):
                 await transcripts.branch(Branching("room:1", f"room:1{seq}", seq))
                 assert await _active(transcripts, f"room:1{seq}") == expected
-                assert (await _info(transcripts, f"room:1{seq}")).revision == 0
+                assert (await info_of(transcripts, f"room:1{seq}")).revision == 0
 
     async def test_a_branch_of_all_has_nothing_that_was_taken_back(self) -> None:
         """A branch has only the active messages of the session, which may be none."""
@@ -406,12 +407,12 @@ class SupersedingGuarantees(TranscriptSource):
             for _ in range(2):
                 await transcripts.branch(Branching("room:1", "room:2"))
             assert await _active(transcripts, "room:2") == ["q1", "a1"]
-            branch = await _info(transcripts, "room:2")
+            branch = await info_of(transcripts, "room:2")
             assert (branch.parent_seq, branch.last_seq, branch.last_message, branch.title) == (4, 2, "a1", "q1")
             await transcripts.supersede(Superseding("room:1", newest=9))
             await transcripts.branch(Branching("room:1", "room:3"))
             assert await _active(transcripts, "room:3") == []
-            assert (await _info(transcripts, "room:3")).message_count == 0
+            assert (await info_of(transcripts, "room:3")).message_count == 0
 
     async def test_a_branch_is_made_once(self) -> None:
         """Repeating the request changes nothing; a different request for the same session id is rejected."""
@@ -440,15 +441,3 @@ async def _say(transcripts: Transcripts, *words: str) -> None:
 
 async def _active(transcripts: Transcripts, session_id: str = "room:1") -> list[str]:
     return contents((await transcripts.newest(session_id, limit=99)).messages)
-
-
-async def _info(transcripts: Transcripts, session_id: str = "room:1") -> SessionInfo:
-    info = await transcripts.session(session_id)
-    assert info is not None
-    return info
-
-
-async def _question(transcripts: Transcripts) -> Message:
-    question = await transcripts.find("room:1", "q")
-    assert question is not None
-    return question
