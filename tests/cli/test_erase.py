@@ -75,7 +75,20 @@ def test_a_receipt_replaces_only_a_receipt(cli: CommandLine) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["erase session a --dry-run", "erase session a --dry-run --json", "sessions list", "sessions list --json"]
+    "words",
+    [
+        "erase session a --dry-run",
+        "erase session a --dry-run --json",
+        "sessions list",
+        "sessions list --json",
+        "sessions export --all --output a.jsonl",
+        "runs list",
+        "chat",
+        "migrate",
+        "backup --replace a.copy",
+        "pending list",
+        "workflows list",
+    ],
 )
 def test_a_misspelt_variable_is_named(cli: CommandLine, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
     """Otherwise the command would use the default database without a word."""

@@ -20,7 +20,9 @@ def test_a_person_is_exported_into_one_archive(any_cli: CommandLine) -> None:
     assert stat.S_IMODE(target.stat().st_mode) == 0o600
     with ZipFile(target) as files:
         lines = files.read("person.jsonl").splitlines(keepends=True)
-    assert any_cli("persons", "export", "ann", "-o", str(target)).exit_code == 2
+    for existing in (str(target), ".", "/"):
+        refused = any_cli("persons", "export", "ann", "-o", existing)
+        assert (refused.exit_code, refused.err) == (2, f"{existing} exists already; name another file.\n")
     positions = [number for number, line in enumerate(lines) if b'"position"' in line]
     partial = any_cli.folder / "again.zip.partial"
     partial.write_bytes(b"".join(lines[: positions[1] + 1]) + b'{"type": "mess')

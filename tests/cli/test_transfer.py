@@ -459,12 +459,20 @@ def test_one_ctrl_c_ends_an_import_that_waits_for_its_input(cli: CommandLine, no
         assert process.stderr.read().endswith("Stopped before the command was done.\n")
 
 
-@pytest.mark.parametrize("command", [["sessions", "export", "--all"], ["facts", "export"]])
-def test_an_export_does_not_replace_the_database(cli: CommandLine, command: list[str]) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        "sessions export --all --output",
+        "facts export --output",
+        "workflows graph chat --format mermaid --output",
+        "erase user ann --yes --receipt",
+    ],
+)
+def test_an_output_does_not_replace_the_database(cli: CommandLine, command: str) -> None:
     cli.store("a", "hi")
     (cli.folder / "link").symlink_to("threadkeep.db")
     for name in ("threadkeep.db", "link", "threadkeep.db-wal", "threadkeep.db-journal"):
-        outcome = cli(*command, "--output", name)
+        outcome = cli(*command.split(), name)
         assert (outcome.exit_code, "is the database itself" in outcome.err) == (2, True)
     assert cli.info("a").message_count == 1
 

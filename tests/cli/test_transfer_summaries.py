@@ -21,7 +21,7 @@ def test_summaries_keep_their_ranges_after_a_transfer(cli: CommandLine) -> None:
     cli.set(THREADKEEP_DATABASE_URL=cli.url)
     outcome = cli("sessions", "import", "-", given=lines)
     assert outcome.exit_code == 0
-    assert "Stored 2 summaries." in outcome.out
+    assert "Summaries stored: 2." in outcome.out
     assert cli.with_memory(_ranges) == [(1, 6), (7, 8)]
     assert cli("sessions", "export", "a").out == lines
 

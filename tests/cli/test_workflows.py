@@ -86,6 +86,8 @@ def test_workflows_are_drawn(cli: CommandLine, flow: Path, tmp_path: Path) -> No
         assert cli("workflows", "graph", "bot", "--output", str(tmp_path / name)).exit_code == 0
         assert (tmp_path / name).read_bytes().startswith(begins)
     assert cli("workflows", "graph", "bot", "--format", "gif").exit_code == 2
+    shown = cli("workflows", "graph", "bot", "--output", str(tmp_path / "again.svg"), "--json").json
+    assert (tmp_path / "again.svg").read_text() == shown["drawing"]
     wrong = cli("workflows", "graph", "bot", "--output", str(tmp_path / "bot.gif"))
     assert (wrong.exit_code, (tmp_path / "bot.gif").exists()) == (2, False)
 

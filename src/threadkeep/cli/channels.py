@@ -220,10 +220,7 @@ async def drop_answer(
     if not dropped:
         which = "has this number" if number is not None else "is of this bot"
         raise NotDone(f"No undelivered answer {which}; list them with: threadkeep channels outbox")
-    if number is not None:
-        terminal.result({"dropped": number}, f"Answer {number} is dropped.")
-    else:
-        terminal.result({"dropped": dropped}, f"Dropped {counted(len(dropped), 'answer')} of {bot}.")
+    terminal.result({"dropped": number or dropped}, f"Dropped {counted(len(dropped), 'answer')}.")
 
 
 def _answer_counts(name: str, counts: Mapping[tuple[str, OutboxStatus], int]) -> dict[str, object]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from threadkeep.boundary import ErrorBoundary
-from threadkeep.cli.shared import command_settings
+from threadkeep.cli.shared import read_settings
 from threadkeep.cli.terminal import Finding, Level, counted, duration, file_size, terminal
 from threadkeep.errors import (
     DatabaseFileReplaced,
@@ -33,6 +33,7 @@ _NEARLY_FULL_BYTES = 1024**3
 _OLD_SECONDS = 60.0
 _CALL_SECONDS = 30.0
 _GRAPHITI_SECONDS = 3.0
+_MODEL_CURE = "Correct {}, install the provider's package, and put its key into the environment."
 
 _MARKS: dict[Level, tuple[str, str]] = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "bold red")}
 
@@ -105,11 +106,10 @@ async def check_model(settings: Settings, *, call: bool) -> list[Finding]:
     """Check that the model can be created and, if `call` is true, that it answers."""
     from threadkeep.agent.models import make_model
 
-    cure = "Correct THREADKEEP_MODEL, install the provider's package, and put its key into the environment."
     try:
         model = make_model(settings.model)
     except InvalidSettings as error:
-        return [Finding("model", "fail", str(error), cure)]
+        return [Finding("model", "fail", str(error), _MODEL_CURE.format(error.variable))]
     if not call:
         hint = "; name a real one in THREADKEEP_MODEL" if settings.model == "demo" else "; --call-model tests it"
         return [Finding("model", "ok", f"{settings.model} can be created{hint}.")]
@@ -137,8 +137,7 @@ def check_summary_model(settings: Settings) -> list[Finding]:
     try:
         make_model(settings.summary_model, variable="THREADKEEP_SUMMARY_MODEL")
     except InvalidSettings as error:
-        cure = "Correct THREADKEEP_SUMMARY_MODEL, install the provider's package, and put its key into the environment."
-        return [Finding("summary model", "fail", str(error), cure)]
+        return [Finding("summary model", "fail", str(error), _MODEL_CURE.format(error.variable))]
     return [Finding("summary model", "ok", f"{settings.summary_model} can be created.")]
 
 
@@ -249,7 +248,7 @@ async def doctor(
     writes and the Graphiti server. Exits with 1 if a check fails.
     """
     try:
-        settings = command_settings()
+        settings = read_settings()
     except InvalidSettings as error:
         cure = f"Correct {error.variable} in the environment or in .env; other checks need valid settings."
         findings = [Finding("settings", "fail", str(error), cure), *check_variables()]

@@ -242,10 +242,7 @@ def _show_lines(done: Imported, *, strict: bool) -> None:
     _say_counts(
         ("Stored at other positions, because their sessions had messages or lines were skipped", done.moved),
         (_CLEANED, done.cleaned),
-    )
-    if done.summaries:
-        terminal.say(f"Stored {counted(done.summaries, 'summary', 'summaries')}.")
-    _say_counts(
+        ("Summaries stored", done.summaries),
         ("Summaries skipped, because their messages are stored differently here", done.summaries_left_out),
         ("Archived messages that are active here, as a graph store has no archive", done.unarchived),
         ("Sessions without their limits, which a graph store does not keep", done.limits_left_out),

@@ -205,10 +205,9 @@ async def list_deliveries(
         return
     if (number is None) != everything:
         raise WrongUse(f"Give the number of the message to {action}, or --all for all of them.")
-    if action == "retry":
-        changed = await _with_graphiti(lambda graphiti: graphiti.retry(number))
-    else:
-        changed = await _with_graphiti(lambda graphiti: graphiti.drop(number, status=wanted))
+    changed = await _with_graphiti(
+        lambda graphiti: graphiti.retry(number) if action == "retry" else graphiti.drop(number, status=wanted)
+    )
     terminal.result(
         {"changed": changed},
         f"{counted(changed, 'message')} {'will be sent again' if action == 'retry' else 'dropped'}.",

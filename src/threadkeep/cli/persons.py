@@ -93,9 +93,9 @@ async def export_person(
     """
     from threadkeep.memory.person_archive import archive, whole_lines
 
-    partial = output.with_name(output.name + ".partial")
     if output.exists():
         raise WrongUse(f"{output} exists already; name another file.")
+    partial = output.with_name(output.name + ".partial")
     with (
         ended_by_sigterm(),
         locked_part(partial) as descriptor,

@@ -22,6 +22,7 @@ from threadkeep.cli.shared import (
     one_of,
     opened_app,
     opened_memory,
+    read_settings,
     verbs,
 )
 from threadkeep.cli.terminal import Reach, WrongUse, relative, stopped_by_ctrl_c, terminal
@@ -51,7 +52,7 @@ async def serve_http(
 
     Ctrl-C, SIGTERM or a closed terminal stops it after the running turns are done. With --json it logs JSON lines.
     """
-    settings = command_settings(host=host, port=port, log_json=True if terminal.as_json else None)
+    settings = read_settings(host=host, port=port, log_json=True if terminal.as_json else None)
     with terminal.waiting("Starting"), stopped_by_ctrl_c():
         # Import this below the spinner: FastAPI, LangChain and LangGraph take some seconds on a slow machine.
         from threadkeep.web.service import serve
@@ -64,7 +65,7 @@ async def work() -> None:
 
     Ctrl-C, SIGTERM or a closed terminal stops it after the active runs are done. With --json it logs JSON lines.
     """
-    settings = command_settings(log_json=True if terminal.as_json else None)
+    settings = read_settings(log_json=True if terminal.as_json else None)
     check_others_see(settings)
 
     with stopped_by_ctrl_c():

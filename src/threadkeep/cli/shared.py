@@ -44,9 +44,16 @@ _DESCRIPTOR = re.compile(r"/dev/(?:stdout|fd/(\d+))")
 
 chosen_database: ContextVar[str | None] = ContextVar("chosen_database", default=None)
 """The URL of `--database`; it takes precedence over THREADKEEP_DATABASE_URL."""
+_variables_noted: ContextVar[bool] = ContextVar("variables_noted", default=False)
 
 
 def command_settings(**overrides: object) -> Settings:
+    """Return the same as `read_settings`, and name misspelt variables on stderr."""
+    note_unknown_variables()
+    return read_settings(**overrides)
+
+
+def read_settings(**overrides: object) -> Settings:
     """Return the settings of the environment, except for `--database` and overrides that are not None."""
     # Import this late: importing pydantic takes a tenth of a second, and `--help` does not need it.
     from threadkeep.settings import load_settings
@@ -56,11 +63,12 @@ def command_settings(**overrides: object) -> Settings:
 
 
 def note_unknown_variables() -> None:
-    """Name misspelt `THREADKEEP_*` variables on stderr; the command may use the wrong database."""
+    """Name misspelt `THREADKEEP_*` variables on stderr, once; the command may use the wrong database."""
     from threadkeep.settings import unknown_variables
 
-    for sentence in unknown_variables():
+    for sentence in () if _variables_noted.get() else unknown_variables():
         terminal.error(sentence)  # a note is not shown with `--json`
+    _variables_noted.set(True)
 
 
 def run[T](work: Coroutine[Any, Any, T]) -> T:
@@ -112,7 +120,6 @@ async def opened_memory(*, background: bool = False, creates: bool = False) -> A
         from threadkeep.memory import open_memory
 
     settings = command_settings()
-    note_unknown_variables()
     if not creates:
         check_exists(settings.database)
     url = settings.database_url.get_secret_value()
@@ -150,17 +157,16 @@ async def opened_tables() -> AsyncIterator[TableSessions | None]:
     from threadkeep.store.transcripts import TableSessions
 
     options, transcripts = StoreOptions(), "tables"
-    if settings_read := (address := plain_database(chosen_database.get())) is None:
+    if (address := plain_database(chosen_database.get())) is None:
         settings = command_settings()
         address, options, transcripts = settings.database, settings.store_options(), settings.transcripts
+    elif has_unknown_variables():
+        note_unknown_variables()
     check_exists(address)
     async with open_database(address, options) as driver:
         sessions = TableSessions(driver)
         current = await schema_version(driver) == known_migrations(driver.backend)[-1][0]
-        usable = current and transcripts == "tables" and await sessions.are_all()
-        if usable and (settings_read or has_unknown_variables()):
-            note_unknown_variables()
-        yield sessions if usable else None
+        yield sessions if current and transcripts == "tables" and await sessions.are_all() else None
 
 
 @asynccontextmanager
@@ -196,7 +202,6 @@ async def opened_runs(*, in_background: bool, works: bool = True) -> AsyncIterat
     `in_background` is true, only other processes execute runs.
     """
     settings = command_settings()
-    note_unknown_variables()
     if in_background:
         check_others_see(settings)
     async with opened_app(settings, works=works and not in_background) as app:
@@ -261,7 +266,7 @@ async def _session_ids(beginning: str) -> list[str]:
     sql = load_statements("completion.sql")
     async with (
         asyncio.timeout(_COMPLETION_SECONDS),
-        open_database(command_settings().database, options, read_only=True) as driver,
+        open_database(read_settings().database, options, read_only=True) as driver,
     ):
         rows = await driver.fetch(sql["session_ids"], {"beginning": beginning})
     return [str(session_id) for (session_id,) in rows]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from threadkeep.cli.shared import command_settings, one_of, read_payload, verbs
+from threadkeep.cli.shared import check_not_database, command_settings, one_of, read_payload, verbs
 from threadkeep.cli.terminal import WrongUse, terminal
 
 if TYPE_CHECKING:
@@ -122,22 +122,18 @@ def draw_workflow(
     workflow = _named(name)
     if wanted == "png" and terminal.as_json:
         raise WrongUse("A PNG cannot be shown as JSON; omit --json, or use --format svg.")
-    if wanted == "png":
-        if output is None and sys.stdout.isatty():
-            raise WrongUse("A terminal cannot show a PNG; name a file with --output FILE.")
-        picture = draw_png(workflow)
-        if output is None:
-            sys.stdout.buffer.write(picture)
-        else:
-            output.write_bytes(picture)
-        return
+    if wanted == "png" and output is None and sys.stdout.isatty():
+        raise WrongUse("A terminal cannot show a PNG; name a file with --output FILE.")
+    if output is not None:
+        check_not_database(output)
     text = draw_svg(workflow) if wanted == "svg" else draw_mermaid(workflow)
+    drawing = draw_png(workflow) if wanted == "png" else text.encode()
+    if output is not None:
+        output.write_bytes(drawing)
+    elif not terminal.as_json:
+        sys.stdout.buffer.write(drawing)
     if terminal.as_json:
         terminal.json({"workflow": workflow.name, "format": wanted, "drawing": text})
-    elif output is None:
-        typer.echo(text, nl=False)
-    else:
-        output.write_text(text, encoding="utf-8")
 
 
 def _registered(names: list[str] | None = None, *, imports: bool = True) -> Workflows:
