@@ -173,8 +173,8 @@ class WrongUser(ThreadkeepError, PermissionError):
 class MessageNotFound(ThreadkeepError, LookupError):
     """The session has no such message or, if `message_id` is None, no user message. Nothing was changed."""
 
-    def __init__(self, session_id: str, message_id: str | None) -> None:
-        wanted = "message of a user" if message_id is None else f"message {message_id!r}"
+    def __init__(self, session_id: str, message_id: str | None, kind: str = "message") -> None:
+        wanted = "message of a user" if message_id is None else f"{kind} {message_id!r}"
         super().__init__(
             f"Session {session_id!r} has no {wanted}; read its messages with "
             f"`threadkeep sessions show {session_id} --json`."

@@ -90,6 +90,7 @@ def test_an_invalid_id_is_refused_with_the_cure(cli: CommandLine, session_id: st
         (("sessions", "list", "--user"), "printable characters"),
         (("erase", "session", "--dry-run"), "no database stores"),
         (("keys", "revoke"), "no database stores"),
+        (("sessions", "list", "--database"), "not UTF-8"),
     ],
 )
 def test_arguments_that_are_no_text_are_usage_errors(

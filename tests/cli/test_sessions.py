@@ -125,6 +125,11 @@ def test_a_session_is_shown_page_by_page(cli: CommandLine) -> None:
     assert "Message 4." not in outcome.out
     assert "sessions show a --limit 3 --before 5" in outcome.err
 
+    first = cli("sessions", "show", "a", "--before", "1")
+    assert (first.exit_code, first.out, first.err) == (0, "", "There are no such messages.\n")
+    cli("sessions", "take-back", "a", "-n", "7")
+    assert cli("sessions", "show", "a").err == "a has no messages in this view.\n"
+
 
 def test_messages_cannot_control_the_terminal(cli: CommandLine) -> None:
     """Escape sequences, carriage returns and bidirectional overrides are shown as replacement characters."""

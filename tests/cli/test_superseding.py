@@ -92,6 +92,9 @@ def test_a_reply_can_be_regenerated(any_cli: CommandLine) -> None:
     assert (info.message_count, info.last_seq) == (2, 6)
     assert any_cli("sessions", "regenerate", "a", "--message", first["message_id"]).exit_code == 0
     assert any_cli("sessions", "regenerate", "a", "--message", "nothing").exit_code == 1
+    missing = any_cli("sessions", "regenerate", "a", "--run", "nothing", "--json")
+    assert missing.exit_code == 1
+    assert "Session 'a' has no message or run 'nothing'" in missing.problem["detail"]
     assert any_cli("sessions", "regenerate", "nowhere").exit_code == 1
     assert any_cli("sessions", "regenerate", "a", "--message", "x", "--run", "y").exit_code == 2
 

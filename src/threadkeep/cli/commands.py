@@ -267,7 +267,10 @@ def _choose_database(value: str | None) -> None:
         return
     from threadkeep.store.address import parse_address
 
-    url = value if "://" in value else f"sqlite:///{quote(str(Path(value).expanduser().absolute()))}"
+    try:
+        url = value if "://" in value else f"sqlite:///{quote(str(Path(value).expanduser().absolute()))}"
+    except UnicodeEncodeError:
+        raise WrongUse("The path in --database is not UTF-8; name a file whose path is.") from None
     parse_address(url, variable="--database")
     chosen_database.set(url)
 

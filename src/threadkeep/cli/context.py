@@ -314,13 +314,9 @@ def _row_of(message: SeenMessage, manifest: ContextManifest) -> _Row:
 
 def _ranges(seqs: Iterable[int]) -> str:
     """Return `seq` numbers as ranges, such as 1–4, 17."""
-    found: list[list[int]] = []
-    for seq in sorted(seqs):
-        if found and seq <= found[-1][1] + 1:
-            found[-1][1] = seq
-        else:
-            found.append([seq, seq])
-    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in found)
+    from threadkeep.graph_store.layout import ranges_of
+
+    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in ranges_of(seqs))
 
 
 def _show_bars(view: ContextView) -> None:

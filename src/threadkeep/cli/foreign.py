@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shlex
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
@@ -156,9 +157,9 @@ def check_kind(source: str, wanted: Kind, kinds: Collection[Kind]) -> None:
     # Show the address instead of the URL, because the URL may contain a password.
     shown = source if (address := address_of(source)) is None else str(address)
     if kind == "threadkeep":
-        command = f"threadkeep sessions export --all --database {shown}"
+        command = f"threadkeep sessions export --all --database {shlex.quote(shown)}"
     else:
-        command = f"threadkeep import {kind} {shown}"
+        command = f"threadkeep import {kind} {shlex.quote(shown)}"
     raise WrongUse(f"This is {_NAMES[kind]}; use `{command}`.")
 
 

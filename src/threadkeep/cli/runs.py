@@ -22,7 +22,7 @@ from threadkeep.cli.shared import (
     verbs,
     write_cursor,
 )
-from threadkeep.cli.terminal import WrongUse, repeated, terminal
+from threadkeep.cli.terminal import WrongUse, counted, repeated, terminal
 from threadkeep.errors import InvalidInput, RunNotFound
 from threadkeep.records.runs import DOUBLE_TEXTING, RUN_STATUSES, RunBudget, RunQuery
 
@@ -142,7 +142,7 @@ async def cancel_run(run_id: RunIdArgument, user: RunUser = None) -> None:
     elif not stopped:
         terminal.note(f"There is nothing to cancel: run {run_id} is {found.status}.")
     else:
-        below = f", with {len(stopped) - 1} descendants" if len(stopped) > 1 else ""
+        below = f", with {counted(len(stopped) - 1, 'descendant')}" if len(stopped) > 1 else ""
         soon = "its process stops it within two seconds, or another worker later if that process has died"
         later = soon if found.status == "running" else "it ends after the turns before it"
         state = "cancelled" if found.over else "being cancelled"

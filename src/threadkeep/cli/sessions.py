@@ -100,6 +100,8 @@ async def show_session(
         return
     if older is not None:
         terminal.note(f"Older: {repeated('--before', older)}")
+    if not messages:
+        terminal.note("There are no such messages." if before else f"{session} has no messages in this view.")
     last = info.deleted_seq if older is None else older - 1
     for message in messages:
         seq = message.seq or 0

@@ -499,7 +499,7 @@ class Session:
         async with ReportedRead(self._events):
             question = await question_of(self._transcripts, self.session_id, run)
         if question is None or question.id is None:
-            raise MessageNotFound(self.session_id, run)
+            raise MessageNotFound(self.session_id, run, "message or run")
         return question
 
     async def regenerate(self, run: str | None = None, *, upto: int | None = None) -> AgentInput:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -66,7 +67,7 @@ def read_only_uri(path: Path) -> str:
     """
     wal = path.with_name(path.name + "-wal")
     immutable = is_read_only(path) and not (wal.exists() and wal.stat().st_size)
-    return f"file:{quote(str(path))}?mode=ro{'&immutable=1' if immutable else ''}"
+    return f"file:{quote(os.fsencode(path))}?mode=ro{'&immutable=1' if immutable else ''}"
 
 
 class Batch(NamedTuple):
