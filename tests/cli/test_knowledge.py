@@ -38,6 +38,7 @@ def test_consent_is_granted_shown_and_withdrawn(cli: CommandLine) -> None:
     ]
     assert cli("knowledge", "consent", "--grant", "--data", "everything", "--yes").exit_code == 2
     assert cli("knowledge", "consent", "--grant", "--decline").exit_code == 2
+    assert cli("knowledge", "consent", "--data", "chat_text").exit_code == 2
     assert cli("knowledge", "trust", "--json").json == {"trusted": ["shop"]}
     status = cli("knowledge", "status").out
     assert "allowed   chat_text" in status

@@ -178,7 +178,7 @@ def test_deleting_needs_a_confirmation(cli: CommandLine) -> None:
 def test_sessions_are_deleted(cli: CommandLine) -> None:
     cli.store("a", "hi")
     cli.store("b", "hi")
-    outcome = cli("sessions", "delete", "a", "b", "c", "--yes", "--json")
+    outcome = cli("sessions", "delete", "a", "b", "a", "c", "--yes", "--json")
     assert outcome.exit_code == 1
     assert outcome.json == {"deleted": ["a", "b"], "not_found": ["c"]}
     assert cli("sessions", "list", "--json").json["sessions"] == []

@@ -168,10 +168,8 @@ async def forget_facts(
         confirmed=confirmed,
     )
     async with opened_memory() as memory:
-        if everything:
-            counts = {"": await memory.knowledge.forget_all(scope)}
-        else:
-            counts = await memory.knowledge.forget_keys(scope, keys or ())
+        known = memory.knowledge
+        counts = await known.forget_keys(scope, keys) if keys else {"": await known.forget_all(scope)}
     missing = [key for key in keys or () if not counts[key]]
     if terminal.as_json:
         terminal.json({"forgotten": sum(counts.values()), "not_found": missing})

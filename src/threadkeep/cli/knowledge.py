@@ -50,7 +50,9 @@ async def decide_consent(
     """Allow sending data to the Graphiti endpoint, or decline it. Without options, show the newest 20 decisions."""
     if grant and decline:
         raise WrongUse("Use --grant or --decline, not both.")
-    classes = [name for one in data or () if grant and (name := one_of("--data", one, DATA_CLASSES))]
+    if data and not grant:
+        raise WrongUse("--data names the data to allow; add --grant.")
+    classes = [name for one in data or () if (name := one_of("--data", one, DATA_CLASSES))]
     if grant:
         terminal.confirm(
             "All new data of these kinds will be sent to the endpoint. Allow it?", _SAY_YES, confirmed=confirmed

@@ -171,7 +171,7 @@ async def delete_sessions(
         confirmed=confirmed,
     )
     async with opened_sessions() as everything:
-        outcomes = {key: await everything.erase(key, user_id=user) for key in sessions}
+        outcomes = {key: await everything.erase(key, user_id=user) for key in dict.fromkeys(sessions)}
     missing = [key for key, deleted in outcomes.items() if not deleted]
     if terminal.as_json:
         terminal.json({"deleted": [key for key, deleted in outcomes.items() if deleted], "not_found": missing})
