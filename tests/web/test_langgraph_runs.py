@@ -539,6 +539,27 @@ async def test_unsupported_options_are_refused(tmp_path: Path) -> None:
             await langgraph.runs.get("t1", "nobody")
 
 
+async def test_unsupported_options_without_a_value_are_accepted(tmp_path: Path) -> None:
+    """Clients of other languages send them as null, empty or 0."""
+    options = {
+        "webhook": "",
+        "interrupt_before": [],
+        "interrupt_after": None,
+        "after_seconds": 0,
+        "feedback_keys": None,
+    }
+    async with sdk(tmp_path, ScriptedModel(["a"])) as (_, client):
+        body = {"assistant_id": "chat", "input": asks("one"), **options}
+        answers = [
+            await client.post("/threads/t1/runs/wait", json=body),
+            await client.post("/threads/t1/history", json={"metadata": {}}),
+            await client.post("/threads/search", json={"values": None, "extract": {}}),
+            await client.post("/threads", json={"supersteps": [], "ttl": None}),
+        ]
+        refused = await client.post("/threads", json={"ttl": 0})
+    assert [one.status_code for one in (*answers, refused)] == [200, 200, 200, 200, 422]
+
+
 async def test_a_thread_is_edited_and_copied_and_its_earlier_states_are_read(tmp_path: Path) -> None:
     """`update_state` adds messages once without a run, a copy is independent, and each turn has a state."""
     async with sdk(tmp_path, ScriptedModel(["one", "two"])) as (langgraph, client), asyncio.timeout(HANG_SECONDS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Self
 
@@ -52,15 +53,21 @@ Metadata = Annotated[dict[str, JsonValue], AfterValidator(_storable)]
 Tag = Annotated[str, Field(min_length=1, max_length=100), CLEANED]
 
 
-def unsupported(cure: str, *accepted: object) -> AfterValidator:
-    """Return a validator that rejects a field with the sentence `cure` unless its value is empty or accepted."""
+EMPTY: Sequence[object] = (None, False, 0, "", [], {})
+
+
+def unsupported(cure: str, accepted: Sequence[object] = EMPTY) -> AfterValidator:
+    """Return a validator that rejects a field with the sentence `cure` unless its value is accepted."""
 
     def refuse(value: object) -> object:
-        if value not in accepted and (value or not accepted):
+        if value not in accepted:
             raise ValueError(f"This is not supported here; {cure}.")
         return value
 
     return AfterValidator(refuse)
+
+
+Unsupported = Annotated[JsonValue, unsupported("leave it out")]
 
 
 def _if_any(default: object = None, *, description: str) -> Any:

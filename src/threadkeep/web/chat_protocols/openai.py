@@ -19,14 +19,13 @@ from threadkeep.web.callers import PUBLIC, CallerInUse
 from threadkeep.web.chat_protocols.sent import Sent
 from threadkeep.web.langgraph.states import messages_of
 from threadkeep.web.problems import TURN_FAILURES, Problem, documented
-from threadkeep.web.schemas import GivenId, Usage, unsupported
+from threadkeep.web.schemas import EMPTY, GivenId, Unsupported, Usage, unsupported
 from threadkeep.web.streams import DONE, EventStream, StreamParts, json_event, open_stream, streamed
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
 SESSION_HEADER = "X-Session-Id"
-_Unsupported = Annotated[JsonValue, unsupported("leave it out")]
-_TextOnly = Annotated[JsonValue, unsupported("leave it out", None, {"type": "text"}, ["text"])]
+_TextOnly = Annotated[JsonValue, unsupported("leave it out", [*EMPTY, {"type": "text"}, ["text"]])]
 _EXAMPLE = (
     'data: {"id": "0199…", "object": "chat.completion.chunk", '
     '"choices": [{"index": 0, "delta": {"content": "Hello"}}]}\n\n'
@@ -48,13 +47,13 @@ class CompletionBody(
         None, description="With `include_usage`, the last chunk has the token usage."
     )
     user: GivenId | None = Field(None, description="The user. Without a session, the user's last session continues.")
-    n: Annotated[JsonValue, unsupported("a turn has one answer", None, 1)] = Field(None, description="Must be 1.")
-    tools: _Unsupported = Field(None, description="Not supported: workflows have their own tools.")
-    functions: _Unsupported = Field(None, description="Not supported.")
-    audio: _Unsupported = Field(None, description="Not supported.")
+    n: Annotated[JsonValue, unsupported("a turn has one answer", [None, 1])] = Field(None, description="Must be 1.")
+    tools: Unsupported = Field(None, description="Not supported: workflows have their own tools.")
+    functions: Unsupported = Field(None, description="Not supported.")
+    audio: Unsupported = Field(None, description="Not supported.")
     modalities: _TextOnly = Field(None, description="Not supported.")
     response_format: _TextOnly = Field(None, description="Not supported.")
-    logprobs: _Unsupported = Field(None, description="Not supported.")
+    logprobs: Unsupported = Field(None, description="Not supported.")
 
 
 class CompletionMessage(BaseModel, json_schema_serialization_defaults_required=True):

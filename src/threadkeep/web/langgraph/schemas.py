@@ -13,7 +13,7 @@ from threadkeep.errors import InvalidInput
 from threadkeep.records.json_values import example
 from threadkeep.records.runs import Run, RunStatus
 from threadkeep.runs.requests import metadata_of
-from threadkeep.web.schemas import Metadata, unsupported
+from threadkeep.web.schemas import Metadata, Unsupported, unsupported
 
 type ThreadRunStatus = Literal["pending", "running", "success", "error", "timeout", "interrupted"]
 type ThreadField = Literal[
@@ -97,8 +97,7 @@ class ThreadBody(BaseModel, json_schema_serialization_defaults_required=True):
     config: dict[str, Any] = {}
 
 
-_Unsupported = Annotated[JsonValue, unsupported("leave it out")]
-_Lifetime = Annotated[JsonValue, unsupported("the retention of the service deletes old messages", None)]
+_Lifetime = Annotated[JsonValue, unsupported("the retention of the service deletes old messages", [None])]
 
 
 class ThreadCreateBody(BaseModel, json_schema_extra=example(thread_id="session-123")):
@@ -257,11 +256,11 @@ class RunCreateBody(
     on_disconnect: Literal["cancel", "continue"] | None = Field(
         None, description="What to do if the client disconnects; by default the run continues."
     )
-    interrupt_before: _Unsupported = Field(None, description="Not supported.")
-    interrupt_after: _Unsupported = Field(None, description="Not supported.")
-    webhook: _Unsupported = Field(None, description="Not supported.")
-    after_seconds: _Unsupported = Field(None, description="Not supported.")
-    feedback_keys: _Unsupported = Field(None, description="Not supported.")
+    interrupt_before: Unsupported = Field(None, description="Not supported.")
+    interrupt_after: Unsupported = Field(None, description="Not supported.")
+    webhook: Unsupported = Field(None, description="Not supported.")
+    after_seconds: Unsupported = Field(None, description="Not supported.")
+    feedback_keys: Unsupported = Field(None, description="Not supported.")
 
     def modes(self) -> list[StreamMode]:
         """Return the stream modes."""
