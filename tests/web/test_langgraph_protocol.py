@@ -607,6 +607,7 @@ async def test_threads_are_listed_with_their_first_and_newest_message(tmp_path: 
         ("run.start", {"assistant_id": "chat", "input": {"messages": [{"colour": "teal"}]}}, "role"),
         ("run.start", {"assistant_id": "chat"}, "pass it in"),
         ("input.respond", {"interrupt_id": "i", "response": 1}, "does not exist"),
+        ("state.listCheckpoints", {"limit": -1}, "limit must be"),
         ("state.fork", {}, "run.start"),
     ],
 )

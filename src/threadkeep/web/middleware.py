@@ -43,7 +43,6 @@ _FOREIGN_HOST = (
     "call it as 127.0.0.1 or localhost, or set THREADKEEP_API_KEYS."
 )
 _STOPPED = "The service stopped before it had answered; send the request again."
-_LOCAL = "local"
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ class Access:
         known = origin is None or origin in self.origins or _is_loopback_address(origin)
         if not known or not _is_loopback_address(f"//{headers.get('host', '')}"):
             raise ProblemRaised(make_problem(403, "foreign-host", _FOREIGN_HOST))
-        return Caller(_LOCAL, "admin", limits=self.credentials.limits)
+        return Caller("local", "admin", limits=self.credentials.limits)
 
 
 @lru_cache(maxsize=64)

@@ -114,9 +114,6 @@ def _begin(app: App, body: ChatRequestBody, caller: Caller, *, stream: bool) -> 
     )
 
 
-_MISSING = "ChatKit's server is not installed; install it with: pip install 'threadkeep[chatkit]'"
-
-
 chatkit_router = APIRouter(tags=["chat"])
 
 
@@ -138,7 +135,8 @@ async def serve_chatkit(
     threads of other users are not found. The answer continues if the client disconnects.
     """
     if find_spec("chatkit") is None:
-        raise ProblemRaised(make_problem(404, "chatkit-missing", _MISSING))
+        sentence = "ChatKit's server is not installed; install it with: pip install 'threadkeep[chatkit]'"
+        raise ProblemRaised(make_problem(404, "chatkit-missing", sentence))
     # Import in a thread, because this takes seconds of CPU and would block the event loop.
     chatkit_server = await asyncio.to_thread(import_module, "threadkeep.web.chatkit_server")
     context = chatkit_server.ChatKitRequest(user_id, caller.repeat_id(user_id, idempotency_key))

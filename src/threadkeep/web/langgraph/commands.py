@@ -19,7 +19,7 @@ from threadkeep.runs.requests import RunRequest, Submitted
 from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute, UserId
 from threadkeep.web.callers import READS, Caller, CallerInUse
 from threadkeep.web.langgraph.run_events import ProtocolEvent, seq_base
-from threadkeep.web.langgraph.schemas import CommandBody, CommandResponseBody, EventStreamBody
+from threadkeep.web.langgraph.schemas import CommandBody, CommandResponseBody, EventStreamBody, ThreadStateBody
 from threadkeep.web.langgraph.states import history_of, question_of, questions, seq_of, state_of
 from threadkeep.web.langgraph.thread_events import EventChoice, ThreadEvents, thread_events_of
 from threadkeep.web.langgraph.threads import CreatedThread, ThreadId, known_thread
@@ -153,6 +153,11 @@ def _request(start: Start, thread_id: str | None) -> RunRequest:
     )
 
 
+def _listed(state: ThreadStateBody) -> dict[str, Any]:
+    moment = "" if state.created_at is None else state.created_at.isoformat()
+    return {"id": state.checkpoint.checkpoint_id, "timestamp": moment, "step": state.metadata["step"]}
+
+
 def _map(value: object) -> dict[str, Json]:
     return {str(name): inner for name, inner in value.items()} if isinstance(value, Mapping) else {}
 
@@ -193,18 +198,11 @@ class Commands:
                 state = await state_of(await self._thread())
                 return {"values": state.values, "checkpoint": {"id": state.checkpoint.checkpoint_id}}
             case "state.listCheckpoints":
-                limit = params.get("limit")
-                states = await history_of(await self._thread(), limit=limit if isinstance(limit, int) else 10)
-                return {
-                    "checkpoints": [
-                        {
-                            "id": one.checkpoint.checkpoint_id,
-                            "timestamp": "" if one.created_at is None else one.created_at.isoformat(),
-                            "step": one.metadata["step"],
-                        }
-                        for one in states
-                    ]
-                }
+                limit = 10 if params.get("limit") is None else params["limit"]
+                if not isinstance(limit, int) or not 0 < limit <= _MOST:
+                    raise InvalidInput(f"limit must be a whole number from 1 to {_MOST:,}.")
+                states = await history_of(await self._thread(), limit=limit)
+                return {"checkpoints": [_listed(state) for state in states]}
         return None
 
     async def _start(self, start: Start) -> dict[str, Any]:
