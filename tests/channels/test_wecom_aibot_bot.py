@@ -61,6 +61,16 @@ async def finished(desk: WeComDesk, stream: dict[str, Any]) -> str:
     return str(found["content"])
 
 
+@pytest.mark.parametrize(("allowed", "is_answered"), [("ww1:U1", True), ("U1", False), ("ww2:U1", False)])
+async def test_an_allowed_user_of_a_company_is_not_one_of_another(
+    tmp_path: Path, wecom: FakeWeCom, allowed: str, is_answered: bool
+) -> None:
+    async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel(["ok"]), allowed_users=[allowed]) as desk:
+        member = {"from": {"userid": "U1", "corpid": "ww1"}}
+        response = await desk.post(json.dumps(aibot_message("hi") | member))
+        assert bool(response.content) == is_answered
+
+
 async def test_a_reply_is_streamed_through_refreshes(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
     """The first response does not wait for the model. A refresh returns the whole text so far."""
     gate = Gate()

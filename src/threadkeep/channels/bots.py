@@ -178,7 +178,9 @@ class Bot:
 
     def allows(self, message: IncomingMessage) -> bool:
         """Return True if the bot answers the sender of this message."""
-        sender = message.sender.id.rpartition(":")[2] if message.sender is not None else ""
+        # A person's own id, which may have a colon, follows the kind and, for these two kinds, the company or the bot.
+        parts = 2 if self.channel.kind in ("wecom_dm", "wecom_aibot") else 1
+        sender = message.sender.id.split(":", parts)[-1] if message.sender is not None else ""
         return not self.allowed_users or sender in self.allowed_users
 
 

@@ -76,11 +76,7 @@ class WeComAIBotOptions:
     own_api: str = ""
 
     def __post_init__(self) -> None:
-        """Reject a name that cannot be part of a path.
-
-        Raises:
-            InvalidInput: the name is not valid.
-        """
+        """Raise `InvalidInput` if the name is not valid."""
         check_name(self.name)
 
 
