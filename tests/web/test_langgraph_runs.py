@@ -541,7 +541,7 @@ async def test_unsupported_options_are_refused(tmp_path: Path) -> None:
 
 async def test_unsupported_options_without_a_value_are_accepted(tmp_path: Path) -> None:
     """Clients of other languages send them as null, empty or 0."""
-    options = {
+    options: dict[str, Any] = {
         "webhook": "",
         "interrupt_before": [],
         "interrupt_after": None,
