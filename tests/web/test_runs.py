@@ -317,6 +317,17 @@ async def test_an_invalid_request_is_a_problem(
         assert (await client.get("/api/v1/runs")).json()["runs"] == []
 
 
+async def test_the_fault_of_inputs_that_are_too_deep_names_the_inputs(tmp_path: Path) -> None:
+    deep: object = 1
+    for _ in range(40):
+        deep = [deep]
+    async with service(tmp_path, ScriptedModel()) as (_, client):
+        response = await client.post("/api/v1/workflows/bot/runs", json={"message": "Hi", "inputs": {"deep": deep}})
+        [fault] = check_problem(response, 422, "invalid-request")["errors"]
+    assert fault["pointer"] == "/inputs"
+    assert fault["detail"].startswith("The object is at most 32 levels deep")
+
+
 async def test_the_calls_of_a_child_are_listed_under_its_run(tmp_path: Path) -> None:
     """The manifest of a child's call is listed for its user only, and the call can be rebuilt from it."""
     model = ScriptedModel(["Well."])

@@ -18,7 +18,7 @@ ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=
 DESCRIBED = {"use_attribute_docstrings": True, "json_schema_serialization_defaults_required": True}
 """A `__pydantic_config__` that puts the docstrings of fields into the JSON schemas of responses."""
 
-_NO_JSON = "Metadata and original must be JSON: text keys, finite numbers, no bytes, not too deep."
+_NO_JSON = "Values of metadata, inputs and originals must be JSON: text keys, finite numbers, no bytes, not too deep."
 
 
 def dump_json(value: Any) -> str:

@@ -40,7 +40,7 @@ def _storable(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
         inner = [part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list)]
         level = [value for part in inner for value in part]
     if level:
-        raise ValueError(f"metadata is at most {MAX_METADATA_DEPTH} levels deep")
+        raise ValueError(f"The object is at most {MAX_METADATA_DEPTH} levels deep; nest it less deeply.")
     return clean_json(value)
 
 
