@@ -317,7 +317,7 @@ class _Planner:
         return history, None
 
     def _place(self, unit: Sequence[int], tokens: int) -> None:
-        """Place a group; cut its largest messages to a common size if necessary."""
+        """Place a group of messages. If it exceeds `tokens`, cut its largest messages to the same size."""
         sizes = [self._measure(index) for index in unit]
         level = level_of(sizes, tokens) if whole_of(sizes) > tokens else tokens
         for index, size in zip(unit, sizes, strict=True):

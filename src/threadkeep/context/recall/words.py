@@ -170,7 +170,7 @@ def words_of(text: str) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Normalise compatibility characters; remove accents of Latin letters, and accents that are own characters."""
+    """Normalise compatibility characters; remove accents of Latin letters, and accents that are separate characters."""
     text = unicodedata.normalize("NFKC", text)
     return _MARKS.sub("", _ACCENTED.sub(lambda letter: unicodedata.normalize("NFD", letter[0])[0], text))
 
@@ -253,7 +253,7 @@ def _groups() -> Iterator[tuple[list[str], list[str]]]:
 
 
 def _terms(word: str) -> list[str]:
-    """Return a list of the one term by which a word is found, or an empty list."""
+    """Return a list with the only term by which a word is found, or an empty list."""
     if word.isascii():
         return [stem(word)]
     return [term for term in terms_of([word]) if len(term) == min(len(word), 2)][:1]
