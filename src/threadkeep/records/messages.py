@@ -107,7 +107,7 @@ class Message:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Message:
-        """Return the message that `to_dict` described.
+        """Return the message with the fields in `values`, as `to_dict` returned them.
 
         Raises:
             InvalidMessage: a field is missing, unknown or of the wrong type.
