@@ -47,7 +47,7 @@ class OnLoop[M: history.Memory, H]:
     async def call[**P, T](
         self, verb: Callable[Concatenate[H, P], Coroutine[Any, Any, T]], *arguments: P.args, **named: P.kwargs
     ) -> T:
-        """Run a method of the wrapped object on the memory's loop, or on the companion's.
+        """Run a method of the wrapped object on the memory's event loop, or on the loop of the companion memory.
 
         Raises:
             StoreClosed: the memory is closed.
