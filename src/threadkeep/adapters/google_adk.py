@@ -341,7 +341,7 @@ def _long_id(stored: StoredSession, session_id: str) -> dict[str, Json]:
 
 
 def _escape_ascii(text: str) -> str:
-    """Escape a part of a key, except printable characters beyond ASCII."""
+    """Escape a part of a key, but leave printable characters beyond ASCII unchanged."""
     return "".join(one if one.isprintable() and not one.isascii() else keys.escape_key(one) for one in text)
 
 
