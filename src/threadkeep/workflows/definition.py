@@ -157,9 +157,9 @@ def python_workflow(
 ) -> Workflow:
     """Return the workflow of a graph that was built in Python.
 
-    If the graph has no `AgentNode`, `ModelNode`, or other node that stores the question or the answer, the question is
-    stored in the run's session before the first node, and the graph's last message is stored as the answer. If
-    middleware may change the question, it is stored later; see `with_turn_ends`. Neither is stored if the graph has
+    The question is stored in the run's session before the first node, and the graph's last message is stored as the
+    answer, unless the graph has an `AgentNode`, a `ModelNode` or another node that stores either of them. If middleware
+    may change the question, it is stored after the middleware; see `with_turn_ends`. Nothing is stored if the graph has
     deferred nodes, or no messages in its state.
 
     Args:

@@ -183,7 +183,7 @@ class Node(BaseModel):
         return ()
 
     def targets(self) -> Mapping[str, str]:
-        """Map each next node that this node may choose to its conditions; empty if edges decide."""
+        """Map each next node that this node may choose to a label for drawings; empty if edges decide instead."""
         return {}
 
     async def __call__(

@@ -132,10 +132,10 @@ class Rule(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     path: str = Field("text", description="The value: a path such as results.triage.category, or last_message.")
-    equals: StrictBool | StrictInt | StrictFloat | str | None = Field(None, description="The value that it must equal.")
+    equals: StrictBool | StrictInt | StrictFloat | str | None = Field(None, description="What the value must equal.")
     matches: Pattern | None = Field(
         None,
-        description="A regular expression (RE2, no look-around) that must match a part of it, ignoring case.",
+        description="A regular expression (RE2, no look-around) that must match a part of the value, ignoring case.",
     )
     exists: StrictBool | None = Field(None, description="True if the value must exist, false if it must not.")
     next: str = Field(description="The next node, or end.")

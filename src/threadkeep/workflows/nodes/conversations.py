@@ -51,19 +51,19 @@ type Namespace = Annotated[tuple[str, ...], Field(min_length=1, max_length=8), _
 class ConversationFields(BaseModel):
     """The location of a conversation in the graph's store, to be used instead of the session."""
 
-    use_graph_chat_history: bool = Field(False, description="True to read earlier turns from the graph's store.")
+    use_graph_chat_history: bool = Field(False, description="True to read and store turns in the graph's store.")
     history_namespace: Namespace = Field(("agent_chat_history",), description="The namespace of conversations.")
     history_key_template: KeyTemplate = Field(
-        KEY_TEMPLATE, description="The template of the key, which gets the value of the winning candidate."
+        KEY_TEMPLATE, description="The template of the key, into which the first valid candidate is inserted."
     )
     history_key_candidates: Candidates = Field(
         KEY_CANDIDATES,
         description="Candidates for the key: texts or templates, tried in order; other values are skipped.",
     )
     history_meta_key_suffix: Annotated[str, _checked_as("meta_key_suffix")] = Field(
-        "__meta__", description="The suffix of the keys of metadata."
+        "__meta__", description="The suffix of the keys of items with metadata of conversations."
     )
-    history_chunk_size: int = Field(CHUNK_SIZE, ge=1, le=10_000, description="Messages in an item of the store.")
+    history_chunk_size: int = Field(CHUNK_SIZE, ge=1, le=10_000, description="The most messages in an item.")
     history_value_field: Annotated[str, _checked_as("value_field")] = Field(
         "content", description="The field of an item with the text of a message."
     )

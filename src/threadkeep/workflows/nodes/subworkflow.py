@@ -151,7 +151,7 @@ class IngestPromptNode(Node):
 
     max_messages: int = Field(8, description="The maximum number of messages in the run's memory; less than 1 means 1.")
     max_chars: int = Field(8000, ge=0, description="The most characters in these messages; 0 means no limit.")
-    next: str = Field(description="The node that answers.")
+    next: str = Field(description="The next node for an event with text or annotations.")
     skip: str = Field(END_NAME, description="The next node for an event with neither text nor annotations.")
 
     def targets(self) -> Mapping[str, str]:
