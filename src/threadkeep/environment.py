@@ -44,7 +44,7 @@ def default_database() -> Path:
 def plain_database(url: str | None = None) -> DatabaseAddress | None:
     """Return the address `url` or, without it, the address in the environment, or the default address.
 
-    Return None if there is a `.env` file, or a variable that changes how sessions are read: then load all settings.
+    If there is a `.env` file or a variable that changes how sessions are read, return None: load all settings then.
 
     Raises:
         InvalidSettings: the URL is not a database URL.
