@@ -424,6 +424,49 @@ async def test_a_directive_does_not_wait_for_the_model_of_another_session(
     await memory.learning.idle()
 
 
+async def test_each_message_is_learned_in_the_workspace_of_its_turn(memory: Memory) -> None:
+    """The session changes its workspace while the learner is late, and a later question is stored while it reads."""
+    asked, answers = asyncio.Event(), asyncio.Event()
+
+    class Late(ScriptedModel):
+        async def _agenerate(self, *arguments: Any, **options: Any) -> Any:
+            asked.set()
+            await answers.wait()
+            return await super()._agenerate(*arguments, **options)
+
+    class Answering(ScriptedModel):
+        async def _agenerate(self, *arguments: Any, **options: Any) -> Any:
+            if len(self.calls) == 2:  # the third question is stored, and its turn has not ended
+                answers.set()
+                await memory.learning.idle()
+            return await super()._agenerate(*arguments, **options)
+
+    entries = [[found(n, f"plan_{n}", f"of {n}", about="workspace") for n in range(1, 6, 2)] for _ in range(3)]
+    late = Late(json.dumps(each) for each in entries)  # type: ignore[call-arg, arg-type]
+    learning = FactLearning(memory, model=late, scopes=("workspace",), directives=True)
+    middleware = [SessionMemory(memory, learning=learning)]
+    agent: Any = create_agent(Answering(["One.", "Two.", "Three."]), [], middleware=middleware)  # type: ignore[call-arg, arg-type]
+    for workspace in ("shop", "home", "club"):
+        config: Any = {"configurable": {**CONFIG["configurable"], "workspace": workspace}}
+        await agent.ainvoke({"messages": [("user", f"decision: Meet in the {workspace}.")]}, config)
+        await asked.wait()
+    await memory.learning.idle()
+    assert {(one.key, one.scope.owner) for one in await proposals(memory, "open")} == {
+        ("plan_1", "shop"), ("plan_3", "home"), ("plan_5", "club")
+    }  # fmt: skip
+    assert {(fact.scope.owner, fact.value) for fact in await memory.knowledge.facts()} == {
+        (workspace, f"Meet in the {workspace}.") for workspace in ("shop", "home", "club")
+    }
+
+
+async def test_a_message_of_a_turn_that_another_process_lost_is_learned_in_no_workspace(memory: Memory) -> None:
+    await memory.session("room:1", user_id="ada", workspace="home").append([Message(role="user", content="We moved.")])
+    entries = [found(n, f"{about}_{n}", "x", about=about) for n in (1, 2) for about in ("user", "workspace")]
+    learning = FactLearning(memory, model=answering(entries), scopes=("user", "workspace"))
+    await talk(memory, learning, "Hello")
+    assert [one.key for one in await proposals(memory)] == ["user_1", "user_2", "workspace_2"]
+
+
 async def test_a_directive_with_a_secret_is_refused_with_a_word_to_the_person(memory: Memory) -> None:
     model = ScriptedModel(["I did not remember that."])
     learning = FactLearning(memory, proposes=False, directives=True)

@@ -287,7 +287,7 @@ INTERNAL = {
     },
     "Compressor": {"close"},
     "Graphiti": {"close", "delivering", "note_repo_state", "send_fact", "fact_closure", "queue_fact"},
-    "Knowledge": {"remember_in"},
+    "Knowledge": {"remember_in", "valid_in"},
 }
 
 

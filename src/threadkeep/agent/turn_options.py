@@ -43,8 +43,11 @@ AUTO_SHARED_TOKENS: Final = 16_000
 class TurnLearning(Protocol):
     """A learner that is called after the end of a turn; see `FactLearning`."""
 
-    def consider(self, session: Session, model: BaseChatModel | None) -> None:
-        """Queue a session for learning after a turn, and return at once."""
+    def consider(self, session: Session, model: BaseChatModel | None, question: range) -> None:
+        """Queue a session for learning after a turn, and return at once.
+
+        `model` is that of the agent. `question` has the `seq` of each message of the turn's question, if known.
+        """
         ...
 
 

@@ -28,7 +28,7 @@ from threadkeep.store.codec import time_of
 from threadkeep.store.driver import Driver
 from threadkeep.store.statements import Tables
 
-_MOST_SESSIONS = 1_000
+_MOST_SESSIONS, _MOST_QUESTIONS = 1_000, 200
 _REACH = 40
 """The most new messages of one learner call. An unread session begins with its last 40 messages."""
 _CONTEXT_MESSAGES = 4
@@ -72,12 +72,18 @@ class Learner(Protocol):
 
 @dataclass(frozen=True)
 class LearningRequest:
-    """A session to learn from. Proposals with at least the confidence `accept_from` are accepted; None: never."""
+    """A session to learn from. Proposals with at least the confidence `accept_from` are accepted; None: never.
+
+    `question` has the `seq` of each message of the turn's question. Turns of a session can have different workspaces,
+    so a workspace fact is learned only from a question that was enqueued in this process. If `question` is None, all
+    messages belong to the workspace in `scopes`.
+    """
 
     session_id: str
     learner: Learner
     scopes: Mapping[ScopeKind, Scope]
     accept_from: float | None = None
+    question: range | None = None
 
 
 class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
@@ -92,6 +98,8 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         self._proposals = proposals
         self._observer = observer
         self._waiting: OrderedDict[tuple[str, str], LearningRequest] = OrderedDict()
+        # The workspaces of the newest questions, by `seq`.
+        self._workspaces: OrderedDict[tuple[str, str], dict[int, Scope | None]] = OrderedDict()
         self._refused: dict[tuple[str, str], list[Reading]] = {}
         self._tasks: dict[LearnerKind, asyncio.Task[None]] = {}
         self._closed = False
@@ -101,10 +109,14 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         if self._closed:
             return
         kind = request.learner.kind
-        self._waiting[request.session_id, kind] = request
-        if len(self._waiting) > _MOST_SESSIONS:
-            # Drop the oldest waiting session, which is read after its next turn.
-            self._waiting.popitem(last=False)
+        key = request.session_id, kind
+        self._waiting[key] = request
+        asked = dict.fromkeys(request.question or (), request.scopes.get("workspace"))
+        workspaces = sorted({**self._workspaces.pop(key, {}), **asked}.items())
+        self._workspaces[key] = dict(workspaces[-_MOST_QUESTIONS:])
+        for sessions in (self._waiting, self._workspaces):
+            if len(sessions) > _MOST_SESSIONS:
+                sessions.popitem(last=False)  # drop the oldest session, which is read after its next turn
         if kind not in self._tasks or self._tasks[kind].done():
             # In the caller's context, the task's model calls would appear in the caller's stream.
             self._tasks[kind] = asyncio.create_task(self._work(kind), context=Context(), name="threadkeep-learning")
@@ -121,8 +133,13 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         """Read the first unread messages; return the number of proposals, and whether to continue."""
         learner = request.learner
         messages, before_seq = await self._unread(request)
-        learnable = {m.seq: m for m in messages if m.role == "user" and m.seq is not None and m.seq > before_seq}
         is_more = len(messages) == _REACH + _CONTEXT_MESSAGES
+        workspaces = None if request.question is None else self._workspaces.get((request.session_id, learner.kind), {})
+        users = [(index, message.seq or 0) for index, message in enumerate(messages) if message.role == "user"]
+        if workspaces and (later := [index for index, seq in users if seq > max(workspaces)]):
+            # Read a later question after its turn, when its workspace is known.
+            messages, is_more = messages[: later[0]], False
+        learnable = {m.seq: m for m in messages if m.role == "user" and m.seq is not None and m.seq > before_seq}
         if not learnable and not is_more:
             return 0, False
         # Leave out the messages that were read before, because they may have caused the refusal.
@@ -133,6 +150,8 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         reading = Reading(request.session_id, learner.kind, learner.name, before_seq, upto_seq)
         learned, reading = await self._ask(request, record, reading) if learnable else ((), reading)
         sound = await asyncio.to_thread(lambda: [one for one in learned if _is_sound(one, record)])
+        if workspaces is not None:
+            sound = [placed for one in sound if (placed := _in_workspace(one, workspaces)) is not None]
         most = _MOST_PROPOSED[learner.kind]
         added = await self._proposals.add(reading, sound[:most])  # None if another process has read the messages
         proposed, dropped = added or 0, 0 if added is None else len(sound[most:])
@@ -249,6 +268,12 @@ class DirectiveLearner:
                     kind = None if one.kind in ("procedure", "task_update", "repo_state") else one.fact_kind
                     found.append(Proposed(scope, one.fact_key, one.text, seq, kind, 1.0, one.kind, message.run_id))
         return found
+
+
+def _in_workspace(one: Proposed, workspaces: Mapping[int, Scope | None]) -> Proposed | None:
+    """Return a proposal with the workspace of the message's turn; None if it needs one, and none is known."""
+    scope = workspaces.get(one.seq) if one.scope.kind == "workspace" else one.scope
+    return None if scope is None else replace(one, scope=scope)
 
 
 def _is_sound(one: Proposed, record: Record) -> bool:
