@@ -84,8 +84,8 @@ MUTANTS = (
     Mutant("store/commits.py", "first = last_seq - len(fresh) + 1", "first = last_seq - len(fresh)", CONTRACT),
     Mutant(
         "store/commits.py",
-        "_with(prepared.receipt(first, len(fresh))",
-        "_with(prepared.receipt(len(fresh), first)",
+        "_with_duplicates(prepared.receipt(first, len(fresh))",
+        "_with_duplicates(prepared.receipt(len(fresh), first)",
         CONTRACT,
     ),
     Mutant("store/commits.py", "await self._superseding.refresh(", "self._superseding.refresh(", CONTRACT),

@@ -106,7 +106,7 @@ async def _apply(driver: Driver, found: int, partitions: int | None) -> list[int
                 reach(100 * done // total, file.removesuffix(".sql").replace("_", " "))
 
         held, wanted = partial(terminal.note, _LOCKED), None if found else partitions
-        return await migrate(driver, datetime.now(UTC), told=report, held=held, partitions=wanted)
+        return await migrate(driver, datetime.now(UTC), report=report, on_wait=held, partitions=wanted)
 
 
 async def _fill_index(driver: Driver) -> tuple[int, int]:

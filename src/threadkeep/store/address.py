@@ -68,7 +68,7 @@ class DatabaseAddress:
 
 
 def parse_address(url: str, *, variable: str = "THREADKEEP_DATABASE_URL") -> DatabaseAddress:
-    """Return the database address that a URL names.
+    """Return the database address that a URL names; errors mention the setting `variable`.
 
     Raises:
         InvalidSettings: the URL names neither SQLite nor PostgreSQL, its path is relative or has `~`, its port is
@@ -106,7 +106,7 @@ def parse_address(url: str, *, variable: str = "THREADKEEP_DATABASE_URL") -> Dat
 
 
 def _parts(dsn: str) -> dict[str, str]:
-    """Return the parts of a DSN, without decoding them."""
+    """Split a DSN into `account`, `hosts`, `name` and `query`, still percent-encoded; a missing part is empty."""
     match = _DSN.fullmatch(dsn)
     return match.groupdict(default="") if match else {"account": "", "hosts": "", "name": "", "query": ""}
 

@@ -73,7 +73,7 @@ class ApiKeys(ClockedTables, sql=("api_keys.sql",)):
     async def add(
         self, name: str, *, scope: KeyScope = "write", user_id: str | None = None, valid_for: timedelta | None = None
     ) -> NewKey:
-        """Create a key, and return it with its secret.
+        """Create a key that expires after `valid_for` (None: never), and return it with its secret.
 
         Raises:
             InvalidInput: the name, the scope or the user is not allowed, or a valid key already has this name.
@@ -88,7 +88,7 @@ class ApiKeys(ClockedTables, sql=("api_keys.sql",)):
         return key
 
     async def rotate(self, name: str, *, overlap: timedelta) -> NewKey:
-        """Replace the valid key with this name by a new key, which has the same scope, user and end.
+        """Replace the valid key with this name by a new key that has the same scope, user and expiry.
 
         The old key stays valid for at most `overlap`.
 

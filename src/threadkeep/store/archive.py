@@ -42,7 +42,7 @@ class SummaryArchive:
     async def restore(
         self, connection: Connection, session_id: str, archived: Iterable[ArchivedSummary]
     ) -> tuple[int, int]:
-        """Store new summaries whose messages are stored; return how many were stored and rejected."""
+        """Store the summaries that are not stored yet; return how many were stored, and how many were rejected."""
         stored = left_out = 0
         for item in archived:
             parameters = {"session_id": session_id, "id": item.summary.id}
@@ -57,7 +57,7 @@ class SummaryArchive:
         return stored, left_out
 
     async def _renumbered(self, connection: Connection, session_id: str, item: ArchivedSummary) -> Summary | None:
-        """Return the summary with its `seq` range in this database, if its messages are the same here."""
+        """Return the summary with the `seq` range of its messages in this database; None if they are not the same."""
         summary = item.summary
         deleted_upto = summary.last_seq - item.messages
         last_seq = await self._seq(connection, session_id, item.last_id, summary.last_seq)
@@ -72,8 +72,8 @@ class SummaryArchive:
         )
         parameters = {"session_id": session_id, "first_seq": here.first_seq, "last_seq": here.last_seq}
         [(deleted_seq, messages)] = await connection.fetch(self._sql["extent"], parameters)
-        # If the export lacks messages that the summary covers, their `seq` values may belong to other messages here.
-        # Reject the summary then, unless these values are of deleted messages.
+        # The export may lack covered messages, because they were deleted. Their `seq` values may belong to other
+        # messages in this database, so reject the summary unless these were deleted too.
         deleted_here = deleted_upto < summary.first_seq or deleted_upto + moved_by <= int(deleted_seq)
         return here if deleted_here and int(messages) == item.messages else None
 
@@ -132,9 +132,9 @@ class Archive:
 
     - A message keeps its id, times, tokens and status; a superseded one stays superseded. No id is stored twice.
     - An existing session keeps its title, tags and metadata. The restored messages follow its own messages.
-    - The last reset keeps its place after the same message, unless the existing session has a later reset.
+    - The last reset is put after the same message as in the export, unless the existing session has a later reset.
     - Archived messages are archived again if they keep their `seq`.
-    - All parts of one call are stored in one transaction. Only parts for another user's session are rejected.
+    - All parts of one call are stored in one transaction. A part is rejected if its session belongs to another user.
     """
 
     def __init__(self, driver: Driver, *, count: Counter, clock: Callable[[], datetime]) -> None:
@@ -162,7 +162,7 @@ class Archive:
     async def _restore(self, connection: Connection, part: ArchivedPart) -> Restored:
         info = part.info
         await connection.execute(self._sql["restore_session"], _session_row(info))
-        if not (counted := await connection.fetch(self._sql["reserve"], _counting(info, []))):
+        if not (counted := await connection.fetch(self._sql["reserve"], _reserve_parameters(info, []))):
             raise WrongUser(info.session_id)
         last_seq = counted[0][1]
         messages = [identified(message) for message in part.messages]
@@ -192,7 +192,7 @@ class Archive:
         """Store messages with the given `seq` values; return how many had characters that were replaced."""
         now = self._clock()
         kept = [clean_message(message) for message in fresh]
-        await connection.fetch(self._sql["reserve"], _counting(part.info, kept))
+        await connection.fetch(self._sql["reserve"], _reserve_parameters(part.info, kept))
         rows = [
             {
                 **message_parameters(message, count=self._count, now=time_text(message.created_at or now)),
@@ -210,7 +210,7 @@ class Archive:
     async def _restore_borders(
         self, connection: Connection, info: SessionInfo, messages: Sequence[Message], seqs: Mapping[str, int]
     ) -> None:
-        """Restore the last reset and the end of the archive, after the same messages as in the export."""
+        """Restore the last reset and the last archived message, each at the same message as in the export."""
         here = {message.seq: seqs[str(message.id)] for message in messages if message.seq}
         if info.reset_seq in here:
             parameters = {"session_id": info.session_id, "reset_seq": here[info.reset_seq]}
@@ -221,8 +221,8 @@ class Archive:
             await connection.execute(self._sql["restore_archived"], border)
 
 
-def _counting(info: SessionInfo, messages: list[Message]) -> dict[str, object]:
-    """Return the parameters of `reserve`, which without `messages` only locks the session's row."""
+def _reserve_parameters(info: SessionInfo, messages: list[Message]) -> dict[str, object]:
+    """Return the parameters of the statement `reserve`. Without `messages`, it only locks the session's row."""
     turn = Turn(info.session_id, (), info.user_id)
     return session_parameters(turn, messages, now=time_text(info.updated_at))
 

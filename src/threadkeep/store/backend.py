@@ -27,18 +27,18 @@ _ELSEWHERE: Final[dict[TranscriptLocation, tuple[str, TranscriptLocation, str]]]
     "tables": ("any_indexed", "graph_store", "a graph store"),
     "graph_store": ("any_kept_here", "tables", "its tables"),
 }
-"""For each location, the statement that finds sessions in the other location, and the other's name and description."""
+"""By location: the statement that finds sessions in the other location, the other location, and its description."""
 
 
 class DamageRegister:
-    """The damaged items that were found in a backend so far. An item is removed when it can be read again."""
+    """The errors of reads of damaged items (a session's metadata or messages), until a read of the item succeeds."""
 
     def __init__(self) -> None:
         self._items: dict[tuple[str, str], SessionDamaged] = {}
 
     @contextmanager
     def noting(self, session_id: str, item: str) -> Iterator[None]:
-        """Record whether the item that is read in the block is damaged."""
+        """Record that `item` is damaged if the block raises `SessionDamaged`; remove the record if it does not."""
         try:
             yield
         except SessionDamaged as error:
@@ -48,12 +48,12 @@ class DamageRegister:
             self._items.pop((session_id, item), None)
 
     def forget(self, session_id: str) -> None:
-        """Remove the items of a session that does not exist any more."""
+        """Remove the records of a session that does not exist any more."""
         for key in [key for key in self._items if key[0] == session_id]:
             del self._items[key]
 
     def of(self, user_id: str | None = None) -> list[SessionDamaged]:
-        """Return the errors of damaged items, sorted; with a `user_id`, only the errors of this user's items."""
+        """Return the recorded errors, sorted by session; with a `user_id`, only those of this user's sessions."""
         found = sorted(self._items.items())
         return [error for _, error in found if user_id in (None, error.user_id)]
 

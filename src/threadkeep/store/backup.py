@@ -17,7 +17,7 @@ from threadkeep.store.private_files import beside, is_read_only, locked_part, ma
 from threadkeep.store.sqlite_connection import connect, export_plain, read_only_uri, sqlite_errors
 
 type Report = Callable[[int, int], object]
-"""A callback that gets the numbers of copied pages and of all pages, after each part of a copy."""
+"""A callback that receives the number of copied pages and the total, after each part of a copy."""
 
 # SQLITE_CORRUPT and SQLITE_NOTADB. A restore ignores these errors, because it may replace an unreadable file.
 _DAMAGED = (11, 26)
@@ -39,10 +39,10 @@ _VERSION = "SELECT coalesce(max(version), 0) FROM threadkeep_migrations"
 def copy_sqlite(
     source: Path, target: Path, report: Report = lambda done, total: None, *, key: str | None = None
 ) -> None:
-    """Copy a database as it is at this moment. During the copy, other processes may read and write it.
+    """Copy a SQLite database as it is at this moment, while other processes may read and write it.
 
-    The copy is renamed to `target` when it is complete and on disk. With the `key` of the database, the copy is
-    encrypted with the same key.
+    The copy is renamed to `target` when it is complete and on disk. `key` is the encryption key of the database, and of
+    the copy.
 
     Raises:
         StoreUnavailable: the database cannot be read, or the copy cannot be written.
@@ -90,10 +90,10 @@ def is_plain(file: Path) -> bool:
 def restore_sqlite(
     source: Path, target: Path, report: Report = lambda done, total: None, *, key: str | None = None
 ) -> None:
-    """Replace a database that no process has open by a copy. An interrupted call leaves the old database.
+    """Replace the database `target` by the copy `source`. If the call is interrupted, the old database stays.
 
-    The old database may be damaged, or its file missing. If the path is a symbolic link, its target is replaced. With a
-    `key`, the new database is encrypted, even if the copy is not.
+    No process may have the old database open. It may be damaged, or its file missing. If `target` is a symbolic link,
+    the linked file is replaced. With a `key`, the new database is encrypted, even if the copy is not.
 
     Raises:
         StoreUnavailable: another process has the database open, or a file cannot be written.

@@ -1,4 +1,4 @@
-"""LangGraph checkpointers of Threadkeep, and read-only ones of other systems. This module imports LangGraph."""
+"""LangGraph checkpointers on Threadkeep's database, and read-only checkpointers on databases of other systems."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def open_checkpointer(
     While a graph runs, the checkpointer raises Threadkeep's errors, such as `StoreUnavailable`. It deserializes only
     `types` and the types that LangGraph calls safe, such as messages; values of other types stay plain data.
     """
-    # Without this list, LangGraph would import and call any function that a row names.
+    # Without `allowed_msgpack_modules`, LangGraph would import and call any function that a row names.
     return _opened(address, options, JsonPlusSerializer(allowed_msgpack_modules=list(types) or None))
 
 

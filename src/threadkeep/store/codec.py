@@ -16,7 +16,7 @@ from threadkeep.store.compressed_json import json_of, reads_record
 from threadkeep.store.driver import Backend, Row
 
 WRONG_CLOCK_SECONDS = 1_800.0
-"""The largest accepted difference between the clocks of two processes, and the longest claim of a message."""
+"""The largest accepted difference between the clocks of two processes. No claim of a message may be longer."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNIT = timedelta(microseconds=1)
@@ -36,7 +36,7 @@ def time_of(value: Any) -> Any:
 
 
 def in_utc(moment: datetime) -> datetime:
-    """Return a time of a request or a file in UTC; raise ValueError if UTC cannot express it."""
+    """Convert a time from a request or a file to UTC; raise ValueError if its UTC year is not 1 to 9999."""
     try:
         return moment.astimezone(UTC)
     except OverflowError:
@@ -44,12 +44,12 @@ def in_utc(moment: datetime) -> datetime:
 
 
 def time_text(moment: datetime) -> str:
-    """Return a time as text in UTC and of fixed width, so that texts and times have the same order."""
+    """Return a time as UTC text of fixed width; such texts sort in the order of the times."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds")
 
 
 def cursor_parameters(cursor: tuple[datetime, str] | None, moment: str, name: str) -> dict[str, object]:
-    """Return the parameters `moment` and `name` of a statement that lists rows before a cursor."""
+    """Return a cursor as two statement parameters named `moment` and `name`; None begins with the newest row."""
     before, last_name = cursor or (None, "~")
     return {moment: time_text(before) if before else _LAST_TIME, name: last_name}
 
@@ -94,7 +94,7 @@ def shorten(text: str, characters: int) -> str:
 
 
 def listed_texts(messages: Sequence[Message]) -> tuple[str | None, str | None]:
-    """Return a session's title (the first text of a user) and its last message, shortened; None if there is none."""
+    """Return a session's title (the first user text) and its last text, both shortened; None for a missing one."""
     texts = [message.content for message in messages if message.content]
     asked = [message.content for message in messages if message.content and message.role == "user"]
     last = shorten(texts[-1], LAST_MESSAGE_CHARACTERS) if texts else None
@@ -141,7 +141,7 @@ def clean_message(message: Message) -> Message:
 
 
 def identified(message: Message) -> Message:
-    """Return the message, or a copy with a new id, whose fields are not validated again."""
+    """Return the message; if it has no id, return a copy with a new id, without validating the fields again."""
     if message.id is not None:
         return message
     from langchain_core.utils.uuid import uuid7  # this import loads pydantic, which reading does not need
@@ -304,7 +304,7 @@ def session_parameters(turn: Turn, messages: list[Message], *, now: str) -> dict
 
 @dataclass(frozen=True)
 class Prepared:
-    """Messages and their columns; `cleaned` has the ids of messages in which characters were replaced."""
+    """Messages to store, with their column values. `cleaned` has the ids of messages with replaced characters."""
 
     messages: list[Message]
     columns: list[dict[str, object]]
@@ -312,7 +312,7 @@ class Prepared:
 
 
 def prepare_turn(turn: Turn, *, count: Counter, now: str) -> Prepared:
-    """Prepare the messages of a turn for storing, and set the `told_at` of answers that callers get.
+    """Prepare the messages of a turn for storing; set the column `told_at` of answers that are returned to a caller.
 
     Raises:
         InvalidMessage: the turn has no messages, or one of them cannot be stored.
@@ -326,7 +326,7 @@ def prepare_turn(turn: Turn, *, count: Counter, now: str) -> Prepared:
 
 
 def prepare(messages: Sequence[Message], *, count: Counter, stored_at: str | Callable[[Message], str]) -> Prepared:
-    """Prepare messages for storing. `stored_at` is their time, or a function that returns the time of each message.
+    """Prepare messages for storing. `stored_at` is the time for all of them, or returns the time for each message.
 
     Raises:
         InvalidMessage: there are no messages, or one of them cannot be stored.
@@ -348,17 +348,17 @@ def prepare(messages: Sequence[Message], *, count: Counter, stored_at: str | Cal
 
 @dataclass(frozen=True)
 class GraphTurns:
-    """A maker of the rows that queue turns for Graphiti; only a turn with a complete answer gets a row.
+    """A factory of rows that queue turns for Graphiti, which get only turns with a complete answer.
 
-    `workspace` is the default for turns without a workspace. A row is stored only if there is consent to send data to
-    `endpoint`.
+    `workspace` is the default for turns without a workspace. The database stores a row only if there is consent to send
+    data to `endpoint`.
     """
 
     endpoint: str
     workspace: str | None = None
 
     def row(self, turn: Turn, messages: Sequence[Message], *, now: str) -> dict[str, object] | None:
-        """Return the columns of a turn's row, except the `seq` values, or None without a complete answer."""
+        """Return the columns of a turn's row, except the `seq` values; None if the turn has no complete answer."""
         if not any(message.role == "assistant" and message.status == "complete" for message in messages):
             return None
         workspace = turn.workspace or self.workspace

@@ -28,7 +28,7 @@ from threadkeep.store.superseding import SupersedingWriter
 
 
 class _Winner(NamedTuple):
-    """An existing complete answer that a new answer would duplicate."""
+    """A stored complete answer that a new answer would duplicate. `told`: it was returned to a caller."""
 
     id: str
     seq: int
@@ -37,7 +37,13 @@ class _Winner(NamedTuple):
 
 @dataclass
 class _Sorted:
-    """The messages of a turn: `fresh` ones are new, others are `there` already or duplicate the `winner`."""
+    """The messages of a turn, sorted into new, stored and duplicate ones.
+
+    - `messages`: the new messages. `fresh`: their column values.
+    - `there`: the `seq` of each message that is stored already, by id. `deleted`: the ids of those that were deleted.
+    - `winner`: the stored answer that the turn's answer duplicates. `losers`: the `seq` of answers that it supersedes.
+    - `question`: the message that the turn answers.
+    """
 
     fresh: list[dict[str, object]] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
@@ -54,7 +60,7 @@ class TurnWriter:
     The question may already have a complete answer of the same author with the same `ordinal`:
 
     - Usually the new answer is not stored, and the receipt names the stored one (`adopted`).
-    - If only the new answer reached its caller, while the database was down (`Turn.told_at`), it replaces the other.
+    - If only the new answer reached its caller, while the database was down (`Turn.told_at`), it supersedes the stored.
     - If both answers reached their callers, the new one is stored as superseded.
 
     An answer to a superseded question is stored as superseded. If an answer is the first message after a reset, and its
@@ -83,7 +89,7 @@ class TurnWriter:
         if found.fresh:
             return await self._insert(connection, prepared, found)
         seqs = [*found.there.values(), *([found.winner.seq] if found.winner else [])]
-        return _with(prepared.receipt(min(seqs), max(seqs) - min(seqs) + 1), found)
+        return _with_duplicates(prepared.receipt(min(seqs), max(seqs) - min(seqs) + 1), found)
 
     async def _question(self, connection: Connection, turn: Turn) -> Message:
         """Return the message that the turn answers."""
@@ -152,14 +158,14 @@ class TurnWriter:
             await self._superseding.refresh(connection, turn.session_id, superseded)
         if self._graph_turns and (noted := self._graph_turns.row(turn, found.messages, now=prepared.now)):
             await connection.execute(self._sql["add_graph_turn"], {**noted, "first_seq": first, "last_seq": last_seq})
-        return _with(prepared.receipt(first, len(fresh)), found)
+        return _with_duplicates(prepared.receipt(first, len(fresh)), found)
 
     @staticmethod
     def _key(turn: Turn, message_id: str | None) -> dict[str, object]:
         return {"session_id": turn.session_id, "id": message_id}
 
 
-def _with(receipt: Receipt, found: _Sorted) -> Receipt:
+def _with_duplicates(receipt: Receipt, found: _Sorted) -> Receipt:
     adopted = found.winner.id if found.winner else None
     return replace(receipt, duplicates=tuple(found.there), deleted=tuple(found.deleted), adopted=adopted)
 
@@ -224,7 +230,7 @@ class GroupCommit:
             self._task = None
 
     async def _write_free(self, group: list[PreparedTurn]) -> None:
-        """Write the turns of a group, except of sessions for whose lock a task waits already."""
+        """Write the turns of a group; queue those of sessions for whose lock a task already waits."""
         free: list[PreparedTurn] = []
         for prepared in group:
             self._locked.get(prepared.turn.session_id, free).append(prepared)
@@ -240,7 +246,7 @@ class GroupCommit:
             await self._write_alone(free, error)
 
     async def _write_separately(self, group: list[PreparedTurn], error: RowLocked) -> None:
-        """Write the turns of each session separately, because others must not wait for a locked row."""
+        """Write the turns of each session separately, because none may wait for the locked row of another session."""
         of_session = _by_session(group)
         if len(of_session) == 1:
             self._wait_for_lock(group)
@@ -299,7 +305,7 @@ class GroupCommit:
         _settle(group, receipts)
 
     async def _store_separately(self, group: Sequence[PreparedTurn]) -> list[_Outcome]:
-        """Store a rejected group again: joined turns alone, the others with a check of each id."""
+        """Store a rejected group again: each joined turn in its own transaction, others with a check of their ids."""
         if len(group) > 1:
             for prepared in [one for one in group if one.is_joined]:
                 await self._write_group([prepared])
@@ -334,7 +340,7 @@ class GroupCommit:
             for prepared in turns:
                 behind[id(prepared)] = left - 1
                 if self._graph_turns:
-                    graph_turns += _noted(self._graph_turns, prepared, left)
+                    graph_turns += _graph_rows(self._graph_turns, prepared, left)
                 for columns in prepared.columns:
                     left -= 1
                     question = prepared.turn.answers
@@ -379,8 +385,8 @@ def _by_session(group: Sequence[PreparedTurn]) -> dict[str, list[PreparedTurn]]:
     return dict(sorted(of_session.items()))
 
 
-def _noted(graph_turns: GraphTurns, prepared: PreparedTurn, left: int) -> list[dict[str, object]]:
-    """Return the turn's row for Graphiti, or an empty list; `left` counts the session's messages from this turn on."""
+def _graph_rows(graph_turns: GraphTurns, prepared: PreparedTurn, left: int) -> list[dict[str, object]]:
+    """Return the turn's row for Graphiti, if any; `left` is the number of the session's messages from this turn on."""
     row = graph_turns.row(prepared.turn, prepared.messages, now=prepared.now)
     seqs = {"first_behind": left - 1, "last_behind": left - len(prepared.columns)}
     return [] if row is None else [{**row, **seqs}]

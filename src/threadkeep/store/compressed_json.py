@@ -103,8 +103,8 @@ def _dictionary(number: int) -> zstandard.ZstdCompressionDict:
     return dictionary
 
 
-# The format before migration 25: the text is deflated with a vocabulary, behind ids and hashes as bytes; a manifest's
-# entries are stored as one list for each field.
+# The format before migration 25 begins with the ids and hashes of the text, as bytes. Then follows the text without
+# them, deflated with a vocabulary. The entries of a manifest are stored as one list for each field.
 
 _FIRST_FORMAT = b"\x01"
 _RAW_DEFLATE = -15
@@ -155,7 +155,7 @@ def _decompress_first_format(stored: bytes) -> str:
 
 
 def unpack_manifest(stored: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str, Json]:
-    """Unpack a manifest from before migration 25, and add `columns` to it; return later ones unchanged."""
+    """Unpack a manifest from before migration 25, and add `columns` to it; return a later manifest unchanged."""
     parts = stored.get("packed")
     if "entries" in stored or not isinstance(parts, list):
         return dict(stored)

@@ -15,7 +15,7 @@ from threadkeep.store.migrations import known_migrations, known_tables, schema_v
 from threadkeep.store.statements import load_statements
 
 _LONG_SECONDS = 10.0
-# Do not recommend returning less free space than this, because doing so blocks other writers.
+# Returning free space to the disk blocks other writers, so it is recommended only from this size on.
 _MUCH_FREE_BYTES = 10 * 1024 * 1024
 _MUCH_FREE_SHARE = 0.1
 
@@ -116,7 +116,7 @@ async def can_write(driver: Driver) -> None:
         pass
 
 
-# The byte whose lock shows a writer: in the -shm file in WAL mode (wal.c), in the database file otherwise (os_unix.c).
+# Offset of the byte that a writer locks: in WAL mode in the -shm file (wal.c), else in the database file (os_unix.c).
 _WAL_WRITE = 120
 _RESERVED = 0x40000001
 
@@ -130,7 +130,7 @@ class _Lock(NamedTuple):
 
 
 def lock_holders(path: Path, *, locks: Path = Path("/proc/locks")) -> tuple[LockHolder, ...]:
-    """Return the other processes with locks on a SQLite file, writers first; none without `/proc/locks`."""
+    """Return the other processes that lock a SQLite file, writers first; none if `/proc/locks` cannot be read."""
     inodes = {_inode(path): _RESERVED, _inode(path.with_name(path.name + "-shm")): _WAL_WRITE}
     writes: dict[int, bool] = {}
     for lock in _locks(locks):
@@ -202,8 +202,8 @@ class Integrity:
 async def check_integrity(driver: Driver, *, transcripts: bool) -> Integrity:
     """Check a database for damage; with `transcripts`, also check the sessions in its tables.
 
-    On SQLite, the whole file is read. PostgreSQL reports the errors that it knows, and its indexes are checked if it
-    has the extension amcheck.
+    On SQLite, the whole file is read. On PostgreSQL, the damage that the server has noticed is returned, and indexes
+    are checked if the extension amcheck is installed.
     """
     sql = load_statements("integrity.sql", f"{driver.backend}/integrity.sql")
     async with driver.reading() as connection:

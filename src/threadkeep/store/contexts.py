@@ -24,7 +24,7 @@ from threadkeep.store.summaries import Summaries, summary_of
 class ContextState:
     """The stored state for the next model call: the anchor of a profile and the active summaries, oldest first.
 
-    - `anchor_seq`: the `seq` where the windows of the profile begin; 0 at first. Equal limits mean the same profile.
+    - `anchor_seq`: the `seq` where the windows of the profile (a set of limits) begin; 0 at first.
     - `reset_seq`: the `seq` of the last reset; 0 without a reset.
     - `archived_seq` and `deleted_seq`: messages up to these are archived or deleted; their summaries stay active.
     - `revision`: a number that grows when stored messages are changed, for example superseded.
@@ -64,8 +64,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
     async def move_anchor(self, session_id: str, profile: str, seq: int, *, revision: int | None = None) -> None:
         """Move the anchor of a profile forward to the message `seq`.
 
-        Do nothing if the session has another `revision` by now: messages were superseded since, so windows begin
-        elsewhere.
+        Do nothing if the session no longer has this `revision`: superseded messages change where windows begin.
         """
         parameters = {"session_id": session_id, "profile": profile, "seq": seq, "revision": revision}
         await self._driver.write([(self._sql["keep_session"], parameters), (self._sql["move_anchor"], parameters)])
@@ -86,7 +85,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
     async def keep_steps(
         self, session_id: str, steps: Steps, *, question_id: str, author: str, ordinal: int = 1, turns: int = 1
     ) -> None:
-        """Store the tool calls of an answer to an active question; keep those of the author's newest `turns` turns."""
+        """Store the tool calls of an answer to an active question; delete those before the author's last `turns`."""
         turn = {"session_id": session_id, "author": author, "turns": turns}
         row = {**turn, "seq": steps.seq, "ordinal": ordinal, "question_id": question_id}
         async with self._driver.writing() as connection:

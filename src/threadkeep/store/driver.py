@@ -53,7 +53,7 @@ def unstorable_text() -> InvalidInput:
 
 
 def check_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Raise `StoreClosed` on another event loop than that of a database, because the call could wait forever."""
+    """Raise `StoreClosed` unless `loop`, the database's event loop, is running: the call could wait forever."""
     if asyncio.get_running_loop() is not loop:
         raise StoreClosed(
             "This memory is closed, or was opened on another event loop; use it on the loop and in the block of its "
@@ -106,7 +106,7 @@ class NewTurns(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """Statements for the transaction that stores a turn, executed `before` and `after` its messages.
+    """Statements for the transaction that stores a turn, executed `before` and `after` its messages are stored.
 
     With `supersedes_after`, the transaction first supersedes the session's active messages after this `seq`.
     """
@@ -187,7 +187,7 @@ class Driver(Protocol):
     `reading()` lends a connection for single statements. `writing()` lends a connection inside a write transaction,
     which is durable when the block ends, and rolled back when the block raises an error. SQLite locks the database when
     the transaction begins. On PostgreSQL, the transaction raises `RowLocked` after it has waited `lock_timeout_seconds`
-    for one lock; if this is None, the timeout of the options counts. On both databases, a timeout of 0 means no limit.
+    for one lock; None means the timeout in the options. On both databases, a timeout of 0 means no limit.
     """
 
     loop: asyncio.AbstractEventLoop  # the loop that opened the database

@@ -1,4 +1,4 @@
-"""Tables that coordinate processes: tasks that one process does at a time, and the state of channels."""
+"""Tables that coordinate processes: duties, which are tasks for one process at a time, and the state of channels."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from threadkeep.store.statements import ClockedTables
 class Duties(ClockedTables, sql=("duties.sql",)):
     """The table `chat_duties`: the current owner of each duty, and the time when it was last done.
 
-    Each write is a single call to the database, because an open transaction and blocking code that waits for the lock
-    of the SQLite file in the same event loop would wait forever.
+    Each write is a single call to the database. Between two calls, other code in the event loop could block until it
+    gets the lock of the SQLite file, and would wait forever.
     """
 
     async def claim(self, duty: str, owner: str, *, seconds: float, every_seconds: float) -> bool:
@@ -73,7 +73,7 @@ class ChannelState(ClockedTables, sql=("{backend}/sessions.sql", "channel_state.
         return {str(name): str(value) for name, value in rows}
 
     async def keep(self, scope: str, name: str, value: str, *, expires_at: datetime | None = None) -> None:
-        """Store a value instead of the previous one; with `expires_at`, delete some expired values of the scope."""
+        """Store a value instead of the previous one; with `expires_at`, also delete up to 100 expired ones."""
         await self._keep(self.keep_statement(scope, name, value, expires_at=expires_at))
 
     def keep_statement(self, scope: str, name: str, value: str, *, expires_at: datetime | None = None) -> Statement:
@@ -82,7 +82,7 @@ class ChannelState(ClockedTables, sql=("{backend}/sessions.sql", "channel_state.
         return self._sql["keep"], {"scope": scope, "name": name, "value": value, "expires_at": expiry}
 
     async def keep_first(self, scope: str, name: str, value: str, *, expires_at: datetime | None = None) -> bool:
-        """Store a value unless an unexpired one is stored; return False if that one stays."""
+        """Store a value and return True, or return False if a value that has not expired is stored already."""
         _, parameters = self.keep_statement(scope, name, value, expires_at=expires_at)
         return await self._keep((self._sql["keep_first"], {**parameters, "now": time_text(self._clock())}))
 
@@ -100,7 +100,7 @@ class ChannelState(ClockedTables, sql=("{backend}/sessions.sql", "channel_state.
         return await self._execute("keep_for_duty", {"scope": scope, "name": name, "value": value, **held}) > 0
 
     async def replace(self, scope: str, name: str, old: str, value: str, *, expires_at: datetime) -> bool:
-        """Replace the value `old` by `value`; return False if the stored value is another one."""
+        """Replace the value `old` by `value`; return False if another value, or none, is stored."""
         given = {"scope": scope, "name": name, "old": old, "value": value, "expires_at": time_text(expires_at)}
         return await self._execute("replace", given) > 0
 

@@ -25,7 +25,7 @@ _TABLES = load_statements("foreign.sql")
 _KEY_FIELDS = ("key_id", "user_id", "name", "scope", "created_at", "expires_at", "revoked_at", "last_used_at")
 _IN_FLIGHT = timedelta(days=1)
 _SESSIONS_AT_ONCE = 500
-# With this number of pages, a step takes about 0.1 seconds.
+# Merging this many pages of the search index takes about 0.1 seconds.
 _PAGES_AT_ONCE = 200
 _MERGE_PAUSE_SECONDS = 0.05
 _LOG_TRIES = 40
@@ -56,7 +56,7 @@ async def empty_log(driver: Driver, *, vacuum: bool) -> bool:
 class Erasable:
     """The target of an erasure: all `ids` of a person, or the session `session_id`.
 
-    `noted` is the scope in `chat_channel_state` under which the sessions to erase are noted until all is erased.
+    `noted` is the scope in `chat_channel_state` with the list of sessions to erase, until the erasure is complete.
     """
 
     ids: tuple[str, ...] = ()
@@ -80,17 +80,17 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return tuple(dict.fromkeys([user_id, *(str(row[0]) for row in rows)]))
 
     async def sessions(self, wanted: Erasable) -> list[str]:
-        """Return the ids of sessions to delete as a whole, including those that `note_sessions` has noted."""
+        """Return the ids of sessions to delete as a whole, including those in the list of `note_sessions`."""
         return [str(row[0]) for row in await self._fetch("own_sessions_of", wanted)]
 
     async def note_sessions(self, wanted: Erasable, session_ids: Sequence[str]) -> None:
-        """Note the sessions to erase, so that a repeated erasure finds their data even if their rows are gone."""
+        """Store the list of sessions to erase; a repeated erasure needs it, because their rows may be deleted."""
         async with self._driver.writing() as connection:
             rows = [{"noted": wanted.noted, "session_id": session_id} for session_id in session_ids]
             await connection.execute_many(self._sql["note_session"], rows)
 
     async def forget_notes(self, wanted: Erasable) -> None:
-        """Delete the notes of an erasure that is complete."""
+        """Delete the list of `note_sessions`, after the erasure is complete."""
         await self._driver.write([(self._sql["forget_notes"], {"noted": wanted.noted})])
 
     async def counts(self, wanted: Erasable) -> dict[str, int]:
@@ -193,7 +193,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
     async def forget_evidence(self, session_ids: Sequence[str]) -> None:
         """Delete facts with evidence in deleted sessions, and the threads and Graphiti groups of these sessions.
 
-        Graphiti episodes of deleted facts are dropped if they were not sent yet; otherwise a worker deletes them.
+        A Graphiti episode of a deleted fact is dropped if it was not sent yet. If it was sent, a worker deletes it.
         """
         async with self._driver.writing() as connection:
             for some in batched(session_ids, _SESSIONS_AT_ONCE):

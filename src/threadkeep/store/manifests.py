@@ -92,7 +92,7 @@ class _Owner:
 
 
 class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql", "{backend}/runs.sql")):
-    """The tables `chat_manifests` and `chat_context_texts`, and the same two for runs without a session.
+    """The tables `chat_manifests` and `chat_context_texts`, and the two tables for runs without a session.
 
     A text is stored under its digest once per session (or run), as long as model calls use it. Manifests and texts are
     deleted with their session or run.
@@ -139,7 +139,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         ]
 
     def _dropping(self, session_id: str, entries: Iterable[NotedManifest]) -> Statement:
-        """Return the statement that deletes stored texts if messages were erased after a call began."""
+        """Return the statement that deletes a session's texts if messages were erased after one of the calls began."""
         begun = min(entry.created_at for entry in entries) - _CLOCKS_DIFFER
         key = {"session_id": session_id, "marker": erase_marker(session_id), "begun": time_text(begun)}
         return self._sql["drop_texts_after_erase"], key
@@ -273,7 +273,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
 
 
 def erase_marker(session_id: str) -> str:
-    """Return the name of an erasure in a session, which does not reveal the id of the session."""
+    """Return the name for the record of an erasure in a session; it does not reveal the session's id."""
     return sha256(session_id.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -309,7 +309,7 @@ def seqs_of_ids(manifest: Mapping[str, Json]) -> set[int]:
 
 
 def without_ids(manifest: Mapping[str, Json], ids: Mapping[int, str] | None = None) -> dict[str, Json]:
-    """Return a manifest without the ids of transcript messages. If `ids` is given, keep ids that it lacks."""
+    """Return a manifest without the ids of transcript messages. With `ids` (by `seq`), omit only ids that match it."""
 
     def shorter(entry: Json) -> Json:
         seq = _seq_of(entry)
@@ -321,7 +321,7 @@ def without_ids(manifest: Mapping[str, Json], ids: Mapping[int, str] | None = No
 
 
 def with_ids(manifest: Mapping[str, Json], ids: Mapping[int, str]) -> dict[str, Json]:
-    """Return the manifest with its omitted ids, which `ids` has by `seq`."""
+    """Return the manifest with its omitted ids restored; `ids` maps `seq` values to message ids."""
 
     def whole(entry: Json) -> Json:
         if not isinstance(entry, Mapping) or entry.get("id") is not _ELSEWHERE:

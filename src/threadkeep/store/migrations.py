@@ -18,10 +18,10 @@ from threadkeep.store.driver import GROUP_LOCK_SECONDS, Backend, Connection, Dri
 from threadkeep.store.partitions import RETRY_SECONDS, check_partitions, make_partitions, with_lock_retries
 from threadkeep.store.statements import load_script
 
-type ToldOfMigration = Callable[[int, int, str], object]
-"""A callback that gets, before each migration, the numbers of finished and due migrations, and the file name.
+type MigrationReport = Callable[[int, int, str], object]
+"""A callback that receives, before each migration, the numbers of finished and due migrations, and the file name.
 
-If a try fails, the next one begins with the first due migration again.
+If a try fails, the next try begins with the first due migration again.
 """
 
 _logger = logging.getLogger("threadkeep.store")
@@ -35,8 +35,8 @@ _TABLE = """CREATE TABLE IF NOT EXISTS threadkeep_migrations (
     version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at TEXT NOT NULL
 )"""
 _APPLIED = "INSERT INTO threadkeep_migrations (version, name, applied_at) VALUES (:version, :name, :now)"
-# An arbitrary number that identifies this advisory lock. Only the wait for it has no limit, because other starting
-# processes must wait while a large database is migrated.
+# The advisory lock has an arbitrary number. Only the wait for this lock has no limit, because other starting processes
+# must wait while a large database is migrated.
 _LOCK = (
     "SET LOCAL lock_timeout = 0",
     "SELECT pg_advisory_xact_lock(7310865112)",
@@ -70,7 +70,7 @@ def known_tables() -> list[str]:
 
 
 def check_schema(backend: Backend, found: int) -> None:
-    """Check that a database with the schema `found` can be upgraded; 0 is an empty database.
+    """Check that a database with the schema version `found` can be upgraded; 0 is an empty database.
 
     Raises:
         SchemaTooNew: the database has migrations that this code does not know.
@@ -97,15 +97,15 @@ async def migrate(
     driver: Driver,
     now: datetime,
     *,
-    told: ToldOfMigration | None = None,
-    held: Callable[[], object] | None = None,
+    report: MigrationReport | None = None,
+    on_wait: Callable[[], object] | None = None,
     partitions: int | None = None,
 ) -> list[int]:
     """Bring a database to the newest schema; return the versions of the migrations that this call applied.
 
-    Of concurrent processes, one migrates; the others wait and find nothing to do. A database that is up to date is only
-    read. A new PostgreSQL database gets `partitions` tables for messages. If the call has to wait for other processes,
-    `held` is called once; by default, it logs a warning.
+    If several processes call this at once, one migrates, and the others wait. A database that is up to date is only
+    read. A new PostgreSQL database gets `partitions` partitions for messages. If the call has to wait for other
+    processes, `on_wait` is called once; by default, it logs a warning.
 
     Raises:
         SchemaTooNew: the database has migrations that this code does not know; nothing was changed.
@@ -122,18 +122,18 @@ async def migrate(
     if not found and driver.backend == "postgres":
         await _check_search_path(driver)
     # By default, log no warning for an empty database, because its first connection alone may take long.
-    held = cache(held or (partial(_log_wait, driver.backend) if found else lambda: None))
-    waits = asyncio.get_running_loop().call_later(_LOCK_NOTE_SECONDS, held)
+    on_wait = cache(on_wait or (partial(_log_wait, driver.backend) if found else lambda: None))
+    waits = asyncio.get_running_loop().call_later(_LOCK_NOTE_SECONDS, on_wait)
 
     async def apply(connection: Connection) -> list[int]:
         if driver.backend == "postgres":
             await connection.fetch_each([(statement, {}) for statement in _LOCK])
         waits.cancel()
-        return await _apply(connection, driver.backend, now, told=told, partitions=partitions)
+        return await _apply(connection, driver.backend, now, report=report, partitions=partitions)
 
     try:
         if driver.backend == "postgres":
-            return await with_lock_retries(driver, apply, held=held)
+            return await with_lock_retries(driver, apply, on_retry=on_wait)
         async with driver.writing(lock_timeout_seconds=0) as connection:
             return await apply(connection)
     finally:
@@ -145,7 +145,7 @@ async def _apply(
     backend: Backend,
     now: datetime,
     *,
-    told: ToldOfMigration | None,
+    report: MigrationReport | None,
     partitions: int | None,
 ) -> list[int]:
     found = await _version(connection, backend)
@@ -153,8 +153,8 @@ async def _apply(
     applied = [{"version": version, "name": name, "now": now.isoformat()} for version, name in waiting]
     await connection.execute(_TABLE, {})
     for done, (_, script) in enumerate(waiting):
-        if told is not None:
-            told(done, len(waiting), script)
+        if report is not None:
+            report(done, len(waiting), script)
         await connection.fetch_each([(statement, {}) for statement in load_script(f"{backend}/{script}")])
     if partitions is not None and not found:
         await make_partitions(connection, partitions)

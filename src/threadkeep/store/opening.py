@@ -19,7 +19,7 @@ from threadkeep.store.private_files import lock_at_once, make_private_folder
 from threadkeep.store.statements import load_statements
 
 SETUP_SECONDS: Final = 60.0
-"""The seconds that a process waits while another process creates LangGraph's tables."""
+"""The seconds for which a process waits until another process has created LangGraph's tables."""
 
 _POLL_SECONDS = 0.05
 

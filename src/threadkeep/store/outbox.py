@@ -1,4 +1,4 @@
-"""The outbox. It records an answer before its run begins; one process at a time sends each message."""
+"""The outbox of channels. An answer is recorded before its run begins; one process at a time sends each message."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ type Address = Mapping[str, Json]
 FORGOTTEN = "forgotten:"
 """The prefix of the key of an answer that confirms a deletion; such an answer belongs to no session."""
 _USER = "user_id"
-"""The field of an address that names its person; the column `person_id` is computed from it."""
+"""The field of an address with the id of its person; the column `person_id` is computed from it."""
 _MESSAGE = "message"
 _OF_A_REPLY = ("message_id", "callback_query_id")
 
@@ -29,8 +29,8 @@ class Outgoing:
     """A message to send: the answer of a run to the message `message_id`, or a text `content` that is in no transcript.
 
     `parts_sent` is the number of parts that have arrived. `uncertain` is true if the next part may have arrived too.
-    `partial` is the text so far of an answer that is still being written. Later it is not empty only if the platform
-    fetched the first of several parts.
+    `partial` is the text so far of an answer that is still being written. When the answer is complete, `partial` is
+    empty, unless the platform fetched the first of several parts.
     """
 
     number: int
@@ -160,7 +160,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return Recipient(rows[0][0], address, user_id if isinstance(user_id, str) else None)
 
     async def answer(self, channel: str, session_id: str, message_id: str, content: str) -> bool:
-        """Answer a message with a text instead of by a run; return False if it does not wait for a run."""
+        """Answer a message with a text instead of a run's answer; return False if it does not wait for a run."""
         key = {"channel": channel, "session_id": session_id, "message_id": message_id}
         async with self._driver.writing() as connection:
             parameters = {**key, "content": clean_text(content), "now": self._now()}
@@ -186,7 +186,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
     async def note_fetched(self, number: int, *, is_all: bool) -> bool:
         """Record that the platform fetched the whole answer or, if `is_all` is false, its first part.
 
-        Return False unless the answer was ready and unsent.
+        Return False if the answer was not ready, or was already sent.
         """
         statement = "end_fetched" if is_all else "note_fetched"
         return await self._execute(statement, {"number": number, "now": self._now()}) > 0
@@ -245,8 +245,8 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return await self._change("move", number, owner, address=json_text(address))
 
     async def postpone(self, number: int, owner: str, until: datetime, error: str, *, uncertain: bool = False) -> bool:
-        """Release a message, to be sent at `until`, in 25 minutes at most; return False if the claim was lost."""
-        # Stay five minutes below the limit, because the clock of the process that claims the message may be behind.
+        """Release a message, and send it after `until`, or after at most 25 minutes; return False without the claim."""
+        # Stay five minutes below `WRONG_CLOCK_SECONDS`, because the clock of the next process may be behind.
         at = min(time_text(until), self._later(WRONG_CLOCK_SECONDS - 300))
         values = {"at": at, "error": error, "uncertain": uncertain}
         return await self._change("postpone", number, owner, **values)
@@ -344,7 +344,7 @@ def _address(text: str | None) -> Address:
     return value if isinstance(value, Mapping) else {}
 
 
-# The columns of the statements for messages have the order of these fields; the last may be missing.
+# Statements return the columns in the order of these fields; columns for the last fields may be missing.
 _FIELDS = tuple(column.name for column in fields(Outgoing))
 
 

@@ -15,11 +15,11 @@ from threadkeep.store.driver import GROUP_LOCK_SECONDS, Backend, Connection, Dri
 from threadkeep.store.statements import load_statements
 
 type Progress = Callable[[int, int, int], object]
-"""A callback that gets, after each step, the numbers of finished ranges, of all ranges and of messages in the copy."""
+"""A callback that receives the numbers of finished ranges, of all ranges and of copied messages, after each step."""
 
 _RANGES = 200
-# This is short, because a waiting lock also blocks readers. It is below deadlock_timeout, after which PostgreSQL may
-# abort other transactions.
+# This is short, because other transactions, even readers, queue behind the request for a lock. It is also below
+# deadlock_timeout, after which PostgreSQL may abort other transactions.
 _LOCK_SECONDS = GROUP_LOCK_SECONDS
 _PAUSE_SECONDS = 1.0
 _MOST_TRIES = 100
@@ -61,10 +61,11 @@ async def make_partitions(connection: Connection, partitions: int) -> None:
 
 
 class PartitionState(NamedTuple):
-    """The number of partitions of the tables (0 if they have none), and of an unfinished copy of the tables.
+    """The state of the tables. `partitions` is 0 if they have no partitions.
 
-    `owner` is set if another PostgreSQL user owns the tables, and `views` if views use them; either prevents their
-    replacement.
+    `is_begun` and `copied_into` describe an unfinished copy, and its number of partitions (0 before they are created).
+    `owner` names another PostgreSQL user who owns the tables, and `views` the views that use them; either prevents
+    partitioning.
     """
 
     partitions: int
@@ -74,7 +75,7 @@ class PartitionState(NamedTuple):
     views: str | None
 
     def refusal(self, wanted: int) -> str | None:
-        """Return why the tables cannot get the wanted number of partitions, with a cure."""
+        """Return an error message if the tables cannot get `wanted` partitions, or None."""
         if self.partitions not in (0, wanted):
             cure = "to change the number, export the sessions and import them into a new database."
             return f"This database has {self.partitions} partitions; {cure}"
@@ -112,7 +113,7 @@ async def partition(driver: Driver, partitions: int, *, report: Progress) -> boo
     if not state.copied_into:
         await with_lock_retries(driver, _begin)
         await with_lock_retries(driver, partial(_create, partitions=partitions))
-    # The step returns None if another call has replaced the tables meanwhile; then no range is left.
+    # `_step` returns None if another call has replaced the tables meanwhile. Then no ranges are left to copy.
     [(total,)] = await _step(driver, partitions, lambda connection: connection.fetch(_SQL["left"], {})) or [(0,)]
     done = copied = 0
     for is_indexed in (False, True):
@@ -177,7 +178,7 @@ async def _step[T](driver: Driver, partitions: int, work: Callable[[Connection],
 
 
 async def _copy(connection: Connection) -> tuple[int, int]:
-    """Copy the oldest changed `seq` ranges; return the numbers of ranges and of new messages."""
+    """Copy the `seq` ranges that changed first; return the number of ranges, and by how many messages the copy grew."""
     taken = await connection.fetch(_SQL["take"], {"limit": _RANGES})
     fields = ("session_id", "first_seq", "last_seq")
     ranges = {"ranges": dump_json([dict(zip(fields, row, strict=True)) for row in taken])}
@@ -189,7 +190,7 @@ async def _copy(connection: Connection) -> tuple[int, int]:
 
 
 async def _swap(connection: Connection) -> bool:
-    """Copy the remaining changes and replace the tables, which are locked meanwhile."""
+    """Lock the tables, copy the remaining changes, and replace the tables by the copy."""
     await _run(connection, "hold")
     while (await _copy(connection))[0]:
         pass
@@ -198,19 +199,19 @@ async def _swap(connection: Connection) -> bool:
 
 
 async def with_lock_retries[T](
-    driver: Driver, work: Callable[[Connection], Awaitable[T]], *, held: Callable[[], object] | None = None
+    driver: Driver, work: Callable[[Connection], Awaitable[T]], *, on_retry: Callable[[], object] | None = None
 ) -> T:
     """Execute `work`, which locks tables, in a transaction; retry if other transactions keep the tables locked.
 
-    Between the tries, no table is locked, so that other processes can write. `held` is called before each retry.
+    Between two tries, no table is locked, and other processes can write. `on_retry` is called before each retry.
 
     Raises:
         RowLocked: no try succeeded.
     """
     for tries in range(_MOST_TRIES):
         if tries:
-            if held is not None:
-                held()
+            if on_retry is not None:
+                on_retry()
             await asyncio.sleep(_PAUSE_SECONDS)
         with contextlib.suppress(RowLocked):
             async with driver.writing(lock_timeout_seconds=_LOCK_SECONDS) as connection:

@@ -37,7 +37,7 @@ from threadkeep.store.statements import load_statements
 
 type DictConnection = psycopg.AsyncConnection[DictRow]
 
-# This is longer than `RunServiceOptions.owner_check_seconds`, so that queries of an idle worker need no check.
+# Longer than `RunServiceOptions.owner_check_seconds`, so that connections of idle workers need no check before a query.
 TRUSTED_SECONDS = 3.0
 _CONNECT_SECONDS = 10
 _LEAST_SECONDS = 0.01
@@ -48,8 +48,8 @@ _FINAL = re.compile(
     "authentication failed|no password supplied|does not exist|no pg_hba.conf entry|pg_hba.conf rejects connection"
     "|permission denied|server does not support SSL, but SSL was required"
 )
-# The pool tries to connect for this time; then the next caller makes it try again, so that a server that was down for
-# long is found soon after its return.
+# The pool gives up after this time, and tries again when a caller needs a connection. With longer attempts, it would
+# notice late that a server is up again.
 _RECONNECT_SECONDS = 5
 # An arbitrary number that identifies this advisory lock. It is not a parameter, because a statement with parameters
 # keeps its snapshot, and CREATE INDEX CONCURRENTLY waits for old snapshots.
@@ -87,7 +87,7 @@ class PostgresDriver(Driver):
 
     @classmethod
     async def open(cls, dsn: str, options: StoreOptions, *, read_only: bool = False) -> Self:
-        """Return a driver whose pool has its first connections.
+        """Open a driver and the first connections of its pool.
 
         Raises:
             StoreUnavailable: the server refuses a connection or does not answer in time; the error says why.
@@ -164,7 +164,7 @@ class PostgresDriver(Driver):
         await self._pool.close()
 
     async def _configure(self, raw: RawConnection) -> None:
-        """Set up a new connection with UTC, the timeouts, and JSON as text."""
+        """Set up a new connection: UTC as its time zone, the timeouts, and JSON values as text."""
         for name in ("json", "jsonb"):
             raw.adapters.register_loader(name, TextLoader)
         # Do not pass the time zone as a connection option, which would replace the options in the DSN.
@@ -180,21 +180,21 @@ class PostgresDriver(Driver):
         """Return the statement that limits lock waits to at most `GROUP_LOCK_SECONDS`."""
         return self._lock_timeout(min(GROUP_LOCK_SECONDS, self._lock_seconds or GROUP_LOCK_SECONDS))
 
-    def _lock_timeout(self, given: float | None) -> Sequence[Statement]:
-        """Return the statement that limits a transaction's lock waits, if it has a limit of its own."""
-        if given is None and self._is_pooled:
-            given = self._lock_seconds
+    def _lock_timeout(self, seconds: float | None) -> Sequence[Statement]:
+        """Return the statement that sets a transaction's lock timeout; none if the connection's timeout applies."""
+        if seconds is None and self._is_pooled:
+            seconds = self._lock_seconds
         left = seconds_left()
         if left is not None:
             left = max(left, _LEAST_SECONDS)
-            given = left if not given else min(given, left)
-        if given is None:
+            seconds = left if not seconds else min(seconds, left)
+        if seconds is None:
             return ()
-        return (("SELECT set_config('lock_timeout', :seconds, TRUE)", {"seconds": _timeout_text(given)}),)
+        return (("SELECT set_config('lock_timeout', :seconds, TRUE)", {"seconds": _timeout_text(seconds)}),)
 
     @asynccontextmanager
     async def _working(self) -> AsyncIterator[RawConnection]:
-        """Lend a connection for writing. If it breaks, the others are checked before their next use."""
+        """Lend a connection for writing. If it breaks, all other connections are checked before their next use."""
         check_loop(self.loop)
         with translated():
             loan = _Loan(self._pool, self._used)
@@ -221,7 +221,7 @@ class _Loan:
         self._raw: RawConnection | None = None
 
     async def take(self) -> RawConnection:
-        """Return a working connection, which is not checked if it worked recently."""
+        """Return a working connection; check it first, unless it worked within the last `TRUSTED_SECONDS`."""
         raw = self._raw = await self._connection()
         if time.monotonic() - self._used.get(raw, 0.0) <= TRUSTED_SECONDS or await _lives(raw):
             return raw
@@ -272,7 +272,7 @@ async def _reach(dsn: str, options: StoreOptions) -> None:
     """
     seconds, told = options.pool_timeout_seconds, False
     deadline = time.monotonic() + seconds
-    # With several hosts, an error is final only if each of them gives one, because another host may be starting.
+    # With several hosts, stop only if every host gives a final error, because one of them may be starting.
     parameters = conninfo_to_dict(dsn)
     several = any("," in str(parameters.get(name)) for name in ("host", "hostaddr"))
     while True:

@@ -19,9 +19,9 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def make_private_folder(folder: Path) -> None:
-    """Create a folder and its missing parents with mode 0700, and restrict Threadkeep's data folder around it.
+    """Create a folder and its missing parents with mode 0700. If it is in Threadkeep's data folder, restrict that too.
 
-    Other existing folders are not changed, because `/tmp` or a home folder may be among them.
+    Other existing parents are not changed, because `/tmp` or a home folder may be among them.
     """
     for parent in reversed((folder, *folder.parents)):
         if not parent.exists():
@@ -49,7 +49,7 @@ def make_private_database(path: Path) -> None:
 def tighten_database(path: Path) -> None:
     """Remove the permissions of other users from a SQLite file and the files that SQLite created next to it.
 
-    If a user named the path, first read from the database: another file or a folder must keep its permissions.
+    If the path comes from a user, first read from it as a database: any other file or folder must keep its permissions.
     """
     for file in (path, *beside(path)):
         tighten(file)

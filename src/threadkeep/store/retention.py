@@ -76,7 +76,7 @@ class Prunable:
 
 @dataclass(frozen=True)
 class Removal:
-    """A removal of a session's messages up to a `seq`. If `idle_before` is set, no message may be newer than that."""
+    """A removal of a session's messages up to a `seq`. If the session changed after `idle_before`, none are removed."""
 
     session_id: str
     action: Action
@@ -105,8 +105,8 @@ _STATEMENTS = ("transcripts.sql", "retention.sql", "{backend}/search.sql", "{bac
 class RetentionRows(ClockedTables, sql=_STATEMENTS):
     """The interface through which retention uses the tables of sessions.
 
-    Guarantees: a step is atomic; it starts only where earlier removals ended; remaining messages keep their `seq`. A
-    step locks the session's row (on SQLite the file) for the time that removing up to 200 messages takes.
+    Guarantees: a step is atomic, and continues where earlier removals ended; remaining messages keep their `seq`. A
+    step locks the session's row (on SQLite the file) while it removes up to 200 messages.
     """
 
     archives = True
@@ -133,7 +133,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
         return _prunable(rows[0]) if rows else None
 
     async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
-        """Return the last `seq` before the first message, of those after `after`, stored at `moment` or later."""
+        """Return the last `seq` after `after` before the first message that was stored at `moment` or later."""
         parameters = {"session_id": session.session_id, "after": after, "moment": time_text(moment)}
         rows = await self._driver.fetch(self._sql["first_since"], parameters)
         return int(rows[0][0]) - 1 if rows else session.last_seq
@@ -186,7 +186,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
             return bool(await delete_session(connection, self._deletion, session_id))
 
     async def forget_ids(self) -> None:
-        """Forget ids of messages that were deleted so long ago that platforms do not send them again."""
+        """Delete the ids of deleted messages that are older than 7 days, because platforms do not send them again."""
         parameters = {"before": time_text(self._clock() - REDELIVERY), "limit": STEP_MESSAGES}
         while True:
             async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
@@ -244,7 +244,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
         await connection.execute(self._sql["delete"], {**parameters, "active": active})
 
     async def _retitle(self, connection: Connection, parameters: Parameters, last_seq: int) -> None:
-        """Replace a title that comes from a removed message."""
+        """Replace the session's title if it comes from a removed message."""
         removed = await connection.fetch(self._sql["first_user"], parameters)
         if not removed:
             return
@@ -275,7 +275,7 @@ def _prunable(row: Row) -> Prunable:
 
 @dataclass(frozen=True)
 class Cutoffs:
-    """The times before which a run must have ended to be expired. Without `set_aside_before`, set-aside runs stay."""
+    """The times before which a run must have ended to expire; `set_aside_before` is for set-aside runs (None: keep)."""
 
     before: datetime
     set_aside_before: datetime | None = None

@@ -44,7 +44,7 @@ _SEARCHES = 2
 _STEP_MESSAGES = 200
 _STEP_CHARACTERS = 200_000
 _SESSIONS = 100
-# The index is queried for this many words; others are checked when a text is read.
+# The index is queried for at most this many words; for further words, the texts that it finds are checked.
 _PATTERNS = 16
 _WEIGHED_WORDS = 16
 _MORE = 4
@@ -124,7 +124,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         return True
 
     async def _try_step(self, sessions: Sequence[_Behind], locked: set[str]) -> list[_Behind]:
-        """Index the next messages of sessions; return the sessions with more to index."""
+        """Index the next messages of sessions; return those with more to index, and add locked ones to `locked`."""
         try:
             return await self._step(sessions)
         except RowLocked:
@@ -138,7 +138,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
     ) -> list[SearchHit]:
         """Return up to `limit` messages that contain all words of a query, best first.
 
-        Only the newest 2,000 matches are ranked; on SQLite, none if all words are shorter than three characters.
+        Only the newest 2,000 matches are ranked. On SQLite, if all words have less than three characters, none are.
 
         Raises:
             StoreUnavailable: the search takes longer than 5 seconds, including the wait for other searches.
@@ -217,8 +217,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
             for step, documents in zip(steps, rows, strict=True):
                 if not await connection.execute(self._sql["advance"], step.parameters):
                     continue
-                # Choose once, because after `advance` has locked a row, no process can partition the tables until the
-                # commit.
+                # Choose once: `advance` has locked a row, so no process can partition the tables before the commit.
                 sql = sql or await index_statements(connection, self._sql)
                 await connection.execute(sql["add_text"], {**step.parameters, "rows": documents})
                 if step.upto < step.session.last_seq:

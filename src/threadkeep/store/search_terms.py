@@ -26,7 +26,7 @@ _SPREAD = 0x9E3779B1
 _CASED = 0x20000
 
 _WORDS = re.compile(r"\w+")
-# σ at the end of a word, to be replaced by ς: some texts have σ there, and `lower` keeps it so in "Α.Σ.Δ".
+# σ at the end of a word is replaced by ς, because some texts have σ there, and `lower` returns it for "Α.Σ.Δ".
 _FINAL_SIGMA = re.compile(r"σ(?!\w)")
 # Scripts without spaces between words; also hangul, because of its suffixes.
 _UNSPACED = re.compile(
@@ -42,7 +42,7 @@ def search_terms(text: str) -> Sequence[str]:
 
 
 def is_single(term: str) -> bool:
-    """Return True for one character of a script without spaces, which other texts may have only in pairs."""
+    """Return True for one character of a script without spaces; most texts with it are indexed only by its pairs."""
     return len(term) == 1 and _UNSPACED.match(term) is not None
 
 
@@ -57,12 +57,12 @@ def fold(text: str) -> str:
 
 
 def fold_fully(text: str) -> str:
-    """Fold a text for case-insensitive comparisons, ß into ss too. Its length may change."""
+    """Fold a text for case-insensitive comparisons, including ß to ss. Its length may change."""
     return text.replace("İ", "i").casefold()
 
 
 def folds_into(text: str) -> tuple[str, str]:
-    """Return the characters that `fold` changes into ones of `text`, and the results in the same order."""
+    """Return the characters that `fold` changes into characters of `text`, and their folded forms in the same order."""
     pairs = [(char, folded) for folded in sorted(set(text)) for char in _unfolded().get(folded, "")]
     return "".join(char for char, _ in pairs), "".join(folded for _, folded in pairs)
 
@@ -109,7 +109,7 @@ def _terms(text: str) -> Iterator[str]:
 
 @cache
 def _unfolded() -> Mapping[str, str]:
-    """Return a map from a character to others that `fold` changes into it."""
+    """Map each folded character to the other characters that `fold` changes into it."""
     found: defaultdict[str, str] = defaultdict(str)
     for char in map(chr, range(_CASED)):
         if (folded := fold(char)) != char:

@@ -256,7 +256,7 @@ class SpoolFile:
         os.close(self._descriptor)
 
     def _overwrite(self, lines: Sequence[Range]) -> None:
-        """Overwrite lines with spaces, so that no text stays longer than its turn is pending.
+        """Overwrite lines with spaces, because the texts of a turn may be in the file only while it is pending.
 
         The first bytes are durable before the rest is written, so a line counts as removed even after a crash.
         """

@@ -251,7 +251,7 @@ class RollbackLock(asyncio.Lock):
 
 @dataclass
 class _Connector:
-    """A function that opens and sets up a connection in one call to its thread."""
+    """A callable that opens and sets up a connection; aiosqlite calls it once, in the connection's thread."""
 
     path: Path | None
     options: StoreOptions
@@ -262,7 +262,7 @@ class _Connector:
     needs_wal: bool = False
 
     def __call__(self) -> sqlite3.Connection:
-        """Return the connection. This is blocking I/O. Raises `DatabaseFileReplaced` if `file` is gone."""
+        """Return the connection. This is blocking I/O. Raises `DatabaseFileReplaced` if the path names another file."""
         path, key = self.path, None if self.path is None else self.options.key
         if self.file is not None:
             self.file.check()
@@ -302,7 +302,7 @@ async def _open(connector: _Connector) -> aiosqlite.Connection:
 
 
 def _translate(text: object, characters: str, replacements: str) -> str | None:
-    """Replace characters as PostgreSQL's `translate` does, if no replacement is in `characters`."""
+    """Replace characters like PostgreSQL's `translate`; no replacement may be one of `characters`."""
     if text is None:
         return None
     result = str(text)
@@ -326,8 +326,7 @@ async def _open_file(connection: aiosqlite.Connection) -> aiosqlite.Connection:
     try:
         return await asyncio.shield(opening)
     except sqlite_errors(asyncio.CancelledError, StoreUnavailable):
-        # Raise the first error even if `opening` fails too: if a cancellation got lost, a loop that retries would never
-        # end.
+        # Raise this error even if `opening` fails too: if a cancellation got lost, a caller's retries would never end.
         await _to_its_end(_close_opened(connection, opening))
         raise
 

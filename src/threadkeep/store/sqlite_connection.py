@@ -89,7 +89,7 @@ class Batch(NamedTuple):
             begin(connection, self.wait_seconds)
         for sql, parameters in self.statements:
             self.rows.append(connection.execute(sql, parameters).fetchall())
-        # Return no rows: an unread row would keep the statement active, so that an interrupt makes later ones fail.
+        # Return no rows: an unread row keeps its statement active, and an interrupt then makes later statements fail.
         return connection.execute("COMMIT") if self.commits else connection.cursor()
 
 
@@ -172,11 +172,11 @@ class Group(NamedTuple):
         if answers:
             connection.executemany(self.sql["refuse_unanswered"], answers)
         if turns.graph_turns:
-            connection.executemany(self.sql["add_graph_turn"], self._placed())
+            connection.executemany(self.sql["add_graph_turn"], self._graph_rows())
         self.rows.extend([connection.execute(sql, parameters).fetchall() for sql, parameters in turns.after])
         return connection.execute("COMMIT")
 
-    def _placed(self) -> Iterator[Parameters]:
+    def _graph_rows(self) -> Iterator[Parameters]:
         for turn in self.turns.graph_turns:
             if (last_seq := self.counted.get(str(turn["session_id"]))) is not None:
                 first, last = int(str(turn["first_behind"])), int(str(turn["last_behind"]))

@@ -57,7 +57,7 @@ def row_parameters(rows: Sequence[Mapping[str, object]]) -> dict[str, object]:
 
 
 def for_values(sql: str, name: str, values: Collection[object], others: Parameters | None = None) -> Statement:
-    """Return the statement with one row per value of the parameter `name`, and all parameters."""
+    """Return a statement whose VALUES have one row per value of the parameter `name`, and all its parameters."""
     return for_rows(sql, len(values)), {**{f"{name}_{i}": value for i, value in enumerate(values)}, **(others or {})}
 
 

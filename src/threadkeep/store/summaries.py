@@ -62,15 +62,12 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         return await self._fetch("all", session_id, user_id=user_id)
 
     async def of_messages(self, session_id: str, first_seq: int, last_seq: int, limit: int) -> list[Summary]:
-        """Return the first `limit` summaries that were made directly from messages in a range, in order.
-
-        They may have been merged later, but their messages are not superseded.
-        """
+        """Return the first `limit` summaries made directly from active messages in a range, merged or not, in order."""
         between = {"first_seq": first_seq, "last_seq": last_seq, "limit": limit}
         return await self._fetch("of_messages", session_id, **between)
 
     async def newest_of_messages(self, session_id: str, first_seq: int, last_seq: int, limit: int) -> list[Summary]:
-        """Return the last `limit` summaries made directly from messages in a range, merged or not, in order."""
+        """Return the last `limit` summaries made directly from active messages in a range, merged or not, in order."""
         between = {"first_seq": first_seq, "last_seq": last_seq, "limit": limit}
         return (await self._fetch("newest_of_messages", session_id, **between))[::-1]
 
@@ -98,16 +95,15 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         last_id: str | None = None,
         revision: int | None = None,
     ) -> bool:
-        """Store a summary that follows the active ones, or one that replaces adjacent active ones.
+        """Store a summary that follows the active summaries, or that replaces adjacent active summaries.
+
+        Return False, and store nothing, if this would break the guarantee, or if the session was changed or deleted.
 
         Args:
             summary: the summary; its `created_at` is stored unchanged.
             replaces: ids of the summaries that it merges; together, they must cover exactly its range.
             last_id: the id of its last message, which shows whether the session was deleted and created again.
             revision: the session's revision when the messages were read; if it has changed, messages may be superseded.
-
-        Return False, and store nothing, if the summary would break the guarantee, or the session was changed or
-        deleted.
         """
         check_argument("summary", summary, Summary, required=True)
         async with self._driver.writing() as connection:
@@ -121,7 +117,7 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
             return await add_summary(connection, self._sql, summary, frozenset(replaces), now=self._clock())
 
     async def uncovered(self, session_id: str) -> Uncovered:
-        """Return the messages that no summary covers, after the last reset and the archived messages."""
+        """Return the range and the counts of the messages that no summary covers, after the last reset and archive."""
         rows = await self._driver.fetch(self._sql["uncovered"], {"session_id": session_id})
         return Uncovered(*(int(value) for value in rows[0])) if rows else Uncovered()
 
@@ -172,7 +168,7 @@ async def add_summary(
     if replaces:
         fits = _is_union(summary, [row for row in ranges if row[0] in replaces], len(replaces))
     else:
-        # Archived messages between the last summary and this one may be in no summary.
+        # Archived messages between the last summary and this one need no summary.
         lowest = ranges[-1][2] if ranges else reset_seq
         highest = max(lowest, archived_seq)
         fits = lowest < summary.first_seq <= highest + 1 and summary.last_seq <= last_seq

@@ -130,7 +130,7 @@ class TableTranscripts:
             rows = await connection.fetch_each(prepared.before)
             receipt = await self._turns.store(connection, prepared)
             if receipt.duplicates:
-                raise TurnRefused("A message of the turn is known already.")  # this rolls the transaction back
+                raise TurnRefused("A message of the turn is stored already.")  # this rolls the transaction back
             return receipt, [*rows, *await connection.fetch_each(prepared.after)]
 
     async def newest(

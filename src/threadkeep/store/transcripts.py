@@ -1,4 +1,4 @@
-"""The protocol of transcripts, and lists of sessions. It imports little, so that a listing starts fast."""
+"""The protocol of transcripts, and the listing of sessions. It imports little, for the start of listing commands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ type Cursor = tuple[datetime, str]
 
 @dataclass(frozen=True)
 class SessionQuery:
-    """A filter for a list of sessions, newest activity first.
+    """A filter for the list of sessions, and a page of that list (`cursor` and `limit`), newest activity first.
 
     `query` must be a part of the title, the last message or the id, in any case. A session belongs to the channel
     `telegram` if its id begins with `telegram:`.
@@ -80,7 +80,7 @@ class TableSessions:
         return [session_of(row, damaged=True) for row in rows]
 
     async def are_all(self) -> bool:
-        """Return True if the table has all conversations, none of them in a graph store."""
+        """Return True if all conversations are in the tables, and none in a graph store."""
         return not await self._driver.fetch(load_statements("conversation_layouts.sql")["layouts"], {})
 
 
@@ -106,8 +106,8 @@ END = 2**62
 class Marks(NamedTuple):
     """Fields of a session that show whether stored messages have changed.
 
-    Every such change alters at least one of them, but appending alters none. `created_at` shows that a session was
-    deleted and created again; `restored` changes when any session is restored.
+    Each change of stored messages alters at least one of these fields; appending messages alters none. `created_at`
+    shows that a session was deleted and created again; `restored` changes when any session is restored.
     """
 
     reset_seq: int
@@ -161,7 +161,7 @@ class Superseding:
 class Superseded:
     """The number of superseded messages, and their first and last `seq` (0 if there are none).
 
-    `messages` has them, oldest first, if the request was for the `newest` ones. `by` is the new version as stored.
+    `messages` has the messages, oldest first, if the request was for the `newest`. `by` is the new version as stored.
     """
 
     count: int = 0
@@ -325,6 +325,5 @@ class Transcripts(Protocol):
         """Delete a session, its messages and all derived data; return False if it did not exist.
 
         With a `run_id`, return None and do nothing if that run is not being executed, or its message has already
-        deleted the session. A process that wakes up late must not delete a session that was created in the
-        meantime.
+        deleted the session: a process that wakes up late must not delete a session that was created since.
         """

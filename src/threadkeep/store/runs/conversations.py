@@ -185,7 +185,7 @@ class Policies:
                 await connection.execute(self._sql["stop_as_it_begins"], {"run_id": turn.run_id, **reason})
 
     async def _coalesce(self, connection: Connection, new: NewRun, turns: Sequence[OpenRun]) -> OpenRun | None:
-        """Add the message to the newest turn if possible, and return the turn; an older one would overtake others."""
+        """Add the message to the newest turn if possible, and return the turn; in an older one, it would overtake."""
         newest = turns[-1] if turns else None
         if (
             newest is None

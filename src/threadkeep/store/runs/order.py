@@ -179,7 +179,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return self.begun(new, arrival, rows) if rows[len(arrival.before) - 1] else None
 
     def _arrival(self, new: NewRun, policy: DoubleTexting, owner: str | None) -> Joined:
-        """Return the statements that store a run if nothing blocks it. The last one `before` inserts it."""
+        """Return the statements that store a run if nothing blocks it; the last statement in `before` inserts it."""
         position = _Position(new.run_id, 0, in_order=new.session_id is not None, late=False)
         asked = {"message_key": new.message_id or new.run_id, "policy": policy, "owner": owner}
         latest = time_text(self._clock() + _CLOCKS_DIFFER)

@@ -1,4 +1,4 @@
-"""Conversion between run records and table rows. Texts that the transcript has are omitted."""
+"""Conversion between run records and table rows. Rows omit texts that the transcript has."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def missing_in(values: Iterable[Values]) -> set[str]:
 
 
 def lookups(sql: str, run_id: str, message_ids: Iterable[str]) -> list[Statement]:
-    """Return a statement for each message id, which reads its text from the session of a run."""
+    """Return one statement per message id; it reads the message's text from the session of a run."""
     return [(sql, {"run_id": run_id, "message_id": message_id}) for message_id in sorted(message_ids)]
 
 
@@ -44,7 +44,7 @@ def texts_of(found: Iterable[Iterable[Row]]) -> dict[str, str]:
 
 
 def shortened(value: Values, texts: Texts) -> dict[str, Json]:
-    """Return an event's data without the message texts that are the same in `texts`."""
+    """Return an event's data; omit each message text that `texts` has with the same message id."""
 
     def left_out(one: Values, name: str, text: str) -> dict[str, Json]:
         known = texts.get(str(one.get(name)))
@@ -54,7 +54,7 @@ def shortened(value: Values, texts: Texts) -> dict[str, Json]:
 
 
 def restored(value: Values, texts: Texts) -> dict[str, Json]:
-    """Return an event's data with the omitted texts that `texts` has."""
+    """Return an event's data with its omitted texts restored from `texts`."""
 
     def put_in(one: Values, name: str, text: str) -> dict[str, Json]:
         known = texts.get(str(one.get(name)))
@@ -111,7 +111,7 @@ def _changed(value: Values, change: Callable[[Values, str, str], dict[str, Json]
 _COLUMNS = tuple(column.name for column in fields(Run) if column.name != "resumed")
 _TIMES = ("started_at", "heartbeat_at", "ended_at", "cancel_requested_at", "created_at", "deadline_at")
 _AT_ONCE = 200
-_NOT_KEPT: Mapping[str, Any] = {
+_DEFAULTS: Mapping[str, Any] = {
     **dict.fromkeys((*_COLUMNS, "resumed")),
     "depth": 0,
     "inputs": (),
@@ -141,7 +141,7 @@ def run_of(row: Row, *, inputs: tuple[RunInput, ...] | None = None, damaged: boo
         except RecordUnreadable as error:
             if not damaged:
                 raise type(error)(f"The run {values['run_id']} cannot be read. {error}") from None
-            values[name], values["error"] = _NOT_KEPT[name], type(error).__name__
+            values[name], values["error"] = _DEFAULTS[name], type(error).__name__
     values["set_aside"] = bool(values["set_aside"])
     return Run(**values)
 
@@ -175,7 +175,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 
 
 def short_inputs(inputs: Sequence[RunInput], message_id: str | None) -> dict[str, str | bytes | None]:
-    """Return a run's only input, its text, and the input without the text, as parameters."""
+    """Return the parameters for omitting the text of a run's only input; all are None if it cannot be omitted."""
     text = inputs[0].values.get("text") if len(inputs) == 1 else None
     if not isinstance(text, str) or message_id is None or inputs[0].message_id != message_id:
         return {"input": None, "asked": None, "short_input": None}
@@ -248,7 +248,7 @@ def _whole_input(given: RunInput, texts: Mapping[str, str]) -> RunInput:
 
 
 async def fetch_run(connection: Connection, run_id: str, *, damaged: bool = False) -> Run | None:
-    """Return the run with an id, or the data that is still known of a deleted run."""
+    """Return the run with an id, or the data that is left of a deleted run; None if there is neither."""
     found = await fetch_runs(connection, [run_id], damaged=damaged)
     if found:
         return found[0]
@@ -261,7 +261,7 @@ def _run_of_answered(row: Row) -> Run:
     *texts, created_at, ended_at = row
     names = ("run_id", "session_id", "message_id", "workflow", "status", "user_id", "trigger")
     known = {**dict(zip(names, texts, strict=True)), "created_at": time_of(created_at), "ended_at": time_of(ended_at)}
-    return Run(**{**_NOT_KEPT, **known, "root_run_id": known["run_id"]})
+    return Run(**{**_DEFAULTS, **known, "root_run_id": known["run_id"]})
 
 
 _RUNS_AT_ONCE = 500
@@ -297,7 +297,7 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         return found[: query.limit], (last.created_at, last.run_id)
 
     async def of_sessions(self, session_ids: Sequence[str], *, user_id: str | None = None) -> list[Run]:
-        """Return the newest turn of each session, a queued or running one, and up to 20 waiting ones, newest first.
+        """Return of each session the newest turn, a queued or running turn, and up to 20 waiting turns, newest first.
 
         The runs lack the texts that the transcript has.
         """

@@ -107,7 +107,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         self.sessions = ActiveSessions(driver, clock=clock)
 
     async def run(self, run_id: str, *, damaged: bool = False) -> Run | None:
-        """Return the run with an id, or the data that is still known of a deleted run.
+        """Return the run with an id, or the data that is left of a deleted run; None if there is neither.
 
         With `damaged`, a run that cannot be read has the error `RecordUnreadable` and lacks its damaged records.
         """
@@ -246,7 +246,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
     async def resume(self, run_id: str, value: Json, *, asked: Json = None) -> bool:
         """Queue a waiting run again behind the other runs, with a person's answer; return False if it does not wait.
 
-        If `asked` is given, it is the `interrupt` that the answer is for. Return False if the run has another one now.
+        If `asked` is given, it is the `interrupt` that the answer is for. Return False if the run now has another.
         """
         given = {"resume_value": json_text(value), "asked": None if asked is None else json_text(asked)}
         return await self._arrive_again("resume", {"run_id": run_id, **given})
@@ -294,8 +294,8 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
     async def request_cancel(self, run_id: str, *, reason: str = "requested") -> list[str]:
         """Stop a run and all its descendants in one transaction; return the ids of those that had not ended yet.
 
-        A run that no process executes is cancelled at once. Another run stays `running` until its owner has stopped it.
-        `reason` is one word that is stored as the reason of the stop. Waiting ancestors of a child are queued again.
+        A run that no process executes is cancelled at once. A run that a process executes stays `running` until that
+        process has stopped it. `reason` is one word, which is stored. Waiting ancestors of a child are queued again.
         """
         parameters = {"run_id": run_id, "reason": reason, "now": time_text(self._clock())}
         above = await self._waiting_above(run_id)
@@ -309,7 +309,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
             rows = await connection.fetch(self._sql["cancel"], parameters)
             await self.trace.note_cancelled(connection, rows)
             await self._continue(connection, above)
-        # Look again, because an ancestor may have begun to wait since `above` was read.
+        # Check again, because an ancestor may have begun to wait since `above` was read.
         await self._continue_above(run_id)
         return [cancelled for cancelled, *_ in rows]
 
