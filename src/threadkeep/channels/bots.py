@@ -116,7 +116,7 @@ TEXTS: Mapping[Language, Texts] = {
 
 
 class SenderRates:
-    """The number of messages of each sender in the last minute, with the limit `per_minute` (0: none).
+    """A counter of each sender's messages in the last minute, with the limit `per_minute` (0: no limit).
 
     A message that the platform sends twice counts once. Each process counts only the messages that it receives.
     """
@@ -124,11 +124,11 @@ class SenderRates:
     def __init__(self, per_minute: int = 0, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_minute = per_minute
         self._clock = clock
-        # Maps senders to the times of their messages, by id. The key None means that the sender was told the limit.
+        # Maps each sender to the times of messages by message id. The key None: the sender was told about the limit.
         self._seen: dict[str, dict[str | None, float]] = {}
 
     def count(self, sender: str, message_id: str) -> Rate:
-        """Count a message, and return if it is within the limit."""
+        """Count a message; return `within` the limit, `first_beyond` for the first message above it, or `beyond`."""
         if not self._per_minute:
             return "within"
         now = self._clock()
@@ -298,8 +298,8 @@ def notify_trouble(memory: Memory, work: ChannelWork, error: Exception | str, ch
 class Receiver:
     """The base class of workers that receive the messages of a bot.
 
-    A worker claims a duty for some seconds, so that only one process receives the same messages. Other processes look
-    after it every few seconds.
+    A worker claims a duty for some seconds, so that only one process receives the same messages. Other processes try to
+    claim the duty every few seconds.
     """
 
     claim_seconds, look_seconds = 60.0, 5.0
@@ -312,7 +312,7 @@ class Receiver:
         self._pause = self.first_pause_seconds
 
     async def _keep_trying(self, receive: Callable[[], Awaitable[str | None]]) -> Never:
-        """Call `receive`, which returns the name of an error, until cancelled. Pause longer after each error."""
+        """Call `receive` until cancelled; it returns None or the name of an error. Pause longer after each error."""
         while True:
             result = None
             with ErrorBoundary() as attempt:

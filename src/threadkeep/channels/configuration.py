@@ -211,7 +211,7 @@ def _check(path: Path, bots: Sequence[AnyBot]) -> None:
             bot.all_texts()
         except InvalidInput as error:
             raise InvalidInput(f"{path}: channel {bot.name!r}: {error}") from None
-        # Only one of two channels would get each message of a bot.
+        # If two channels were the same bot, each message would reach only one of them.
         fetches = bot.kind == "telegram" or bot.receive == "connection"
         if fetches and (other := accounts.setdefault(channel.scope, bot.name)) != bot.name:
             raise InvalidInput(f"{path}: channels {other!r} and {bot.name!r} are the same bot; remove one.")

@@ -108,7 +108,7 @@ class IncomingMessage:
 
 @dataclass(frozen=True)
 class Ignored:
-    """An update that starts no run. `message` is set if it has no text."""
+    """An update that starts no run. `message` is set only if the update is a message without text."""
 
     reason: UpdateReason
     message: IncomingMessage | None = field(default=None, repr=False)

@@ -148,7 +148,7 @@ class Delivery:
             match await self._send_part(bot, message.address, part):
                 case Sent(is_all):
                     index = len(parts) if is_all else index + 1
-                    # Retry this while the database is out: otherwise the part would be sent again.
+                    # Retry this while the database is unavailable; otherwise the part would be sent again.
                     note = partial(self._outbox.note_part, message, self._owner, index, seconds=claim_seconds)
                     if not await retry_until_available(note):
                         return  # the message was dropped, or another process claimed it
@@ -176,8 +176,8 @@ class Delivery:
 
     async def _postpone(self, bot: Bot, message: Outgoing, later: Later) -> None:
         now, options = self._memory.clock(), self._options
-        # The age of the message includes times in which the bot was off, so sum the pauses between the attempts. A
-        # platform that demands a pause now may have demanded it before.
+        # The age of the message includes times in which the bot was off, so sum the pauses between the attempts. Assume
+        # that a pause that the platform demands now was also demanded before.
         tried = sum(max(self._pause(tries), later.seconds or 0) for tries in range(1, message.tries))
         if min((now - message.created_at).total_seconds(), tried) > options.give_up_seconds:
             await self._outbox.fail(message.number, self._owner, later.error)
@@ -226,7 +226,7 @@ async def answer_text(memory: Memory, bot: Bot, message: Outgoing) -> str:
 
 
 def _key(message: Outgoing, index: int) -> str:
-    # A message can have two texts, a run's question and its later answer, so the key has the time.
+    # The same message can get two texts, a run's question and its later answer, so the key contains the entry's time.
     return f"{message.session_id}\n{message.message_id}\n{message.created_at.isoformat()}\n{index}"
 
 

@@ -165,7 +165,7 @@ class Intake:
         self.notify(bot, "taken")
 
     async def _in_first_chat(self, bot: Bot, message: IncomingMessage) -> IncomingMessage:
-        """Return the message with the first id of its chat, which the session's key has."""
+        """Return the message with the first id that its chat had, because the session's key contains that id."""
         chat = message.reply_to.get("chat_id")
         # Only a group that becomes a supergroup (-100…) changes its id.
         if bot.channel.kind != "telegram" or not str(chat).startswith("-100"):
@@ -296,7 +296,7 @@ class Intake:
         """Add an outbox entry for the answer, and start the run. Return False if it was done already."""
         session_id = message.session_id or ""
         added = await self._expect_answer(bot, message, content)
-        # A process may have died after adding the entry: if it still waits, start a run again.
+        # A process may have died after it added the entry: if the entry still waits for a run, start one again.
         if not added and not await self._outbox.waits(bot.name, session_id, message.message_id):
             return False
         try:
@@ -341,7 +341,7 @@ class Intake:
         self, bot: Bot, message: IncomingMessage, content: str | None, *, waits: bool = True
     ) -> bool:
         """Add an outbox entry for an answer. Return False if the outbox has one already."""
-        # Without a connection, WeCom itself fetches the answers of an AI bot during this time.
+        # Without a long connection, WeCom itself fetches an AI bot's answer within `STREAM_TIME`.
         channel = bot.channel
         is_fetched = isinstance(channel, WeComAIBotChannel) and not channel.options.connection
         after = STREAM_TIME if is_fetched else _ALBUM_PAUSE if message.album and not message.text else timedelta()
@@ -422,8 +422,8 @@ class Intake:
         Then the deletion is confirmed.
         """
         session_id = message.session_id or ""
-        # Give the entry its own key, which names no person: with the session's id, it would be deleted with the
-        # session; with the key of the deletion's record, the outbox would take that record for the run to answer.
+        # The entry needs its own key, which names no person. Under the session's id, it would be deleted with the
+        # session. Under the key of the deletion's record, the outbox would treat that record as the answering run.
         key = (bot.name, f"{FORGOTTEN}{deletion_key(session_id)}", message.message_id)
         stored = stored_message(message)
         added = await self._outbox.add(
@@ -460,7 +460,7 @@ class Intake:
         return any([await self._outbox.run_of(key, message.message_id) for key in keys])
 
     async def _forget_person(self, user_id: str) -> None:
-        """Forget the names and facts of a person without other ids and conversations."""
+        """Delete the names and facts of a person who has no other ids, and no conversations left."""
         async for _ in self._memory.sessions(user_id=user_id):
             return
         with contextlib.suppress(KnowledgeNotFound):

@@ -167,7 +167,7 @@ class TelegramChannel:
         sender = _sender(_sender_of(event))
         fields = self._fields(kind, event, message, text)
         address = {name: fields[name] for name in _ADDRESS if name in fields}
-        # Telegram sends each picture of an album as a message. Those without text get one id and one answer.
+        # Telegram sends each picture of an album as a message. Pictures without text share one id and one answer.
         album = id_in(message, "media_group_id")
         metadata: dict[str, Json] = {"channel": self.name, "platform_message_id": fields["message_id"]}
         if sender is not None:

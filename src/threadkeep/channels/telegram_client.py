@@ -43,7 +43,7 @@ _NUMBERS = ("chat_id", "message_id", "message_thread_id")
 
 @dataclass(frozen=True)
 class TelegramAnswer:
-    """A response of the Bot API. Without a readable one, `status` is 0, and `error` has a name.
+    """A response of the Bot API. If no readable response arrived, `status` is 0, and `error` names the problem.
 
     If `uncertain` is True, the call may have been executed.
     """

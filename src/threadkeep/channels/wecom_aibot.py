@@ -199,10 +199,10 @@ class AnswerStreams:
         self._outbox = memory.channels.outbox
 
     async def response(self, bot: Bot, channel: WeComAIBotChannel, update: Update) -> CallbackResponse | None:
-        """Return the response to an update that was taken, unless it is empty."""
+        """Return the response to an update that was taken, or None if the response is empty."""
         match update:
             case ChatEntered() if bot.texts.welcome:
-                timestamp, nonce = self._seal()
+                timestamp, nonce = self._timestamp_and_nonce()
                 return channel.welcome_response(bot.texts.welcome, timestamp=timestamp, nonce=nonce)
             case StreamRefresh(stream_id):
                 number = int(stream_id) if stream_id.isdecimal() and len(stream_id) < 19 else 0
@@ -269,10 +269,10 @@ class AnswerStreams:
     def _sealed(
         self, channel: WeComAIBotChannel, stream_id: str, text: str, *, finished: bool = True
     ) -> CallbackResponse:
-        timestamp, nonce = self._seal()
+        timestamp, nonce = self._timestamp_and_nonce()
         return channel.stream_response(stream_id, text, finished=finished, timestamp=timestamp, nonce=nonce)
 
-    def _seal(self) -> tuple[str, str]:
+    def _timestamp_and_nonce(self) -> tuple[str, str]:
         return str(int(self._memory.clock().timestamp())), secrets.token_hex(8)
 
 

@@ -54,7 +54,7 @@ _RECIPIENTS: Mapping[str, str] = {"invaliduser": "InvalidUser", "unlicenseduser"
 
 @dataclass(frozen=True)
 class WeComAnswer:
-    """A response of the API; `code` 0 means success. Without a readable one, `error` is set.
+    """A response of the API; `code` 0 means success. If no readable response arrived, `error` names the problem.
 
     If `uncertain` is True, the call may have been executed.
     """
@@ -246,7 +246,7 @@ class WeComAIBotClient:
         self._own_api = "" if api == API else api
 
     async def send(self, address: Address, part: Part) -> Outcome:
-        """Send a part to the response URL, which accepts only one message. Mark a text that is cut."""
+        """Send a part to the response URL, which accepts only one message. Mark an answer with more parts as cut."""
         url = text_in(address, "response_url")
         if not is_response_url(url, self._own_api):
             return Refused("NoResponseAddress")

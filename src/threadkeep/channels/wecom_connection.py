@@ -240,7 +240,7 @@ class AIBotConnection(Receiver):
             await asyncio.sleep(_GROW_SECONDS)
 
     def _text(self, stream: _Stream, bot: Bot, found: Outgoing) -> tuple[str | None, bool]:
-        """Return the text to show in a stream, and whether it ends the stream."""
+        """Return the text to show in a stream (None: no change), and whether it ends the stream."""
         if found.status not in ("waiting", "ready"):
             return NOTHING, True  # for example, a later message's answer is also the answer to this one
         if asyncio.get_running_loop().time() >= stream.ends_at:

@@ -45,7 +45,7 @@ _NOTICE = "kf_msg_or_event"
 _TOKEN_SECONDS = 540
 _UNKNOWN_AGE = timedelta(minutes=10)
 _START_TIME = timedelta(hours=1)
-"""The time after a start in which known desks are fetched; limited, because a deleted desk always fails."""
+"""The time after a start for which known desks are fetched. It is limited, because a deleted desk always fails."""
 _NOTICE_PREFIX = "notice:"
 _CURSOR_PREFIX = "cursor:"
 _FAILURES: Mapping[int | None, str] = {4: "ReplyTimeOver", 5: "SessionState", 6: "ReplyLimit", 10: "Forbidden"}
@@ -234,7 +234,7 @@ class DeskFetching(Receiver):
             if not answer.ok:
                 return answer.problem
             page = self._channel.read_page(dict(answer.fields))
-            fresh = page.updates if began is None else _begun_recently(page.updates, time_of(began))
+            fresh = page.updates if began is None else _with_old_unanswered(page.updates, time_of(began))
             await self._intake.take_page(self._bot, fresh)
             if page.next_cursor and page.next_cursor != cursor:
                 cursor = page.next_cursor
@@ -272,8 +272,8 @@ def _event(event: Mapping[str, Json], session_id: str | None, customer: str) -> 
             return Ignored("kind")
 
 
-def _begun_recently(updates: Iterable[Update], began: datetime) -> list[Update]:
-    """Mark old messages of a desk's first fetch, so that they are stored but not answered."""
+def _with_old_unanswered(updates: Iterable[Update], began: datetime) -> list[Update]:
+    """Mark messages that were old when a desk's first fetch `began`, so that they are stored but not answered."""
     since = began - _UNKNOWN_AGE
     found: list[Update] = []
     for update in updates:
