@@ -158,7 +158,7 @@ def _messages(rows: Iterable[Row]) -> Iterator[_EpisodeMessage]:
 
 
 async def _with_texts(messages: Iterable[_EpisodeMessage], messages_at: MessagesAt) -> list[_EpisodeMessage]:
-    """Return the active messages with their stored texts and metadata, without damaged sessions."""
+    """Return the active messages with the texts and metadata from `messages_at`; omit damaged sessions."""
     found: list[_EpisodeMessage] = []
     for session_id, group in groupby(messages, key=lambda message: message.session_id):
         rows = list(group)

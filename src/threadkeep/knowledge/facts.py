@@ -54,7 +54,7 @@ _MOST_RANKED = 10_000
 _MOST_INDEXES, _MOST_ENTRIES = 500, 10_000_000
 """The most owners whose facts are indexed in this process, and the most entries of all indexes."""
 _COMPUTED_AT_ONCE = 2_000
-"""The most facts that are read or ranked on the event loop: a new fact takes about 100 microseconds of CPU."""
+"""With more facts, reading or ranking runs in a thread: a new fact takes about 100 microseconds of CPU."""
 
 
 class Knowledge(ClockedTables, sql=OWNER_SQL):
@@ -242,7 +242,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         return take_of_each(ranked, limit, lambda fact: (fact.id, normalised(fact.text)))
 
     def _words_of(self, facts: Sequence[Fact]) -> FactWords:
-        """Return the index of the owner's facts, not an outdated one. Of too many indexes, drop the longest unused."""
+        """Return the index for the owner of facts; replace an outdated one, and drop the longest unused of too many."""
         scope = facts[0].scope
         index = self._words.pop(scope, None)
         if index is None or index.is_outdated:
@@ -280,8 +280,8 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
     async def forget(self, scope: Scope, key: str, *, user_id: str | None = None) -> int:
         """Delete all values of a key, including past ones, and return their number.
 
-        Proposals of the key are deleted too. Queued messages to Graphiti with these facts are dropped; sent ones are
-        deleted there when the worker next serves their group.
+        Proposals of the key are deleted too. Queued messages to Graphiti with these facts are dropped. Messages that
+        were sent are deleted there when the worker next serves their group.
 
         Raises:
             InvalidInput: the key is not a valid key of a fact.
@@ -344,7 +344,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
     async def _retract(
         self, connection: Connection, scope: Scope, *, key: str | None = None, fact_id: str | None = None
     ) -> None:
-        """Drop queued messages with facts to be deleted; mark sent ones for deletion in Graphiti."""
+        """Drop queued messages with facts to be deleted; mark messages that were sent for deletion in Graphiti."""
         named = {"scope": scope.kind, "owner": scope.owner, "key": key, "fact_id": fact_id}
         await connection.execute(self._sql["retract_facts"], {**named, "now": time_text(self._clock())})
 

@@ -1,8 +1,8 @@
 """Learning: fact proposals from people's messages, created in the background after a turn.
 
-`enqueue` returns at once, and one task for each kind of learner reads the queued sessions. The database has the `seq`
-up to which each session was read, so after a failure or a crash, the session's next turn continues from there. If the
-model repeatedly fails on the same messages, but not on a harmless text, these messages are skipped.
+`enqueue` returns at once, and one task for each kind of learner reads the queued sessions. The database stores the
+`seq` up to which each session was read: after a failure or a crash, the session's next turn continues from there. If
+the model repeatedly fails on the same messages, but not on a harmless text, these messages are skipped.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class LearningRequest:
 
 
 class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
-    """The queue of sessions to learn from."""
+    """The queue of sessions to learn from, and the background tasks that read them."""
 
     def __init__(
         self, driver: Driver, proposals: Proposals, *, observer: Observer, messages_at: MessagesAt | None = None
@@ -142,7 +142,7 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         learnable = {m.seq: m for m in messages if m.role == "user" and m.seq is not None and m.seq > before_seq}
         if not learnable and not is_more:
             return 0, False
-        # Leave out the messages that were read before, because they may have caused the refusal.
+        # If the learner failed on these messages, leave out those that were read before: they may be the cause.
         first_seq = before_seq if (request.session_id, learner.kind) in self._refused else -1
         lines = [quoted_message(message) for message in messages if (message.seq or 0) > first_seq]
         record = Record(lines, learnable, request.scopes, await self._known_keys(request.scopes))

@@ -1,4 +1,4 @@
-"""Promoted facts and directives, and the rejection of secrets."""
+"""Promoted facts, which are also sent to the graph; directives in messages; and the rejection of secrets."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SHAPED = re.compile(
 def looks_like_secret(text: str) -> bool:
     """Return True if a text seems to contain a password, a token or a key.
 
-    A short value without a digit may be a plain word, so it usually does not count after a word for a token or a key.
+    After a word such as `token` or `key`, a short value without a digit usually does not count: it may be a plain word.
     """
     return bool(_SHAPED.search(text) or _NAMED.search(text.replace("_", " ")))
 
@@ -84,7 +84,7 @@ class RelationOf(NamedTuple):
 
 @dataclass(frozen=True)
 class Promotion:
-    """A fact to store in a scope, with its kind and its text."""
+    """A fact to store in a scope and to send to the graph, with its kind, its text and its relations."""
 
     kind: PromotedKind
     text: str

@@ -1,4 +1,4 @@
-"""Proposals: facts that a learner found in messages, until a person or a high confidence accepts them."""
+"""Proposals: facts that a learner found in messages. They are accepted by a person or for their high confidence."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Proposals(ClockedTables, sql=(*OWNER_SQL, "learning.sql")):
         return found, (found[-1].updated_at, found[-1].id) if len(rows) > query.limit else None
 
     async def accept(self, proposal_id: str, *, by: str, user_id: str | None = None) -> Proposal:
-        """Remember a proposed fact with its message as evidence; queue a permitted directive for Graphiti.
+        """Remember a proposed fact, with its message as evidence; queue a directive for Graphiti if consent covers it.
 
         Raises:
             KnowledgeNotFound: the proposal does not exist, or the user may not see it.

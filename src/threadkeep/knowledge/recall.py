@@ -24,8 +24,8 @@ _READ_CHARACTERS = 2_000
 _PARTS_OF_KEY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[\W_]+")
 _SPACES = re.compile(r"\s+")
 
-# The weights of matches of a word of the query: with the same word in a key or a value, with a synonym, with a key or a
-# topic about which the word asks, and with a word that begins alike. The kind of a question (where) counts half.
+# Weights of the matches of a word in the query: the same word in a key or in a value, a synonym, a key or a topic that
+# the word asks about, a word with the same beginning. The kind of a question (such as where) counts half.
 _KEY, _VALUE, _SYNONYM, _ATTRIBUTE, _TOPIC, _ALIKE = 1.0, 0.9, 0.7, 0.7, 0.45, 0.5
 _KIND_SHARE = 0.5
 _BEGINNING = 4

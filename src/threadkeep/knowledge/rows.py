@@ -28,7 +28,7 @@ type MessagesAt = Callable[[str, Collection[int]], Awaitable[Sequence[Message]]]
 
 
 async def known_owner(connection: Connection, sql: Mapping[str, str], scope: Scope, now: datetime) -> Scope:
-    """Return the scope that owns new knowledge, with the canonical id of a person; create an unknown person.
+    """Return the scope under which to store new knowledge; use a person's canonical id, and create an unknown person.
 
     Raises:
         SessionNotFound: the scope is a session that does not exist.
@@ -44,7 +44,7 @@ async def known_owner(connection: Connection, sql: Mapping[str, str], scope: Sco
 
 
 def owner_columns(scope: Scope) -> dict[str, object]:
-    """Return the owner columns of a row, by which the row is deleted with its owner."""
+    """Return the columns that name the owner of a row, which is deleted together with its owner."""
     return {
         "scope": scope.kind,
         "owner": scope.owner,

@@ -60,7 +60,7 @@ class GraphFact:
 
     @property
     def since(self) -> datetime | None:
-        """The time from which the fact is valid, or else of its creation, if known."""
+        """The time from which the fact is valid; if unknown, the time of its creation, or None."""
         return self.valid_at or self.created_at
 
 
@@ -75,17 +75,17 @@ class GraphitiClient(Protocol):
     newest_first: bool
     """True if `episodes` returns the newest episodes; false if their order is undefined."""
     stores_in_order: bool
-    """True if the server stores messages in the order of sending: if it has a later message, a missing one is lost."""
+    """True if the server stores messages in the order of sending. Then a message is lost if a later one is stored."""
 
     async def send(self, group_id: str, episodes: Sequence[Episode], *, may_continue: MayContinue | None = None) -> int:
         """Send messages in order, and return how many were sent.
 
-        If each message needs a request, `may_continue` is called before each further one; False stops the client. The
-        server stores messages later and may lose them; use `episodes` to verify.
+        If each message needs its own request, `may_continue` is called before each further request; False stops the
+        client. The server stores messages later and may lose them; use `episodes` to verify.
         """
 
     async def episodes(self, group_id: str, last: int) -> list[SeenEpisode]:
-        """Return up to `last` messages of a group, none if it is unknown; see `newest_first`."""
+        """Return up to `last` messages of a group, none if the group is unknown; see `newest_first`."""
 
     async def search(
         self, group_ids: Sequence[str], query: str, limit: int, *, seconds: float | None = None
@@ -106,7 +106,7 @@ class GraphitiClient(Protocol):
 
 
 def fact_in(value: Json) -> GraphFact | None:
-    """Return the fact in a part of a response, or None. Older servers omit fields."""
+    """Return the fact in a part of a response, or None if there is none. Older servers omit some fields."""
     if not isinstance(value, Mapping):
         return None
     uuid, fact, name = value.get("uuid"), value.get("fact"), value.get("name")
@@ -125,7 +125,7 @@ def episode_in(value: Json) -> SeenEpisode | None:
 
 
 def time_in(value: Json) -> datetime | None:
-    """Return a time in UTC, or None. Some databases send UTC times without a zone."""
+    """Parse a time and return it in UTC; None if it is no time. Some databases send UTC times without a zone."""
     if not isinstance(value, str):
         return None
     try:

@@ -143,7 +143,7 @@ def closure_in(rows: Sequence[Sequence[Row]], data_class: DataClass = "chat_text
 
 
 def allowed_since(rows: Sequence[Sequence[Row]]) -> datetime:
-    """Return the earliest time of messages that may be sent, from rows that allow sending."""
+    """Return the earliest time of a message that may be sent; `rows` must allow sending (see `closure_in`)."""
     [granted], [trusted] = rows
     if "backfill" in _classes(granted[0]):
         return datetime.min.replace(tzinfo=UTC)

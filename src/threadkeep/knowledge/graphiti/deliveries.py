@@ -76,7 +76,7 @@ class FactDelivery(NamedTuple):
 
 @dataclass(frozen=True)
 class Lease:
-    """The right of one process to send a group's messages for a limited time; the last confirmation is `seen_at`."""
+    """The right of one process to send the messages of a group for a time; `seen_at`: when one was last confirmed."""
 
     group_id: str
     owner: str
@@ -195,7 +195,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return self._count_dead(await self._execute("give_up_open", row), reason)
 
     async def accepted(self, group_id: str, period: timedelta) -> set[str]:
-        """Return the names of unconfirmed messages, also if they lost their consent in the last `period`."""
+        """Return the names of unconfirmed messages, even if their consent was withdrawn in the last `period`."""
         row = {"group_id": group_id, "since": time_text(self._clock() - period)}
         return {str(name) for (name,) in await self._fetch("accepted", row)}
 

@@ -106,7 +106,7 @@ class _Smoke:
 
 
 async def remains(client: GraphitiClient, group_id: str) -> str:
-    """Describe the data that a server still has of a deleted group, if any.
+    """Describe the data that a server still has of a deleted group; return an empty text if it has none.
 
     The check takes some seconds, because messages in the server's queue can create the group again.
 
@@ -301,7 +301,7 @@ class Deletion(NamedTuple):
 async def delete_episodes(client: GraphitiClient, group_id: str, names: Collection[str]) -> Deletion:
     """Delete named episodes among a group's last 10,000.
 
-    An episode is left for good if the server reports success, or status 404 or 405: on FalkorDB it finds no episode.
+    If an episode is left after success, or after status 404 or 405, it cannot be deleted, for example on FalkorDB.
 
     Raises:
         GraphitiError: the server does not answer.

@@ -175,7 +175,7 @@ class McpClient:
 
 
 class _Connection:
-    """A connection with its own task, because one task must open and close it."""
+    """A connection with its own task, because the task that opens a connection must also close it."""
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         self.failures: list[httpx2.Response] = []
@@ -213,7 +213,7 @@ class _Connection:
                     httpx2.AsyncClient(
                         headers=dict(headers),
                         timeout=httpx2.Timeout(30.0, read=300.0),
-                        event_hooks={"response": [_note]},
+                        event_hooks={"response": [_record_failure]},
                     ) as http,
                     Client(streamable_http_client(url, http_client=http)) as client,
                 ):
@@ -229,7 +229,7 @@ class _Connection:
             self._opened.exception()  # otherwise asyncio logs the error if the caller is gone
 
 
-async def _note(response: httpx2.Response) -> None:
+async def _record_failure(response: httpx2.Response) -> None:
     # A server that sends no events of its own answers GET with 405.
     if not response.is_success and response.request.method == "POST":
         _failures.get().append(response)

@@ -58,7 +58,7 @@ class GraphRecall:
 class RecallQuestion:
     """An input to search facts for, with the last messages before it, and the owner of each scope.
 
-    `workspace` is the workspace of the run, which must be trusted; by default that of the options.
+    `workspace` is the workspace of the run, which must be trusted; None means the workspace in the options.
     """
 
     text: str
@@ -231,7 +231,7 @@ class GraphRecaller:
         return GraphRecall(tuple(shown), tuple(reported))
 
     def _judge(self, answers: Sequence[list[GraphFact] | GraphOutcome]) -> GraphRecallOutcome:
-        """Tell the breaker if the search was late or failed, and return the outcome."""
+        """Report the success or failure of a search to the breaker, and return the outcome."""
         failed = [answer for answer in answers if not isinstance(answer, list)]
         if "deadline" in failed or len(failed) == len(answers):
             self._breaker.failed()

@@ -104,7 +104,7 @@ class Graphiti:
 
     @property
     def is_on(self) -> bool:
-        """Return True if Graphiti is turned on. Consent is checked separately."""
+        """True if Graphiti is turned on. Consent is checked separately."""
         return self.options is not None
 
     @property
@@ -114,7 +114,7 @@ class Graphiti:
 
     @property
     def recalls(self) -> bool:
-        """Return True if models are shown facts from Graphiti. Consent is checked separately."""
+        """True if facts from Graphiti are added to model calls. Consent is checked separately."""
         return self.options is not None and self.options.recall_enabled
 
     async def recall(self, question: RecallQuestion) -> GraphRecall:

@@ -38,7 +38,7 @@ _BEGINNING = datetime(1, 1, 2, tzinfo=UTC)
 
 
 class _Pause(NamedTuple):
-    """The time until a group is served again, its failures in a row, and their error."""
+    """The time until a group is served again, the number of its consecutive failures, and the last error."""
 
     seconds: float
     failures: int = 0
@@ -230,7 +230,7 @@ class DeliveryWorker:
         return self._known_progress[1]
 
     async def _read_back(self, lease: Lease, sent: Sequence[Unconfirmed], *, deep: bool = False) -> list[Unconfirmed]:
-        """Confirm the sent messages that the server shows, and return the others."""
+        """Confirm the sent messages that the server shows; return the others. With `deep`, read more episodes."""
         oldest = min(one.said_at for one in sent) if self._client.newest_first else _BEGINNING
         newer = await self._deliveries.newer_episodes(lease.group_id, oldest)
         last = min(newer + _EPISODES_OF_OTHERS * (20 if deep else 1), _MOST_EPISODES)
@@ -242,7 +242,7 @@ class DeliveryWorker:
         return [one for one in sent if one.name not in names]
 
     async def _wait_for(self, lease: Lease, left: Sequence[Unconfirmed], *, progressed: bool) -> _Pause:
-        """Return the pause before messages are read back again; queue or give up overdue ones."""
+        """Return the pause before messages are read back again; send overdue messages again, or give them up."""
         if progressed:
             return _Pause(self._options.poll_seconds)
         waited, timeout = await self._waited(lease, left)
@@ -310,7 +310,7 @@ class DeliveryWorker:
         return {_class_of(one) for one in batch} <= await self._consents.granted()
 
     async def _stopped_at(self, lease: Lease, failed: Waiting, later: Sequence[Waiting], error: GraphitiError) -> None:
-        """Handle the failure of one message of a batch, before the `later` ones were sent.
+        """Handle the failure of one message of a batch, because of which the `later` ones were not sent.
 
         A tool may refuse a message temporarily, so a refused message is given up only after several attempts.
 
