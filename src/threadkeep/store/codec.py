@@ -348,7 +348,7 @@ def prepare(messages: Sequence[Message], *, count: Counter, stored_at: str | Cal
 
 @dataclass(frozen=True)
 class GraphTurns:
-    """A factory of rows that queue turns for Graphiti, which get only turns with a complete answer.
+    """A factory of rows that queue turns for Graphiti. A turn without a complete answer gets no row.
 
     `workspace` is the default for turns without a workspace. The database stores a row only if there is consent to send
     data to `endpoint`.

@@ -60,7 +60,7 @@ class TurnWriter:
     The question may already have a complete answer of the same author with the same `ordinal`:
 
     - Usually the new answer is not stored, and the receipt names the stored one (`adopted`).
-    - If only the new answer reached its caller, while the database was down (`Turn.told_at`), it supersedes the stored.
+    - If only the new answer reached a caller, while the database was down (`Turn.told_at`), it supersedes the old one.
     - If both answers reached their callers, the new one is stored as superseded.
 
     An answer to a superseded question is stored as superseded. If an answer is the first message after a reset, and its

@@ -53,7 +53,7 @@ def unstorable_text() -> InvalidInput:
 
 
 def check_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Raise `StoreClosed` unless `loop`, the database's event loop, is running: the call could wait forever."""
+    """Raise `StoreClosed` if another event loop than `loop`, the database's, is running: a call could wait forever."""
     if asyncio.get_running_loop() is not loop:
         raise StoreClosed(
             "This memory is closed, or was opened on another event loop; use it on the loop and in the block of its "

@@ -16,8 +16,8 @@ from threadkeep.store.statements import ClockedTables
 class Duties(ClockedTables, sql=("duties.sql",)):
     """The table `chat_duties`: the current owner of each duty, and the time when it was last done.
 
-    Each write is a single call to the database. Between two calls, other code in the event loop could block until it
-    gets the lock of the SQLite file, and would wait forever.
+    Each write is a single call to the database. A transaction of several calls could deadlock, because blocking code in
+    the same event loop may wait for the lock of the SQLite file.
     """
 
     async def claim(self, duty: str, owner: str, *, seconds: float, every_seconds: float) -> bool:

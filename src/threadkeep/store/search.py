@@ -138,7 +138,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
     ) -> list[SearchHit]:
         """Return up to `limit` messages that contain all words of a query, best first.
 
-        Only the newest 2,000 matches are ranked. On SQLite, if all words have less than three characters, none are.
+        Only the newest 2,000 matches are ranked. On SQLite, matches are not ranked if no word has three characters.
 
         Raises:
             StoreUnavailable: the search takes longer than 5 seconds, including the wait for other searches.
@@ -185,7 +185,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
     async def _search_trigrams(
         self, connection: Connection, words: Sequence[str], scope: Parameters, limit: int
     ) -> list[Row]:
-        """Search by trigrams, or in the texts if all words are too short."""
+        """Search by trigrams; if no word has three characters, search the texts themselves."""
         if expression := trigram_expression(words):
             weighed = relevance_words(words, await self._rarities(connection, words))
             bounds = {"limit": limit, "candidates": max(_CANDIDATES, limit)}

@@ -42,7 +42,7 @@ def search_terms(text: str) -> Sequence[str]:
 
 
 def is_single(term: str) -> bool:
-    """Return True for one character of a script without spaces; most texts with it are indexed only by its pairs."""
+    """Return True if a term is one character of a script without spaces; texts are indexed by pairs of them."""
     return len(term) == 1 and _UNSPACED.match(term) is not None
 
 

@@ -304,8 +304,8 @@ def _own(descriptor: int) -> bool:
 class SpoolContent:
     """The turns in a file, oldest first, and its unreadable lines.
 
-    `ranges` maps the id of each turn and of each unreadable line to its places in the file. `stale` has the places of
-    turns and lines that were already stored or dropped.
+    `ranges` maps the id of each turn and of each unreadable line to its lines in the file. `stale` has the lines of
+    turns that were already stored, and of turns and unreadable lines that were dropped.
     """
 
     turns: list[PendingTurn]

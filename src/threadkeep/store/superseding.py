@@ -32,7 +32,7 @@ from threadkeep.store.transcripts import END, Branching, Superseded, Superseding
 
 @dataclass(frozen=True)
 class Span:
-    """A range of `seq`, both ends included. `id` is the message that gets a new version.
+    """A range of `seq`, both ends included. `id` is the id of the message that gets a new version.
 
     With a `run_id`, only the messages of that run are superseded.
     """

@@ -1,4 +1,4 @@
-"""The protocol of transcripts, and the listing of sessions. It imports little, for the start of listing commands."""
+"""The protocol of transcripts, and the listing of sessions. It imports little, so that listing commands start fast."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class Superseding:
 class Superseded:
     """The number of superseded messages, and their first and last `seq` (0 if there are none).
 
-    `messages` has the messages, oldest first, if the request was for the `newest`. `by` is the new version as stored.
+    `messages` has the messages, oldest first, if `newest` was requested. `by` is the new version as stored.
     """
 
     count: int = 0

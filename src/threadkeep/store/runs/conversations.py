@@ -114,7 +114,7 @@ class RunPositions(Tables, sql=("runs_order.sql",)):
         self._freed = asyncio.Event()
 
     async def freed(self, seconds: float) -> None:
-        """Wait until a position may be free, but at most `seconds`, because other processes do not notify this one."""
+        """Wait until a position may be free, for at most `seconds`: other processes do not notify this process."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._freed.wait(), seconds)
 
@@ -185,7 +185,7 @@ class Policies:
                 await connection.execute(self._sql["stop_as_it_begins"], {"run_id": turn.run_id, **reason})
 
     async def _coalesce(self, connection: Connection, new: NewRun, turns: Sequence[OpenRun]) -> OpenRun | None:
-        """Add the message to the newest turn if possible, and return the turn; in an older one, it would overtake."""
+        """Add the message to the newest turn if possible, and return the turn; older turns are never extended."""
         newest = turns[-1] if turns else None
         if (
             newest is None

@@ -34,12 +34,12 @@ class Added:
 
 @dataclass(frozen=True)
 class _Position:
-    """The position of a new run in its tree. `in_order`: it gets an arrival number. `late`: it is cancelled."""
+    """The position of a new run in its tree. If `in_order`, the run gets an arrival number."""
 
     root_run_id: str
     depth: int
     in_order: bool
-    late: bool
+    is_cancelled: bool
 
 
 class RunOrder(ClockedTables, sql=("runs_order.sql",)):
@@ -111,7 +111,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
             return await connection.execute(self._sql["stop_as_it_begins"], parameters) > 0
 
     async def take_back(self, run_id: str, message_id: str) -> bool:
-        """Remove a message from a run that answers several; return False if that is not possible."""
+        """Remove a message from a run; return False if the run has begun, lacks the message, or has no other one."""
         async with self._driver.writing() as connection:
             await self._locks.hold(connection, "lock_order_of", run_id=run_id)
             run = await fetch_run(connection, run_id)
@@ -180,7 +180,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
 
     def _arrival(self, new: NewRun, policy: DoubleTexting, owner: str | None) -> Joined:
         """Return the statements that store a run if nothing blocks it; the last statement in `before` inserts it."""
-        position = _Position(new.run_id, 0, in_order=new.session_id is not None, late=False)
+        position = _Position(new.run_id, 0, in_order=new.session_id is not None, is_cancelled=False)
         asked = {"message_key": new.message_id or new.run_id, "policy": policy, "owner": owner}
         latest = time_text(self._clock() + _CLOCKS_DIFFER)
         parameters = {**self._parameters(new, position), **asked, "latest": latest}
@@ -205,7 +205,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
             if into is None:
                 await self._insert(connection, new, position)
             await self._note_session(connection, new)
-            if owner is not None and not position.late and into is None:
+            if owner is not None and not position.is_cancelled and into is None:
                 await self._begin(connection, new.run_id, owner)
             run = await _existing_run(connection, into or new.run_id)
         return Added(run, "joined" if into else "new")
@@ -216,7 +216,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         if new.parent_run_id is None:
             if new.session_id is None:
                 await self._locks.hold(connection, "lock_tree", root_run_id=new.run_id)
-            return _Position(new.run_id, 0, in_order=new.session_id is not None, late=False)
+            return _Position(new.run_id, 0, in_order=new.session_id is not None, is_cancelled=False)
         above = {"parent_run_id": new.parent_run_id, "place": new.session_id}
         parents = await connection.fetch(self._sql["parent"], above)
         if parents:
@@ -226,8 +226,8 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
             raise RunNotFound(new.parent_run_id)
         root_run_id, depth, status, cancel_requested_at = parents[0]
         in_order = new.session_id is not None and not await connection.fetch(self._sql["inside"], above)
-        late = status in RUN_ENDS or cancel_requested_at is not None
-        return _Position(root_run_id, depth + 1, in_order=in_order and not late, late=late)
+        is_cancelled = status in RUN_ENDS or cancel_requested_at is not None
+        return _Position(root_run_id, depth + 1, in_order=in_order and not is_cancelled, is_cancelled=is_cancelled)
 
     async def _check_user(self, connection: Connection, new: NewRun) -> None:
         if new.session_id is None or new.user_id is None:
@@ -253,16 +253,16 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
     async def _insert(self, connection: Connection, new: NewRun, position: _Position) -> None:
         await connection.execute(self._sql["insert"], self._parameters(new, position))
         conversations = [{"run_id": new.run_id, "place": conversation} for conversation in new.conversations]
-        if conversations and not position.late:
+        if conversations and not position.is_cancelled:
             await connection.execute_many(self._sql["take_place"], conversations)
 
     def _parameters(self, new: NewRun, position: _Position) -> dict[str, object]:
         now = time_text(self._clock())
         return {
             **vars(new),
-            "status": "cancelled" if position.late else "queued",
-            "error": _PARENT_CANCELLED if position.late else None,
-            "ended_at": now if position.late else None,
+            "status": "cancelled" if position.is_cancelled else "queued",
+            "error": _PARENT_CANCELLED if position.is_cancelled else None,
+            "ended_at": now if position.is_cancelled else None,
             "root_run_id": position.root_run_id,
             "depth": position.depth,
             "in_order": position.in_order,

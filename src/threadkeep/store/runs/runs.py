@@ -41,7 +41,7 @@ class RunEnding:
     asked: Run | None = None
 
     def inputs(self) -> Sequence[RunInput]:
-        """Return the inputs if the run is done, because the transcript may have their texts."""
+        """Return the run's inputs if the run is done, because the transcript may then have their texts."""
         return self.asked.inputs if self.asked is not None and self.status == "done" else ()
 
 
