@@ -216,7 +216,7 @@ def _check(path: Path, bots: Sequence[AnyBot]) -> None:
         if fetches and (other := accounts.setdefault(channel.scope, bot.name)) != bot.name:
             raise InvalidInput(f"{path}: channels {other!r} and {bot.name!r} are the same bot; remove one.")
     for one, two in combinations([bot for bot in bots if bot.kind == "wecom_cs"], 2):
-        # Both bots could fetch the messages of a shared desk, and after a crash answer one twice.
+        # Both bots could fetch the messages of a shared desk, and answer a message twice after a crash.
         if one.corp_id == two.corp_id and (not (one.desks and two.desks) or one.desks & two.desks):
             raise InvalidInput(
                 f"{path}: channels {one.name!r} and {two.name!r} serve the same desk; list other `desks` in one of "

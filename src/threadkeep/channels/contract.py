@@ -97,7 +97,7 @@ class IncomingMessage:
 
     @property
     def session_id(self) -> str | None:
-        """The session id, if all parts of the key are known."""
+        """The id of the session, which contains fields of the message; None if one of these is missing."""
         return resolve_key(KEY_CANDIDATES, {"results": self.results}).key
 
     @property
@@ -366,14 +366,14 @@ def number_in(fields: Mapping[str, Json], name: str) -> int | None:
 
 
 def id_in(fields: Mapping[str, Json], name: str) -> str:
-    """Return the integer or text in a field as a string, if it can be an id."""
+    """Return the integer or text in a field as a string, or an empty string if it cannot be an id."""
     number = number_in(fields, name)
     text = text_in(fields, name) if number is None else str(number)
     return text if text.isprintable() and len(text) <= 256 else ""
 
 
 def time_in(fields: Mapping[str, Json], name: str) -> datetime | None:
-    """Return the time in a field of seconds since 1970, a number or its digits, if it is valid."""
+    """Return the time in a field of seconds since 1970, a number or its digits; None if it is not valid."""
     text = id_in(fields, name)
     seconds = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
     return datetime.fromtimestamp(seconds, UTC) if 0 < seconds < 253_402_300_800 else None

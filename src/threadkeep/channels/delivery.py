@@ -90,7 +90,7 @@ class Delivery:
                 await self.deliver_due(of_all=polls)
                 if polls:
                     await take_orphaned(timedelta(seconds=self._options.take_again_seconds))
-                    # After a long stop, all messages are old enough to expire, so take them first.
+                    # End old messages only now, because after a long stop all messages are old.
                     await self._outbox.end_without_run(older_than=timedelta(seconds=self._options.unasked_seconds))
 
     async def finish(self, *, seconds: float) -> None:

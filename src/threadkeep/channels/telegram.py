@@ -132,7 +132,7 @@ class TelegramChannel:
         if kind is None:
             return Ignored("kind" if fields else "malformed")
         event = object_in(fields, kind)
-        # The message with the button is from the bot. The person is in the event.
+        # The message with the button is from the bot; the event names the person who pressed the button.
         message = object_in(event, "message") if kind == "callback_query" else event
         if migrated := _migration(message):
             return migrated

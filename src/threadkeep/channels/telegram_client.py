@@ -150,7 +150,7 @@ class TelegramClient:
 class TelegramPolling(Receiver):
     """The poller of one bot. Only one process polls at a time; if it dies, another takes over.
 
-    The offset is stored only after all updates before it. An update that arrives twice is processed once.
+    The offset is stored only after all updates before it are stored. An update that arrives twice is processed once.
     """
 
     _channel: TelegramChannel

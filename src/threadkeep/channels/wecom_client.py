@@ -87,7 +87,7 @@ class WeComApi:
         self._scope = scope
         self._corp_id = corp_id
         self._secret = secret
-        # Another application and a corrected secret have other tokens, so the name depends on the secret.
+        # The name depends on the secret, because another application, or a corrected secret, has another token.
         self._token_name = f"access_token:{sha256(secret.encode()).hexdigest()[:8]}"
         self._root = f"{api.rstrip('/')}/cgi-bin"
         self._asking = asyncio.Lock()

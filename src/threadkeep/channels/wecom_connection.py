@@ -220,8 +220,8 @@ class AIBotConnection(Receiver):
         shown = None
         while self._streams.get(stream.req_id) is stream:
             found = await self._memory.channels.outbox.find(bot.name, message.session_id or "", message.message_id)
-            # Without an entry, the message gets no answer. With another request's entry, it was repeated, and the
-            # answer is in the stream of that request.
+            # Without an entry, the message gets no answer. If the entry belongs to another request, the message was
+            # repeated, and the answer is in the stream of that request.
             if found is None or text_in(found.address, "req_id") not in ("", stream.req_id):
                 self._streams.pop(stream.req_id, None)
                 return
