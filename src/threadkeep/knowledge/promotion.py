@@ -75,7 +75,7 @@ _FIRST_PERSON = re.compile(
 
 
 class RelationOf(NamedTuple):
-    """A relation between two things, in the vocabulary of the graph."""
+    """A relation between two things; its name is one of `RELATIONS`."""
 
     source: str
     name: Relation
@@ -131,9 +131,9 @@ class Promotion:
 def accepted_directives(text: str) -> tuple[list[Promotion], int]:
     """Return a message's directives (`preference (user): Keep diffs small`) and how many were rejected.
 
-    The text of a directive follows on the same line, or on the next lines up to a blank one or another directive. A
+    The text of a directive is on the same line, or on the next lines up to a blank line or the next directive. A
     directive without a scope belongs to the workspace, or usually to the user if it begins like "I prefer". A directive
-    is rejected if it looks like a secret, if it is too long, or after the first 100.
+    is rejected if it looks like a secret, is too long, or follows the first 100.
     """
     found: list[Promotion] = []
     refused = 0

@@ -76,7 +76,7 @@ class FactDelivery(NamedTuple):
 
 @dataclass(frozen=True)
 class Lease:
-    """The right of one process to send the messages of a group for a time; `seen_at`: when one was last confirmed."""
+    """The right of one process to send a group's messages for a time. `seen_at`: the time of the last confirmation."""
 
     group_id: str
     owner: str
@@ -119,7 +119,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return await self._execute("renew", row) > 0
 
     async def release(self, lease: Lease, *, seconds: float, failures: int = 0, error: str | None = None) -> None:
-        """Release a group with its failures and error; it is due again after `seconds`."""
+        """Release a group, and store its failures and error; it is due again after `seconds`."""
         at = time_text(self._clock() + timedelta(seconds=seconds))
         row = {"group_id": lease.group_id, "owner": lease.owner, "at": at, "failures": failures, "error": error}
         await self._execute("release", row)
@@ -178,7 +178,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         await self._execute("try_again", {"number": number})
 
     async def repeat(self, numbers: Sequence[int]) -> None:
-        """Queue again, and count, the messages that the server accepted but did not store."""
+        """Queue messages again that the server accepted but did not store, and count the repetition."""
         await self._execute_each("repeat", [{"number": number} for number in numbers])
         if numbers:
             self._observer.notify(EpisodesDelivered(result="repeated", count=len(numbers)))

@@ -48,7 +48,7 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Return True if there is no problem."""
+        """True if there is no problem."""
         return self.problem is None
 
 
@@ -232,8 +232,8 @@ async def purge(
     """Delete a group, and check that it is gone.
 
     Queued messages are given up first. Accepted messages would create the group again, so `deliver` is called until
-    they are confirmed as stored, for at most 120 seconds. It also waits for messages that were sent in the last 120
-    seconds and then lost their consent. A repeated call waits again for messages that have not arrived: `state` has
+    they are confirmed as stored, for at most 120 seconds. This includes messages that were sent in the last 120 seconds
+    and then lost their consent. A repeated call waits again for messages that have not arrived: `state` has
     their names until `expires_at`.
 
     Raises:

@@ -70,7 +70,7 @@ class RecallQuestion:
 
 @dataclass(frozen=True)
 class _Groups:
-    """The groups to search in each scope; messages from before `since` may not be sent."""
+    """The groups to search in each scope, with a report on each; messages from before `since` may not be sent."""
 
     ids: Mapping[ScopeKind, Sequence[str]]
     reports: Sequence[ScopeRecall]

@@ -320,7 +320,7 @@ def _time_of(message: Message) -> datetime | None:
 
 
 def _before(answer: Message, messages: Sequence[Message]) -> list[Message]:
-    """Return the user messages directly before an answer, which are its question if it names none."""
+    """Return the user messages directly before an answer: its question, if the answer names none."""
     found: list[Message] = []
     for message in reversed([one for one in messages if (one.seq or 0) < (answer.seq or 0)]):
         if message.role == "assistant":

@@ -214,7 +214,7 @@ class DeliveryWorker:
         return _Pause(min(self._options.poll_seconds, 1.0) / 2)
 
     async def _pause_without_messages(self, lease: Lease) -> _Pause:
-        """Return the pause of a group whose queued messages wait for consent, or its deletions for the server."""
+        """Return the pause of a group with no messages to send; its messages or deletions may have to wait."""
         queued, deletions = await self._deliveries.open_of(lease.group_id)
         seconds = _LONGEST_POLL_SECONDS if queued or deletions else self._options.poll_seconds
         return _Pause(seconds, error="no_consent" if queued else None)
@@ -261,8 +261,8 @@ class DeliveryWorker:
     async def _waited(self, lease: Lease, sent: Sequence[Unconfirmed]) -> tuple[float, float]:
         """Return how many seconds messages have waited without progress, and after how many they count as lost.
 
-        If the server stores all messages in order, stored messages of other groups are progress, unless a later one is
-        stored. Otherwise only stored messages of the group are progress.
+        If the server stores all messages in order, stored messages of other groups are progress, unless a message that
+        was sent later is stored. Otherwise only stored messages of the group are progress.
         """
         unconfirmed, seen_at = await self._progress()
         now = self._clock()
