@@ -255,18 +255,36 @@ async def _drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
 
 @pytest.mark.parametrize("platform", ["telegram", "wecom"])
 async def test_a_response_that_never_ends_is_given_up(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wecom_client, "_CALL_SECONDS", 0.3)
+    monkeypatch.setattr(wecom_client, "_CALL_SECONDS", 0.6)
     server = await asyncio.start_server(_drip, "127.0.0.1", 0)
     address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with httpx2.AsyncClient(trust_env=False) as http:
         answer: TelegramAnswer | wecom_client.WeComAnswer
         if platform == "telegram":
-            answer = await TelegramClient("4242:key", http, api=address).call("getUpdates", seconds=0.3)
+            answer = await TelegramClient("4242:key", http, api=address).call("getUpdates", seconds=0.6)
         else:
             answer = await wecom_client.ask(http, "GET", address)
     server.close()
     await server.wait_closed()
     assert (answer.error, answer.uncertain) == ("TimeoutError", True)
+
+
+@pytest.mark.parametrize("platform", ["telegram", "wecom"])
+async def test_a_missing_connection_is_noticed_before_the_time_of_the_call_is_over(platform: str) -> None:
+    """At the end of that time it would be unknown whether the platform has executed the call."""
+    limits: list[dict[str, float]] = []
+
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        limits.append(request.extensions["timeout"])
+        return httpx2.Response(200, json={"ok": True, "errcode": 0})
+
+    async with httpx2.AsyncClient(transport=httpx2.MockTransport(respond)) as http:
+        if platform == "telegram":
+            await TelegramClient("4242:key", http).call("getUpdates", seconds=35)
+        else:
+            await wecom_client.ask(http, "GET", wecom_client.API)
+    [limit] = limits
+    assert limit["pool"] + limit["connect"] <= limit["read"]
 
 
 async def test_a_hanging_platform_does_not_block_other_bots(

@@ -148,7 +148,8 @@ async def ask(
     """Send a request to WeCom; return network failures instead of raising them."""
     try:
         async with asyncio.timeout(_CALL_SECONDS):  # httpx limits only the time between two bytes
-            response = await http.request(verb, url, params=query, json=values, timeout=_CALL_SECONDS)
+            limits = httpx2.Timeout(_CALL_SECONDS, connect=_CALL_SECONDS / 2, pool=_CALL_SECONDS / 2)
+            response = await http.request(verb, url, params=query, json=values, timeout=limits)
     except (httpx2.HTTPError, TimeoutError) as error:
         return WeComAnswer(None, error=type(error).__name__, uncertain=not isinstance(error, _NOT_SENT))
     if response.status_code != 200:
