@@ -76,6 +76,10 @@ def test_optional_fields_are_read(tmp_path: Path) -> None:
             "channels: [&a {kind: wecom_aibot, name: a, receive: connection, bot_id: x, secret: s}, {<<: *a, name: b}]",
             "channels 'a' and 'b' are the same bot; remove one",
         ),
+        (
+            "channels: [{kind: wecom_aibot, name: a, token: t, receive_id: x, allowed_users: [ww1:U1, canary]}]",
+            "channel 'a': A third party's bot has users of several companies; allow them as <company>:<member>.",
+        ),
         (BOT + "delivery: {poll_seconds: 0}", "delivery"),
         (BOT + "delivery: {claim_seconds: 1801}", "claim_seconds"),
     ],

@@ -61,12 +61,16 @@ async def finished(desk: WeComDesk, stream: dict[str, Any]) -> str:
     return str(found["content"])
 
 
-@pytest.mark.parametrize(("allowed", "is_answered"), [("ww1:U1", True), ("U1", False), ("ww2:U1", False)])
+@pytest.mark.parametrize(
+    ("allowed", "company", "is_answered"),
+    [("ww1:U1", "ww1", True), ("U1", "ww1", False), ("ww2:U1", "ww1", False), ("U1", "", True), ("ww1:U1", "", False)],
+)
 async def test_an_allowed_user_of_a_company_is_not_one_of_another(
-    tmp_path: Path, wecom: FakeWeCom, allowed: str, is_answered: bool
+    tmp_path: Path, wecom: FakeWeCom, allowed: str, company: str, is_answered: bool
 ) -> None:
+    """WeCom names the company only to a third party's bot, so a company's own bot is configured with plain ids."""
     async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel(["ok"]), allowed_users=[allowed]) as desk:
-        member = {"from": {"userid": "U1", "corpid": "ww1"}}
+        member = {"from": {"userid": "U1", "corpid": company}}
         response = await desk.post(json.dumps(aibot_message("hi") | member))
         assert bool(response.content) == is_answered
 

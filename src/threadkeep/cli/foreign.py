@@ -156,11 +156,8 @@ def check_kind(source: str, wanted: Kind, kinds: Collection[Kind]) -> None:
     kind = "threadkeep" if "threadkeep" in kinds else next(iter(kinds))
     # Show the address instead of the URL, because the URL may contain a password.
     shown = source if (address := address_of(source)) is None else str(address)
-    if kind == "threadkeep":
-        command = f"threadkeep sessions export --all --database {shlex.quote(shown)}"
-    else:
-        command = f"threadkeep import {kind} {shlex.quote(shown)}"
-    raise WrongUse(f"This is {_NAMES[kind]}; use `{command}`.")
+    command = "sessions export --all --database" if kind == "threadkeep" else f"import {kind}"
+    raise WrongUse(f"This is {_NAMES[kind]}; use `threadkeep {command} {shlex.quote(shown)}`.")
 
 
 def kinds_of_file(path: Path) -> list[Kind]:
