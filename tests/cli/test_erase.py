@@ -64,8 +64,9 @@ def test_a_receipt_replaces_only_a_receipt(cli: CommandLine) -> None:
     """An interrupted erase is repeated with the same file. Nothing is erased if the path is another file's."""
     cli.store("a", "hi", "hello", user_id="ann")
     (cli.folder / "letter").write_text("words")
+    (cli.folder / "nested").write_text("[" * 200_000)
     (cli.folder / "link").symlink_to("threadkeep.db")
-    for name in ("letter", "link", "threadkeep.db", "threadkeep.db-wal"):
+    for name in ("letter", "nested", "link", "threadkeep.db", "threadkeep.db-wal"):
         refused = cli("erase", "user", "ann", "--yes", "--receipt", str(cli.folder / name))
         assert (refused.exit_code, "name another file" in refused.err) == (2, True), name
     assert (cli.folder / "letter").read_text() == "words"

@@ -57,7 +57,7 @@ class DeliveryOptions:
 
 
 class Delivery:
-    """The sender of ready answers for the bots of this process, one message of a session at a time."""
+    """The sender of ready answers for the bots of this process. A bot sends one message of a session at a time."""
 
     def __init__(self, memory: Memory, bots: Mapping[str, Bot], options: DeliveryOptions) -> None:
         self._memory = memory

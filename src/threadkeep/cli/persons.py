@@ -204,7 +204,7 @@ def _read_receipt(file: Path) -> EraseReceipt:
         values = json.loads(file.read_text(encoding="utf-8"))
         values.pop("complete", None)
         return EraseReceipt.from_dict(values)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise WrongUse(f"{file} is not a receipt of `threadkeep erase`; name another file.") from None
 
 

@@ -124,11 +124,10 @@ def draw_workflow(
         raise WrongUse("A PNG cannot be shown as JSON; omit --json, or use --format svg.")
     if wanted == "png" and output is None and sys.stdout.isatty():
         raise WrongUse("A terminal cannot show a PNG; name a file with --output FILE.")
-    if output is not None:
-        check_not_database(output)
     text = draw_svg(workflow) if wanted == "svg" else draw_mermaid(workflow)
     drawing = draw_png(workflow) if wanted == "png" else text.encode()
     if output is not None:
+        check_not_database(output)
         output.write_bytes(drawing)
     elif not terminal.as_json:
         sys.stdout.buffer.write(drawing)
