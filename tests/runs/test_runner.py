@@ -155,6 +155,26 @@ async def test_an_answer_is_not_used_for_the_next_question_after_a_retry(
         assert (await service.result(run_id)).text == "yes, no"
 
 
+async def test_an_answer_is_not_used_for_the_next_question_if_recording_that_fails(
+    every_desk: RunDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The graph has asked its second question, but the run's record still has the first one."""
+    end, failures = RunEndings.end, iter([False, True])
+
+    async def failing(self: RunEndings, *arguments: Any) -> Outcome | None:
+        if next(failures, False):
+            raise ValueError
+        return await end(self, *arguments)
+
+    monkeypatch.setattr(RunEndings, "end", failing)
+    async with every_desk.open(asking_twice()) as service:
+        run_id = (await carried_out(service, RunRequest(workflow="form", text="register me"))).run.run_id
+        await service.resume(run_id, "Ann")
+        assert [one["value"] for one in (await service.result(run_id)).interrupts] == [{"ask": "age"}]
+        await service.resume(run_id, 30)
+        assert (await service.result(run_id)).text == "Ann is 30"
+
+
 async def test_a_message_answers_one_question_once(every_desk: RunDesk) -> None:
     async with every_desk.open(asking_twice()) as service:
         request = RunRequest(workflow="form", text="register me", session_id="room", message_id="m1")
@@ -182,7 +202,7 @@ async def test_a_repeat_of_a_request_answers_no_further_question(every_desk: Run
         assert (asked.interrupts[0]["value"], asked.run.newest_message_id) == ({"ask": "age"}, "m1")
         await service.resume_once(run_id, 99, message_id="m2")
         assert (await service.result(run_id)).status == "waiting"
-        with pytest.raises(InvalidInput, match="'m1' is known"):
+        with pytest.raises(InvalidInput, match="'m1' was used"):
             await service.resume_once(run_id, 30, message_id="m1")
         for _ in range(2):
             await service.resume_once(run_id, 30, message_id="m3")

@@ -284,7 +284,7 @@ class RunEndings:
         """End a cancelled run; if the process closes, release the run for another process to resume.
 
         A child is not released, because its parent resumes it. A run that a person's reply has resumed is not released
-        either, because the next process would use the reply again. Store errors are ignored.
+        either, because its `attempts` show if a process may have used the reply. Store errors are ignored.
         """
         run = active.run
         with contextlib.suppress(StoreError):

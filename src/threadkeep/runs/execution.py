@@ -16,7 +16,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, mess
 from langchain_core.messages.ai import add_ai_message_chunks
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
-from langgraph.checkpoint.serde.types import INTERRUPT, RESUME
+from langgraph.checkpoint.serde.types import RESUME
 from langgraph.types import Command, Interrupt, StreamMode
 
 from threadkeep.agent.conversion import assessment_of, text_of
@@ -49,7 +49,7 @@ from threadkeep.workflows.turn_ends import LateQuestion
 
 _MOST_LATE = 3
 _FIRST = "first"
-"""The key, in a run's `interrupt`, of the namespaces of questions that were the first ones of their tasks, by id."""
+"""A key in a run's `interrupt`. Its value maps the first question of each task to the task's namespace and id."""
 
 _TOOLS = "tools"
 """The name of the tool node in agents of `create_agent`. Tokens of models inside tools are not part of the answer."""
@@ -355,13 +355,13 @@ class RunExecution:
         saver = self.dependencies.saver
         if saver is not None:
             first = saver.active[self._run.run_id].first
-            given[_FIRST] = {one: found for one in self._interrupts if (found := first.get(one)) is not None}
+            given[_FIRST] = {one: [*found] for one in self._interrupts if (found := first.get(one)) is not None}
         return given
 
     async def _graph_input(self, *, again: bool) -> object:
         """Return the graph's input: the initial state, a person's new answer, or None to continue.
 
-        After a crash or a failure, pass a first answer again only if the graph has not stored it.
+        Pass an answer to the first question of a task only if the graph has not stored it, for example before a crash.
         """
         run, saver = self._run, self.dependencies.saver
         if (self.begins and not again) or saver is None:
@@ -373,25 +373,22 @@ class RunExecution:
         # Without ids there is no answer to pass: the run goes on because one of its children was cancelled.
         if not run.resumed or not ids or not isinstance(answers, Mapping):
             return None
-        if run.attempts > 1 or again:
-            # LangGraph ignores a second answer to a later question of a task, because its id has the question's number.
-            used = await self._used(saver, map_of(run.interrupt, _FIRST) if isinstance(run.interrupt, dict) else {})
-            answers = {one: answer for one, answer in answers.items() if one not in used}
+        # LangGraph ignores a second answer to a later question of a task, because its id has the question's number.
+        used = await self._used(saver, map_of(run.interrupt, _FIRST) if isinstance(run.interrupt, dict) else {})
+        answers = {one: answer for one, answer in answers.items() if one not in used}
         return Command(resume=answers) if answers else None
 
-    async def _used(self, saver: ProgressSaver, first: Mapping[str, Json]) -> set[str]:
-        """Return the ids of the `first` questions, by id with their namespaces, whose answers are stored.
+    async def _used(self, saver: ProgressSaver, first: Mapping[str, Any]) -> set[str]:
+        """Return the ids of the `first` questions that have a stored answer.
 
         LangGraph would take a second copy of such an answer for the answer to the task's next question.
         """
-        used = set[str]()
-        for namespace in set(map(str, first.values())):
+        answered = set[str]()
+        for namespace in {namespace for namespace, _ in first.values()}:
             found = await saver.aget_tuple(thread_of(self._run.run_id, namespace))
             writes = (found.pending_writes if found is not None else None) or ()
-            answered = {task for task, kind, _ in writes if kind == RESUME}
-            for task, kind, asked in writes:
-                used.update(one.id for one in asked if kind == INTERRUPT and task in answered)
-        return used & first.keys()
+            answered.update(task for task, kind, _ in writes if kind == RESUME)
+        return {one for one, (_, task) in first.items() if task in answered}
 
     def _config(self, callbacks: Sequence[BaseCallbackHandler]) -> RunnableConfig:
         run = self._run

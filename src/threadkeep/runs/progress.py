@@ -137,7 +137,8 @@ class RunProgress(Debounced):
     - While `starts_again` is true, `add` stores nothing, because a crashed run starts from the beginning. `keep` still
       stores everything, for example when the run fails or waits.
     - A `fresh` run has no checkpoints of an earlier execution.
-    - `first` has the namespaces of questions to a person, by id; None if their task had an answer to an earlier one.
+    - `first` maps the id of a question to the namespace and the id of its task, or to None if the task has an answer to
+      an earlier question.
 
     Storing in the background is retried while the database is unavailable; any other error is raised by the next `add`.
     """
@@ -149,7 +150,7 @@ class RunProgress(Debounced):
         super().__init__()
         self.in_background: Callable[[str], bool] = lambda _: False
         self.starts_again = False
-        self.first: dict[str, str | None] = {}
+        self.first: dict[str, tuple[str, str] | None] = {}
         self._keeping = keeping
         self._expect = expect
         self._expected = False
@@ -171,7 +172,7 @@ class RunProgress(Debounced):
             written = dict(new.writes)
             for one in written.get(INTERRUPT, ()):
                 # A question of a subgraph is written for the subgraph first, then for the graphs around it.
-                self.first.setdefault(one.id, None if RESUME in written else namespace)
+                self.first.setdefault(one.id, None if RESUME in written else (namespace, new.task_id))
         if isinstance(new, PendingCheckpoint) and new.is_whole:
             for older in self._pending_of(namespace):
                 del self._pending[older]
