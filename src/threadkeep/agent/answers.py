@@ -1,4 +1,4 @@
-"""Answers of agents, and the effects of other middleware on them."""
+"""The final answers of agents: finding, redacting and repeating them, and warnings about other middleware."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LIMIT_NOTICES = ("Model call limits exceeded: ", " call limit reached: ")
 
 
 def answered_before(answer: AIMessage, request: ModelRequest[Any], config: RunnableConfig) -> ModelResponse[Any]:
-    """Return a stored answer as the response of a model call, structured if the agent requests that."""
+    """Return a stored answer as the response of a model call; parse it if the agent has a `response_format`."""
     data = answer.additional_kwargs.get(STRUCTURED)
     structured = _structured(text_of(answer) if data is None else data, request.response_format)
     reply = repeated(named_as_agent(answer, config), request.messages, is_data=structured is not None)
@@ -35,11 +35,11 @@ def answered_before(answer: AIMessage, request: ModelRequest[Any], config: Runna
 
 
 def repeated(answer: AIMessage, messages: Sequence[BaseMessage], *, is_data: bool = False) -> AIMessage:
-    """Return a stored answer as a message to add to `messages`, so that the state ends with it.
+    """Return a stored answer as a message that ends the state after it was added to `messages`.
 
-    LangGraph keeps the old position of a message whose id it knows. So return a copy with a new id (`REPEATS`) if
-    another turn, a repeat or a tool call follows there, or if the id is that of a tool's result. With `is_data`, the
-    answer may be the call of a structured response.
+    If the state has the id of a new message, LangGraph replaces the old message in place. So return a copy with a new
+    id (`REPEATS`) if another turn, a repeated answer or a tool call follows the old message, or if the id belongs to a
+    tool's result. `is_data` is True for a structured response, which may be a tool call.
     """
     position = next((index for index, one in enumerate(messages) if one.id == answer.id), None)
     if position is None:
@@ -68,13 +68,13 @@ def named_as_agent(answer: AIMessage, config: RunnableConfig) -> AIMessage:
 
 
 def restored(
-    messages: Sequence[BaseMessage], told: BaseMessage, earlier_ids: Collection[str | None]
+    messages: Sequence[BaseMessage], stored: BaseMessage, earlier_ids: Collection[str | None]
 ) -> dict[str, Any] | None:
-    """Return a state update that restores the stored answer `told` and removes answers that middleware added."""
-    known = {told.id, *earlier_ids}
+    """Return an update that removes answers that middleware added to the state, and restores the `stored` answer."""
+    known = {stored.id, *earlier_ids}
     added = [RemoveMessage(str(one.id)) for one in messages if isinstance(one, AIMessage) and one.id not in known]
-    current = next((_as_sent(message) for message in messages if message.id == told.id), None)
-    return {"messages": [*added, told]} if added or current != _as_sent(told) else None
+    current = next((_as_sent(message) for message in messages if message.id == stored.id), None)
+    return {"messages": [*added, stored]} if added or current != _as_sent(stored) else None
 
 
 def stream_again(answer: BaseMessage) -> None:
@@ -107,8 +107,9 @@ def final_answer(
 ) -> AIMessage | None:
     """Return the answer that follows the question in a state.
 
-    The answer is an assistant message, the joined results of tools with `return_direct` (their calls: `direct_calls`),
-    or the structured response as JSON. If the state lacks the `question`, the newest human message counts.
+    The answer is an assistant message, the structured response as JSON, or the joined results of tools with
+    `return_direct` (`direct_calls` has the ids of their calls). If the state lacks the `question`, the newest human
+    message is used.
     """
     direct: list[ToolMessage] = []
     asked = {id_of(message) for message in question} & {id_of(message) for message in state["messages"]} - {None}
@@ -154,7 +155,7 @@ def has_detector(kind: str) -> bool:
 
 
 def storable(answer: BaseMessage | str, kinds: Collection[str], *, whole: bool) -> BaseMessage | str:
-    """Return an answer with redacted data, or an empty text if a kind has no built-in detector.
+    """Return an answer without personal data of these kinds, or an empty text if a kind has no built-in detector.
 
     Args:
         answer: the answer of the model, or its text.
@@ -223,7 +224,7 @@ class OtherMiddleware:
                 self._warn("cleared")
 
     def check_calls(self, sent: Sequence[BaseMessage], partial: PartialAnswer) -> None:
-        """Warn if several models were called, or if no call received messages with the types and texts of `sent`."""
+        """Warn if other middleware called another model, or if no model call received the messages `sent` unchanged."""
         if len(partial.models) > 1:
             self._warn("model")
         for asked in partial.asked:
@@ -235,7 +236,7 @@ class OtherMiddleware:
             self._warn("cleared" if any(map(_is_cleared, partial.asked[-1])) else "behind")
 
     def check_end(self, state: object, answers: Sequence[AIMessage], question_id: str | None) -> None:
-        """Warn if the last answer of the final state was changed after it was stored."""
+        """Warn if other middleware changed the last answer of the final state after the answer was stored."""
         found = state.get("messages") if isinstance(state, Mapping) else None
         messages = found if isinstance(found, list) else []
         last = messages[-1] if messages else None

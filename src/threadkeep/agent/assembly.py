@@ -41,7 +41,7 @@ from threadkeep.records import Message, Summary
 type _Sent = tuple[BaseMessage, Entry]
 
 _NEWEST: Final = 8
-"""The number of newest messages for which to make room, even beyond the window's share."""
+"""The number of newest messages that get tokens even if they exceed the window's share of the budget."""
 _YIELDING: Final[tuple[Section, ...]] = ("window", "earlier_steps")
 _PINNED: Final[tuple[Section, ...]] = ("system", "summary")
 
@@ -73,7 +73,7 @@ class Assembler:
         self._shown: tuple[int, TokenCounter, tuple[Summary, ...]] | None = None
 
     def draft(self, call: Call, wanted: Sequence[Section] = (), extras: Sequence[Extra] = ()) -> Draft:
-        """Choose the messages to send. Reserve tokens for `extras`, and for the sections `wanted` later.
+        """Choose the messages to send. Reserve tokens for `extras`, and for the sections in `wanted`, searched later.
 
         Raises:
             BudgetTooSmall: the system message exceeds the budget, alone or together with the newest user message and
@@ -95,7 +95,7 @@ class Assembler:
         """Return the messages of the call: the chosen messages, with the extras at their positions."""
         pieces, chosen = draft.pieces, draft.chosen
         moved = chosen.cut_back and self._layout.window == "anchored"
-        # Begin later calls of the turn here, because they must not send a turn that this call quotes.
+        # Begin the window here in later calls of the turn, so that they do not send a turn that this call quotes.
         quoted = not draft.window and any(extra.entry.section == "selected" for extra in draft.extras)
         if (moved or quoted) and chosen.begin < len(pieces):
             self._begin_id = pieces[chosen.begin].id
@@ -119,7 +119,7 @@ class Assembler:
     def _assembled(
         self, draft: Draft, head: list[_Sent], tail: list[_Sent], stable: int, texts: Mapping[str, str]
     ) -> Assembled:
-        """Join `head`, the cached window and `tail`."""
+        """Return the model call that consists of `head`, the cached window and `tail`, with counts and digests."""
         count = draft.window
         messages = [*[each[0] for each in head], *self.window.messages[:count], *[each[0] for each in tail]]
         entries = (*[each[1] for each in head], *self.window.entries[:count], *[each[1] for each in tail])
@@ -162,7 +162,7 @@ class Assembler:
 
     @cached_property
     def _earlier(self) -> list[BaseMessage]:
-        """The messages of earlier turns, with the tool calls and results behind each question."""
+        """The messages of earlier turns; each question is followed by its tool calls and results."""
         earlier: list[BaseMessage] = []
         steps = self._earlier_steps.messages
         for message, row in zip(self.window.messages, self._recollection.messages, strict=False):
@@ -197,7 +197,7 @@ class Assembler:
         *,
         window: int = 0,
     ) -> Draft:
-        """Return a draft with all messages to choose from, after the `window` cached messages."""
+        """Return a draft with all messages to choose from. The first `window` cached messages are sent as a whole."""
         shown = self._summaries_for(call)
         repaired = repair(plain(dialogue, call.provider))
         steps = {id_of(message) for message in dialogue if id(message) in self._steps}
@@ -245,7 +245,7 @@ class Assembler:
         return replace(draft, pieces=pieces, summaries=(), chosen=self._plan(call, pieces, call.budget))
 
     def _recalled(self, draft: Draft) -> int:
-        """Return the tokens that quotes do not need, because the window contains all turns."""
+        """Return the tokens reserved for quotes if the window contains all turns, so that none is quoted; else 0."""
         recollection = self._recollection
         if recollection.begin or recollection.dropped or recollection.overflowing:
             return 0
@@ -294,7 +294,7 @@ class Assembler:
             yield Piece(mark, before.section, None, mark=True)
 
     def _is_unanswered(self, asked: Piece, next_id: str | None) -> bool:
-        """Return True if the question `asked` was left without an answer when the next one was asked."""
+        """Return True if the stored question `asked` has no answer before the next question (`next_id`)."""
         row = self._rows_by_id.get(asked.id)
         return row is not None and not self.window.has_answer(row, self._rows_by_id.get(next_id))
 
@@ -350,7 +350,7 @@ class Assembler:
         return size
 
     def _sent(self, draft: Draft, piece: Piece, cut_to: int | None, texts: dict[str, str]) -> _Sent:
-        """Return a message as it is sent, and its entry."""
+        """Return a message in the form in which it is sent, and its manifest entry."""
         call = draft.call
         message, size = piece.message, count_message(piece.message, call.counter)
         before = self._earlier_steps.tokens_before.get(piece.id) if piece.section == "earlier_steps" else None
@@ -368,7 +368,7 @@ class Assembler:
         return message, Entry(piece.section, size, seq=seq, id=piece.id, digest=digest, tokens_before=before)
 
     def _summary_entry(self, message: BaseMessage, entry: Entry, draft: Draft, texts: dict[str, str]) -> Entry:
-        """Return the manifest entry of the summaries."""
+        """Complete the entry of the message with the summaries: add their ids and, if they were cut, the digest."""
         entry = replace(entry, summaries=tuple(summary.id for summary in draft.summaries), source="summaries")
         whole = self._recollection.summaries[-1]
         if draft.summaries[-1].text == whole.text:
@@ -377,7 +377,7 @@ class Assembler:
         return replace(entry, source="text", tokens_before=before, digest=_added(message, texts))
 
     def _source(self, call: Call, piece: Piece) -> Source:
-        """Return `transcript` if the transcript has the message in the form in which it is sent."""
+        """Return `transcript` if the transcript has the message in the form in which it is sent, else `text`."""
         message = piece.message
         if piece.section in _PINNED or piece.mark:
             return "text"
@@ -401,7 +401,7 @@ class Assembler:
         return first + asked.index(piece.id) if piece.id in asked else None
 
     def _new_begin(self, draft: Draft) -> int | None:
-        """Return the `seq` at which the windows of later turns begin, if the beginning moves."""
+        """Return the `seq` at which the windows of later turns begin; None if the beginning does not move."""
         if self._layout.window == "sliding" or not draft.chosen.lasting:
             return None
         rows = (self._rows_by_id.get(piece.id) for piece in draft.pieces[draft.chosen.begin :])
@@ -427,6 +427,6 @@ def _added(message: BaseMessage, texts: dict[str, str]) -> str:
 
 @lru_cache(maxsize=64)
 def _system_text(content: str, message_id: str | None) -> tuple[str, str]:
-    """Return the digest and the JSON of a system message, which most calls repeat."""
+    """Return the digest and the JSON of a system message; cached, because most calls repeat the message."""
     body = dump_message(SystemMessage(content, id=message_id))
     return digest_of(body), body

@@ -73,14 +73,14 @@ class CallMeasure:
     other: int = 0
 
     def unscaled(self, tokens: int) -> int:
-        """Return the number of tokens without the learned factors."""
+        """Convert a corrected number of tokens to the original estimate, without the learned factors."""
         if not isinstance(self.counter, ScaledCounter):
             return tokens
         other_hundredths = self.counter.other_hundredths or self.counter.hundredths
         return (tokens * 100 - self.other * other_hundredths) // self.counter.hundredths + self.other
 
     def learning_from(self, sent: Assembled) -> CallMeasure:
-        """Return a copy that can learn from the provider's count of `sent`. Media cannot be learned from."""
+        """Return a copy that learns from the provider's token count of `sent`, unless `sent` has media."""
         if not (self.learns and sent.texts_only):
             return replace(self, learns=False)
         if (counter := self.other_counter) is None:
@@ -89,7 +89,7 @@ class CallMeasure:
         return replace(self, other=self.other + sum(count_message(message, counter) for message in messages))
 
     def as_stored(self, tokens: int, sent: Assembled) -> int:
-        """Convert tokens to the counter `stored`, by the ratio of both counts of the sent messages."""
+        """Convert a count of `counter` to a count of `stored`, by the ratio of their counts of the sent messages."""
         if self.stored is None or self.stored is self.counter:
             return tokens
         chat = sent.chat
@@ -100,7 +100,7 @@ class CallMeasure:
 
 
 class Measuring:
-    """The measures of a turn's model calls. A learned correction applies from the next turn on."""
+    """A factory of the measures of a turn's model calls. A learned correction applies from the next turn on."""
 
     def __init__(self, memory: Memory, options: TurnOptions) -> None:
         self._memory = memory
@@ -109,7 +109,7 @@ class Measuring:
         self._counters: dict[str | None, TokenCounter] = {}
 
     async def of(self, use: ModelUse) -> CallMeasure:
-        """Return the measure of a call of this model with these tools.
+        """Return the measure of a call with the model and the tools of `use`.
 
         Raises:
             BudgetTooSmall: the tools fill the model's window.

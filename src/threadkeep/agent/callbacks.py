@@ -63,15 +63,15 @@ _NO_ATTEMPTS: Final[Mapping[str, NodeAttempt]] = MappingProxyType({})
 
 
 type Asked = dict[str, list[tuple[BaseMessage, ...]]]
-"""By session, a list of the question and the messages sent with it. It is empty after an attempt used the question."""
+"""Maps a session id to `[question, messages sent with it]`. The list is emptied when an attempt uses the question."""
 
 
 @dataclass
 class RootCall:
     """The input and the LangGraph thread id of a root run, and the functions to call at its end.
 
-    `asked` has the unanswered question of this run, or of a failed run inside it. If this run or a run around it is a
-    further attempt, as of `with_retry()`, `first` has the unanswered question of the failed attempt.
+    `asked` has the unanswered question of this run, or of a failed run inside it. If this run or a run around it is
+    repeated (for example, by `with_retry()`), `first` has the unanswered question of the failed attempt.
     """
 
     input: object
@@ -82,7 +82,7 @@ class RootCall:
     at_end: list[OnEnd] = field(default_factory=list)
 
     def first_of(self, inputs: object) -> Asked:
-        """Return the `first` of a run inside this one. A run inside with the same input is a further attempt."""
+        """Return the value of `first` for a run inside this run. If it has the same input, it is a new attempt."""
         if self.input is inputs:
             self.first, self.asked = {**self.first, **self.asked}, {}
         return self.first
@@ -95,7 +95,7 @@ class RootCall:
 
     @cached_property
     def sent(self) -> list[Any]:
-        """The messages in the input, in the forms in which the caller gave them."""
+        """The messages in the input, as the caller passed them: objects, mappings, tuples or texts."""
         given: Any = self.input
         given = given.get("messages") if isinstance(given, Mapping) else getattr(given, "messages", None)
         (given,) = overwriting(given) or (given,)
@@ -106,7 +106,7 @@ class RootCall:
 
 
 def overwriting(value: object) -> tuple[Any] | None:
-    """Return the new value if a value of a state is LangGraph's `Overwrite`, as an object or in a JSON form."""
+    """Return the value inside LangGraph's `Overwrite` (the object or one of its JSON forms) as a tuple, else None."""
     match value:
         case Overwrite(value=new) | {"__overwrite__": new} | {"type": "__overwrite__", "value": new}:
             return (new,)
@@ -141,7 +141,7 @@ class RootCallbacks(BaseCallbackHandler):
         return None if config is None else self._innermost() or self._only_call(config.get("metadata", {}))
 
     def _only_call(self, metadata: Mapping[str, Any]) -> RootCall | None:
-        """Return the root run of a thread that runs once, for streams whose `next()` runs in another context."""
+        """Return the root run of a thread if it is the only one, for streams whose `next()` runs in another context."""
         thread = metadata.get("thread_id")
         found = [] if thread is None else [call for call in self._calls.values() if call.thread == thread]
         return found[0] if len(found) == 1 else None
@@ -149,7 +149,7 @@ class RootCallbacks(BaseCallbackHandler):
     def _innermost(self) -> RootCall | None:
         """Return the innermost root run around the current code that has not ended.
 
-        An end cannot be noted in the context variable: LangChain may report it in a copy of the context.
+        LangChain may report the end of a run in a copy of the context, so the context variable also has ended runs.
         """
         running = [call for one in self._around.get() if (call := self._calls.get(one)) is not None]
         return running[-1] if running else None
@@ -164,11 +164,11 @@ class RootCallbacks(BaseCallbackHandler):
         metadata: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Store a root run, or note the attempt and the branch of another run."""
+        """Store a root run. For a run inside a graph's node, set its branch and its attempt."""
         known = metadata or {}
         if parent_run_id is not None and _NAMESPACE in known:
-            self._note_branch(known)
-            self._note_attempt(known, run_id, parent_run_id)
+            self._set_branch(known)
+            self._add_to_attempt(known, run_id, parent_run_id)
         else:
             self.branch.set(None)
             self.attempts.set(_NO_ATTEMPTS)
@@ -191,19 +191,19 @@ class RootCallbacks(BaseCallbackHandler):
         metadata: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Add the run of a tool to the attempt of its node: agents may run inside the tool."""
+        """Add the run of a tool to the attempt of its node, because agents may run inside the tool."""
         if parent_run_id is not None:
-            self._note_attempt(metadata or {}, run_id, parent_run_id)
+            self._add_to_attempt(metadata or {}, run_id, parent_run_id)
 
-    def _note_branch(self, metadata: Mapping[str, Any]) -> None:
-        """Note the branch of a run, if it begins one."""
+    def _set_branch(self, metadata: Mapping[str, Any]) -> None:
+        """Set the current branch if `Send` started the run; reset it for tools and for other LangGraph threads."""
         call = self._innermost()
         if metadata.get("langgraph_node") == _TOOLS or (call is not None and call.thread != metadata.get("thread_id")):
             self.branch.set(None)
         elif (path := tuple(metadata.get("langgraph_path", ())))[:1] == (_PUSHED,):
             self.branch.set(path[1] if len(path) > 1 and isinstance(path[1], int) else 0)
 
-    def _note_attempt(self, metadata: Mapping[str, Any], run_id: UUID, parent_run_id: UUID) -> None:
+    def _add_to_attempt(self, metadata: Mapping[str, Any], run_id: UUID, parent_run_id: UUID) -> None:
         """Add a run to the attempt of its node, or begin a new attempt."""
         namespace = str(metadata.get(_NAMESPACE, ""))
         if not namespace:
@@ -225,7 +225,7 @@ class RootCallbacks(BaseCallbackHandler):
             on_end(outputs, None)
 
     async def on_chain_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
-        """Call the functions registered for the end of a run, before its caller gets the error."""
+        """Call the functions registered for the end of a run, before the caller of the run gets the error."""
         call = self._calls.pop(run_id, None)
         failure = None if isinstance(error, GraphBubbleUp) else error
         if call is not None and call.outer is not None:
@@ -243,7 +243,7 @@ register_configure_hook(ContextVar[Any]("threadkeep_root_callbacks", default=roo
 
 
 class Ending(GraphCallbackHandler):
-    """A handler for one call of a graph. `output` is None until the graph ends without an interrupt."""
+    """A handler that stores the output of one call of a graph: None until the graph ends without an interrupt."""
 
     run_inline = True
 
@@ -259,7 +259,7 @@ class Ending(GraphCallbackHandler):
         self._run_id = self._run_id or run_id
 
     def on_interrupt(self, event: GraphInterruptEvent) -> None:
-        """Note that the graph was interrupted."""
+        """Remember that the graph was interrupted, so that its output is not stored."""
         self._interrupted = True
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **_: Any) -> None:
@@ -287,7 +287,7 @@ class PartialAnswer(BaseCallbackHandler):
 
     @contextmanager
     def listening(self, config: RunnableConfig) -> Iterator[None]:
-        """Collect the text of the model calls that are made in the block."""
+        """Collect the texts and messages of the model calls that are made in the block."""
         token = var_child_runnable_config.set(with_callback(config, self, inherit=True))
         try:
             yield
@@ -332,16 +332,16 @@ class PartialAnswer(BaseCallbackHandler):
             self.text += token
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
-        """Note that a call succeeded."""
+        """Clear `failed`, unless other middleware made the call."""
         self.failed &= run_id in self._foreign
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Note that a call failed."""
+        """Set `failed`, unless other middleware made the call."""
         self.failed |= run_id not in self._foreign
 
 
 def with_callback(config: RunnableConfig, handler: BaseCallbackHandler, *, inherit: bool) -> RunnableConfig:
-    """Return a config with one more handler. Child runs get it if `inherit` is True or the config has no manager."""
+    """Return a config with one more handler. Child runs inherit it if `inherit` is True or there is no manager."""
     callbacks = config.get("callbacks")
     if isinstance(callbacks, BaseCallbackManager):
         manager = callbacks.copy()

@@ -51,7 +51,7 @@ class Candidate(TypedDict):
 
 
 class CandidateError(TypedDict):
-    """The reason why there is no answer. `error` is only the class name: the text may quote people."""
+    """The reason why there is no answer. `error` is only the exception's class, because its text may quote people."""
 
     source: str
     error: str
@@ -144,7 +144,7 @@ class CandidateNodes:
         return {"messages": update, "llmText": text}
 
     async def build_candidate(self, state: CandidateState) -> CandidateState:
-        """Propose the model's answer as `llmText` has it, because the state's copy may be shortened."""
+        """Propose the full text of the model's answer (`llmText`). The message in the state may be shortened."""
         text = state.get("llmText") or ""
         if not text.strip():
             return {"outcome": "OK"}
@@ -160,7 +160,7 @@ class CandidateNodes:
         return {"outcome": "OK", "candidate": candidate, "event": _with(state["event"], "candidates", candidate)}
 
     def _remembered(self, messages: Sequence[BaseMessage], question: HumanMessage) -> list[BaseMessage]:
-        """Return the messages with the question last, without earlier copies of it and of its answer."""
+        """Return the messages with the question at the end. Remove earlier copies of the question and its answer."""
         before: list[BaseMessage] = []
         again = False
         for message in messages:

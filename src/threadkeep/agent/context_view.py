@@ -1,4 +1,4 @@
-"""Shows the messages of a recorded or of the next model call, and the difference between two calls."""
+"""Views of model calls: the messages of a recorded call or of the next call, and differences between two calls."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PreviewOptions:
 
 @dataclass(frozen=True)
 class SeenMessage:
-    """A message of a context. A deleted message has no `role` and `text`."""
+    """A message of a model call, and its manifest entry. `role` and `text` are None if the message was deleted."""
 
     entry: Entry
     role: str | None = None
@@ -64,7 +64,7 @@ class SeenMessage:
 
     @property
     def words(self) -> str:
-        """The text and the tool calls, or a notice if the text is gone."""
+        """The text and the tool calls of the message, or a notice if the message was deleted."""
         if self.text is None:
             return "(no longer stored)"
         text = self.text.partition("\n\n")[2] if self.entry.section in _INTRODUCED else ""
@@ -196,8 +196,8 @@ _WORDS: dict[str, str] = {
 class Difference:
     """The difference between two calls.
 
-    `shared` is the number of equal messages at the beginning. `came` are the messages that only the later call has,
-    `went` those of only the earlier call, with the reason.
+    `shared` is the number of equal messages at the beginning. `came` has the messages of only the later call. `went`
+    has the messages of only the earlier call, each with the reason why the later call lacks it.
     """
 
     before: ContextView
@@ -208,7 +208,7 @@ class Difference:
 
     @classmethod
     def between(cls, one: ContextView, other: ContextView) -> Difference:
-        """Return the difference of two calls, which may be given in either order."""
+        """Return the difference between two calls, passed in either order."""
         before, after = sorted((one, other), key=_moment)
         keys = [_key(entry) for entry in before.manifest.entries], [_key(entry) for entry in after.manifest.entries]
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*keys, strict=False)))
@@ -249,7 +249,7 @@ class Difference:
 
 
 async def call_before(memory: Memory, call: StoredManifest, *, user_id: str | None = None) -> StoredManifest | None:
-    """Return the call recorded before this one in its session or, without session, in its run."""
+    """Return the call that was recorded before `call` in the same session, or in the same run if it has no session."""
     if call.session_id is None:
         older = [one for one in await memory.manifests.of_run(call.run_id) if one.call < call.call][-1:]
     else:
@@ -272,7 +272,7 @@ def _departure(entry: Entry, before: ContextManifest, after: ContextManifest) ->
 
 
 def _is_of(entry: Entry, left: LeftOut, before: ContextManifest, after: ContextManifest) -> bool:
-    """Return True if the later call excluded the message in the range `left`."""
+    """Return True if the message of `entry` is in `left`, a range of messages that the later call left out."""
     if left.last_id is None or entry.id is None:
         return entry.id is not None and entry.id == left.id
     positions = {other.id: position for position, other in enumerate(before.entries)}

@@ -42,7 +42,7 @@ _CLASSES: dict[Role, type[BaseMessage]] = {"user": HumanMessage, "assistant": AI
 
 
 SENT_AT = "sent_at"
-"""The key in `response_metadata` for the time that the platform reports, in ISO 8601."""
+"""The key in `response_metadata` for the time at which the chat platform received a message, in ISO 8601."""
 
 EDITS = "edits"
 """The key in `response_metadata` for the id of the message that a human message replaces."""
@@ -70,10 +70,10 @@ def text_of(message: BaseMessage) -> str:
     """Return the text that people see or hear, including a refusal."""
     content = message.content
     # Read most texts directly, because the property `text` creates an object at each call.
-    return (content if type(content) is str else str(message.text)) or _beside_content(message)
+    return (content if type(content) is str else str(message.text)) or _refusal_or_speech(message)
 
 
-def _beside_content(message: BaseMessage) -> str:
+def _refusal_or_speech(message: BaseMessage) -> str:
     """Return the text of a refusal or spoken answer of OpenAI, which LangChain's `text` leaves out."""
     if not isinstance(message, AIMessage):
         return ""
@@ -95,7 +95,7 @@ def transcript_text(message: BaseMessage) -> str:
 
 
 def with_only_text[M: BaseMessage](message: M, text: str) -> M:
-    """Return a copy whose content is the text. Remove `output_version`, as format `v1` requires a list."""
+    """Return a copy with `text` as its content. Remove `output_version`, because format `v1` requires a list."""
     known = {key: value for key, value in message.response_metadata.items() if key != "output_version"}
     return message.model_copy(update={"content": text, "response_metadata": known})
 
@@ -114,7 +114,7 @@ def role_of(message: BaseMessage) -> Role | None:
 
 
 def typed(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Return the messages. A `ChatMessage` with a known role becomes a message of the class of this role."""
+    """Return the messages. Convert a `ChatMessage` with a known role to that role's class, such as `HumanMessage`."""
     found = list(messages)
     for index, message in enumerate(messages):
         if isinstance(message, ChatMessage) and (role := role_of(message)) is not None:
@@ -140,7 +140,7 @@ def assessment_of(message: BaseMessage) -> tuple[float | None, bool]:
 
 
 def to_langchain(message: Message) -> BaseMessage:
-    """Convert a row to a LangChain message, or return its `original` if that has the same text."""
+    """Convert a row to a LangChain message: its `original` message if the text is the same, else a plain message."""
     if message.original is not None and (full := _original(message)) is not None:
         return full
     if message.role == "user":
@@ -154,16 +154,16 @@ STRUCTURED: Final = "threadkeep:structured"
 """The key in an answer's metadata for the JSON of its structured response."""
 
 ANSWERS: Final = "threadkeep:answers"
-"""The key in a reply's `response_metadata` for the id of its question, if later turns follow it."""
+"""The key in a reply's `response_metadata` for the id of its question, if later turns follow the question."""
 
 TASK: Final = "threadkeep:task"
 """The key in an answer's metadata for the digest of the LangGraph task of a nested agent."""
 
 ENDS: Final = "threadkeep:ends"
-"""The key in the last answer's metadata for a recorded graph that has ended."""
+"""The key in an answer's metadata for the name of the recorded graph that ended with this answer."""
 
 FORGETS: Final = "threadkeep:forgets"
-"""The key in the metadata of a tool that deletes facts, which are then read again."""
+"""The key in a tool's metadata that is set if the tool deletes facts. After its call, facts are read again."""
 
 REPEATS: Final = "threadkeep:repeats"
 """The key in a copied answer's `additional_kwargs` for the id of the original."""
@@ -265,7 +265,7 @@ def _original(message: Message) -> BaseMessage | None:
 
 
 def is_plain(message: BaseMessage) -> bool:
-    """Return True if a message has nothing for a model but a role, an id and a storable text."""
+    """Return True if a user's or an assistant's message consists only of an id and a text that can be stored."""
     if type(message) not in (HumanMessage, AIMessage) or not isinstance(message.content, str):
         return False
     if isinstance(message, AIMessage) and (message.tool_calls or message.invalid_tool_calls):
@@ -284,7 +284,7 @@ def is_only_text(message: BaseMessage) -> bool:
 
 
 def is_stored_as(row: Message, message: BaseMessage) -> bool:
-    """Return True if the row, converted to a LangChain message, equals `message`, and both are plain."""
+    """Return True if the row, converted to a LangChain message, equals `message`, and both are plain (`is_plain`)."""
     read = to_langchain(row)
     same = (read.type, read.id, read.content) == (message.type, message.id, message.content)
     return same and is_plain(message) and is_plain(read)
@@ -307,7 +307,7 @@ def digest_of(text: str) -> str:
 
 
 def digest_of_all(messages: Iterable[BaseMessage]) -> str:
-    """Return the SHA-256 of a sequence of messages, by which manifests identify what was sent."""
+    """Return the SHA-256 of a sequence of messages. Manifests identify the sent messages by it."""
     digest = sha256()
     for message in messages:
         add_to_digest(digest, message)
@@ -315,10 +315,7 @@ def digest_of_all(messages: Iterable[BaseMessage]) -> str:
 
 
 def add_to_digest(digest: HASH, message: BaseMessage, body: str | None = None) -> None:
-    """Add a message to the digest of a context.
-
-    `body` is the result of `dump_message` for this message, if it is known.
-    """
+    """Add a message to the digest of a context. `body` is the result of `dump_message`, if the caller has it."""
     if is_plain(message):
         written = f"{message.type}\0{message.id}\0{message.content}\0\0"
     else:

@@ -60,7 +60,7 @@ _MOST_PDF_PAGES = 1_000
 
 
 def is_call(block: Mapping[str, object], known: frozenset[str]) -> bool:
-    """Return True if a content block repeats one of its message's tool calls (`known`)."""
+    """Return True if a content block repeats a tool call of its message. `known` has the ids of these tool calls."""
     if block.get("type") not in _CALLS or not known:
         return False
     given = call_id_of(block)
@@ -73,15 +73,15 @@ def call_id_of(block: Mapping[str, object]) -> object:
 
 
 def media_name(block: object) -> str:
-    """Return the name of a block in the mark that replaces it, such as `image`."""
+    """Return the name of a content block's kind, such as `image`, for the mark that replaces the block."""
     kind = str(block.get("type")) if isinstance(block, Mapping) else ""
     return _MEDIA_NAMES.get(kind, "file" if kind in _MEDIA else "part")
 
 
 def media_indexes(message: BaseMessage) -> list[int]:
-    """Return the indexes of the content blocks that can be left out: all but text.
+    """Return the indexes of the content blocks that can be left out: all blocks except text.
 
-    In an assistant's message, only media can be left out, because providers require the blocks of reasoning and
+    In an assistant's message, only media can be left out, because providers require its blocks of reasoning and
     searches.
     """
     if isinstance(message.content, str):
@@ -141,7 +141,7 @@ def _count_known(block: Mapping[str, object], counter: TokenCounter) -> int | No
 
 
 def _parts(value: object) -> list[object] | None:
-    """Return the value of a block's field as a list of texts or blocks."""
+    """Return the texts or blocks in a field of a content block; None if the field has another form."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, list | tuple):

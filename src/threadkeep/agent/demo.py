@@ -247,7 +247,7 @@ _MOST_TOKENS = re.compile(r"(\d+) characters")
 
 
 def summary_of(messages: Sequence[BaseMessage]) -> str | None:
-    """Return the summary that `ModelSummarizer` requests with these messages, if it does."""
+    """Return a summary if the messages are a request of `ModelSummarizer`, otherwise None."""
     match messages:
         case [SystemMessage(), HumanMessage() as asked]:
             found = _REQUEST.fullmatch(str(asked.text))
@@ -281,7 +281,7 @@ def _lines_of_record(record: str) -> Iterator[str]:
 
 
 def _bounded(lines: Sequence[str], most_tokens: int) -> str:
-    """Return the lines, shortened until they fit, or else only the newest."""
+    """Shorten the lines until all of them fit. If that is not enough, return only the newest lines."""
     characters = MAX_LINE_CHARACTERS
     text = "\n".join(_beginning(line, characters) for line in lines)
     while estimate(text) > most_tokens and characters > _LEAST_LINE_CHARACTERS:

@@ -1,4 +1,4 @@
-"""Stores the tool calls and results of turns, and selects those that later model calls receive."""
+"""Stores the tool calls and results of turns (steps), and selects the steps that later model calls receive."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ KEPT_TOKENS: Final = 16_000
 """The maximum number of tokens that are stored for the steps of one turn."""
 
 _MOST_TURNS: Final = 20
-"""The maximum number of turns whose steps are stored, as long as they fit into their share of the budget.
+"""The maximum number of turns whose steps are stored while the steps fit into their share of the budget.
 
-Below this number, the steps of all turns stay, so that successive model calls begin with the same messages. Then, only
-the steps of the newest `tool_memory` turns stay.
+Old steps stay, so that successive model calls begin with the same messages. Above this number or the share, all steps
+are deleted except those of the newest `tool_memory` turns.
 """
 
 
@@ -52,7 +52,7 @@ class TurnSteps:
     """The tool calls and results of one agent in a turn and in its earlier turns."""
 
     def __init__(self, memory: Memory, session: Session, options: TurnOptions, turns: int) -> None:
-        """Create the steps of a turn. `turns` is the number of earlier turns whose steps are sent."""
+        """Create the steps of a turn. `turns` is the number of earlier turns whose steps a model call receives."""
         self._memory = memory
         self._session = session
         self._options = options
@@ -66,7 +66,7 @@ class TurnSteps:
     def gather(self, since_question: Sequence[BaseMessage], author: str | None, ordinal: int) -> None:
         """Collect this agent's tool calls and their results in the messages after the question.
 
-        Steps before an answer that is there at the first call belong to another agent, and are skipped.
+        If the messages have an answer at the first call, the steps before it belong to another agent and are skipped.
         """
         self._author, self._ordinal = author or "", ordinal
         if self._others is None:
@@ -82,7 +82,7 @@ class TurnSteps:
                 self._own.append(message)
 
     def add(self, messages: Sequence[BaseMessage], result: ToolMessage | Command[Any]) -> None:
-        """Add a finished tool call, in case no model call follows. `messages` are those of the state.
+        """Add a finished tool call, in case no model call follows. `messages` are the messages of the state.
 
         `UNREAD_RESULT` is added instead of the result's text, because other middleware may still redact the text.
         """
@@ -98,9 +98,9 @@ class TurnSteps:
         ]
 
     def answered_by(self, message_id: str | None) -> None:
-        """Remove the id and the unfinished calls of the step that is also the stored answer.
+        """Remove the id and the unfinished calls of the step that was also stored as the answer.
 
-        Such an answer is the call of a structured response in a message that also calls other tools.
+        This step is a message that calls both the tool of its structured response and other tools.
         """
         ended = {message.tool_call_id for message in self._own if isinstance(message, ToolMessage)}
         for at, message in enumerate(self._own):
@@ -134,7 +134,7 @@ class TurnSteps:
         )
 
     def _has_room(self, body: str) -> bool:
-        """Return True if this turn's steps fit beside those of earlier turns."""
+        """Return True if this turn's steps and the steps of earlier turns fit into their share of the budget."""
         if self._options.plan.window == "sliding" or self._shown_turns >= _MOST_TURNS:
             return False
         return sum(count_message(message, self._counter) for message in _loaded(body)) <= self._left
@@ -200,7 +200,7 @@ def _is_answer(message: BaseMessage) -> bool:
 
 
 def _reduced(message: BaseMessage) -> BaseMessage:
-    """Return a copy with an id and only text and tool calls."""
+    """Return a copy of a step for storing: with an id, and with only its text and tool calls."""
     message_id = message.id or str(uuid7())
     if isinstance(message.content, str):
         return message if message.id else message.model_copy(update={"id": message_id})

@@ -51,7 +51,7 @@ _LEFT_OUT: Mapping[FactExclusion, str] = {
 
 
 def in_words(reason: ExclusionReason, manifest: ContextManifest) -> str:
-    """Describe in words why a message was excluded, with the limits of the call."""
+    """Return the reason why a message was excluded in words, such as `over the limit of 20 messages`."""
     return _REASONS[reason].format(messages=manifest.max_messages, tokens=manifest.budget or 0)
 
 
@@ -129,7 +129,7 @@ def _quoted(message: Message, session_id: str, manifest: ContextManifest) -> Mes
 
 
 def _absent(message: Message, call: CallRecord) -> MessageOutcome:
-    """Return why a message of the call's own session was not sent in its stored form."""
+    """Return the outcome of a message in the call's own session that was not sent in its stored form."""
     seq, manifest = message.seq or 0, call.manifest
     gap = next((gap for gap in manifest.excluded if gap.first_seq <= seq <= gap.last_seq), None)
     if gap is None:

@@ -35,7 +35,7 @@ _RECENT_CHARACTERS = 1_000
 
 @dataclass(frozen=True)
 class Extra:
-    """A block that a source found, and its manifest entry. `texts` has the JSON of messages by digest."""
+    """A message with the results of a source, and its manifest entry. `texts` maps a digest to the message's JSON."""
 
     message: HumanMessage
     entry: Entry
@@ -92,7 +92,7 @@ class JoinedSource:
     """A base class of sources that can read in the transaction that stores the question."""
 
     def joined(self, memory: Memory, session: Session) -> tuple[Any, Sequence[Statement]] | None:
-        """Return the scopes to read for a question of this memory, and the statements, if it reads any."""
+        """Return the scopes to read for a question and the SQL statements that read them; None to read nothing."""
 
 
 class ExtraSource(Protocol):
@@ -111,7 +111,7 @@ class ExtraSource(Protocol):
 async def find_all(
     sources: Sequence[ExtraSource], request: ExtraRequest, rooms: Mapping[Section, int], observer: Observer
 ) -> list[Extra]:
-    """Search each source within the tokens that `rooms` has for it. Report and leave out a failing source."""
+    """Search all sources. `rooms` has the maximum tokens of each section. Report and leave out failing sources."""
 
     async def found_by(source: ExtraSource) -> Extra | None:
         if not request.text.strip():
@@ -136,7 +136,7 @@ SECTION_KEY = "threadkeep_section"
 
 
 def block_of(section: ExtraSection, text: str, counter: TokenCounter, **references: Any) -> Extra:
-    """Return a block with a text; `references` are fields of its manifest entry."""
+    """Return a message with the text of a section. `references` are additional fields of its manifest entry."""
     message, (body, digest) = section_message(section, text), _body_of(section, text)
     return Extra(message, Entry(section, count_message(message, counter), digest=digest, **references), {digest: body})
 

@@ -104,7 +104,7 @@ class FactLearning:
 
 
 class ModelLearner:
-    """A learner that asks a chat model for a JSON list."""
+    """A learner that asks a chat model for the facts in a record, as a JSON list."""
 
     kind: LearnerKind = "model"
 
@@ -122,15 +122,15 @@ class ModelLearner:
         asked = [SystemMessage(_INSTRUCTIONS), HumanMessage(_request(record))]
         async with asyncio.timeout(_MODEL_SECONDS):
             answer = await self._model.ainvoke(asked, {"run_name": "threadkeep-learning", "tags": ["threadkeep"]})
-        # In a thread, because a model may answer with thousands of facts.
+        # Parse in a thread, because a model may answer with thousands of facts.
         found = await asyncio.to_thread(lambda: [_proposed(value, record) for value in _listed(text_of(answer))])
         return [one for one in found if one is not None]
 
 
 def _listed(text: str) -> list[Any]:
-    """Return the first JSON list that contains an object, or else the last list, or else all objects with a key.
+    """Return the first JSON list that contains an object, or else the last list, or else all objects with a `key`.
 
-    An answer without a list may be one object, or a list that was cut because it is too long.
+    An answer without a complete list may be one object, or a list that was cut off at the model's token limit.
 
     Raises:
         ValueError: there is neither a list nor such an object.
@@ -146,9 +146,9 @@ def _listed(text: str) -> list[Any]:
 
 
 def _values(text: str, bracket: str, failures: list[int]) -> Iterator[Any]:
-    """Yield the JSON values that begin with a bracket, and note the brackets that begin none.
+    """Yield the JSON values that begin with `bracket`. Add the position of any other such bracket to `failures`.
 
-    Each attempt may read the whole text, so the number of failures is limited.
+    Each failed attempt may read the whole text, so stop after 100 failures.
     """
     start = text.find(bracket)
     while start >= 0 and len(failures) < _MOST_FAILURES:

@@ -76,7 +76,7 @@ class TurnHooks:
         return key in self._open.calls
 
     async def before_agent(self, call: AgentCall) -> None:
-        """Begin the agent's part in the turn. If turns are ordered, wait for earlier ones."""
+        """Begin the agent's part in the turn. If turns are ordered, wait for the session's earlier turns."""
         part = self._new_part(call)
         if not part.silent:
             part.writer = weakref.ref(call.runtime.stream_writer)
@@ -84,7 +84,7 @@ class TurnHooks:
             await self._await_turn(part)
 
     async def _await_turn(self, part: Participation) -> None:
-        """Register for the end of the run. If turns are ordered, wait for earlier ones of the session."""
+        """Register for the end of the run. If turns are ordered, wait for the session's earlier turns."""
         if (run := root_callbacks.call) is not None:
             run.at_end.append(partial(self._run_ended, part))
         # An agent in a tool waits only if it has its own conversation and its tool is not inside another tool.
@@ -95,7 +95,7 @@ class TurnHooks:
             await part.root.order.acquire(part.root, self.memory.observers)
 
     async def begin_model_call(self, call: AgentCall, request: ModelRequest[Any]) -> ModelStep | None:
-        """Store the question. Return the step to execute, if the agent takes part in the turn."""
+        """Store the question. Return the model call as a step, or None if the agent does not take part in the turn."""
         part = await self._part(call)
         if part.silent:
             return None
@@ -122,7 +122,7 @@ class TurnHooks:
         changed = request.override(messages=cast("list[AnyMessage]", list(sent.messages)), system_message=sent.system)
         part.root.open_calls += 1
         part.partial = partial = PartialAnswer()
-        # Note the model for which the messages were chosen: middleware behind `SessionMemory` may call another one.
+        # Add the model for which the messages were chosen: middleware behind `SessionMemory` may call another one.
         if (describe := getattr(model, "_get_ls_params", None)) is not None:  # private; see `facts_of`
             partial.models.add(describe(**request.model_settings).get("ls_model_name"))
         whole = [*([sent.system] if sent.system else []), *sent.messages]
@@ -130,9 +130,9 @@ class TurnHooks:
         return ModelStep(part, call, changed, listening, turn=turn, others=self._others, partial=partial, sent=whole)
 
     async def begin_tool_call(self, call: AgentCall, request: ToolCallRequest) -> ToolStep | None:
-        """Begin a tool call, and return it as a step, if the agent takes part in the turn.
+        """Return the tool call as a step, or None if the agent does not take part in the turn.
 
-        If the run is cut off during the call, the text of the message that made the call is stored.
+        If the run is cut off during the call, the text of the assistant message with the call is stored.
         """
         part = await self._part(call)
         if part.silent:
@@ -140,14 +140,14 @@ class TurnHooks:
         part.stop_waiting()
         part.root.open_calls += 1
         if request.tool is not None and request.tool.return_direct:
-            # Note the call now, because middleware may turn the tool's error into a result that ends the run.
+            # Add the call before it ends, because middleware may turn the tool's error into a result that ends the run.
             part.direct_calls.add(str(request.tool_call["id"]))
         newest = next((message for message in reversed(call.messages) if isinstance(message, AIMessage)), None)
         part.text = AIMessage(text_of(newest), id=newest.id) if newest else ""
         return ToolStep(part, call, request, calling_tool(part.memory, part.session), text=part.text)
 
     async def after_agent(self, call: AgentCall, state: AgentState[Any]) -> dict[str, Any] | None:
-        """Store the final answer. Return a state update if a stored answer replaces it."""
+        """Store the final answer. If another answer was stored first, return a state update that puts it in place."""
         part = await self._part(call)
         if part.silent:
             part.leave()
@@ -197,7 +197,7 @@ class TurnHooks:
             await self.memory.loop.run_from_any_loop(part.fail(error))
 
     async def _part(self, call: AgentCall) -> Participation:
-        """Return the `Participation` of an agent's call, or a new one after an interrupt or an answer."""
+        """Return the `Participation` of an agent's call. After an interrupt or an answer, create a new one."""
         part = self._open.calls.get(call.key)
         if part is None:
             run = root_callbacks.call
@@ -240,7 +240,7 @@ class TurnHooks:
 
 
 class AgentCall:
-    """The call of an agent as a hook receives it; `key` is the same in all its hooks."""
+    """The arguments and the config of an agent's call in a hook. All hooks of one call have the same `key`."""
 
     def __init__(self, runtime: Runtime[Any], messages: Sequence[BaseMessage]) -> None:
         self.runtime = runtime
@@ -252,9 +252,9 @@ class AgentCall:
 
 @dataclass(eq=False)
 class Step[R, T](ABC):
-    """A model or tool call of an agent. `answered` is the result if it was stored before.
+    """A model or tool call of an agent. If the result is already stored, it is in `answered`.
 
-    Otherwise, `request` is sent inside `block`. Then `end` or `fail` is called on the memory's event loop.
+    Otherwise, the caller sends `request` inside `block`, then calls `end` or `fail` on the memory's event loop.
     """
 
     part: Participation
@@ -274,7 +274,7 @@ class Step[R, T](ABC):
 
 @dataclass(eq=False)
 class ModelStep(Step[ModelRequest[Any], ModelResponse[Any]]):
-    """A model call of an agent. `sent` are the messages that were chosen for it."""
+    """A model call of an agent. `sent` has the messages that were chosen for the call."""
 
     _: KW_ONLY
     turn: OpenTurn
@@ -283,7 +283,7 @@ class ModelStep(Step[ModelRequest[Any], ModelResponse[Any]]):
     sent: Sequence[BaseMessage] = ()
 
     async def end(self, result: ModelResponse[Any]) -> None:
-        """Hold the model's reply, unless it calls tools, so that it is stored as the answer if the run is cut off.
+        """Hold a reply without tool calls in memory, so that it is stored as the answer if the run is cut off.
 
         A reply with the id of an earlier message (for example, from a cache) gets a new id, so that both messages stay.
         """
@@ -308,7 +308,7 @@ class ModelStep(Step[ModelRequest[Any], ModelResponse[Any]]):
         self.others.check_calls(self.sent, self.partial)
 
     async def fail(self, error: BaseException) -> None:
-        """Store the text of a cancelled call. Hold that of a failed call, because a retry may follow."""
+        """Store the text of a cancelled call. Hold the text of a failed call in memory, because a retry may follow."""
         part = self.part
         part.root.call_ends()
         part.partial = None
@@ -340,7 +340,7 @@ class ToolStep(Step[ToolCallRequest, ToolMessage | Command[Any]]):
     text: BaseMessage | str = ""
 
     async def end(self, result: ToolMessage | Command[Any]) -> None:
-        """Count the call as ended, and add it to the steps of the turn, unless its result is the answer."""
+        """End the call. Add it to the steps of the turn, unless its result is the answer or hands over to an agent."""
         part, tool = self.part, self.request.tool
         part.root.call_ends()
         if part.turn is not None and tool is not None and FORGETS in (tool.metadata or {}):

@@ -1,4 +1,4 @@
-"""Finds the session, the user, the run and the author of an agent's or a node's call, and has the run's state."""
+"""The session, the user, the run and the author of an agent's or a node's call, and the state of the run."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ type CallKey = tuple[int, str, int]
 def session_for(
     memory: Memory, options: TurnOptions, config: RunnableConfig, runtime: Runtime[Any] | None = None
 ) -> Session:
-    """Return the session that is named by the options' functions, the run's config or the run's context.
+    """Return the session that the options' functions, the run's config or the run's context name.
 
-    The default of `runtime` is the runtime of the current graph.
+    By default, `runtime` is the runtime of the current graph.
 
     Raises:
         InvalidKey: the run names no session, or the session's name is not a valid id.
@@ -70,8 +70,8 @@ def workspace_in(
 ) -> object:
     """Return the workspace that a run names in its config or context, or else `given`.
 
-    The result of a function `given` always takes precedence. An invalid workspace (not a string, an integer or a UUID)
-    is returned unchanged.
+    If `given` is a function, its result is used instead. An invalid workspace (not a string, an integer or a UUID) is
+    returned unchanged.
     """
     runtime = runtime or _runtime()
     if given is not None and not isinstance(given, str):
@@ -111,7 +111,7 @@ def metadata_of(config: RunnableConfig) -> Mapping[str, Json] | None:
 
 
 def run_id_of(config: RunnableConfig, runtime: Runtime[Any] | None = None) -> str | None:
-    """Return the id of the run, if it has one.
+    """Return the run id in the config, else in the run's context, else LangGraph's own run id; None if there is none.
 
     Workflows pass the id in the run's context, because an agent in a node also has its own run id.
     """
@@ -142,7 +142,7 @@ def task_of(config: RunnableConfig) -> str | None:
     """Return a name for the call of a nested agent, if it can be resumed from a checkpoint.
 
     The name stays the same if a resumed run repeats the task, and if another run is resumed from the same checkpoint.
-    If a node calls several graphs, the number of the graph is appended, from the second graph on: `digest|1`.
+    If a node calls several graphs, the names for the second and later graphs end with a number: `digest|1`.
     """
     configurable = config.get("configurable", {})
     parts = str(configurable.get("checkpoint_ns", "")).split("|")[:-1]
@@ -168,7 +168,7 @@ def has_saver(graph: object, config: RunnableConfig) -> bool:
 def redacted_kinds(config: RunnableConfig) -> frozenset[str]:
     """Return the kinds of data, such as `email`, that the agent's `PIIMiddleware` detects.
 
-    A middleware cannot see others, but each hook of a middleware has a channel named after it, which nodes can read.
+    A middleware cannot see other middleware. But each hook has a channel named after it, and nodes can read channels.
     """
     reader = config.get("configurable", {}).get(_READER)
     parts = [part for part in getattr(reader, "args", ()) if isinstance(part, Mapping)]
@@ -177,12 +177,12 @@ def redacted_kinds(config: RunnableConfig) -> frozenset[str]:
 
 @lru_cache(maxsize=64)
 def kinds_among(names: tuple[object, ...]) -> frozenset[str]:
-    """Return the kinds of data that `PIIMiddleware` with nodes or channels of these names detects."""
+    """Return the kinds of data, such as `email`, that occur in the names of nodes or channels of `PIIMiddleware`."""
     return frozenset({found[1] for name in names if (found := _REDACTING.search(str(name)))})
 
 
 def author_of(config: RunnableConfig, site: CallSite | None) -> str | None:
-    """Return the name of the workflow's node, the agent or the graph's node that speaks."""
+    """Return the name to store as the author of an answer: the workflow's node, the agent or the graph's node."""
     if site is not None and site.node:
         return site.node
     if name := config.get("metadata", {}).get("lc_agent_name"):
@@ -210,8 +210,8 @@ class HeldAnswer:
     """An answer that waits to be stored in the transaction that ends its run.
 
     - `told`: True if a caller in this process waits for the answer.
-    - `anchor`: returns the statement that moves the stored start of the window in this transaction, or None if it
-      stays.
+    - `anchor`: returns the SQL statement that moves the stored start of the window in this transaction; None if the
+      start does not move.
     - `store`: stores the answer alone, without ending the run.
     - `settle`: ends the turn (`TurnContext.settle`); it must be called when the answer is stored.
     """
@@ -229,7 +229,7 @@ class HeldAnswer:
 class RunHold:
     """The state of a run that this process executes.
 
-    - `lost`: True if another process owns the run.
+    - `lost`: True if another process has taken over the run.
     - `told`: True if a caller in this process waits for the answer.
     - `told_id`: the id of the answer that was stored for this caller.
     - `replaced`: True if another process stored an answer first, which is used instead.
@@ -253,7 +253,7 @@ class RunHold:
     begun: BegunTurn | None = None
 
     def stored(self, question: Sequence[Message]) -> Receipt | None:
-        """Return the receipt of this question if it was stored when the run began."""
+        """Return the receipt of `question` if it was stored when the run began, otherwise None."""
         if self.begun is None or [(one.id, one.content) for one in question] != [
             (one.id, one.content) for one in self.begun.question
         ]:
@@ -261,11 +261,11 @@ class RunHold:
         return self.begun.receipt
 
     def takes(self, session: Session) -> bool:
-        """Return True if the transaction that ends the run can store an answer in this session."""
+        """Return True if an answer in `session` can be stored in the transaction that ends the run."""
         return session.session_id == self.joins and not session.waiting()
 
     async def store(self) -> AIMessage | None:
-        """Store the waiting answer if this process still owns the run. Return an answer stored instead."""
+        """Store the waiting answer if this process still owns the run. If another was stored first, return that."""
         answer, self.answer = self.answer, None
         if answer is None or self.lost:
             return None
@@ -278,4 +278,4 @@ run_hold: ContextVar[RunHold | None] = ContextVar("threadkeep_run_hold", default
 """The state of the current task's run; None outside of runs."""
 
 built_contexts: ContextVar[list[ContextBuilt] | None] = ContextVar("threadkeep_built_contexts", default=None)
-"""The contexts of the model calls of the current task's run; None outside of runs."""
+"""The events that report the contexts of model calls in the current task's run; None outside of runs."""

@@ -36,7 +36,7 @@ from threadkeep.records.knowledge import SCOPE_KINDS, Evidence, FactKind, Scope,
 def memory_tool[M: history.Memory, H](
     tools: OnLoop[M, H], verb: Callable[[H], Callable[..., Coroutine[Any, Any, str]]]
 ) -> BaseTool:
-    """Return a tool with a method's name, arguments and docstring, called on the memory's loop."""
+    """Return a tool that calls a method on the memory's loop. It has the method's name, arguments and docstring."""
     described = verb(tools.made[0])
 
     @functools.wraps(described)
@@ -60,18 +60,18 @@ ALL_SCOPES: tuple[ScopeKind, ...] = ("session", "workspace", "user")
 
 
 def default_workspace[W: str | IdOf](memory: Memory, given: W | None) -> W | str | None:
-    """Return the workspace for runs that name none: `given` or that of the Graphiti options."""
+    """Return the workspace for runs that name none: `given`, or the workspace of the Graphiti options."""
     return given or memory.graphiti.workspace
 
 
 def check_scopes(kinds: Sequence[ScopeKind]) -> None:
-    """Raise `InvalidInput` if a scope is unknown, or none is given."""
+    """Raise `InvalidInput` if a kind of scope is unknown, or if `kinds` is empty."""
     if isinstance(kinds, str) or not kinds or not set(kinds) <= set(SCOPE_KINDS):
         raise InvalidInput(f"scopes names one or more of {', '.join(SCOPE_KINDS)}.")
 
 
 class OwnScopes(NamedTuple):
-    """The usable scopes of a run, the most specific first, and an error for each unusable scope."""
+    """The usable scopes of a run, most specific first, and an error for each scope with an invalid owner."""
 
     usable: dict[ScopeKind, Scope]
     refused: dict[ScopeKind, InvalidInput]
@@ -80,7 +80,7 @@ class OwnScopes(NamedTuple):
 def scopes_of(
     kinds: Collection[ScopeKind], session_id: str | None, workspace: object, user_id: str | None
 ) -> OwnScopes:
-    """Return the scopes of a run that are of the given kinds and have an owner."""
+    """Return the scopes of a run of these kinds. A kind without an owner (None or empty) is left out."""
     found = OwnScopes({}, {})
     for kind, owner in zip(ALL_SCOPES, (session_id, workspace, user_id), strict=True):
         if owner and kind in kinds:
@@ -186,7 +186,7 @@ def knowledge_tools(
 
 
 class _KnowledgeTools:
-    """The functions that the tools call. Models read the docstrings as descriptions."""
+    """The functions that the tools of an agent call. Models read the docstrings as descriptions of the tools."""
 
     def __init__(self, memory: Memory, scopes: RunScopes, embedder: Embedder | None) -> None:
         self._memory = memory
@@ -316,7 +316,7 @@ class _KnowledgeTools:
         refused: str,
         failed: str = _NOT_WRITTEN,
     ) -> str:
-        """Write something in the run's scope `about`. Return the result, or why nothing was written."""
+        """Call `work` with the run's scope `about`. Return its result, or a sentence why nothing was written."""
         session = self._scopes.session(runtime.config)
         usable, unusable = self._scopes.of(session, runtime.config)
         if (scope := usable.get(about)) is None:
@@ -332,7 +332,7 @@ class _KnowledgeTools:
         return failed if answer is None else answer
 
     def _readable(self, session: Session, runtime: ToolRuntime[Any, Any]) -> tuple[list[Scope], str]:
-        """Return the usable scopes, and sentences for the model about the unusable ones."""
+        """Return the usable scopes, and sentences that tell the model about unusable scopes."""
         usable, refused = self._scopes.of(session, runtime.config)
         for error in refused.values():
             self._memory.observers.notify(
@@ -350,7 +350,7 @@ class _KnowledgeTools:
         return lines
 
     async def _read[T](self, session: Session, work: Awaitable[T]) -> T | None:
-        """Return the result of `work`, or report that the database fails or is too slow."""
+        """Return the result of `work`. If the database fails or is too slow, report that and return None."""
         events = events_beside(self._memory, session)
         return await in_time(session, work, lambda error: events.read_failed(error, "fallback"))
 
@@ -364,7 +364,7 @@ _VERBS: Mapping[MemoryToolKind, tuple[Callable[[_KnowledgeTools], Callable[..., 
 
 
 def events_beside(memory: history.Memory, session: Session) -> SessionEvents:
-    """Return a reporter for an agent's reads and writes outside the session's transcript."""
+    """Return a reporter of failed reads and writes of an agent's tools, which are not in the session's transcript."""
     return SessionEvents(memory.observers, "other", session.session_id)
 
 
@@ -378,7 +378,7 @@ async def _evidence(session: Session, runtime: ToolRuntime[Any, Any]) -> Evidenc
 
 
 def _bounded(lines: Sequence[str]) -> list[str]:
-    """Return the leading lines that fit into the result of a tool (6,000 characters)."""
+    """Return the first lines that fit into the result of a tool (6,000 characters)."""
     kept: list[str] = []
     for line in lines:
         if sum(map(len, kept)) + len(line) > _MOST_CHARACTERS:

@@ -43,7 +43,7 @@ _TIMEOUT_SECONDS = 3.0
 _MOST_FACTS = 60
 _MOST_SELECTIONS = 1_000
 _MOST_NAMED = 20
-# A previous selection is reused only if it has this many of the best facts for the new input.
+# The number of best facts for a new input that a previous selection must have in order to be reused.
 _DECISIVE = 3
 
 UNOWNED_LINE = (
@@ -58,7 +58,7 @@ REFUSED_LINE = (
 
 
 class _Selection(NamedTuple):
-    """A choice of facts, and the facts, `room` and `counter` from which it was made."""
+    """A cached choice: the chosen facts and their ids, and the inputs: all facts (`of`), `room` and `counter`."""
 
     ids: frozenset[str]
     facts: list[Fact]
@@ -141,7 +141,7 @@ class KnownFacts(JoinedSource):
     async def _known(
         self, knowledge: Knowledge, scopes: tuple[Scope, ...], request: ExtraRequest, room: int
     ) -> list[Fact]:
-        """Return this database's facts that fit, in a stable order. Note the others."""
+        """Return this database's facts that fit, in a stable order. Report the others in `request.facts_left_out`."""
         async with asyncio.timeout(_TIMEOUT_SECONDS):
             if read := request.reads.get(self):
                 loaded = await knowledge.valid_in(read[1], scopes)
@@ -154,7 +154,7 @@ class KnownFacts(JoinedSource):
     async def _fitting(
         self, knowledge: Knowledge, scopes: tuple[Scope, ...], known: list[Fact], request: ExtraRequest, room: int
     ) -> list[Fact]:
-        """Return all facts, or the most relevant if there are too many, in a stable order."""
+        """Return the facts in a stable order: all of them or, if they do not fit, the most relevant ones."""
         everything, is_all = in_stable_order(known), len(known) < _MOST_FACTS
         if is_all and request.counter(facts_text([fact_line(fact) for fact in everything])) <= room:
             return everything
@@ -170,7 +170,7 @@ class KnownFacts(JoinedSource):
         request: ExtraRequest,
         room: int,
     ) -> list[Fact]:
-        """Return the facts that fit, from the previous selection if it has the best facts for this input."""
+        """Return the facts that fit. Prefer the previous selection if it has the best facts for this input."""
         before = self._selections.get(scopes, _Selection(frozenset(), [], {}, 0, None))
         everything = {fact.id: fact for fact in [*found, *known]}
         ranked = list(everything.values())
@@ -188,7 +188,7 @@ class KnownFacts(JoinedSource):
 
 
 def _left_out(loaded: Sequence[Fact], kept: Sequence[Fact]) -> list[FactsLeftOut]:
-    """Return the numbers and first ids of facts that are not shown, by scope and reason."""
+    """Return the number and the first ids of the facts that were not sent, for each scope and reason."""
     if len(kept) == len(loaded) < _MOST_FACTS:
         return []
     shown, visible = {fact.id for fact in kept}, {fact.id for fact in without_shadowed(loaded)}
@@ -237,7 +237,7 @@ def _block(
 
 
 def reference_of(fact: Fact) -> FactReference:
-    """Return the reference to a fact for a manifest; it contains no text of the fact."""
+    """Return a reference to a fact for a manifest, which contains no text of the fact."""
     asked = [
         TurnReference(origin.session_id, origin.seq) for origin in fact.evidence if origin.session_id and origin.seq
     ]

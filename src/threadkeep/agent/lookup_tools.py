@@ -59,7 +59,7 @@ def history_tools(
 
 
 class _Lookups:
-    """The functions that two of the tools call. Models read their docstrings."""
+    """The functions of `read_history` and `search_history`. Models read their docstrings."""
 
     def __init__(self, memory: Memory, options: TurnOptions) -> None:
         self._memory = memory
@@ -93,7 +93,7 @@ class _Lookups:
             return _NO_HISTORY
 
     async def _summaries(self, session_id: str, first_seq: int, last_seq: int) -> Sequence[Summary]:
-        """Return up to ten summaries of a range; none for a conversation in a graph store."""
+        """Return up to ten summaries of messages in a range; none for a conversation in a graph store."""
         # A conversation in a graph store has no summaries, but a session with the same id may have some.
         if not (await self._memory.contexts.state(session_id, "")).summaries:
             return ()
@@ -162,7 +162,7 @@ def read_tool_result(
 
 
 def _shown(messages: Sequence[Message], to_seq: int, start: int) -> tuple[list[str], int | None]:
-    """Return the messages that fit as lines, and the first `seq` not shown."""
+    """Return the messages that fit into the result of a tool as lines, and the first `seq` that does not fit."""
     lines = [f"What was said. {_QUOTED}"]
     left = _MOST_CHARACTERS
     for message in messages:
@@ -185,7 +185,7 @@ def _shown(messages: Sequence[Message], to_seq: int, start: int) -> tuple[list[s
 
 
 def _in_short(summaries: Sequence[Summary]) -> list[str]:
-    """Return the first summaries as lines below a heading, up to half the limit of a result."""
+    """Return the first summaries as lines below a heading, up to half of a tool result's maximum length."""
     sizes = accumulate(len(summary.text) for summary in summaries)
     lines = [quoted_summary(one) for one, size in zip(summaries, sizes, strict=True) if size <= _MOST_CHARACTERS // 2]
     return ["Summaries of parts of the rest:", *lines] if lines else []

@@ -93,7 +93,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
 
     @classmethod
     def of(cls, memory: Memory | SyncMemory, options: TurnOptions) -> Self:
-        """Return the middleware with these options."""
+        """Return the middleware with all its options in one object."""
         made = cls.__new__(cls)
         made._begin(memory, options)  # noqa: SLF001 - it is one of ours
         return made
@@ -108,14 +108,14 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         """The number of agent calls that take part in a turn and have not ended; at most 1,000 per event loop."""
         return sum(hooks.open_runs for hooks in self._hooks.made)
 
-    # A node hook also runs if other middleware rejects the question, which is then stored as failed.
+    # A hook of its own: it also runs if other middleware then rejects the question, which is stored as failed.
     async def abefore_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
-        """Begin the agent's part in the turn. If turns are ordered, wait for earlier ones."""
+        """Begin the agent's part in the turn. If turns are ordered, wait for the session's earlier turns."""
         await self._hooks.call(TurnHooks.before_agent, AgentCall(runtime, state["messages"]))
         return None
 
     def before_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
-        """Begin the agent's part in the turn. If turns are ordered, wait for earlier ones."""
+        """Begin the agent's part in the turn. If turns are ordered, wait for the session's earlier turns."""
         call = AgentCall(runtime, state["messages"])
         self._wait_for(call, lambda hooks: hooks.before_agent(call))
         return None
@@ -150,13 +150,13 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         call = AgentCall(get_runtime(), request.state["messages"])
         return self._run(TurnHooks.begin_tool_call, call, request, handler)
 
-    # Other middleware may change the answer first, and only nodes change the state.
+    # Use a node hook: it runs after other middleware changed the answer, and it can change the state.
     async def aafter_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
-        """Store the final answer, or put an answer that was stored first into the state."""
+        """Store the final answer. If another process stored its answer first, put that answer into the state."""
         return await self._hooks.call(TurnHooks.after_agent, AgentCall(runtime, state["messages"]), state)
 
     def after_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
-        """Store the final answer, or put an answer that was stored first into the state."""
+        """Store the final answer. If another process stored its answer first, put that answer into the state."""
         call = AgentCall(runtime, state["messages"])
         return self._wait_for(call, lambda hooks: hooks.after_agent(call, state))
 
@@ -181,7 +181,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         return result
 
     def _run[R, T](self, begin: _Begin[R, T], call: AgentCall, request: R, handler: Callable[[R], T]) -> T:
-        """Do the same as `_arun`, in synchronous code."""
+        """Call the model or a tool (`handler`) as a step of the turn, in synchronous code."""
         step = self._wait_for(call, lambda hooks: begin(hooks, call, request))
         if step is None:
             return handler(request)
@@ -198,6 +198,6 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         return result
 
     def _wait_for[T](self, call: AgentCall, hook: Callable[[TurnHooks], Coroutine[Any, Any, T]]) -> T:
-        """Run a hook on the event loop of the agent's call or, at first, on a loop that is not blocked."""
+        """Run a hook on the event loop of the agent's call. For the first hook, choose a loop that is not blocked."""
         begun = next((hooks for hooks in self._hooks.made if hooks.knows(call.key)), None)
         return self._hooks.wait_for(hook, begun)

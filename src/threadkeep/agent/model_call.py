@@ -1,4 +1,4 @@
-"""The data of a model call: inputs, the session's cached window, and messages sent or excluded."""
+"""The data of a model call: its inputs, the session's cached window, and the messages to send or exclude."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Call:
     - `messages`: the run's own messages, including the `question`.
     - `budget`: the maximum number of tokens, measured by `counter`.
     - `max_messages`: the maximum number of messages of earlier turns.
-    - `forgotten`, `superseded`: messages of the state that precede a reset, or that are superseded in the transcript.
+    - `forgotten`, `superseded`: messages of the state that precede a reset or are superseded, so they are not sent.
     - `question_as_stored`: True if the transcript has the question with the same text.
     - `shared`: if this is less than `budget`, extra sections get shares of it instead of `budget`.
     """
@@ -52,7 +52,7 @@ class Call:
 class Piece(NamedTuple):
     """A message that may be sent, its section, and the id with which it is stored.
 
-    A `mark` is a placeholder for this model call only. It is sent or excluded with the message before it.
+    With `mark`, the message is a placeholder for this model call only, sent or excluded with the message before it.
     """
 
     message: BaseMessage
@@ -64,7 +64,8 @@ class Piece(NamedTuple):
 class KeptWindow:
     """The earlier messages of a session, converted for model calls and cached. It only grows.
 
-    Only a `plain` window can be sent as a whole: each message has just role, text and id, and each question an answer.
+    Only a `plain` window can be sent as a whole: its messages have just a role, a text and an id, and its questions
+    have answers.
     """
 
     def __init__(self, counter: TokenCounter) -> None:
@@ -140,7 +141,7 @@ class Draft:
 
     @property
     def reserved(self) -> int:
-        """The tokens of the extras, and those for sections that are still to be searched."""
+        """Tokens reserved for extras: their own, and room for sections that are searched later."""
         return sum(self.rooms.values()) + sum([extra.entry.tokens for extra in self.extras])
 
 
@@ -148,7 +149,7 @@ class Draft:
 class Assembled:
     """The messages of a model call, their manifest entries, and the excluded messages with the reasons.
 
-    - `texts`: maps the digests in the entries to texts.
+    - `texts`: maps the digests in the entries to the messages' JSON.
     - `begin_seq`: the `seq` at which the windows of later turns begin; None if this does not change.
     - `marks`: the number of messages that were added only for this call.
     - `texts_only`: True if no message has media.
@@ -177,7 +178,7 @@ class Assembled:
 
 
 _SINGLE: Final[tuple[ExclusionReason, ...]] = ("folded", "superseded")
-"""The reasons for which single messages are excluded between messages that are sent."""
+"""The reasons for excluding single messages; the messages before and after them are sent."""
 
 type Rows = Mapping[str | None, Message]
 """Stored messages that were read for a call, by id."""
@@ -186,7 +187,7 @@ type Rows = Mapping[str | None, Message]
 def exclusions(
     draft: Draft, rows: Rows, recollection: Recollection
 ) -> tuple[tuple[Exclusion, ...], tuple[LeftOut, ...]]:
-    """Return the excluded `seq` ranges of the transcript, and the excluded messages of the state."""
+    """Return the excluded messages: ranges of `seq` in the transcript, and messages that only the state has."""
     read, call = recollection.messages, draft.call
     out_of_state = draft.unsendable or draft.chosen.excluded or call.forgotten or call.superseded
     out_of_session = recollection.excluded or recollection.begin or recollection.end != len(read) + 1
@@ -208,7 +209,7 @@ def exclusions(
 
 
 def _not_read(recollection: Recollection, low: int) -> dict[int, ExclusionReason]:
-    """Return the reason for each `seq` from `low` up to the question that the window does not have."""
+    """Return each `seq` from `low` up to the question that is missing in the window, with the reason."""
     messages, end = recollection.messages, recollection.end
     single = any(gap.reason in _SINGLE for gap in recollection.excluded)
     if not single and end is not None and end - low == len(messages) and (not messages or messages[0].seq == low):
@@ -224,8 +225,8 @@ def _not_read(recollection: Recollection, low: int) -> dict[int, ExclusionReason
 
 
 def dropped(draft: Draft, rows: Rows, recollection: Recollection) -> int:
-    """Count the earlier messages since the last reset that no sent message or summary covers."""
-    # Subtract the messages that were not read, but are in the state.
+    """Count the earlier messages since the last reset that are neither sent nor part of a sent summary."""
+    # Subtract messages that were not read from the transcript, because the state has them.
     window = [piece for piece in draft.pieces if piece.section == "window" and piece.id not in rows]
     again = len([piece for piece in window if is_utterance(piece.message)])
     gaps = [gap for gap in recollection.excluded if _unsummarised(gap, draft)]
@@ -243,7 +244,7 @@ def _excluded_seqs(recollection: Recollection, reason: ExclusionReason) -> set[i
 
 
 def _left_out(call: Call, out: Sequence[tuple[str | None, ExclusionReason]], rows: Rows) -> Iterator[LeftOut]:
-    """Yield the excluded messages that are not in the transcript, as ranges of the state if possible."""
+    """Yield the excluded messages that only the state has. Adjacent messages with one reason form a range."""
     placed = {key for key, row in rows.items() if row.seq is not None}
     reasons = dict(out)
     state_ids = [key for message in call.messages if not isinstance(message, SystemMessage) and (key := id_of(message))]
@@ -261,14 +262,14 @@ def _left_out(call: Call, out: Sequence[tuple[str | None, ExclusionReason]], row
 
 
 def _before(end: int | None, gaps: Iterable[Exclusion]) -> Iterator[Exclusion]:
-    """Yield the excluded ranges up to the question, except those of single messages."""
+    """Yield the excluded ranges of messages before the question, without single messages (`_SINGLE`)."""
     for gap in gaps:
         if gap.reason not in _SINGLE and (end is None or gap.first_seq < end):
             yield gap if end is None else Exclusion(gap.first_seq, min(gap.last_seq, end - 1), gap.reason)
 
 
 def _unsummarised(gap: Exclusion, draft: Draft) -> bool:
-    """Return True if no sent summary covers a range that is excluded as summarised."""
+    """Return True if a range was excluded as summarised, but no sent summary covers it."""
     if gap.reason != "summarised":
         return False
     return not any(one.first_seq <= gap.first_seq and gap.last_seq <= one.last_seq for one in draft.summaries)

@@ -16,7 +16,7 @@ from threadkeep.errors import InvalidSettings
 
 
 def make_model(name: str, *, variable: str = "THREADKEEP_MODEL") -> BaseChatModel:
-    """Return the model with a name: `demo` or a name for LangChain's `init_chat_model`.
+    """Return the chat model with a name: `demo`, or a name that LangChain's `init_chat_model` accepts.
 
     Args:
         name: the model's name.
@@ -52,7 +52,7 @@ def _reporting(model: BaseChatModel) -> BaseChatModel:
 def trace_without_threads() -> None:
     """Make LangSmith set up its runs on the current event loop while tracing is off.
 
-    Otherwise, it uses OS threads twice per model call. The setting applies to all agents of the process, so only
+    By default, LangSmith uses OS threads twice per model call. The setting applies to all agents of a process, so only
     Threadkeep's own processes use it.
     """
     langsmith.set_runtime_overrides(aio_to_thread=_in_loop)

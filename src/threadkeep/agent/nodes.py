@@ -28,14 +28,14 @@ from threadkeep.memory.on_loop import OnLoop
 from threadkeep.memory.sync_memory import SyncMemory
 
 _numbers = count()
-"""The numbers of the calls of nodes in this process."""
+"""A counter that gives each call of a node in this process its own number."""
 
 
 class NodeTurn:
     """The turn of a node, on the event loop of one memory.
 
-    `answered` is the stored answer of a repeated question. `reply` is the answer that the caller gave; after the end,
-    it may be the answer of another process that was stored first.
+    `answered` is the stored answer of a repeated question. `reply` is the caller's answer; after the turn's end, it is
+    the answer of another process if that answer was stored first.
     """
 
     def __init__(self, memory: Memory, options: TurnOptions, given: Sequence[MessageLikeRepresentation]) -> None:
@@ -44,7 +44,7 @@ class NodeTurn:
         self._given = given
 
     async def begin(self, config: RunnableConfig) -> Self:
-        """Store the question. If turns are ordered, first wait for earlier ones."""
+        """Store the question. If turns are ordered, first wait for the session's earlier turns."""
         self.reply: BaseMessage | str | None = None
         self.partial = PartialAnswer()
         self._unreported = False
@@ -63,7 +63,7 @@ class NodeTurn:
         return self
 
     def _enter(self, messages: Sequence[BaseMessage], config: RunnableConfig) -> Participation:
-        """Take part in the turn of the run, or get a memory that stores nothing."""
+        """Take part in the turn of the run. If the node has no part in it, use a memory that stores nothing."""
         memory, options = self._memory, self._options
         session = session_for(memory, options, config)
         site = site_in(options, config)
@@ -83,20 +83,20 @@ class NodeTurn:
         return part
 
     async def messages(self, system: SystemMessage | None, use: ModelUse) -> list[BaseMessage]:
-        """Return the messages for a model call."""
+        """Return the messages for a model call of the node. First report the token usage of the previous call."""
         self._report()
         sent = await self._turn.context(self._state, system, use)
         return [*([sent.system] if sent.system else []), *sent.messages]
 
     def take(self, reply: BaseMessage | str) -> None:
-        """Set the answer of the turn."""
+        """Set the answer of the turn, which `end` stores."""
         if isinstance(reply, BaseMessage):
             identify([reply])
             reply.response_metadata |= self._turn.mark
         self.reply, self._unreported = reply, True
 
     def _report(self) -> None:
-        """Report the token usage of the newest model call."""
+        """Report the token usage of the newest model call, if it was not reported yet."""
         if self._unreported:
             self._unreported = False
             self._turn.report(self.reply if isinstance(self.reply, AIMessage) else None)
@@ -134,16 +134,16 @@ class _TurnOfBlock:
 
     @property
     def answered(self) -> AIMessage | None:
-        """The stored answer if the question is a repeat. Then no model call is needed."""
+        """The stored answer if the question is a repeat; no model call is needed for it."""
         return self._turn.answered
 
     @property
     def reply(self) -> BaseMessage | str | None:
-        """The answer that was given; after the block, the answer of another process if that was stored first."""
+        """The argument of `answer`; after the block, the answer of another process if that answer was stored first."""
         return self._turn.reply
 
     def answer(self, reply: BaseMessage | str) -> None:
-        """Set the assistant's answer, which is stored when the block ends. A message without an id gets one."""
+        """Set the assistant's answer, which is stored when the block ends. A message without an id gets a new id."""
         if self.answered is not None:
             stream_again(self.answered)
         self._turn.take(reply)

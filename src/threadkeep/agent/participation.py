@@ -1,4 +1,4 @@
-"""The call of one agent in a turn, and a registry of open calls."""
+"""The part of one agent's call in a turn, and a registry of the calls that have not ended."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class OpenCalls:
     """The agent calls of one middleware in this process that have begun but not ended, by key.
 
     Before the memory closes, it stores their held answers (see `Participation.hold`) and partial texts. Beyond a
-    thousand calls, the oldest is dropped. It continues from the transcript if it is resumed.
+    thousand calls, the oldest call is dropped; if it is resumed, it continues from the transcript.
     """
 
     def __init__(self) -> None:
@@ -69,8 +69,8 @@ class OpenCalls:
     async def settle_before(self, new: Participation) -> None:
         """Store the held answers of ended runs of the session, before `new` begins.
 
-        Answers of runs that may be alive stay held. If `new` is the next attempt at the question of a failed or ended
-        run, the answer that this run held is discarded.
+        Answers of runs that may be alive stay in memory. If `new` repeats the question of a failed or ended run, the
+        held answer of that run is discarded.
         """
         for call in list(self.calls.values()):
             if call is new or call.session.session_id != new.session.session_id or call.silent:
@@ -92,7 +92,7 @@ class OpenCalls:
             raise first
 
     async def settle_run(self, run_id: str, *, elsewhere: bool) -> None:
-        """Store the held answers of a run that ended here, or drop them if it continues elsewhere."""
+        """Store the held answers of a run that ended, or drop them if the run continues in another process."""
         for call in list(self.calls.values()):
             if call.turn is not None and call.turn.run_id == run_id:
                 if elsewhere:
@@ -105,7 +105,7 @@ class OpenCalls:
 class Participation:
     """The call of one agent in a turn.
 
-    - `run_id`, `metadata`: given by the caller.
+    - `run_id`, `metadata`: the run id and the metadata of the question, from the caller's config.
     - `site`: the workflow node to which the model calls belong.
     - `registry`: the calls of the same middleware that have not ended.
     - `silent`: True if the agent has no part in the turn; it neither reads nor writes the session.
@@ -161,8 +161,8 @@ class Participation:
     def enter(self, messages: Sequence[BaseMessage]) -> None:
         """Take part in the root run's turn, or begin it.
 
-        An agent whose input the graph's code wrote becomes `silent`. But if the turn was begun with such a question,
-        the first agent that gets the caller's question begins a new turn.
+        An agent becomes `silent` if the graph's code wrote its input. But if the turn was begun with such an input, the
+        first agent that gets the caller's question begins a new turn.
         """
         root = self.root
         question: Sequence[BaseMessage] | None = root.question
@@ -184,7 +184,7 @@ class Participation:
         return self.turn.question_id if self.turn is not None else self.root.question_id
 
     async def begin(self, messages: Sequence[BaseMessage]) -> OpenTurn:
-        """Return the turn. The first call stores the question as `before_model` hooks left it.
+        """Return the turn. The first call begins it: it stores the question, in the form after `before_model` hooks.
 
         Raises:
             InvalidMessage, WrongUser, TurnInMemoryOnly: as for `OpenTurn.begin`; the session is released.
@@ -223,7 +223,7 @@ class Participation:
         return turn
 
     def _number_of_resumed(self, turn: OpenTurn, name: str, messages: Sequence[BaseMessage]) -> int | None:
-        """Return the number of the answer in a resumed run, if the author's stored answers determine it.
+        """Return the number of the answer in a resumed run; None if the author's stored answers do not determine it.
 
         A task that LangGraph repeats keeps the number of its stored answer. Otherwise, return the next number after
         the stored answers in `messages`; another run that was resumed at the same time may have the same number.
@@ -251,7 +251,7 @@ class Participation:
         return turn
 
     def _answered_at_end(self, turn: OpenTurn) -> AIMessage | None:
-        """Return the agent's own stored answer if it is the last message that the caller sent."""
+        """Return the last message that the caller sent, if it is a stored answer of this agent."""
         last = self.root.sent[-1] if self.root.sent and not self._is_continued else None
         own = [one.id for one in turn.earlier if one.author == self.author]
         return last if isinstance(last, AIMessage) and id_of(last) in own else None
@@ -263,13 +263,13 @@ class Participation:
         return self.resumed or (call is not None and call.is_continued)
 
     def go_on(self, turn: OpenTurn) -> None:
-        """Claim a number for the answer again, if it was released after a failure."""
+        """Claim a number for the answer again, if the number was released after a failure."""
         ordinal = self.root.reclaim(self.author, self.key, turn.ordinal)
         if ordinal != turn.ordinal:
             turn.speak_as(self.author, ordinal)
 
     async def _ask(self, messages: Sequence[BaseMessage]) -> OpenTurn:
-        """Store the question without its stored beginning: clients may send the whole chat."""
+        """Store the question. Clients may send the whole chat, so skip its messages that are already stored."""
         if len(self.root.question) > 1:
             self.root.question = await self._without_later_turns(self.root.question)
         history = SentHistory(self.root.question)
@@ -288,8 +288,8 @@ class Participation:
     async def _without_later_turns(self, question: tuple[BaseMessage, ...]) -> tuple[BaseMessage, ...]:
         """Return the question without messages at its end that belong to a later turn.
 
-        In a checkpointed state, a repeated question without a reply is directly followed by the next question, or by a
-        text that the graph's code wrote for another agent.
+        In the state of a checkpoint, a repeated question without a reply is directly followed by the next question, or
+        by a text that the graph's code wrote for another agent.
         """
         sent = [id(message) for message in self.root.sent]
         end = max([at for at, message in enumerate(question, start=1) if id(message) in sent], default=len(question))
@@ -304,7 +304,7 @@ class Participation:
     async def refuse(self) -> None:
         """Store a question that other middleware may have rejected, as `failed` and without its text.
 
-        The row has another id than the question, because the same question may be accepted at the next attempt.
+        The id of the row differs from the id of the question, because the next attempt at the question may be accepted.
         """
         question = self.root.question[-1] if self.root.question else None
         if question is None or self.resumed or self.root.turn is not None or self.parent is not None:
@@ -316,12 +316,12 @@ class Participation:
             await self.memory.finish(self.session.record, [refused])
 
     def _question_in(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages of the question, in their newer form in `messages`."""
+        """Return the messages of the question, each in its current form if `messages` has it."""
         now = {id_of(message): message for message in messages}
         return [now.get(id_of(message), message) for message in self.root.question]
 
     def with_question(self, messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
-        """Return the messages, and insert the question if the state has lost it.
+        """Return the messages. Insert the question if the state no longer has it.
 
         Middleware that shortens the state, such as `SummarizationMiddleware`, removes the question of a long run.
         """
@@ -334,10 +334,10 @@ class Participation:
         return [*messages[:begin], *missing, *messages[begin:]]
 
     async def _go_on(self, messages: Sequence[BaseMessage]) -> OpenTurn:
-        """Continue the turn of a resumed agent; its question is the newest block of human messages.
+        """Continue the turn of a resumed agent. The question is the newest block of human messages.
 
-        A human message that a tool added, such as an image, is not a question: it follows the tool's result, and the
-        session does not have it.
+        A human message that a tool added, such as an image, is not a question: it follows the tool's result, and is not
+        stored in the session.
         """
         question = question_before(messages)
         for index, block in questions_back(messages):
@@ -374,7 +374,7 @@ class Participation:
         return turn
 
     def hand_over(self) -> None:
-        """Discard the held answer and its number, because a tool hands over to an agent."""
+        """Discard the held answer and release its number, because a tool hands over to another agent."""
         self.discard()
         self.handed_over = True
         self.root.release(self.author, self.key)
@@ -385,9 +385,9 @@ class Participation:
         return bool(self._runs) and self._all_runs_known and all(run() is None for run in self._runs)
 
     def hold(self, answer: BaseMessage | str, status: Status, runtime: Runtime[Any]) -> None:
-        """Hold an answer in memory until the run ends or continues. A timer stores it after a while.
+        """Hold an answer in memory until the run ends or continues. A timer stores it after ten minutes at most.
 
-        The run has ended when its stream writer is gone. This is only known if the call began with the same writer.
+        The run has ended when its stream writer is gone. That is certain only if the call began with the same writer.
         """
         self.stop_waiting()
         self.text, self.status = answer, status
@@ -431,7 +431,7 @@ class Participation:
         await self.end(text_of(said) if not self.is_over and isinstance(said, AIMessage) else said, self.status)
 
     def leave(self) -> None:
-        """Forget the call and its held answer."""
+        """Remove the call from the registry, so that its held answer is not stored."""
         self.stop_waiting()
         if self.registry.calls.get(self.key) is self:
             del self.registry.calls[self.key]
@@ -439,7 +439,7 @@ class Participation:
     async def end(self, answer: BaseMessage | str, status: Status) -> AIMessage | None:
         """Store the answer of a call that has ended. Return an answer that was stored instead.
 
-        If the run was cut off and a call of it ends afterwards, the text is not stored again.
+        If the run was cut off, its text is stored, and is not stored again by a call that ends afterwards.
         """
         self.leave()
         if self.turn is None or (self._has_text_stored and status != "complete"):
@@ -459,12 +459,12 @@ class Participation:
             self.root.release_session()
 
     async def settle(self) -> None:
-        """Store the text so far of an unfinished model call, or else the held answer."""
+        """Store the text that an unfinished model call has streamed so far, or else the held answer."""
         begun = "" if self.partial is None else storable(self.partial.text, self.redacted, whole=False)
         await self.end(begun or self.text, self.status)
 
     async def fail(self, error: BaseException) -> None:
-        """Settle the call after its run failed or was cancelled. Then release the session.
+        """Store the texts of the call after its run failed or was cancelled. Then release the session.
 
         If the run failed, a question that reached no model is stored without its text, because other middleware may
         have rejected it. If `PIIMiddleware` stopped the run, the held answer is not stored.

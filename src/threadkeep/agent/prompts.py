@@ -25,7 +25,7 @@ class Prompt:
     """The prompt of an event: its text and a stable id.
 
     `message_id` is the id of the event's message, else the id of the event, else a hash of the text and of the
-    annotations' ids and times. It is None if there are none of these, because two messages may have the same text.
+    annotations' ids and times. It is None if the event has none of these: the text alone does not identify a message.
     """
 
     text: str
@@ -142,8 +142,8 @@ class PromptTemplate:
     def render(self, messages: Sequence[BaseMessage], *, summary: str = "", context: str = "") -> str:
         """Return the text for these messages. Braces in messages are not treated as placeholders.
 
-        The input is the newest user message and all later messages. The history is the rest, in the form of
-        `flatten_messages`, with the system messages if there is no placeholder `{{system}}` for them.
+        The input is the newest user message and all later messages. The history is all earlier messages, in the form of
+        `flatten_messages`. It includes system messages unless the template has the placeholder `{{system}}`.
 
         Raises:
             InvalidInput: a summary or context is given, but the template has no placeholder for it.

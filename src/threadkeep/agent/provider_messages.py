@@ -1,4 +1,4 @@
-"""Prepares messages for a provider: merges them, and repairs or removes content it would reject."""
+"""Prepares messages for a provider: merges them, and repairs or removes content that the provider would reject."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ NO_ANSWER = "[This message has no answer.]"
 """The answer that models see for a question without an answer."""
 
 OPENING = "[The assistant speaks first.]"
-"""The user message before an assistant message that would begin a model call."""
+"""The user message that is inserted if a model call would begin with an assistant message."""
 
 CLOSING = "[The assistant speaks next.]"
-"""The user message after an assistant message that would end a model call."""
+"""The user message that is appended if a model call would end with an assistant message."""
 
 NOTHING_ADDED = "[The assistant added nothing to this result.]"
-"""The answer that models see after a tool's result that ended its run."""
+"""The answer that models see after a tool's result if the run ended with this result."""
 
 _REASONING = frozenset({"reasoning", "reasoning_content", "thinking", "redacted_thinking"})
 _CALL_BLOCKS = frozenset({"tool_use", "tool_call", "function_call", "invalid_tool_call", "input_json_delta"})
@@ -52,10 +52,10 @@ _USER_LAST = frozenset({"anthropic", "bedrock", "google", "mistral"})
 
 
 def merge(history: Sequence[BaseMessage], state: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Return the messages in `history` and `state`. If both have a message, use the one in `state`.
+    """Return the messages in `history` and `state`. If both have a message, use the version in `state`.
 
-    A message that only `history` has follows its nearest earlier message that `state` has too. If there is none, it
-    comes before the first message of `state` that is not a system message.
+    A message that is only in `history` keeps its position after the nearest earlier message that both have. If there is
+    no such message, it comes before the first message of `state` that is not a system message.
     """
     in_state = {id_of(message) for message in state}
     after: dict[str | None, list[BaseMessage]] = {}
@@ -124,7 +124,7 @@ def repair(messages: Sequence[BaseMessage]) -> Repaired:
 
 
 def _calls_of(messages: Sequence[BaseMessage]) -> tuple[dict[int, _Calls], dict[int, ExclusionReason]]:
-    """Return the assistant messages with their calls' results, and the reasons for dropped results."""
+    """Return assistant messages with the results of their calls, and reasons for dropped results, by index."""
     calls: dict[int, _Calls] = {}
     open_calls: dict[str, _Calls] = {}
     reasons: dict[int, ExclusionReason] = {}
@@ -142,10 +142,10 @@ def _calls_of(messages: Sequence[BaseMessage]) -> tuple[dict[int, _Calls], dict[
 
 
 def plain(messages: Sequence[BaseMessage], provider: str | None = None) -> list[BaseMessage]:
-    """Return the messages, with another provider's own content reduced to text and tool calls.
+    """Return the messages. Reduce content in another provider's own format to text and tool calls.
 
-    Reasoning with signatures, and searches that a provider ran itself, cannot be sent to another provider. If
-    `provider`, that of the called model, is unknown, the newest message that names one counts.
+    Reasoning with signatures, and searches that a provider ran itself, cannot be sent to another provider. `provider`
+    belongs to the called model. If it is unknown, the provider of the newest message that names one is assumed.
     """
     if not [message for message in messages if isinstance(message, AIMessage)]:
         return list(messages)
@@ -161,7 +161,7 @@ def plain(messages: Sequence[BaseMessage], provider: str | None = None) -> list[
 
 
 def mark_between(before: BaseMessage, message: BaseMessage | None, provider: str | None) -> BaseMessage | None:
-    """Return the placeholder that the provider requires between two messages, or at the end.
+    """Return the placeholder that the provider requires between `before` and `message`, or at the end, if any.
 
     Claude, Gemini and Mistral refuse a call that ends with an answer, such as that of another agent of the turn. Gemini
     also refuses tool calls after an answer. Mistral refuses a user message after a tool's result, which occurs if a
@@ -259,7 +259,7 @@ def _is_foreign(message: AIMessage, target: str | None) -> bool:
     if isinstance(message.content, str):
         return False
     blocks = [block for block in message.content if not isinstance(block, str)]
-    # Providers refuse the keys of others in a text block, such as `citations`.
+    # In a text block, providers reject keys of other providers, such as `citations`.
     return any(block.get("type") != "text" or (said_by and not {"type", "text"}.issuperset(block)) for block in blocks)
 
 
@@ -296,7 +296,7 @@ def superseded_indexes(messages: Sequence[BaseMessage], superseded: Collection[s
 
 
 def first_since(forgotten: Collection[str], before: Sequence[BaseMessage]) -> int:
-    """Return the index of the first question after the messages that a reset hides."""
+    """Return the index of the first question after the messages that a reset hides (`forgotten`)."""
     index = max((index for index, message in enumerate(before, start=1) if id_of(message) in forgotten), default=0)
     while 0 < index < len(before) and not isinstance(before[index], HumanMessage):
         index += 1
@@ -304,7 +304,7 @@ def first_since(forgotten: Collection[str], before: Sequence[BaseMessage]) -> in
 
 
 def _steps(messages: Sequence[BaseMessage], indexes: range) -> list[int]:
-    """Return the indexes of the tool calls and results up to the first question or answer."""
+    """Return the tool calls and results among `indexes`, up to the first question or answer, as indexes."""
     found: list[int] = []
     for index in indexes:
         message = messages[index]

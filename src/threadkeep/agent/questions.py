@@ -37,7 +37,7 @@ def is_question(message: BaseMessage) -> bool:
 def question_before(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     """Return the question that a run is answering: the newest block of human messages.
 
-    There is none if a system message, but no question, follows the last answer: the agent speaks without a question.
+    Return an empty list if a system message, but no question, follows the last answer: the agent then speaks unasked.
     """
     end = len(messages)
     instructed = False
@@ -61,7 +61,7 @@ def questions_back(messages: Sequence[BaseMessage]) -> Iterator[tuple[int, list[
 
 
 def steps_begin(messages: Sequence[BaseMessage], said_ids: Container[str | None]) -> int:
-    """Return the index of the turn's first step in `messages`, from which the question is missing.
+    """Return the index of the turn's first step in `messages`. They end with the turn's steps, but lack its question.
 
     Steps are tool calls and results, replies of the model (`said_ids`), and human messages that tools added.
     """
@@ -77,7 +77,7 @@ def steps_begin(messages: Sequence[BaseMessage], said_ids: Container[str | None]
 
 
 _MORE_ROWS: Final = 50
-"""The number of rows that are read beyond one for each message, because some are superseded."""
+"""The number of rows that are read in addition to one row per message, because some rows are superseded."""
 
 
 async def unanswered_question(session: Session, run_id: str | None) -> list[BaseMessage]:
@@ -95,9 +95,10 @@ async def unanswered_question(session: Session, run_id: str | None) -> list[Base
 
 @dataclass(frozen=True)
 class SentHistory:
-    """The question, changed earlier human messages, and the rows that were compared.
+    """The result of comparing a caller's messages with the transcript: the new question and changed human messages.
 
-    If the transcript already has the answer, `sent` are the messages that the caller sent, with their stored ids.
+    `rows` are the compared rows. If the transcript already has the answer, `sent` has the caller's messages with their
+    stored ids.
     """
 
     question: tuple[BaseMessage, ...]
@@ -107,10 +108,10 @@ class SentHistory:
 
 
 def sent_by_caller(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
-    """Return the agent's messages that the caller of the root run sent, without those of a checkpoint.
+    """Return the agent's messages that the caller of the root run sent, without messages of a checkpoint.
 
     If all sent messages have ids, they are found by id, because a checkpointer keeps a repeated message at its old
-    position. Otherwise, they end with the newest message that has the text of the last one.
+    position. Otherwise, they end at the newest message with the same text as the last sent message.
     """
     call = root_callbacks.call
     if call is None or call.input is None:
@@ -126,8 +127,8 @@ def sent_by_caller(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
 def question_asked(messages: Sequence[BaseMessage]) -> list[BaseMessage] | None:
     """Return the question with which an agent begins a turn.
 
-    It is the newest block of human messages, up to the last one that the caller sent. If the caller sent none of them,
-    it is the caller's question, or None in a branch whose messages do not contain that.
+    It is the newest block of human messages, up to the last message that the caller sent. If the caller sent no message
+    of the block, it is the caller's question, or None in a branch whose messages do not contain the caller's question.
     """
     question, own = question_before(messages), callers_question(messages)
     if ends := [at for at, message in enumerate(question, start=1) if id(message) in map(id, own)]:
@@ -136,7 +137,7 @@ def question_asked(messages: Sequence[BaseMessage]) -> list[BaseMessage] | None:
 
 
 def callers_question(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Return the agent's messages that are the question in the root run's input."""
+    """Return those of the agent's messages that equal the question in the input of the root run."""
     asked = question_before(_sent_messages())
     ids, texts = {one.id for one in asked if one.id}, {text_of(one) for one in asked}
     own = [one for one in messages if is_question(one) and (one.id in ids or text_of(one) in texts)]
@@ -182,7 +183,7 @@ async def compare_history(
 def _stored_turn(
     sent: Sequence[BaseMessage], question: Sequence[BaseMessage], rows: Sequence[Message], digest: Digest | None
 ) -> SentHistory | None:
-    """Return the stored turn if the transcript has the question and a later sent message."""
+    """Return the stored form of the sent messages if the question and a message after it are stored, else None."""
     found = known_messages(sent, rows, digest, by_position=False).rows
     known = {index: row for index, row in found.items() if row.superseded_at is None}
     asked = [index for index, message in enumerate(sent) if any(message is one for one in question)]
@@ -196,7 +197,7 @@ RECEIVED: Final = "threadkeep:received"
 """The key in a question's metadata for the keyed digest of its text before middleware changed it."""
 
 type Digest = Callable[[str], str]
-"""A function that returns the keyed digest of a text, with the key of the database."""
+"""A function that returns the digest of a text, keyed with a key that the database stores."""
 
 type _Pair = tuple[int, int]
 """The index of a message and the index of its row."""
@@ -204,26 +205,26 @@ type _Pair = tuple[int, int]
 
 @dataclass
 class KnownMessages:
-    """The rows of known messages by index, and the indexes of changed human messages."""
+    """The rows of sent messages that are stored, by the message's index, and the indexes of changed human messages."""
 
     rows: dict[int, Message] = field(default_factory=dict)
     changed: list[int] = field(default_factory=list)
 
 
 async def digest_for(memory: Memory, rows: Sequence[Message]) -> Digest | None:
-    """Return the digest function of the database, if a row has a digest to compare with."""
+    """Return the digest function of the database; None if no row has a digest to compare with."""
     return await memory.text_digests.digest() if any(RECEIVED in row.metadata for row in rows) else None
 
 
 def known_messages(
     messages: Sequence[BaseMessage], rows: Sequence[Message], digest: Digest | None = None, *, by_position: bool = True
 ) -> KnownMessages:
-    """Find the row of each message among the newest `rows` of a transcript; both are in order.
+    """Find the row of each message among the newest `rows` of a transcript. Messages and rows are in order.
 
     A message is known if a row has its id, or if a row at a matching position has its text (or the digest of the text
-    as received). Other human messages count as changed, except those before the first row, which are older or come from
-    the graph's code. With `by_position`, an answer at the position of a stored answer is known, because clients may
-    change the text. If no message is known, none counts as changed.
+    as received). Other human messages count as changed. Messages before the first row do not: they are older or come
+    from the graph's code. With `by_position`, an answer at the position of a stored answer is known, because clients
+    may change the text of answers. If no message is known, no message counts as changed.
     """
     sent = _sent(messages, rows, digest)
     pairs = _aligned(sent, rows)
@@ -248,9 +249,9 @@ def known_messages(
 
 
 def _rows_between(gap: Sequence[_Sent], rows: Sequence[Message], beside: range) -> Sequence[Message]:
-    """Return rows for the messages in `gap`, which are between known messages.
+    """Return a row for each message in `gap`, which are unknown messages between known messages.
 
-    Clients join, split and omit answers, so only answers directly after a known message are certain.
+    Clients join, split and omit answers, so only answers directly after a known message have a certain row.
     """
     if len(gap) == len(beside):
         return rows[beside.start : beside.stop]
@@ -265,16 +266,16 @@ def known_beginning(
 ) -> list[Message]:
     """Return the rows of the first messages of a question that are already stored.
 
-    The last message is always new. `rows` follow the last known message before the question or, if `whole`, are all
-    rows that were read. The question then begins after the last answer, unless it equals all of them.
+    The last message is always new. `rows` follow the last known message before the question. If `whole`, they are all
+    rows that were read, and only rows after the last answer are compared, unless the question equals all user rows.
     """
-    told = _sent(question[:-1], rows, digest)
+    first = _sent(question[:-1], rows, digest)
     asked = [row for row in rows if row.role == "user"]
-    if whole and not (len(asked) == len(told) and all(one.is_row(row) for one, row in zip(told, asked, strict=True))):
+    if whole and not (len(asked) == len(first) and all(one.is_row(row) for one, row in zip(first, asked, strict=True))):
         answered = max((at for at, row in enumerate(rows, start=1) if _is_answer(row)), default=0)
         asked = [row for row in rows[answered:] if row.role == "user"]
     known: list[Message] = []
-    for one, row in zip(told, asked, strict=False):
+    for one, row in zip(first, asked, strict=False):
         if not one.is_row(row):
             break
         known.append(row)
@@ -282,9 +283,9 @@ def known_beginning(
 
 
 def in_order(messages: Sequence[BaseMessage], known: Mapping[int, Message]) -> list[BaseMessage]:
-    """Return the messages, with known messages in their stored form.
+    """Return the messages; replace each `known` message by its stored form.
 
-    A known message is removed if the transcript has it after a message that follows it here.
+    A known message is removed if its row comes later in the transcript than the row of a following message.
     """
     found: list[BaseMessage] = []
     before = None
@@ -301,7 +302,7 @@ def in_order(messages: Sequence[BaseMessage], known: Mapping[int, Message]) -> l
 
 @dataclass(frozen=True)
 class _Sent:
-    """A message that a client sent, with the values to compare."""
+    """A message that a client sent, with the values that are compared with stored rows."""
 
     index: int
     role: Role | None
@@ -310,7 +311,7 @@ class _Sent:
     row_id: str | None
 
     def is_row(self, row: Message) -> bool:
-        """Return True if the message is stored in a row."""
+        """Return True if `row` stores this message: same id or, if no row has the message's id, same role and text."""
         if self.row_id is not None:
             return row.id == self.row_id
         if row.role != self.role:
@@ -335,7 +336,7 @@ def _is_answer(row: Message) -> bool:
 
 
 def _aligned(sent: Sequence[_Sent], rows: Sequence[Message]) -> list[_Pair]:
-    """Return the longest list of (message, row) pairs that are in order, preferring newer pairs."""
+    """Match sent messages with rows, in order. Return as many pairs as possible, and prefer newer pairs."""
     ids, texts = {row.id for row in rows}, {(row.role, row.content) for row in rows}
     received = {row.metadata.get(RECEIVED) for row in rows}
     some = [
@@ -374,7 +375,7 @@ def _longest(same: Sequence[Sequence[bool]]) -> list[_Pair]:
 
 
 def _gaps(pairs: Sequence[_Pair], sent: int, rows: int) -> Iterator[tuple[range, range]]:
-    """Yield the ranges of messages and rows between the matched `pairs`."""
+    """Yield the unmatched ranges of messages and of rows between the matched `pairs`."""
     before: _Pair = (-1, -1)
     for end in (*pairs, (sent, rows)):
         gap, beside = range(before[0] + 1, end[0]), range(before[1] + 1, end[1])

@@ -52,7 +52,7 @@ async def rebuild(
 
 
 def recorded(stored: StoredManifest) -> ContextManifest:
-    """Return the manifest of a recorded call, or one with the note `record_unreadable`."""
+    """Return the manifest of a recorded call; if it is damaged, a manifest with just the note `record_unreadable`."""
     values = {"created_at": stored.created_at.isoformat(), **stored.manifest, "call": stored.call}
     try:
         return ContextManifest.from_dict(values)
@@ -70,7 +70,7 @@ def _read(manifest: Mapping[str, Json]) -> ContextManifest:
 
 @dataclass
 class ContextParts:
-    """The data that the entries of a manifest refer to, read once."""
+    """The messages, summaries and texts to which the entries of a manifest refer, read from the database once."""
 
     session_id: str
     texts: Mapping[str, str]

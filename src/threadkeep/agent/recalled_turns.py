@@ -26,11 +26,11 @@ from threadkeep.observe import ExtraSection
 
 _PATIENCE_SECONDS = 3.0
 _DAY_TOKENS = 11
-"""The tokens of the line above the turns of a day."""
+"""The tokens of the line with the date above all quotes of one day."""
 _OTHER_COUNTS = 16
-"""If stored messages have another counter, the token limit of a search is 1/16 above `room`."""
+"""If stored messages were counted by another counter, the token limit of a search is 1/16 above `room`."""
 _UNUSED, _MARGIN = 0.04, 0.01
-"""If a share of more than `_UNUSED` of the tokens stays unused, select again, and leave `_MARGIN` free."""
+"""If more than the share `_UNUSED` of the tokens stays unused, turns are selected again, with `_MARGIN` left free."""
 
 
 class RecalledTurns:
@@ -107,7 +107,7 @@ def _room_of(memory: Memory, request: ExtraRequest, room: int) -> int:
 
 
 def _without_copies(found: Sequence[FoundTurn], request: ExtraRequest) -> list[FoundTurn]:
-    """Leave out turns that are in the prompt or were found before, as copies have the same id."""
+    """Return the turns without those in the prompt, and without further copies of a message (with the same id)."""
     seen = set(request.known_ids)
     first: list[FoundTurn] = []
     for turn in found:
@@ -174,7 +174,7 @@ def _sizes(quoted: Sequence[QuotedTurn], counter: TokenCounter) -> list[int]:
 def _block_of(
     found: Sequence[FoundTurn], quoted: Sequence[QuotedTurn], indexes: Sequence[int], request: ExtraRequest
 ) -> Extra:
-    """Return the turns at `indexes` as one message, by session, the current session last."""
+    """Return the turns at `indexes` as one message. They are grouped by session; the current session is last."""
     home = request.session.session_id
     begins: dict[str, datetime] = {}
     for index in indexes:

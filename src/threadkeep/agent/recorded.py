@@ -1,4 +1,4 @@
-"""`recorded`: wraps a compiled graph to record its turns, if its builder accepts no middleware."""
+"""`recorded`: a wrapper that records the turns of a compiled graph whose builder accepts no middleware."""
 
 from __future__ import annotations
 
@@ -146,13 +146,13 @@ class RecordedGraph(Runnable[Any, Any]):
         return _events_without_history(events, turns) if kwargs.get("version", "v2") == "v2" else events
 
     def get_graph(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the drawable graph, with the arguments of the graph's own method."""
+        """Return the graph for drawing; see the graph's own `get_graph` for the arguments."""
         return self._graph.get_graph(*args, **kwargs)
 
     def _with_streams(self, turns: list[GraphTurn] | None = None) -> Any:
-        """Return a copy of the graph whose streams go through this wrapper, if it is from LangGraph.
+        """Return a copy of the graph whose streams go through this wrapper; None if it is no LangGraph graph.
 
-        If `turns` is given, the turns that the streams begin are added to it.
+        The turns that the streams begin are appended to `turns`.
         """
         if not isinstance(self._graph, Pregel):
             return None
@@ -162,7 +162,7 @@ class RecordedGraph(Runnable[Any, Any]):
         return graph
 
     def _final(self, turn: GraphTurn) -> object:
-        """Return the graph's output. Remember the classes of its values, to restore them for a repeat."""
+        """Return the graph's output. Remember the classes of its values, so that a repeated turn can restore them."""
         state = turn.ending.output
         if turn.options.get("output_keys") == "messages":
             state = {"messages": state}
@@ -202,7 +202,7 @@ class RecordedGraph(Runnable[Any, Any]):
         return turn
 
     def _end(self, turn: GraphTurn) -> tuple[object, AIMessage | None]:
-        """End a turn. Return the graph's output, and an answer that was stored in place of its own."""
+        """End a turn. Return the graph's output, and the answer that another process stored first, if any."""
         state = self._final(turn)
         winner = self._turns.wait_for(lambda _: turn.end(state), turn.turns)
         if winner is not None and self._needs_state(turn):
@@ -210,7 +210,7 @@ class RecordedGraph(Runnable[Any, Any]):
         return state, winner
 
     async def _aend(self, turn: GraphTurn) -> tuple[object, AIMessage | None]:
-        """End a turn. Return the graph's output, and an answer that was stored in place of its own."""
+        """End a turn. Return the graph's output, and the answer that another process stored first, if any."""
         state = self._final(turn)
         winner = await self._turns.call(lambda _: turn.end(state))
         if winner is not None and self._needs_state(turn):
@@ -218,11 +218,11 @@ class RecordedGraph(Runnable[Any, Any]):
         return state, winner
 
     def _needs_state(self, turn: GraphTurn) -> bool:
-        """Return True if the checkpointer's state is needed."""
+        """Return True if the turn reads and writes the checkpointer's state."""
         return has_saver(self._inner, turn.config) and (self._adds_messages or turn.ended is not None)
 
     def _prepare(self, turn: GraphTurn, saved: State | None, options: Mapping[str, Any]) -> None:
-        """Set the graph that runs, and the options of the call. For a finished turn, it replays the end."""
+        """Set the turn's graph and options. For a finished turn, set a graph that replays the turn's end."""
         if self._begun_turns is not None:
             self._begun_turns.append(turn)
         if turn.ended is None:
@@ -280,14 +280,14 @@ def _nodes(graph: Runnable[Any, Any]) -> Iterator[tuple[str, object]]:
 
 
 def _without_bindings(graph: Runnable[Any, Any]) -> Any:
-    """Return the graph inside wrappers such as that of `with_retry()`."""
+    """Return the graph inside wrappers such as the wrapper of `with_retry()`."""
     while isinstance(graph, RunnableBindingBase):
         graph = graph.bound
     return graph
 
 
 def _configurable(graph: Runnable[Any, Any]) -> dict[str, Any]:
-    """Return the `configurable` values that a graph and its wrappers are bound to; an outer wrapper overrides."""
+    """Return the `configurable` values of a graph and its wrappers. Values of outer wrappers take precedence."""
     inner = _configurable(graph.bound) if isinstance(graph, RunnableBindingBase) else {}
     return {**inner, **(getattr(graph, "config", None) or {}).get("configurable", {})}
 
@@ -306,7 +306,7 @@ def _update_to(winner: AIMessage, state: Any, config: RunnableConfig) -> tuple[R
 
 
 _OF_RESULTS: Final = frozenset({"stream_mode", "version", "subgraphs", "output_keys", "print_mode", "debug"})
-"""The options of a call that also apply if a finished turn is replayed."""
+"""The options of a call that are also used to replay a finished turn."""
 
 
 def graph_of_end(graph: Any, state: State, answers: Sequence[AIMessage]) -> tuple[Any, State]:

@@ -63,7 +63,7 @@ class GraphTurns:
     async def begin(
         self, given: GraphInput, config: RunnableConfig, context: object = None, *, has_saver: bool
     ) -> GraphTurn:
-        """Store the question. If turns are ordered, first wait for earlier ones.
+        """Store the question. If turns are ordered, first wait for the session's earlier turns.
 
         A graph inside the turn of another graph takes part in that turn. A graph in a tool of an agent with the same
         session neither reads nor writes the session.
@@ -102,7 +102,7 @@ class GraphTurns:
         return turn
 
     def _without_redacted(self, message: BaseMessage) -> BaseMessage:
-        """Return a message as the graph's agents will redact it."""
+        """Return a human message without the data that the graph's `PIIMiddleware` will redact."""
         if not isinstance(message, HumanMessage):
             return message
         content: Any = message.content
@@ -116,7 +116,7 @@ class GraphTurns:
 
 
 class GraphTurn:
-    """A call of a recorded graph, which owns its turn, joins another's turn, or has none (`role`)."""
+    """A call of a recorded graph. It owns its turn, joins an outer graph's turn (`guest`), or has none (`silent`)."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class GraphTurn:
         self._attempts: RootCall | None = None
 
     def close(self) -> None:
-        """End the call, and release the session of its own turn. Any OS thread may call this."""
+        """End the call. If it owns its turn, release the session. Any OS thread may call this."""
         root = self.part.root
         if self.role == "silent":
             return
@@ -187,7 +187,7 @@ class GraphTurn:
         self.given = _with_messages(self.given, [*earlier, *given])
 
     async def without_outdated(self, state: State) -> None:
-        """Make the graph's input remove the saved messages that are superseded or precede a reset."""
+        """Add removals to the graph's input, for saved messages that are superseded or precede a reset."""
         turn, saved = self.part.turn, state.get("messages", ())
         if turn is None or self.ended is not None or not saved or not self._messages or _overwrites(self.given):
             return
@@ -200,9 +200,9 @@ class GraphTurn:
         self.given = _with_messages(self.given, [*outdated, *self._messages])
 
     async def find_end(self) -> None:
-        """Set `ended` if the caller repeats the message of a finished turn.
+        """If the caller repeats the message of a finished turn, set `ended` to its stored end.
 
-        If the caller sends the answer and another message after it, the turn continues instead.
+        If the caller sends the turn's answer and a message after it, the turn is not repeated, but continues.
         """
         if (turn := self.part.turn) is None:
             return
@@ -219,7 +219,7 @@ class GraphTurn:
             end: the stored end.
             saved: the checkpointer's state, which may have later turns; None without a checkpointer.
             names: the names of the graph's outputs.
-            classes: maps the names of values to their classes in earlier states, as far as this process has seen them.
+            classes: maps the names of values to their classes in earlier states of this process.
         """
         values = dict(saved or {})
         final = values.get("messages", [])
@@ -230,7 +230,7 @@ class GraphTurn:
         return {**values, "messages": whole, **restored_values(end.values, classes)}
 
     async def end(self, state: object) -> AIMessage | None:
-        """Store the turn's end and the answer, unless an agent has stored it. Return an answer stored instead."""
+        """Store the turn's end, and the answer unless an agent has stored it. Return an answer that won instead."""
         self._attempts = None
         if self.ended is not None or self.part.silent:
             return None
@@ -254,7 +254,7 @@ class GraphTurn:
             await self._keep_end(self.part.turn, str(id_of(stored)), state)
             return None
         self.part.author = spoken.name
-        # Search before the reply, because a resumed run may not have stored the question yet.
+        # Search the question before the reply, because a resumed run may not have stored the question yet.
         end = next((index for index, one in enumerate(messages) if one is spoken), len(messages))
         turn = await self.part.begin(messages[:end])
         turn.speak_as(self.part.author, root.claim_after_seen(self.part.author, self.part.key, root.sent))
@@ -275,7 +275,7 @@ class GraphTurn:
         await in_time(session, keeping, session.report_write_failed)
 
     async def _stored_end(self, turn: OpenTurn) -> GraphEnd | None:
-        """Return the stored end of a repeated turn."""
+        """Return the stored end of a turn that the caller repeats; None if the turn has not ended."""
         memory, session, seq = self.part.memory, self.part.session, turn.question_seq
         # The turn's end may not be stored after a crash, so look for an answer marked with `ENDS`.
         for number, one in enumerate(turn.earlier, start=1):
@@ -305,7 +305,7 @@ class GraphTurn:
         return self.without_history(part)
 
     def without_history(self, result: Any, winner: AIMessage | None = None) -> Any:
-        """Return a result without the inserted earlier turns, and with `winner` as its last reply."""
+        """Return a result without the inserted earlier turns. If `winner` is given, it is the last reply."""
         if isinstance(result, GraphOutput):
             return replace(result, value=self.without_history(result.value, winner))
         if isinstance(result, list):
@@ -352,7 +352,7 @@ def _with_messages(state: GraphInput, messages: Sequence[BaseMessage]) -> GraphI
 
 
 def _overwrites(state: GraphInput) -> bool:
-    """Return True if the messages of a graph's input replace those of a checkpoint."""
+    """Return True if the messages of a graph's input replace the messages of its checkpoint."""
     return overwriting(state.get("messages") if isinstance(state, Mapping) else state.messages) is not None
 
 
@@ -369,7 +369,7 @@ _MOST_CHARACTERS: Final = 16_000
 
 @dataclass(frozen=True)
 class GraphEnd:
-    """The answers of a turn up to the final one, and the other values of the final state."""
+    """The end of a recorded graph's turn: its answers up to the final answer, and other values of the final state."""
 
     answers: tuple[Message, ...]
     values: Mapping[str, Json] = field(default_factory=dict)

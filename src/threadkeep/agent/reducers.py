@@ -34,7 +34,7 @@ class TrimReport:
 
 @dataclass(frozen=True)
 class Bounded:
-    """The indexes of the messages to keep, and the new lengths of cut messages by index."""
+    """The choice of a reducer: the indexes of the messages to keep, and the new lengths of cut messages by index."""
 
     kept: tuple[int, ...]
     report: TrimReport
@@ -45,14 +45,14 @@ def bound(items: Sequence[Item], lengths: Sequence[int], *, max_messages: int, m
     """Choose the messages of a run to keep.
 
     Args:
-        items: the kind of each message in order, with the groups of tool calls and their results.
+        items: the kind of each message, in order; a tool call and its results are in one group.
         lengths: the number of characters of each message.
         max_messages: the maximum number of messages, system messages included; values below 1 count as 1. The newest
-            tool calls and their results stay even beyond this limit, because the agent would repeat calls that were
-            lost.
+            tool calls and their results stay even beyond this limit, because the agent would repeat calls that it does
+            not see.
         max_chars: the maximum number of characters of all messages together; 0 means no limit.
     """
-    # Removing a result without its call is not the reducer's task.
+    # Treat a result without its call as a plain message: removing it is not the reducer's task.
     known = [Item("assistant") if item == Item("tool") else item for item in items]
     kept, cuts = _by_chars(known, lengths, max_chars) if max_chars > 0 else (range(len(known)), {})
     chosen = _by_count(known, kept, max(max_messages, 1))
@@ -129,7 +129,7 @@ class BoundedMessages:
         ]
 
     def trim_report(self, left: Messages | None = None, right: Messages | None = None) -> TrimReport:
-        """Return the report of merging `right` into `left`, or else of the last merge."""
+        """Return the report of merging `right` into `left`. Without arguments, return the report of the last merge."""
         if left is None and right is None:
             return self._last
         return self._bound(_added(left or [], right or [])).report

@@ -1,4 +1,4 @@
-"""Root runs (calls of a graph from outside), their turns, and the order of the runs."""
+"""Root runs (calls of a graph from outside of a graph), their turns, and their order in each session."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ tool_of_sessions: ContextVar[tuple[tuple[Identity, str], ...]] = ContextVar("thr
 
 @contextmanager
 def calling_tool(memory: Memory, session: Session) -> Iterator[None]:
-    """Mark the block as a tool call: agents inside it do not take part in the agent's turn."""
+    """Mark the block as a tool call of an agent. Agents inside it do not take part in the agent's turn."""
     token = tool_of_sessions.set((*tool_of_sessions.get(), (memory.identity, session.session_id)))
     try:
         yield
@@ -62,16 +62,16 @@ class RootRun:
 
     LangGraph gives all nodes and nested graphs of one call the same `Runtime.control` object. The input of an agent
     decides whether the agent takes part in the turn. The LangGraph thread id, which nested agents inherit, and the
-    checkpoint namespace do not show this.
+    checkpoint namespace are not enough to decide this.
 
     - `question`: the messages that began the turn.
     - `sent`: all messages that the caller sent with the question.
     - `turn`: the turn of the agent that stored the question.
-    - `recorded`: True if the run holds its session until the graph ends, otherwise until an agent's answer is stored.
+    - `recorded`: True to hold the session until the graph ends; False to hold it until an agent's answer is stored.
     - `answers`: the complete answers of all speakers, in order; the `name` of an answer is its author.
 
     The answers of each author have numbers from 1. A call claims its number before it answers. If an answer with this
-    author and number is stored already, this answer is used.
+    author and number is already stored, the stored answer is used.
     """
 
     control: object
@@ -102,12 +102,12 @@ class RootRun:
 
     @property
     def is_over(self) -> bool:
-        """True if the run has certainly ended, because its stream writers are gone."""
+        """True if the run has ended for sure: its stream writers no longer exist."""
         return bool(self.writers) and all(writer() is None for writer in self.writers)
 
     @property
     def is_cut_off(self) -> bool:
-        """True if later runs should not wait for this run."""
+        """True if the run is idle, has ended or blocks an event loop, so that later runs should not wait for it."""
         idle = self.open_calls == 0 and time.monotonic() - self.last_seen > _IDLE_SECONDS
         return idle or self.is_over or any(map(self._is_blocked, self.loops))
 
@@ -132,13 +132,13 @@ class RootRun:
         self.last_seen = time.monotonic()
 
     def begin(self, question: Sequence[BaseMessage], sent: Sequence[BaseMessage] = ()) -> None:
-        """Begin a turn with a question, without the answers of an earlier turn of this run."""
+        """Begin a turn with a question. Discard the answers of an earlier turn of this run."""
         self.begun = True
         self.question, self.sent = tuple(question), tuple(sent)
         self.turn, self.answers, self._claims = None, [], {}
 
     def use_first_attempt(self, first: Asked) -> None:
-        """Take the question of a failed attempt: a question without an id gets another id at each attempt."""
+        """Use the question of a failed attempt with its id. A question sent without an id gets a new id per attempt."""
         if asked := first.get(self.session_id):
             question, sent = asked
             if [*map(text_of, question)] == [*map(text_of, self.question[-len(question) :])]:
@@ -146,7 +146,7 @@ class RootRun:
             asked.clear()
 
     def has_part(self, messages: Sequence[BaseMessage]) -> bool:
-        """Return True if an agent takes part in the turn: its input has the question."""
+        """Return True if the agent with these input messages takes part in the turn: they include the question."""
         if not self.question:
             return not question_before(messages)
         ids = {id_of(message) for message in self.question}
@@ -160,7 +160,7 @@ class RootRun:
         return len(sent) > 1 and [text_of(message) for message in messages[: len(sent)]] == sent
 
     def with_question(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages without copies of the question. A replacing copy gets the stored id.
+        """Return the messages without copies of the question. If only a copy is left, it gets the question's id.
 
         A message with the same text before an answer of an earlier turn is an earlier question, not a copy.
         """
@@ -205,7 +205,7 @@ class RootRun:
         return [*messages[:end], *missing, *messages[end:]]
 
     def begin_attempt(self) -> bool:
-        """Return True if LangGraph repeats a node around this code, and free its answers' numbers."""
+        """Free the numbers of answers in nodes that LangGraph repeats. Return True if this code is in such a node."""
         attempts = {namespace: attempt.run_id for namespace, attempt in root_callbacks.attempts.get().items()}
         if not attempts:
             return False
@@ -220,7 +220,7 @@ class RootRun:
         return not self._repeated_nodes.isdisjoint(attempts)
 
     def claim(self, author: str | None, call: Hashable) -> int:
-        """Return the number, from 1, of a call's answer among its author's answers.
+        """Claim a number, from 1, for a call's answer among its author's answers, and return it.
 
         In a branch, the numbers begin with the branch's number, so that a resumed branch gets the same number again.
         """
@@ -235,16 +235,16 @@ class RootRun:
         self._claims.get(author, {}).pop(call, None)
 
     def reclaim(self, author: str | None, call: Hashable, number: int) -> int:
-        """Claim `number` again for a call that continues, or a new number if it is taken."""
+        """Claim `number` again for a call that continues. If another call has the number, claim a new one."""
         claims = self._claims.setdefault(author, {})
         if call not in claims and number not in claims.values():
             claims[call] = number
         return self.claim(author, call)
 
     def claim_after_seen(self, author: str | None, call: Hashable, messages: Sequence[BaseMessage]) -> int:
-        """Return a number that is higher than those of the author's answers in `messages`.
+        """Claim a number that is higher than the numbers of the author's answers in `messages`, and return it.
 
-        If a root run is resumed in another process, the state has the answers that the author gave before.
+        If a root run is resumed in another process, the state has the author's answers from the first process.
         """
         ids = {id_of(message) for message in messages}
         seen = len([one for one in self.answers if one.name == author and id_of(one) in ids])
@@ -255,7 +255,7 @@ class RootRun:
     def claim_resumed(self, author: str | None, call: Hashable, after: int, taken: Collection[int]) -> int:
         """Claim the first number above `after` that is neither in `taken` nor claimed by a resumed call."""
         claims = self._claims.setdefault(author, {})
-        # The numbers of calls that are not resumed yet can still change.
+        # Ignore the numbers of calls that are not resumed yet, because these numbers can still change.
         known = {*taken, *(claims[one] for one in self._resumed & claims.keys() - {call})}
         first = 1 + after + (root_callbacks.branch.get() or 0)
         return self.reserve(author, call, min({*range(first, first + len(known) + 1)} - known))
@@ -267,9 +267,9 @@ class RootRun:
         return number
 
     def add_answer(self, message: BaseMessage, author: str | None, call: Hashable = None) -> None:
-        """Add a complete answer of the turn, unless it is known already.
+        """Add a complete answer of the turn, unless the turn already has it.
 
-        `call` keeps its number under another key: middleware may jump to the model, and the agent then answers again.
+        Move the number of `call` to another key: middleware may jump to the model, and the agent then answers again.
         """
         if id_of(message) not in [one.id for one in self.answers]:
             self.answers.append(AIMessage(text_of(message), id=id_of(message), name=author))
@@ -286,7 +286,7 @@ def _is_human(message: BaseMessage, texts: Container[str]) -> bool:
 
 
 def own_session(memory: Memory, session: Session, author: str | None) -> Session:
-    """Return the session of an agent's own conversation beside the given session."""
+    """Return the session of an agent's own conversation, which is separate from the conversation of `session`."""
     digest = sha256(dump_json([session.session_id, author]).encode("utf-8", "surrogatepass")).hexdigest()
     own = memory.session(f"own:{digest[:32]}", user_id=session.user_id, workspace=session.workspace)
     own.parent = (session.session_id, author or "")
@@ -294,10 +294,10 @@ def own_session(memory: Memory, session: Session, author: str | None) -> Session
 
 
 def root_run(memory: Memory, control: object, session_id: str, *, shared: bool = True) -> RootRun:
-    """Return the turn of a root run in a session. It is created at the first call and kept until the run ends.
+    """Return the turn of a root run in a session. It is created at the first call and cached until the run ends.
 
-    At most a thousand turns are kept, because the end of some runs (such as streams without a reader) is not reported.
-    Outside of graphs, and if `shared` is False, as in a node without a transcript, each call gets a new turn.
+    At most a thousand turns are cached, because the end of some runs (such as streams without a reader) is not
+    reported. Outside of graphs, or if `shared` is False (for a node without a transcript), each call gets a new turn.
     """
     order = _orders.get(memory.identity) or _orders.setdefault(memory.identity, SessionOrder())
     if control is None or not shared:
@@ -316,7 +316,7 @@ def root_run(memory: Memory, control: object, session_id: str, *, shared: bool =
 
 
 def forget(memory: Memory, root: RootRun, *_: object) -> None:
-    """Forget the turn of a root run that has ended."""
+    """Remove the turn of a root run that has ended from the cache."""
     runs, key = _root_runs.setdefault(memory.identity, OrderedDict()), (id(root.control), root.session_id)
     if runs.get(key) is root:
         del runs[key]
@@ -347,10 +347,10 @@ class SessionOrder:
         self._waiting: dict[str, dict[_Turn, RootRun]] = {}
 
     async def acquire(self, run: RootRun, observers: Observers) -> None:
-        """Wait until the root run gets its session.
+        """Wait until the root run holds its session.
 
-        A caller that blocks the event loop of an earlier run does not wait. The wait never ends if a tool runs the same
-        session in its own OS thread.
+        A caller that blocks the event loop of an earlier run does not wait. The wait never ends if a tool starts a run
+        in the same session in its own OS thread.
         """
         session_id = run.session_id
         run.loops |= {asyncio.get_running_loop(), *filter(None, [caller_loop.get()])}

@@ -1,4 +1,4 @@
-"""Shortens messages to a token budget: cuts texts and arguments, and replaces or leaves out the rest."""
+"""Shortens messages to a token budget: cuts texts and arguments of tool calls, and replaces media by marks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from threadkeep.errors import InvalidInput
 type Block = str | dict[str, object]
 
 _LEAST_TEXT = 16
-"""The minimum tokens of a text beside media. Before it gets shorter, marks replace media."""
+"""The minimum tokens of a text in a message with media. Before the text gets shorter, marks replace the media."""
 
 _GONE = " left out"
 _LONGEST_TOKEN = 16
@@ -44,7 +44,7 @@ def size_of(message: BaseMessage, counter: TokenCounter) -> Size:
 
 
 def shortened(message: BaseMessage, tokens: int, counter: TokenCounter) -> BaseMessage:
-    """Return a copy of the message with at most this many tokens, if its shortest form allows that.
+    """Return a copy of the message with at most `tokens` tokens, or its shortest form if that is longer.
 
     A tool's result is cut in the middle of its text, a tool call in the middle of its long arguments, and any other
     message at the end of its text. If that is not enough, marks replace media.
@@ -84,7 +84,7 @@ def _with_marks[M: BaseMessage](message: M, removed: Collection[int]) -> M:
 
 
 def _merged(message: BaseMessage, text: str, removed: Collection[int]) -> BaseMessage:
-    """Return a copy with the given text, one mark for the `removed` blocks, and the other blocks."""
+    """Return a copy with another text, a mark in place of the `removed` blocks, and all other blocks."""
     if isinstance(message.content, str):
         return message.model_copy(update={"content": text})
     mark = media_mark([message.content[index] for index in removed], _GONE)
@@ -101,7 +101,7 @@ def _merged(message: BaseMessage, text: str, removed: Collection[int]) -> BaseMe
 
 
 def _shortened_calls(message: AIMessage, tokens: int, counter: TokenCounter) -> BaseMessage:
-    """Return the message with arguments and texts cut to the greatest length that fits."""
+    """Return the message with each argument and text cut to the greatest common length that fits into `tokens`."""
     if count_message(_with_short_calls(message, 0), counter) > tokens:
         message = _with_marks(message, media_indexes(message))
     best = _with_short_calls(message, 0)
@@ -139,7 +139,7 @@ def _with_short_calls(message: AIMessage, most: int) -> AIMessage:
 
 
 def _short_block(block: Block, most: int, arguments: Mapping[str, Mapping[str, object]]) -> object:
-    """Return a block with its text or its call's `arguments` cut."""
+    """Return a content block with its text cut or, if it repeats a tool call, with the cut `arguments`."""
     if isinstance(block, str):
         return _short(block, most)
     if is_text(block):

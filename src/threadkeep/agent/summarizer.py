@@ -1,4 +1,4 @@
-"""A summarizer that asks a chat model."""
+"""`ModelSummarizer`: a summarizer that calls a chat model, and its prompts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from threadkeep.errors import InvalidInput
 from threadkeep.history.compression import CompressionFailed, SummaryTask
 
 PROMPT_VERSION = "3"
-"""The version of the prompt; increase it with each change."""
+"""The version of the prompts, which is stored with each summary; increase it with each change."""
 
 INSTRUCTIONS = """\
 You keep the memory of a conversation between a user and an assistant. You are given a record of a part of it, and \

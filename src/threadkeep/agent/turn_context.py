@@ -41,7 +41,7 @@ _UNREAD: Final = Recollection(())
 
 
 class TurnContext:
-    """The contexts of one turn's model calls, and their manifests. The last is stored with the answer.
+    """The contexts of one turn's model calls, and their manifests. The last manifest is stored with the answer.
 
     - `question_id`: the id with which the newest message of the question is stored; it identifies the turn.
     - `question_seq`: the `seq` of this message, if it is known.
@@ -103,7 +103,7 @@ class TurnContext:
 
     @property
     def manifest(self) -> ContextManifest | None:
-        """The manifest of the last model call, until it is queued or stored."""
+        """The manifest of the last model call; None after it was queued or stored."""
         return self._manifest(*self._open) if self._open is not None else None
 
     async def context(
@@ -154,7 +154,7 @@ class TurnContext:
             self._budget = measure.as_stored(measure.budget, sent)
         measure = measure.learning_from(sent)
         self._open = (sent, measure, self._memory.clock(), None)
-        self._tell(sent)
+        self._notify(sent)
         return sent
 
     async def _first_assembler(self, messages: Sequence[BaseMessage], measure: CallMeasure, use: ModelUse) -> Assembler:
@@ -174,8 +174,8 @@ class TurnContext:
     def report(self, reply: AIMessage | None) -> None:
         """Add the provider's reported usage to the last call's manifest, and correct the token counter.
 
-        Usually, the manifest is stored with the answer. If there is none, or if a workflow run executes the turn, it is
-        kept now.
+        Usually, the manifest is stored with the answer. If the call gives no answer, or if a workflow run executes the
+        turn, the manifest is queued now.
         """
         reported = usage_of(reply)
         if self._open is not None and reported is not None:
@@ -204,7 +204,7 @@ class TurnContext:
         return self._memory.manifests.entry(manifest.session_id, manifest.run_id, manifest.to_dict, texts)
 
     def joined(self, _: Sequence[Message] = ()) -> Joined:
-        """Return statements for the answer's transaction, which store the manifest and a new anchor."""
+        """Return statements that store the manifest and a moved anchor in the transaction that stores the answer."""
         manifests, entry = self._memory.manifests, self._entry()
         if entry is not None and (entry.session_id != self.session.session_id or manifests.has_earlier(entry)):
             entry = None
@@ -226,7 +226,7 @@ class TurnContext:
         """End the turn: store data for later turns, and queue the session for compression and learning.
 
         If another process stored its answer first, the steps of this process are not stored. `anchored` is True if the
-        anchor is stored already. Database failures are reported, not raised.
+        window's anchor is already stored. Database failures are reported, not raised.
         """
         self.keep()
         if self._options.compression is not None:
@@ -264,7 +264,7 @@ class TurnContext:
             )
 
     async def as_stored(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages, with earlier ones in their stored form."""
+        """Return the messages, with the messages before the question in their stored form."""
         start = self._start(messages)
         if start == 0:
             return [*messages]
@@ -276,7 +276,7 @@ class TurnContext:
         return [*in_order(messages[:start], known.rows), *messages[start:]]
 
     async def _of_later_turns(self, messages: Sequence[BaseMessage]) -> set[str | None]:
-        """Return the ids of messages of later turns, which follow a repeated question in a saved state."""
+        """Return the ids of messages of later turns. They follow a repeated question in the state of a checkpoint."""
         begin, end = self._end(messages) if self.question_seq else len(messages), len(messages)
         with contextlib.suppress(StoreError, TimeoutError):
             # A later turn begins with its question or with a reply to another question.
@@ -293,7 +293,7 @@ class TurnContext:
         return set()
 
     async def _is_later(self, message: BaseMessage) -> bool:
-        """Return True if the message replies to another question."""
+        """Return True if the message belongs to a later turn than the question."""
         if (answers := message.response_metadata.get(ANSWERS)) is not None:
             return bool(answers != self.question[-1].id)
         async with self.session.timeout():
@@ -316,7 +316,7 @@ class TurnContext:
             last = (question_seq or 0) - self.questions
             excluded = (Exclusion(1, last, "over_limit"),) if last > 0 else ()
             return Recollection((), excluded=excluded, question_seq=question_seq, questions=self.questions)
-        # The stored count may come from another counter, or from a caller.
+        # Pass the counter, because stored token counts may come from another counter or from a caller.
         limits = Limits(options.message_limit, measure.budget, measure.counter)
         known_ids = {message_id for message in messages if (message_id := id_of(message)) is not None}
         known_ids.update([row.id for row in self.sent_rows if row.id is not None])
@@ -333,7 +333,7 @@ class TurnContext:
         self._extras, self._reads = None, {}
 
     async def _draft(self, assembler: Assembler, call: Call) -> Draft:
-        """Return a draft with the window and the extra sections, which the turn's first call reads."""
+        """Return a draft with the window and the extra sections. The turn's first call searches the sections."""
         if self._extras is not None:
             return assembler.draft(call, extras=self._extras)
         # If the options exclude history, do not quote older turns either.
@@ -357,12 +357,12 @@ class TurnContext:
         return replace(draft, extras=tuple(self._extras))
 
     def _end(self, messages: Sequence[BaseMessage]) -> int:
-        """Return the index after the question in the run's messages."""
+        """Return the index after the question in the run's messages; 0 if they lack the question."""
         asked = {message.id for message in self.question}
         return max([position for position, message in enumerate(messages, start=1) if message.id in asked], default=0)
 
     def _start(self, messages: Sequence[BaseMessage]) -> int:
-        """Return the index of the question in the run's messages."""
+        """Return the index of the question in the run's messages; 0 if they lack the question."""
         first = self.question[0].id if self.question else None
         ids = [message.id for message in messages]
         return ids.index(first) if first in ids else 0
@@ -402,7 +402,7 @@ class TurnContext:
             facts_left_out=tuple(searched.facts_left_out if searched else ()),
         )
 
-    def _tell(self, sent: Assembled) -> None:
+    def _notify(self, sent: Assembled) -> None:
         observers, session_id = self._memory.observers, self.session.session_id
         built = ContextBuilt(
             run_id=self.run_id,
@@ -428,7 +428,7 @@ def _is_step(before: BaseMessage, message: BaseMessage) -> bool:
 
 
 def _window_room(sent: Assembled, draft: Draft, measure: CallMeasure, options: TurnOptions) -> WindowRoom:
-    """Return the room that a call leaves for the window."""
+    """Return the tokens that a call leaves for the window: the budget without system message, summaries and extras."""
     taken = 0
     for entry in sent.entries:
         if entry.section not in ("system", "summary"):

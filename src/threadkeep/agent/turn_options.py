@@ -37,11 +37,11 @@ AUTO_TOKENS: Final = 4_000
 _MOST_NAME_CHARACTERS: Final = 200
 
 AUTO_SHARED_TOKENS: Final = 16_000
-"""The maximum number of tokens of which sections get shares, even in a huge window."""
+"""The maximum number of tokens that are divided among sections by their shares, even in a larger context window."""
 
 
 class TurnLearning(Protocol):
-    """A learner that is called after the end of a turn; see `FactLearning`."""
+    """An interface for learning from a session after each turn; `FactLearning` implements it."""
 
     def consider(self, session: Session, model: BaseChatModel | None, question: range) -> None:
         """Queue a session for learning after a turn, and return at once.
@@ -68,7 +68,7 @@ class TurnOptions:
       their share of the plan; 0 means none.
     - `learning`: proposes facts from human messages in the background after a turn.
     - `session_id`, `user_id`: functions of a run's config, or of the config and LangGraph's runtime.
-    - `keep_originals`: True to store the full LangChain message beside its text.
+    - `keep_originals`: True to store the full LangChain message in addition to its text.
     - `answers`: False to store only the question, because the model's reply is an intermediate step.
     - `scope`: the conversation of the agent: the session's turn (`turn`), a conversation of its own (`own`), or `none`.
     - `question_text`: the stored text of a question: the text after other middleware (`"sent"`, so that redaction
@@ -137,7 +137,7 @@ class TurnOptions:
 
     @cached_property
     def profile(self) -> str | None:
-        """The name of the stored window start (anchor) of agents with equal limits; None if the window slides."""
+        """The key under which agents with equal limits share the window's start (anchor); None for a sliding window."""
         return None if self.plan.window == "sliding" else f"{self.message_limit}/{self.max_tokens}"
 
     @cached_property
@@ -180,9 +180,9 @@ def _check_turns(turns: object) -> None:
 class CallSite:
     """The run, node and session to which the model calls of a workflow's node belong.
 
-    The manifests of the calls are stored with the session or, if it is None, with the run. Earlier turns come from the
-    session, or from the `conversation` outside of the session, if it is set. If `transcript` is False, there are no
-    earlier turns, and the turn is not stored.
+    The manifests of the calls are stored with the session or, if `session_id` is None, with the run. Earlier turns come
+    from `conversation` (stored outside of the session) if it is set, else from the session. If `transcript` is False,
+    earlier turns are not read, and the turn is not stored.
     """
 
     run_id: str
@@ -212,7 +212,7 @@ def site_in(options: TurnOptions, config: RunnableConfig) -> CallSite | None:
 type Recall = Literal["off", "session", "user"]
 
 LEAST_QUESTION_TOKENS = 32
-"""The tokens that a system prompt must leave for the question, which would otherwise be cut short."""
+"""The minimum number of tokens that a system prompt must leave, so that the question is not cut too short."""
 
 
 @dataclass(frozen=True)
@@ -287,10 +287,7 @@ class ChatOptions:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The names of a model and of its provider, and its context window in tokens.
-
-    `known` is False if `window` is only the default.
-    """
+    """The names of a model and of its provider, and its context window in tokens (`known` is False for a default)."""
 
     name: str | None
     window: int
@@ -301,15 +298,15 @@ class ModelFacts:
 def facts_of(model: BaseChatModel | None, override: int | None = None) -> ModelFacts:
     """Return the facts of a model. The window is `override`, or it comes from the model's profile or name.
 
-    The name is the one that a LangChain chat model sends to its provider, in a form that can be stored. The provider is
-    the one that the model reports to tracers.
+    `name` is the model name that a LangChain chat model sends to its provider, in a form that can be stored. `provider`
+    is the provider that the model reports to tracers.
     """
     names = [getattr(model, attribute, None) for attribute in ("model_name", "model")]
     name = next(iter([kept_name(one) for one in names if isinstance(one, str) and one]), None)
     profile = getattr(model, "profile", None)
     limit = profile.get("max_input_tokens") if isinstance(profile, Mapping) else None
     window = known_window(name, override if override is not None else limit)
-    # This method is private, because LangChain has no public one. Some models lack it.
+    # Call a private method, because LangChain has no public method for this. Some models lack it.
     describe = getattr(model, "_get_ls_params", None)
     provider = describe().get("ls_provider") if describe is not None else None
     return ModelFacts(

@@ -53,9 +53,9 @@ def as_answer(row: Message) -> AIMessage:
 class OpenTurn(TurnContext):
     """A turn that has begun.
 
-    `answered` is the speaker's complete answer if it is stored already, because the question is a repeat or another
-    process was faster. `earlier` are the complete answers of all speakers so far. `task` names the call of a nested
-    agent (`task_of`). `ends` names the recorded graph that ends with this answer (`ENDS`).
+    `answered` is the speaker's complete answer if it is already stored, because the question is a repeat or another
+    process was faster. `earlier` has the complete answers of all speakers so far. `task` is the name of the call of a
+    nested agent (`task_of`). `ends` is the name of the recorded graph that ends with this answer (`ENDS`).
     """
 
     answered: AIMessage | None = None
@@ -73,7 +73,7 @@ class OpenTurn(TurnContext):
         received: Sequence[BaseMessage] = (),
         changed: Sequence[BaseMessage] = (),
     ) -> None:
-        """Store the question with the caller's metadata, and read its answers if it is a repeat.
+        """Store the question with the caller's metadata. If the question is a repeat, read its answers.
 
         `received` is the question as the caller sent it, before other middleware changed it. `changed` are earlier
         human messages that the transcript does not have; they are stored before the question.
@@ -87,7 +87,7 @@ class OpenTurn(TurnContext):
         question = await self._question_rows(metadata or {}, received)
         waiting = self._pending()
         if waiting:
-            # Write pending messages first: the database may have a valid answer of another process.
+            # Write pending messages first, because the database may already have another process's answer.
             await in_time(self.session, self.session.deliver())
             waiting = self._pending()
         self.earlier = tuple([m for m in waiting if m.answers == self.question_id and m.status == "complete"])
@@ -111,11 +111,11 @@ class OpenTurn(TurnContext):
             await self._memory.pending.ensure_kept(self.session.session_id, str(self.answered.id))
 
     def _pending(self) -> list[Message]:
-        """Return the question and its answers if they wait to be written to the database."""
+        """Return the pending writes (not in the database yet) of the question and of its answers."""
         return [m for m in self.session.waiting() if self.question_id in (m.id, m.answers)]
 
     async def _question_rows(self, metadata: Mapping[str, Json], received: Sequence[BaseMessage]) -> list[Message]:
-        """Return the question's rows. Changed texts get the digest of the text as received."""
+        """Return the question's rows. If middleware changed a text, the row has the digest of the received text."""
         rows = [self._stored(message, "complete", metadata=metadata) for message in self.question]
         texts = dict(enumerate(map(transcript_text, received)))
         changed = [index for index, row in enumerate(rows) if texts.get(index, row.content) != row.content]
@@ -125,7 +125,7 @@ class OpenTurn(TurnContext):
         return rows
 
     async def _edit(self, question: Message) -> None:
-        """Supersede the old version of the question and all later messages, if it is an edit."""
+        """If the question is an edit, supersede its old version and all later messages."""
         edited = self.question[-1].response_metadata.get(EDITS)
         if not isinstance(edited, str) or question.id is None or not question.content:
             return
@@ -173,7 +173,7 @@ class OpenTurn(TurnContext):
     async def _record(
         self, messages: Sequence[Message], *, answers: str | None = None, told: bool = False
     ) -> Receipt | None:
-        """Record messages; return None if they are not in the database yet.
+        """Store messages in the session; return None if they are only pending, not in the database yet.
 
         Raises:
             TurnInMemoryOnly: the messages are only in memory, and a caller outside of a run waits for the answer
@@ -200,7 +200,7 @@ class OpenTurn(TurnContext):
         self._find_answer()
 
     async def read_answers(self) -> None:
-        """Read the answers that the run has given so far, including pending ones."""
+        """Read the answers that the run has given so far, including answers that are not in the database yet."""
         await self._read_stored()
         held = self._hold.answer if self._hold is not None else None
         given = [*self._pending(), *([held.message] if held is not None else [])]
@@ -208,7 +208,7 @@ class OpenTurn(TurnContext):
         self.earlier = (*self.earlier, *mine)
 
     def speak_as(self, author: str | None, ordinal: int) -> None:
-        """Set the author and the number of the answer, and find the stored answer."""
+        """Set the author and the number of the answer. If such an answer is stored, set `answered`."""
         self.author, self.ordinal = author, ordinal
         self._find_answer()
 
@@ -223,11 +223,11 @@ class OpenTurn(TurnContext):
         self.question_as_stored = False
         await self._read_stored()
         if self._known_question_id is None and await in_time(self.session, self.session.count()) == 0:
-            # The question was deleted with its session. With this id, the answer is not stored either.
+            # The question was deleted with its session. Set its id, so that its answer is not stored either.
             self._known_question_id = self.question_id
 
     async def close(self, answer: BaseMessage | str, status: Status = "complete") -> AIMessage | None:
-        """Store the speaker's answer unless it is empty, even if the caller is cancelled meanwhile.
+        """Store the speaker's answer unless it is empty, even if the caller is cancelled while it is stored.
 
         If another process stored its answer first, return that answer. If another message of the session has the id of
         this answer, return this answer with a new id.
@@ -239,7 +239,7 @@ class OpenTurn(TurnContext):
         return await self._memory.finish(self._close, message, status)
 
     async def _close(self, message: BaseMessage, status: Status) -> AIMessage | None:
-        # Drop an answer whose question was deleted, or a partial one if another process owns the run.
+        # Drop the answer if its question was deleted. Drop a partial answer if another process owns the run.
         given_up = self._forgotten or (status != "complete" and self._hold is not None and self._hold.lost)
         winner = None
         if self._options.answers and transcript_text(message).strip() and not given_up:
@@ -277,7 +277,7 @@ class OpenTurn(TurnContext):
         return await self._store_answer(answer, told=told)
 
     async def _store_answer(self, answer: Message, *, told: bool) -> AIMessage | None:
-        """Store the answer, with the manifest and the anchor if possible. Return an answer stored instead."""
+        """Store the answer, with the manifest and the anchor if possible. Return an answer that was stored first."""
         question_id = self._known_question_id
         try:
             joined = await self.session.record_joined([answer], self.joined, answers=question_id, told=told)
@@ -324,7 +324,7 @@ class OpenTurn(TurnContext):
         )
 
     async def is_stored(self, message: BaseMessage) -> bool:
-        """Return True if the session has this message, not superseded. Return False if the database fails."""
+        """Return True if the session has this message and it is not superseded. A database failure returns False."""
         stored = await self._find(id_of(message))
         return stored is not None and stored.superseded_at is None
 
@@ -342,7 +342,7 @@ class OpenTurn(TurnContext):
         self._find_answer()
 
     def _find_answer(self) -> None:
-        # Early versions stored answers without the id of their question. Count those as the first.
+        # Early versions stored answers without the id of their question. Treat such an answer as number 1.
         found = [
             one
             for one in self.earlier
