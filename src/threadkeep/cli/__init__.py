@@ -21,7 +21,7 @@ __all__ = ["main"]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, by default with the process's arguments, and return the exit code."""
-    # LangGraph reads this variable at import: checkpoints can then only create objects of known types.
+    # LangGraph reads this variable at import. With it, loading a checkpoint creates only objects of known types.
     os.environ.setdefault("LANGGRAPH_STRICT_MSGPACK", "true")
     if arguments is not None:
         return _run(arguments)
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     finally:
         _drop_unwritten()
-        # Skip the garbage collection at exit, unless a workflow was drawn: mermaidx complains of uncollected objects.
+        # Skip the garbage collection at exit, unless a workflow was drawn: mermaidx reports uncollected objects.
         if "mermaidx" not in sys.modules:
             gc.freeze()
 
@@ -55,7 +55,7 @@ def _prepare_streams() -> None:
 
 
 def _drop_unwritten() -> None:
-    """Drop unwritten output, because Python would report the error a second time at exit."""
+    """Drop output that stdout cannot write, because Python would report the error a second time at exit."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -82,7 +82,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _import_from_here() -> None:
-    """Allow workflows to import modules of the working directory, after installed ones."""
+    """Allow workflows to import modules of the working directory. Installed modules take precedence."""
     try:
         here = str(Path.cwd())
     except FileNotFoundError:

@@ -229,7 +229,7 @@ def _answer_counts(name: str, counts: Mapping[tuple[str, OutboxStatus], int]) ->
 
 
 def _list_bots(rows: Sequence[Mapping[str, object]]) -> None:
-    """Print rows with the same fields as a table."""
+    """Print a table of bots. All rows have the same fields, which become the columns."""
     cells: list[dict[str, str]] = [{name.replace("_", " "): shown(row[name], "-") for name in row} for row in rows]
     columns = {name: itemgetter(name) for name in (cells[0] if cells else ())}
     terminal.listing({"channels": rows}, cells, columns, nothing=_NO_BOTS, right=_OPEN)
@@ -263,7 +263,7 @@ async def _client(bot: AnyBot) -> AsyncIterator[ChannelClient]:
 
 
 def _hint(bot: AnyBot, account: Mapping[str, object]) -> str | None:
-    """Return advice if a Telegram bot and its webhook do not fit together."""
+    """Return advice if a Telegram bot polls but has a webhook, or needs a webhook but has none."""
     if bot.kind != "telegram" or (bot.receive == "polling") != bool(account.get("url")):
         return None
     command = f"threadkeep channels webhook {bot.name}"
@@ -302,7 +302,7 @@ def _refusal(error: str) -> str:
 
 
 def _fields(given: Sequence[str] | None) -> dict[str, Json]:
-    """Parse the fields of `--set`."""
+    """Parse the values `FIELD=VALUE` of `--set`. Lists, mappings and booleans are parsed as YAML."""
     import yaml
 
     found: dict[str, Json] = {}

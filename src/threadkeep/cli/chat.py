@@ -87,7 +87,7 @@ class Notices:
         self._sentences: list[str] = []
 
     def notify(self, event: Event, /) -> None:
-        """Record a notice about a failed read, or about turns that are kept on disk."""
+        """Record a notice about a failed read, or about turns that are stored on disk until the database is back."""
         if isinstance(event, ReadFailed) and event.outcome == "fallback":
             self._sentences.append("The memory could not be read: the answer does not use earlier messages.")
         elif isinstance(event, WriteDeferred):
@@ -161,7 +161,7 @@ class Conversation:
             self._turn = None
 
     def _signal_handlers(self) -> dict[signal.Signals, Callable[[], object]]:
-        """Return the signal handlers for the whole chat, because a signal between two turns must not be lost."""
+        """Return signal handlers. They stay for the whole chat, because a signal may arrive between two turns."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - for the type checker
 
@@ -241,7 +241,7 @@ class Conversation:
 async def prompted_lines() -> AsyncIterator[str]:
     """Yield the lines that a user enters at a prompt, until Ctrl-C or Ctrl-D.
 
-    Only the user can read the stored history of the prompt.
+    The prompt's history is stored in a file that only the user can read.
     """
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
@@ -261,7 +261,7 @@ async def prompted_lines() -> AsyncIterator[str]:
 
 
 async def piped_lines() -> AsyncIterator[str]:
-    """Yield the lines of a pipe. A daemon thread reads them, because a pipe may stay open and silent."""
+    """Yield the lines of a pipe. A daemon thread reads them, because reading a pipe may block without end."""
     lines: asyncio.Queue[str | None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 
@@ -281,7 +281,7 @@ async def piped_lines() -> AsyncIterator[str]:
 
 
 def _history() -> History:
-    """Return the history of earlier chats, or one in memory if its file cannot be written."""
+    """Return the history of the prompt from its file, or an empty history in memory if the file cannot be written."""
     from platformdirs import user_state_path
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 

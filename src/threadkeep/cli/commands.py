@@ -40,7 +40,7 @@ _HELP_NAMES = ("-h", "--help")
 # The extras that install packages; `server` installs all others that commands need.
 _EXTRAS = {"cryptography": "channels", "mcp": "mcp", "mcp_types": "mcp", "mermaidx": "draw", "psycopg": "postgres"}
 
-# The function of each command, imported on demand: importing all takes longer than most commands run.
+# The function of each command, imported on demand: importing all of them takes longer than most commands run.
 _COMMANDS: Mapping[str, str] = {
     "serve": "serve.serve_http",
     "worker": "serve.work",
@@ -69,7 +69,7 @@ _NOUNS: Mapping[str, str] = {
     "keys": "serve.keys_commands",
     "channels": "channels.commands",
 }
-# Commands of groups whose functions are in another module.
+# Commands (verbs) of a group that are defined in another module than the group.
 _VERBS: Mapping[str, Mapping[str, str]] = {
     "sessions": {
         "export": "imports.export_sessions",
@@ -104,7 +104,7 @@ def commands(noun: str | None = None, verb: str | None = None) -> TyperGroup:
 
 
 def _verbs_of(noun: str, verb: str | None) -> typer.Typer:
-    """Return a command group, if possible with only the command `verb`."""
+    """Return a command group. If it has the command `verb`, leave out its other commands."""
     group = copy(_attribute(_NOUNS[noun]))
     assert isinstance(group, typer.Typer)  # noqa: S101 - for the type checker
     own = [command for command in group.registered_commands if command.name == verb]
@@ -130,7 +130,7 @@ def _attribute(path: str) -> Any:
 
 
 def _commands_for(arguments: Sequence[str]) -> TyperGroup:
-    """Return the command that the arguments name, or all commands."""
+    """Return an application with only the command that the arguments name, or with all commands."""
     noun, verb = (*arguments, "", "")[:2]
     return commands(noun, verb) if noun in _COMMANDS or noun in _NOUNS or noun == "--version" else commands()
 
@@ -277,14 +277,14 @@ def _choose_database(value: str | None) -> None:
 
 @dataclass(frozen=True)
 class Problem:
-    """An error for output. `kind` is meant for programs and never changes."""
+    """The description of an error for output. Programs can rely on `kind`: it never changes."""
 
     kind: str
     sentence: str
     exit_code: int = _FAILED
 
     def to_dict(self) -> dict[str, str | int]:
-        """Return the problem as over HTTP, but with `exit_code` instead of `status`."""
+        """Return the problem in the format of the HTTP API, but with `exit_code` instead of `status`."""
         title = self.kind.replace("-", " ").capitalize()
         return {
             "type": f"urn:threadkeep:{self.kind}",

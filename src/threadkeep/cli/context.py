@@ -1,4 +1,4 @@
-"""`threadkeep context`: the contexts of recorded model calls and of the next call, and the difference of two calls."""
+"""`threadkeep context`: shows the contexts of recorded model calls and of the next call, and compares two calls."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ class CallChoice:
         return call
 
     async def newest(self, memory: Memory, *, limit: int = 1, before: Cursor | None = None) -> list[StoredManifest]:
-        """Return the newest recorded calls of the session, if there are any."""
+        """Return up to `limit` recorded calls of the session, newest first, older than the cursor `before`."""
         from threadkeep.history.all_sessions import AllSessions
 
         session_id = self.session_id or ""
@@ -236,7 +236,7 @@ class CallChoice:
 
 
 def _key_of(call: StoredManifest) -> object:
-    """Return the key of the conversation, if an agent stores it itself."""
+    """Return the key of the conversation if an agent stores the conversation itself, outside of the session."""
     conversation = call.manifest.get("conversation")
     return conversation.get("key") if isinstance(conversation, dict) else None
 
@@ -254,7 +254,7 @@ def _show_view(view: ContextView, factor: TokenFactor | None = None) -> None:
 
 
 def show_excluded(manifest: ContextManifest) -> None:
-    """Show a line for each range of excluded messages."""
+    """Show a line for each range of messages that the call excluded, with the reason."""
     from threadkeep.agent.explanations import in_words
     from threadkeep.context.window import join_ranges
 
@@ -266,7 +266,7 @@ def show_excluded(manifest: ContextManifest) -> None:
 
 
 def _show_next(view: ContextView) -> None:
-    """Summarise the next model call without its input, which is not known yet."""
+    """Summarise the built-in chat's next model call. Its input is not known yet."""
     seqs = [message.entry.seq for message in view.messages if message.entry.seq is not None]
     terminal.say()
     seen = f"messages {seqs[0]} to {seqs[-1]}" if seqs else "no message of the session"
@@ -389,7 +389,7 @@ def _range_of_run(one: LeftOut) -> str:
 
 
 def _content(entry: Entry, manifest: ContextManifest) -> str:
-    """Describe the messages, facts or passages that a message quotes or replaces."""
+    """Describe the turns, facts or passages that the message of `entry` quotes, or the messages that it summarises."""
     if entry.turns:
         return f"quotes {'; '.join(_cited(entry.turns, manifest.session_id or ''))}:"
     if entry.summaries:
@@ -402,7 +402,7 @@ def _content(entry: Entry, manifest: ContextManifest) -> str:
 
 
 def _origins(entry: Entry) -> Iterator[str]:
-    """Yield a phrase about the facts of each scope, with the messages that are their evidence."""
+    """Yield a phrase for each scope: the number of its facts, and the messages that are their evidence."""
     for scope in dict.fromkeys(fact.scope for fact in entry.facts):
         facts = [fact for fact in entry.facts if fact.scope == scope]
         messages = ", ".join(_cited(turn for fact in facts for turn in fact.evidence))
@@ -410,7 +410,7 @@ def _origins(entry: Entry) -> Iterator[str]:
 
 
 def _cited(turns: Iterable[TurnReference], home: str | None = None) -> list[str]:
-    """Return the `seq` numbers of messages as ranges by session, first those of the session `home`."""
+    """Return the `seq` numbers of messages as ranges, grouped by session. The session `home` comes first, unnamed."""
     found: dict[str, list[int]] = {} if home is None else {home: []}
     for turn in turns:
         found.setdefault(turn.session_id, []).append(turn.seq)

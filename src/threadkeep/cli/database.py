@@ -71,7 +71,7 @@ async def _migrate(*, apply: bool, fill: bool) -> tuple[dict[str, Any], Conditio
     values: dict[str, Any] = {"database": str(address), "schema": 0, "newest": known[-1], "applied": []}
     if not apply and address.path is not None and not address.path.exists():
         return {**values, "waiting": known, "indexed": 0, "unindexed": None}, None
-    # Use NORMAL, which is faster. If a power failure loses commits, the next call repeats their work.
+    # NORMAL is faster than FULL, and safe here: if a power failure loses commits, the next call repeats their work.
     options = replace_fields(settings.store_options(), synchronous="NORMAL", waits_for_server=apply)
     if not terminal.as_json and (stderr := logging.lastResort) is not None:
         # Show the warning that the server cannot be reached: the command then waits for it.
@@ -81,7 +81,7 @@ async def _migrate(*, apply: bool, fill: bool) -> tuple[dict[str, Any], Conditio
         check_schema(driver.backend, found)
         applied = await _apply(driver, found, settings.partitions) if apply and found < known[-1] else []
         if apply and not applied:
-            found = await schema_version(driver)  # another process may have migrated meanwhile
+            found = await schema_version(driver)  # another process may have migrated in the meantime
         indexed, left = await _fill_index(driver) if fill else (0, None)
         condition = await read_condition(driver)
     if left is None and condition.schema == known[-1]:
@@ -244,7 +244,7 @@ async def _check_source(settings: Settings) -> None:
 
 
 async def _check_target(settings: Settings, version: int, *, replace: bool) -> None:
-    """Reject a copy that cannot be used, and a database that it cannot or must not replace."""
+    """Check that a copy of schema `version` is usable, and that it can and may (`replace`) replace the database."""
     from threadkeep.store.condition import check_unused
     from threadkeep.store.migrations import check_schema, schema_version
     from threadkeep.store.opening import open_database

@@ -1,4 +1,4 @@
-"""Checks of databases for `doctor`, from the connection to damage."""
+"""Checks of databases for `threadkeep doctor`: connection, schema, rights, locks, damage and more."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _DAMAGE_CURE = "Restore a backup. What can still be read is saved by: threadkeep
 
 
 async def check_database(settings: Settings) -> list[Finding]:
-    """Return the findings about the configured database, except those about its integrity."""
+    """Check the configured database, except its integrity (see `check_all_integrity`), and return the findings."""
     address = settings.database
     if address.path is not None and not os.access(address.path, os.F_OK):
         return [_not_there(address, nearest_existing(address.path.parent))]
@@ -97,7 +97,7 @@ def _unreachable(check: str, address: DatabaseAddress, error: StoreError | Modul
 
 
 def _explained(address: DatabaseAddress, error: StoreError) -> tuple[str, str]:
-    """Return the description and the advice in an error's text."""
+    """Split an error's text into a description and advice. If it contains no advice, add general advice."""
     if isinstance(error, RowLocked):
         detail, _, _ = str(error).partition("; ")
         return f"{detail}.", "End that transaction (see `locks`), or wait for its end."
@@ -111,7 +111,7 @@ def _explained(address: DatabaseAddress, error: StoreError) -> tuple[str, str]:
 
 
 def _with_short_timeouts(options: StoreOptions) -> StoreOptions:
-    """Return the options with short timeouts, because a person waits."""
+    """Return the options with timeouts of at most five seconds, because a person waits for `threadkeep doctor`."""
     return replace(
         options,
         lock_timeout_seconds=min(options.lock_timeout_seconds, _DATABASE_SECONDS),
@@ -152,7 +152,7 @@ def _schema(backend: Backend, condition: Condition) -> Finding:
 
 
 async def _location(driver: Driver, settings: Settings, condition: Condition) -> list[Finding]:
-    """Return a finding if messages are stored elsewhere than the settings say: no process can start then."""
+    """Return a finding if messages are not stored where the settings say. In this case, no process can start."""
     try:
         if condition.schema == condition.newest and condition.sessions is not None:
             await check_location(driver, settings.transcripts)
@@ -266,7 +266,7 @@ def _search(condition: Condition) -> list[Finding]:
 
 
 async def _runs(driver: Driver) -> Finding:
-    """Return a finding about unfinished runs, and runs that were set aside."""
+    """Return a finding about unfinished runs, and about runs that were set aside after too many failures."""
     runs = Runs(driver, clock=utc_now)
     counts = await runs.records.counts()
     detail = f"{counts.queued:,} queued, {counts.running:,} running, {counts.waiting:,} waiting for a person"
@@ -386,7 +386,7 @@ async def _layouts(settings: Settings) -> list[GraphLayout]:
 
 @dataclass
 class _Conversations:
-    """A check of conversations. `missing` has the number of lost messages of incomplete ones."""
+    """A check of the conversations in a graph store. `missing` maps a session id to its number of lost messages."""
 
     count: int = 0
     damaged: list[SessionDamaged] = field(default_factory=list)

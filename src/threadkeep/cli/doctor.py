@@ -39,7 +39,7 @@ _MARKS: dict[Level, tuple[str, str]] = {"ok": ("✓", "green"), "warn": ("!", "y
 
 
 def check_settings(settings: Settings) -> list[Finding]:
-    """Return findings about the settings."""
+    """Return findings about the limits of the history, the API keys and the service's address."""
     keys = len(settings.api_keys)
     access = counted(keys, "API key") if keys else "no API key, this machine only"
     history = f"{settings.history_max_messages} messages and {settings.history_max_tokens:,} tokens of history"
@@ -52,7 +52,7 @@ def check_settings(settings: Settings) -> list[Finding]:
 
 
 def check_variables() -> list[Finding]:
-    """Return a finding for each variable with the settings' prefix that is not a setting."""
+    """Return a finding for each environment variable that begins with `THREADKEEP_` but is not a setting."""
     from threadkeep.settings import unknown_variables
 
     cure = "Correct its name, or remove it from the environment and .env."
@@ -60,7 +60,7 @@ def check_variables() -> list[Finding]:
 
 
 def _no_room(settings: Settings) -> list[Finding]:
-    """Return a finding if the budgets leave no room for a question: no service can start then."""
+    """Return a finding if the token limits leave no room for a question. In this case, no service can start."""
     from threadkeep.app import chat_options
     from threadkeep.cli.context import model_of
 
@@ -114,7 +114,7 @@ async def check_model(settings: Settings, *, call: bool) -> list[Finding]:
         hint = "; name a real one in THREADKEEP_MODEL" if settings.model == "demo" else "; --call-model tests it"
         return [Finding("model", "ok", f"{settings.model} can be created{hint}.")]
     started = asyncio.get_running_loop().time()
-    # Catch every error, because each provider has its own. Show no message: some quote the key.
+    # Catch every error, because each provider has its own error types. Hide the messages: some quote the key.
     with ErrorBoundary() as call_of_model:
         async with asyncio.timeout(min(settings.model_timeout_seconds, _CALL_SECONDS)):
             await model.ainvoke("Answer with one word: are you there?")
@@ -167,7 +167,7 @@ def _graphiti_fails(problem: str) -> Finding:
 
 
 def check_pending(settings: Settings) -> list[Finding]:
-    """Return findings about turns that wait on disk, and about their folder."""
+    """Return findings about pending turns, which wait on disk until the database is available, and their folder."""
     from threadkeep.history.pending import folder_of
     from threadkeep.history.pending_files import waiting_files
 

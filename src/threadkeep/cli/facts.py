@@ -52,7 +52,7 @@ By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="Who decide
 
 
 def scope_named(session: str | None, workspace: str | None, user: str | None) -> Scope | None:
-    """Return the scope that a command names, if any; reject several."""
+    """Return the scope that the options name, or None. Raise `WrongUse` if they name several scopes."""
     named = [("session", session), ("workspace", workspace), ("user", user)]
     scopes = [Scope(kind, owner) for kind, owner in named if owner is not None]  # type: ignore[arg-type]
     if len(scopes) > 1:
@@ -263,7 +263,7 @@ async def _decide(work: Callable[[Proposals], Awaitable[Proposal]]) -> None:
 
 
 def decider(by: str | None) -> str:
-    """Return the given name, or the login name if none is given."""
+    """Return the name to record as the person who decided: the option `--by`, or the login name."""
     return by or getpass.getuser()
 
 
@@ -287,7 +287,7 @@ async def export_facts(
 
 
 async def _pages_of(memory: Memory, scope: Scope | None) -> AsyncIterator[list[Fact]]:
-    """Yield each value once, in pages. A value that changes moves to the first page, so read until none is new."""
+    """Yield each value once, in pages. Values that change move to the first page, so repeat until no value is new."""
     seen: set[str] = set()
     since = None
     while True:
@@ -328,7 +328,7 @@ async def import_facts(
 
 
 def _facts(source: Path) -> Iterator[tuple[int, Fact]]:
-    """Yield the facts of a file with their line numbers. Errors do not quote the line."""
+    """Yield the facts of an exported file with their line numbers. Errors do not quote the lines."""
     from pydantic import ValidationError
 
     from threadkeep.knowledge.views import FactView

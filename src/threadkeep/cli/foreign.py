@@ -1,4 +1,4 @@
-"""Files and databases of other systems: their detection, the base class of their sources, and exports of ChatGPT."""
+"""Detects files and databases of other systems for imports, defines `Source`, and reads exports of ChatGPT."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from threadkeep.store.opening import ForeignDatabase, open_foreign
 
 type Kind = Literal["langgraph", "openai-agents", "graph-store", "chatgpt", "jsonl", "threadkeep"]
 type LeftOut = Literal["tool_call", "tool_result", "system", "summary", "reasoning", "hidden", "empty", "other"]
-"""Kinds of entries that an import skips: they are not messages of a person or an assistant."""
+"""The kinds of entries that an import skips, because they are not messages of a person or an assistant."""
 
 _NAMES: Mapping[Kind, str] = {
     "langgraph": "a LangGraph checkpoint database",
@@ -50,7 +50,7 @@ _HEAD_BYTES = 65_536
 _CHATGPT = re.compile(rb'^\s*\[\s*(\]|\{.*"mapping"\s*:)', re.DOTALL)
 _JSONL = re.compile(rb'^\s*\{[^\n]*"type"\s*:\s*"(session|message|summary)"')
 
-# Errors for first lines that are no JSON in UTF-8, such as gzip data. The first match counts.
+# Errors for input that does not begin with JSON in UTF-8, such as gzip data. The first match is reported.
 _NO_LINES = (
     (re.compile(rb"\x1f\x8b"), "The file is compressed; decompress it first with `gzip -d`."),
     (re.compile(rb"\x28\xb5\x2f\xfd"), "The file is compressed; decompress it first with `zstd -d`."),
@@ -76,7 +76,7 @@ _MARKS = {
     "video_container_asset_pointer": "[video]",
     "real_time_user_audio_video_asset_pointer": "[recording]",
 }
-# A reference to a source or a name in a text: kind and arguments between private-use characters.
+# A citation or an entity name in a text of ChatGPT: its kind and arguments, between private-use characters.
 _CITATION = re.compile(" ?\ue200[^\ue200\ue201]*\ue201")
 
 
@@ -98,7 +98,7 @@ class Unreadable:
 
 @dataclass(kw_only=True)
 class Source(ABC):
-    """The conversations of another system, with the progress of reading them."""
+    """The conversations of another system. `done` of `total` is the progress; `left_out` counts skipped entries."""
 
     total: int
     done: int = 0
@@ -129,7 +129,7 @@ async def open_source_database(source: str, wanted: Kind) -> AsyncIterator[tuple
 
 
 async def check_file(source: str, wanted: Kind) -> None:
-    """Reject a file of another kind. Unknown content, such as handwritten lines, counts as JSONL."""
+    """Reject a file of another kind than `wanted`. Unknown content, such as handwritten lines, counts as JSONL."""
     path = Path(source)
     if _head(path).startswith(_SQLITE):
         async with open_foreign(_address_of_file(path)) as database:
@@ -145,7 +145,7 @@ def check_lines(first: bytes) -> None:
 
 
 def check_kind(source: str, wanted: Kind, kinds: Collection[Kind]) -> None:
-    """Reject a source of another kind. The error names its kind and the right command."""
+    """Reject a source of another kind than `wanted`. The error names the kind and the command for it."""
     if wanted in kinds:
         return
     if not kinds:
@@ -177,7 +177,7 @@ def chatgpt_members(archive: zipfile.ZipFile) -> list[str]:
 
 
 def utc_time(value: object) -> datetime | None:
-    """Return a timestamp of another system, if the value is one. Without a zone, it counts as UTC."""
+    """Convert a timestamp of another system; None if `value` is no timestamp. Without a zone, it counts as UTC."""
     try:
         moment = time_of(value) if isinstance(value, str) else value
     except ValueError:
@@ -212,7 +212,7 @@ def _head_in_zip(path: Path) -> bytes:
 
 
 def _head(path: Path) -> bytes:
-    """Return the beginning of a file; of a pipe or a terminal, return none, because the import would then miss it."""
+    """Return the beginning of a file. Read nothing from a pipe or a terminal, because the import would miss it."""
     if path.is_fifo() or path.is_char_device():
         return b""
     with path.open("rb") as stream:
@@ -284,7 +284,7 @@ class ChatGptExport(Source):
             return Unreadable(name, str(error))
 
     def _messages(self, nodes: list[Mapping[str, Any]], moment: datetime | None) -> list[Message]:
-        """Return the messages to import, and count the others."""
+        """Return the messages to import. Count the skipped messages in `left_out`."""
         messages: list[Message] = []
         for values in nodes:
             text = _text(values)
@@ -372,7 +372,7 @@ def _text(values: Mapping[str, Any]) -> str:
 
 
 def _without_citations(text: str, values: Mapping[str, Any]) -> str:
-    """Replace or remove references, so that the text reads as ChatGPT shows it."""
+    """Replace or remove the codes of citations, so that the text reads as ChatGPT shows it."""
     references = _part_of(values, "metadata").get("content_references")
     for reference in references if isinstance(references, list) else []:
         if not isinstance(reference, dict):

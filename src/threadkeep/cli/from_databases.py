@@ -113,7 +113,7 @@ async def open_histories(source: str, layout: GraphLayout, *, as_sessions: bool)
 
 @dataclass
 class StoredHistories(Source):
-    """The histories of a namespace. Other items of the namespace are skipped."""
+    """The chat histories in a namespace of a LangGraph store. Other items of the namespace are skipped."""
 
     database: ForeignDatabase
     keys: Sequence[str]
@@ -163,7 +163,7 @@ class StoredHistories(Source):
 
 @asynccontextmanager
 async def open_threads(source: str, *, channel: str, user_id: str | None) -> AsyncIterator[LangGraphThreads]:
-    """Open the threads of a checkpointer, without Threadkeep's own runs.
+    """Open the threads of a LangGraph checkpointer, except the threads of Threadkeep's own runs.
 
     Checkpoints of an outdated or a shallow saver are rejected. `channel` is the state's channel with the messages.
     `user_id` becomes the owner of threads whose newest checkpoint names no user.
@@ -196,7 +196,7 @@ class LangGraphThreads(Source):
     async def conversations(self) -> AsyncIterator[Conversation | Unreadable]:
         """Yield the threads in the order of their ids."""
         for thread_id in self.threads:
-            # Catch every error: decoding bytes of another program may raise any of them.
+            # Catch every error, because decoding another program's bytes may raise any error.
             with ErrorBoundary(raising=(StoreError,)) as attempt:
                 conversation = await self._conversation(thread_id)
             if attempt.error is None:
@@ -234,7 +234,7 @@ class LangGraphThreads(Source):
         return value if isinstance(value, list) else [value]
 
     def _messages(self, values: Iterable[object]) -> list[Message]:
-        """Return the messages of people and assistants; count the other values."""
+        """Return the messages of people and assistants. Count the other values in `left_out`."""
         messages: list[Message] = []
         for value in values:
             message = _message_of(value)

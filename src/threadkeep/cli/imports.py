@@ -135,7 +135,7 @@ async def import_sessions(
 
 
 def _refuse(errors: list[dict[str, Position]], name: str, words: str, position: Position, sentence: str) -> None:
-    """Show a rejected entry at once or, with `--json`, in the result."""
+    """Show a rejected entry at once. With `--json`, add it to `errors`, which the result shows."""
     if len(errors) < _MOST_SHOWN:
         errors.append({name: position, "detail": sentence})
     if not terminal.as_json:
@@ -160,7 +160,7 @@ async def _import_source[S: Source](opening: AbstractAsyncContextManager[S]) -> 
 async def _store_source[S: Source](
     opening: AbstractAsyncContextManager[S], refuse: Callable[[Position, str], None]
 ) -> tuple[S, Imported, int]:
-    """Return the source, the result, and the number of conversations without messages to import."""
+    """Import all conversations. Return the source, the counts, and the number of conversations without messages."""
     from threadkeep.cli.foreign import Unreadable
     from threadkeep.history.archive_lines import MessageLine
     from threadkeep.history.importing import Importer
@@ -179,7 +179,7 @@ async def _store_source[S: Source](
                         await importer.accept(name, MessageLine(name, message))
                 else:
                     empty += 1
-                # A short file is read to its end before its conversations are stored, so do not report completion yet.
+                # Do not report completion here: a short file is read to its end before its conversations are stored.
                 if source.done < source.total:
                     reach(source.done, _words(importer.done))
             await importer.store()

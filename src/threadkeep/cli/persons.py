@@ -126,7 +126,7 @@ async def export_person(
 
 @contextmanager
 def _continuing(partial: Path, after: str | None) -> Iterator[None]:
-    """Name the partial file in the error if it cannot be continued."""
+    """If the export cannot continue from the partial file, name this file in the error."""
     try:
         yield
     except InvalidInput as error:
@@ -136,7 +136,7 @@ def _continuing(partial: Path, after: str | None) -> Iterator[None]:
 
 
 def _is_of_nobody(file: BinaryIO) -> bool:
-    """Return True if an export has no record of the person."""
+    """Return True if an export has no data, because the person is unknown."""
     file.seek(0)
     lines = [json.loads(line) for line in islice(file, 4)]
     return [line["type"] for line in lines] == ["person", "position", "end"] and "id" not in lines[0]

@@ -140,7 +140,7 @@ async def prune_runs(
 
 
 def _rules(delete: bool | None, limits: RetentionLimits) -> Retention | None:
-    """Return the limits in the options, if any; check that they go with --archive or --delete."""
+    """Return the limits in the options, or None. Check that they are combined with --archive or --delete."""
     if limits.nothing and delete is None:
         return None
     if delete is None:
@@ -152,7 +152,7 @@ def _rules(delete: bool | None, limits: RetentionLimits) -> Retention | None:
 
 def _run_rules(rules: RunRetention, older_than: float | None, set_aside_older_than: float | None) -> RunRetention:
     if older_than is not None:
-        # Keep runs that failed too often at least as long as other finished runs.
+        # Keep set-aside runs, which failed too often, at least as long as other finished runs.
         aside = rules.keep_set_aside_days
         rules = replace(rules, keep_days=older_than, keep_set_aside_days=aside and max(aside, older_than))
     if set_aside_older_than is not None:
@@ -161,7 +161,7 @@ def _run_rules(rules: RunRetention, older_than: float | None, set_aside_older_th
 
 
 async def _remove_checkpoints(memory: Memory, rules: RunRetention) -> None:
-    """Delete the checkpoints of old runs, as maintenance in a service or a worker does."""
+    """Delete the checkpoints of old runs. The maintenance in services and workers does the same."""
     cutoffs, records = rules.cutoffs(memory.clock()), memory.runs.records
     if cutoffs is None or not await records.with_checkpoints(cutoffs.before, limit=1):
         return
@@ -182,7 +182,7 @@ def _show_plan[T](
     nothing: str,
     words: str,
 ) -> None:
-    """Show a plan: as JSON, or as a table of its first removals."""
+    """Show the planned removals: all values as JSON, or a table of the first 50."""
     if terminal.as_json:
         terminal.json({"dry_run": True, **values})
         return

@@ -1,4 +1,4 @@
-"""Output of runs: a table, the details of a run, a tree, a trace, and answers as they arrive."""
+"""Output about runs: a list, the details of a run, a tree of runs, a trace, and answers as they arrive."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def show_tree(runs: Sequence[Run], usages: Mapping[str, Sequence[TokenUsage]], *
 
 
 def show_trace(run: Run, events: Sequence[RunEvent]) -> None:
-    """Show a line for each event, with the messages and tool calls of agents below it."""
+    """Show a line for each event. The messages and tool calls of an agent follow below the line of its event."""
     digits = len(str(events[-1].number)) if events else 1
     node = max((len(event.node or "") for event in events), default=0)
     for event in events:
@@ -94,7 +94,7 @@ def show_trace(run: Run, events: Sequence[RunEvent]) -> None:
 
 
 async def follow(service: RunService, run_id: str, user_id: str | None) -> bool:
-    """Show the output of a run until it ends or waits; return True if it succeeded or waits. Ctrl-C cancels it."""
+    """Show the output of a run until it ends or waits for a person. Return False if it failed. Ctrl-C cancels it."""
     from threadkeep.runs.streams import RunPiece
 
     answer = Answer()
@@ -167,9 +167,9 @@ def _tokens(usages: Sequence[TokenUsage]) -> str:
 
 
 def _duration(run: Run) -> str:
-    """Return the duration of a run, up to now if it is running.
+    """Return the duration of a run, up to now if it is running, in words.
 
-    It includes the time that a person took to answer; only the trace shows this time.
+    It includes the time that a person took to answer. Only the trace shows this time separately.
     """
     if run.started_at is None or run.status in ("queued", "waiting"):
         return ""
@@ -239,7 +239,7 @@ def _words(value: Json) -> str:
 
 
 def _messages(data: Mapping[str, Json]) -> list[tuple[str, str]]:
-    """Return the role and the text of each message in an event, and its tool calls."""
+    """Return the role and the text of each message and of each tool call in an event."""
     messages = data.get("messages")
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         return []
@@ -274,7 +274,7 @@ def _block(block: Json) -> str:
 
 
 class Answer:
-    """The output of answers as they arrive: text after a spinner or, with `--json`, objects."""
+    """The output of a chat's answers: text as it arrives, or one JSON object per answer with `--json`."""
 
     def __init__(self) -> None:
         self._shown = ""
@@ -282,7 +282,7 @@ class Answer:
         self._spinner: Status | None = None
 
     async def show(self, turn: ChatTurn) -> ChatAnswer | None:
-        """Show the answer of a turn as it arrives, and return it."""
+        """Show the answer of a turn as it arrives, and return it; None if the turn ends without an answer."""
         from threadkeep.runs.chat_turns import ChatAnswer, ChatToken
 
         async for event in turn.follow():

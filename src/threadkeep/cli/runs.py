@@ -259,13 +259,13 @@ async def _change(run_id: str, user: str | None, change: Change, *, wait: bool) 
             return
         root = (await service.run(run_id, user_id=user)).root_run_id
         if root != run_id:
-            await service.result(root)  # before the root has passed on the answer, a child shows its old question
+            await service.result(root)  # wait: until the root passes the answer on, the child shows its old question
         if not await follow(service, run_id, user):
             raise typer.Exit(1)
 
 
 async def _waits_for_others(run_id: str) -> bool:
-    """Return True if this process must first execute other turns of the run's conversations."""
+    """Return True if other turns of the run's conversations must be executed before this run."""
     async with opened_memory() as memory:
         found = await memory.runs.run(run_id)
         return found is not None and await memory.runs.order.has_concurrent_runs(found.root_run_id)
@@ -278,14 +278,14 @@ async def _cancel(run_id: str, user: str | None) -> tuple[list[str], Run]:
             stopped = await memory.runs.request_cancel(run_id)
             await _begin_following(memory, stopped)
             return stopped, await _find(memory, run_id, user)
-    # Only the service can cancel a run that has not started and store its message, which later turns need.
+    # The run has not started. Only the service can cancel it and store its message, which later turns need.
     async with opened_runs(in_background=True) as service:
         stopped = await service.cancel(run_id, user_id=user)
         return stopped, await service.run(run_id, user_id=user)
 
 
 async def _begin_following(memory: Memory, stopped: Sequence[str]) -> None:
-    """Enqueue turns that waited for the cancelled runs; no worker learns that these are over."""
+    """Enqueue the turns that waited for the cancelled runs, because no worker is notified of the cancellation."""
     following: dict[str, None] = {}
     for run_id in stopped:
         run = await memory.runs.run(run_id)
@@ -306,7 +306,7 @@ async def _find(memory: Memory, run_id: str, user: str | None) -> Run:
 
 
 def _parts(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `inputs`, `results` and `user_context` of a payload; by default, all of it is `inputs`."""
+    """Return `inputs`, `results` and `user_context` of a payload. If it has none of them, all of it is `inputs`."""
     given = {name: payload[name] for name in ("inputs", "results", "user_context") if name in payload}
     for name, part in given.items():
         if not isinstance(part, Mapping):

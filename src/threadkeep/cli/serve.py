@@ -39,7 +39,7 @@ _WARM_UP = 5
 _QUESTION = "Which of the two trains arrives earlier, and from which platform does it leave? "
 _ANSWER = "The one at nine arrives earlier, a quarter of an hour before the other; it leaves from platform seven. " * 3
 type _Measured = tuple[str, float, float]
-"""An operation, and its median and 95th percentile in milliseconds."""
+"""The name of an operation, and the median and the 95th percentile of its durations in milliseconds."""
 
 
 async def serve_http(
@@ -80,7 +80,7 @@ async def work() -> None:
 
     def end() -> None:
         stop.set()
-        # A second Ctrl-C ends the process. A closed terminal may send SIGHUP twice (from the shell and the kernel).
+        # Let a second Ctrl-C end the process. Still handle SIGHUP: the shell and the kernel may both send it.
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
 

@@ -212,7 +212,7 @@ def _name_damaged(session_ids: Sequence[str]) -> None:
 
 
 def _around(content: str, query: str) -> str:
-    """Return the part of a text around the query's first word."""
+    """Return the part of a message around the first word of the search query."""
     position = content.lower().find(query.lower().split()[0]) if query.split() else 0
     start = max(position - _WORDS // 2, 0)
     return ("…" if start else "") + first_words(content[start:], 2 * _WORDS)
@@ -309,7 +309,7 @@ async def regenerate_answer(
 
 
 async def _id_of(session: Session, message: str) -> str:
-    """Return the id of a message that is given by its id or its `seq`."""
+    """Return the id of a message. The argument `message` is its id or its `seq`."""
     if message.isdecimal() and await session.find(message) is None:
         for found in await session.at([int(message)]):
             return found.id or message

@@ -48,7 +48,7 @@ _variables_noted: ContextVar[bool] = ContextVar("variables_noted", default=False
 
 
 def command_settings(**overrides: object) -> Settings:
-    """Return the same as `read_settings`, and name misspelt variables on stderr."""
+    """Return the settings as `read_settings` does, and name misspelt variables on stderr."""
     note_unknown_variables()
     return read_settings(**overrides)
 
@@ -63,7 +63,7 @@ def read_settings(**overrides: object) -> Settings:
 
 
 def note_unknown_variables() -> None:
-    """Name misspelt `THREADKEEP_*` variables on stderr, once; the command may use the wrong database."""
+    """Name misspelt `THREADKEEP_*` variables on stderr once, because the command may use the wrong database."""
     from threadkeep.settings import unknown_variables
 
     for sentence in () if _variables_noted.get() else unknown_variables():
@@ -98,7 +98,7 @@ def synchronous(command: Callable[..., object]) -> Callable[..., object]:
 
 @contextmanager
 def handled_signals(handlers: Mapping[Signals, Callable[[], object]]) -> Iterator[None]:
-    """Call these functions in the event loop when their signals arrive during the block."""
+    """Handle signals during the block: the event loop calls the function of a signal when it arrives."""
     loop, before = asyncio.get_running_loop(), {number: getsignal(number) for number in handlers}
     for number, handler in handlers.items():
         loop.add_signal_handler(number, handler)
@@ -130,7 +130,7 @@ async def opened_memory(*, background: bool = False, creates: bool = False) -> A
 
 @asynccontextmanager
 async def opened_sessions() -> AsyncIterator[AllSessions]:
-    """Open all sessions of the configured memory, in its tables and in a graph store."""
+    """Open the configured memory; yield the access to all sessions, in its tables and in a graph store."""
     from threadkeep.history.all_sessions import AllSessions
 
     async with opened_memory() as memory:
@@ -139,16 +139,16 @@ async def opened_sessions() -> AsyncIterator[AllSessions]:
 
 @asynccontextmanager
 async def opened_session(session_id: str, user_id: str | None) -> AsyncIterator[tuple[Session, SessionInfo]]:
-    """Open the memory; yield a session and its metadata. A `user_id` must be that of the owner."""
+    """Open the memory; yield a session and its metadata. If `user_id` is given, the user must own the session."""
     async with opened_sessions() as sessions:
         yield await sessions.find(session_id, user_id=user_id)
 
 
 @asynccontextmanager
 async def opened_tables() -> AsyncIterator[TableSessions | None]:
-    """Open only the table of sessions, which saves a short command the slow import of `Memory`.
+    """Open only the table of sessions, so that a short command need not import `Memory`, which is slow.
 
-    Yield None if the table cannot be used alone; the command must then open a memory.
+    Yield None if the table cannot be used alone. The command must then open a memory.
     """
     from threadkeep.environment import has_unknown_variables, plain_database
     from threadkeep.store.driver import StoreOptions
@@ -198,8 +198,8 @@ async def opened_app(
 async def opened_runs(*, in_background: bool, works: bool = True) -> AsyncIterator[RunService]:
     """Open the runs of the configured database.
 
-    If `works` is true, the command also executes queued runs ahead of its own, because there may be no worker. If
-    `in_background` is true, only other processes execute runs.
+    If `works` is true, the command first executes the runs that are queued before its run, because there may be no
+    worker. If `in_background` is true, only other processes execute runs.
     """
     settings = command_settings()
     if in_background:
@@ -212,7 +212,7 @@ async def opened_runs(*, in_background: bool, works: bool = True) -> AsyncIterat
 
 
 def on_this_database(command: str) -> str:
-    """Return a command for a hint, with `--database` if it was given, but without the password."""
+    """Return a command for a hint. If this command has `--database`, add the option without the password."""
     url = chosen_database.get()
     return command if url is None else f"{command} --database {shlex.quote(without_password(url))}"
 
@@ -226,7 +226,7 @@ def check_exists(address: DatabaseAddress) -> None:
 
 
 def check_others_see(settings: Settings) -> None:
-    """Reject an in-memory database, because other processes must see its content."""
+    """Reject an in-memory database, because the command needs a database that other processes can open."""
     if settings.database.path is None and settings.database.dsn is None:
         raise NotDone(
             "Other processes cannot open a database in memory; name another one with --database, or in "
@@ -293,7 +293,7 @@ def verbs(help_text: str) -> typer.Typer:
 
 
 def one_of[T: str](option: str, text: str | None, allowed: Sequence[T]) -> T | None:
-    """Return the value of an option if it was given; reject values that are not allowed."""
+    """Return the value of an option, or None if it was not given. Raise `WrongUse` if it is not allowed."""
     for value in allowed:
         if value == text:
             return value
@@ -303,7 +303,7 @@ def one_of[T: str](option: str, text: str | None, allowed: Sequence[T]) -> T | N
 
 
 def write_cursor(cursor: Cursor | None) -> str | None:
-    """Return the cursor as the text for `--cursor`, or None if there is none."""
+    """Return the text of a cursor for the option `--cursor`; None for no cursor."""
     return None if cursor is None else f"{cursor[0].isoformat()}~{cursor[1]}"
 
 
@@ -343,7 +343,7 @@ def opened_input(path: str) -> Iterator[BinaryIO]:
 
 
 def lines_of(stream: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a file. A first Ctrl-C ends a wait for the next line."""
+    """Yield the lines of a file. A first Ctrl-C stops the command even while it waits for the next line."""
     while True:
         with stopped_by_ctrl_c():
             line = stream.readline()
@@ -353,7 +353,7 @@ def lines_of(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def check_not_database(path: Path) -> None:
-    """Refuse the file of the configured database, and files that SQLite creates next to it."""
+    """Reject the path of the configured database, and the paths of files that SQLite creates next to it."""
     database = command_settings().database.path
     if database is not None and Path(os.path.realpath(path)) in (file := database.resolve(), *beside(file)):
         raise WrongUse(f"{path} is the database itself; name another file.")
@@ -363,8 +363,8 @@ def check_not_database(path: Path) -> None:
 def new_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file for writing. It appears only when it is complete, and only its owner can read it.
 
-    A device, a pipe or an open descriptor such as `/dev/stdout` is written directly. Of a symbolic link, the target is
-    replaced.
+    A device, a pipe or an open descriptor such as `/dev/stdout` is written directly. If `path` is a symbolic link, its
+    target is replaced.
     """
     if path.is_dir():
         raise WrongUse(f"{path} is a folder; name a file.")

@@ -49,7 +49,7 @@ type Styled = str | tuple[str, str]
 type Reach = Callable[[int, str], None]
 """A function that reports progress: the amount that is done, and a description."""
 type SoFar = str | Callable[[], str]
-"""The words for the work that is done, or a function that returns them."""
+"""A description of the work that is done so far, or a function that returns it."""
 type Level = Literal["ok", "warn", "fail"]
 
 
@@ -209,7 +209,7 @@ class Terminal:
         """Show the progress of the work in the block, as a bar or as lines; with `--json`, show nothing.
 
         Lines are at least two seconds apart unless `every` is true. If the block is interrupted or the database fails,
-        a note has `so_far` (a function, or else replaced by the last report) and the advice `again`, if there is one.
+        and there is advice (`again`), a note shows it after the last report (or after the result of `so_far()`).
         """
 
         def reach(done: int, words: str) -> None:
@@ -281,15 +281,15 @@ def signal_handler(number: signal.Signals, handler: Callable[[int, FrameType | N
 
 
 def stopped_by_ctrl_c() -> AbstractContextManager[None]:
-    """Let a first Ctrl-C stop the block, which waits for input or imports for long.
+    """Let a first Ctrl-C stop the block, which waits for input or imports slow modules.
 
-    The handler of an event loop only cancels the task, so the block would first continue to its end.
+    The event loop's own handler only cancels the task, which takes effect after the block.
     """
     return signal_handler(signal.SIGINT, signal.default_int_handler)
 
 
 def ended_by_sigterm() -> AbstractContextManager[None]:
-    """Handle SIGTERM like Ctrl-C during the block, which removes its temporary files at its end."""
+    """Handle SIGTERM like Ctrl-C during the block, so that the block can remove its temporary files."""
 
     def end(number: int, frame: FrameType | None) -> None:
         handler = signal.getsignal(signal.SIGINT)
@@ -300,7 +300,7 @@ def ended_by_sigterm() -> AbstractContextManager[None]:
 
 @lru_cache(maxsize=2)
 def _console(stream: TextIO) -> Console:
-    """Return the console of a stream. A spinner and lines must share one console."""
+    """Return the console of a stream; cached, because a spinner and other output must share one console."""
     from rich.console import Console
 
     return Console(file=stream, width=None if stream.isatty() else _PIPE_WIDTH, emoji=False)
@@ -354,14 +354,14 @@ def without_password(url: str) -> str:
 
 
 def shown(value: object, nothing: str = "") -> str:
-    """Return a value as a cell of a table."""
+    """Return a value as the text of a table's cell: `nothing` for None, and times relative to now."""
     if value is None:
         return nothing
     return relative(value) if isinstance(value, datetime) else str(value)
 
 
 def relative(moment: datetime | None) -> str:
-    """Return the age of a moment in words, or its date if it is not in the last week."""
+    """Return the age of a moment in words, or its date if it is more than a week old or in the future."""
     if moment is None:
         return ""
     seconds = (datetime.now(moment.tzinfo) - moment).total_seconds()
@@ -401,7 +401,7 @@ def _json(value: object) -> object:
         return value.isoformat()
     if isinstance(value, Mapping):
         return dict(value)
-    # `to_jsonable_python` writes times of records with Z; all other output has +00:00.
+    # Avoid `to_jsonable_python` where possible: it writes times with Z, and all other output has +00:00.
     if (dumped := getattr(value, "model_dump", None)) is not None:
         return dumped()
     if is_dataclass(value):

@@ -136,7 +136,7 @@ def draw_workflow(
 
 
 def _registered(names: list[str] | None = None, *, imports: bool = True) -> Workflows:
-    """Return the built-in workflow and the named ones, by default those in the settings."""
+    """Return the built-in workflow and the workflows in the files `names`, by default the files in the settings."""
     from threadkeep.app import load_workflows
 
     return load_workflows(command_settings(), names, imports=imports)
