@@ -41,7 +41,7 @@ _MOST_OPEN = 100
 
 
 class Buckets:
-    """Token buckets by name. Each gets `per_minute` tokens a minute; 0 means no limit."""
+    """Token buckets for rate limits, by name. Each bucket gets `per_minute` tokens a minute; 0 means no limit."""
 
     def __init__(self, per_minute: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_minute = per_minute
@@ -139,7 +139,7 @@ class Caller:
         return self.user_id
 
     def repeat_id(self, user_id: str | None, key: str | None) -> str | None:
-        """Return an id that is the same for each repetition of a request."""
+        """Return an id for a request, derived from its idempotency key, so that a repetition has the same id."""
         if key is None:
             return None
         return hashlib.sha256(f"{self.name}\n{user_id or ''}\n{key}".encode()).hexdigest()[:32]
@@ -156,7 +156,7 @@ class Caller:
             self.limits.count_user(self.user_id)
 
     def check_scope(self, needed: KeyScope) -> None:
-        """Check that the caller has a scope.
+        """Check that the caller has the scope `needed` or a higher scope.
 
         Raises:
             ProblemRaised: the key lacks the scope (403).
@@ -192,7 +192,7 @@ type CallerInUse = Annotated[Caller, Depends(caller_of)]
 
 
 def _access_of(route: BaseRoute, method: str) -> tuple[KeyScope, bool]:
-    """Return the scope that a route requires, and whether it serves callers of one user."""
+    """Return the scope that a route requires, and True if callers who are limited to one user may reach it."""
     if isinstance(route, Mount):
         return "read", isinstance(route.app, StaticFiles)
     usual: KeyScope = "read" if method in _READING else "write"
@@ -215,10 +215,10 @@ _logger = logging.getLogger("threadkeep.web")
 
 
 class KeyRing:
-    """The keys of the settings and of the database.
+    """The API keys of the service, from the settings and from the database.
 
-    The database's keys are read again after five seconds. While this fails, the keys of the last successful read stay
-    valid.
+    The database's keys are read again at most every five seconds. While reads fail, the keys of the last successful
+    read stay valid.
     """
 
     def __init__(self, keys: ApiKeys, configured: Mapping[str, str], *, clock: Callable[[], datetime]) -> None:
@@ -236,7 +236,7 @@ class KeyRing:
 
     @property
     def in_use(self) -> bool:
-        """Return whether there are keys. Revoked and expired keys count, too."""
+        """True if there are keys, even if all of them are revoked or expired."""
         return bool(self._configured or self._known)
 
     async def refresh(self) -> bool:
@@ -350,7 +350,7 @@ class UserTokens:
 
 
 class Credentials:
-    """The keys, the tokens of users, and the rate limits of their callers."""
+    """A verifier of API keys and of users' tokens, with the rate limits of callers."""
 
     def __init__(self, settings: Settings, memory: Memory) -> None:
         configured = {name: key.get_secret_value() for name, key in settings.api_keys.items()}

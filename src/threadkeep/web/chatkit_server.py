@@ -53,7 +53,7 @@ _REQUEST: TypeAdapter[ChatKitReq] = TypeAdapter(ChatKitReq)
 
 @dataclass(frozen=True)
 class ChatKitRequest:
-    """A request. `repeat_id` comes from the idempotency key; `asks_again` requests a new answer."""
+    """The user of a ChatKit request, an id from its idempotency key, and True if it asks for a new answer."""
 
     user_id: str | None = None
     repeat_id: str | None = None
@@ -67,11 +67,11 @@ class RunStore(ThreadkeepStore[ChatKitRequest]):
         super().__init__(app.memory, user_id=lambda request: request.user_id)
 
     def generate_thread_id(self, context: ChatKitRequest) -> str:
-        """Return an id from the idempotency key, or a new one."""
+        """Return an id derived from the idempotency key or, without a key, a new id."""
         return f"thr_{context.repeat_id}" if context.repeat_id else super().generate_thread_id(context)
 
     def generate_item_id(self, item_type: StoreItemType, thread: ThreadMetadata, context: ChatKitRequest) -> str:
-        """Return an id; that of a user message comes from the idempotency key."""
+        """Return a new id. The id of a user message is derived from the idempotency key, if there is one."""
         if context.repeat_id and item_type == "message":
             return f"msg_{context.repeat_id}"
         return super().generate_item_id(item_type, thread, context)
@@ -83,7 +83,7 @@ class RunStore(ThreadkeepStore[ChatKitRequest]):
 
 
 class StoredElsewhere(AttachmentStore[ChatKitRequest]):
-    """An attachment store for files that are stored elsewhere."""
+    """An attachment store without files, because the application stores the files of attachments itself."""
 
     async def delete_attachment(self, attachment_id: str, context: ChatKitRequest) -> None:
         """Do nothing, because this store has no files."""

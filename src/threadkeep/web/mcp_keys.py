@@ -26,7 +26,7 @@ from threadkeep.web.problems import ProblemRaised, problem_response
 from threadkeep.web.server import ConnectionLimits, Server
 
 _request: ContextVar[ExitStack | None] = ContextVar("request", default=None)
-"""The exit stack of the current request."""
+"""The exit stack of the current request; `KeyVerifier` enters contexts that last until the request ends."""
 
 
 class KeyVerifier:

@@ -50,7 +50,7 @@ class Access:
     """Middleware that passes a request on with its caller, or rejects it before its body is read.
 
     The status is 401 without a valid key or token, 403 if the request is not from this machine or the key lacks the
-    scope, 429 after too many requests, and 503 if the service's keys or those of a token's issuer cannot be read.
+    scope, 429 after too many requests, and 503 if the keys of the service or of a token's issuer cannot be read.
     """
 
     app: ASGIApp
@@ -63,7 +63,7 @@ class Access:
         """Pass the request on, or reject it."""
         with contextlib.ExitStack() as stack:
             try:
-                # Platforms send callbacks without a key, so each bot verifies its own.
+                # Platforms send callbacks without a key, so each bot verifies its own callbacks.
                 path = scope.get("path", "")
                 if scope["type"] == "http" and path not in OPEN_PATHS and not path.startswith(CALLBACKS):
                     caller = await self._caller(scope)
@@ -145,7 +145,7 @@ class SafeResponses:
 
 @dataclass(frozen=True)
 class BodyLimit:
-    """Middleware that rejects bodies over a limit, declared or received."""
+    """Middleware that rejects a request if the declared or the received size of its body exceeds `limit` bytes."""
 
     app: ASGIApp
     limit: int

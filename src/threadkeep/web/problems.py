@@ -193,7 +193,7 @@ def make_problem(status: int, kind: str, detail: str) -> Problem:
 def problem_of(error: Exception, request: Request | None = None) -> Problem:
     """Return the problem document of any error; an unexpected error reveals no details.
 
-    With a `request`, a problem of an unknown field names the known ones.
+    If `request` is given, the problem for an unknown field names the known fields.
     """
     if isinstance(error, ProblemRaised):
         return error.problem
@@ -213,8 +213,8 @@ def problem_of(error: Exception, request: Request | None = None) -> Problem:
 def problem_response(problem: Problem, headers: Mapping[str, str] | None = None, *, path: str = "") -> JSONResponse:
     """Return the response for a problem.
 
-    Under `/v1/`, it also has the `error` object of OpenAI's clients. They repeat a failed request without the id of its
-    message; if that is already stored, a header tells them not to, because it would be stored twice.
+    Under `/v1/`, it also has the `error` object that OpenAI's clients expect. These clients repeat failed requests
+    without message ids. If the message is stored already, a header forbids this: it would be stored twice.
     """
     more = {**SAFE_HEADERS, **(headers or {})}
     if problem.status == 503:
@@ -311,7 +311,7 @@ def _known_fields(request: Request) -> str:
 
 
 def _field_problem(error: Mapping[str, Any], known: str) -> FieldProblem:
-    """Return a pydantic error without input values and names of unknown fields."""
+    """Convert a pydantic error to a problem, without the values of the input and the names of unknown fields."""
     where, *path = error["loc"]
     kind = str(error["type"])
     if kind == "extra_forbidden":

@@ -49,7 +49,7 @@ CLEANED = BeforeValidator(_cleaned)
 CleanText = Annotated[str, CLEANED]
 GivenId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS), AfterValidator(_printable)]
 Metadata = Annotated[dict[str, JsonValue], AfterValidator(_storable)]
-# Limits come before `CLEANED`; after it, their errors would count "items" instead of characters.
+# Put limits before `CLEANED`: after it, the errors of limits would count "items" instead of characters.
 Tag = Annotated[str, Field(min_length=1, max_length=100), CLEANED]
 
 

@@ -31,7 +31,7 @@ _BAD_REQUEST = (
 _NOT_HTTP = "The request is not valid HTTP, or its method is unknown; see /docs for the methods of each address."
 _LATE_SECONDS = 0.2
 _IDLE_SECONDS = 75
-"""Seconds until an idle connection is closed. Below the 60 of nginx and AWS, they may respond with 502."""
+"""Seconds until an idle connection is closed. If this is below the 60 seconds of nginx and AWS, both may send 502."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ConnectionLimits:
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol, which closes a connection if its request does not arrive in time.
+    """uvicorn's HTTP protocol with limits: it closes a connection if a request does not arrive in time.
 
     The timeout starts when the connection opens or, on a kept-alive connection, with the first byte of a request.
     Responses, such as streams, have no timeout.
@@ -88,7 +88,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Receive bytes of a request. On a kept-alive connection, the first ones start the timeout."""
+        """Receive bytes of a request. On a kept-alive connection, the first bytes start the timeout."""
         if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
             self._expect(self.limits.header_seconds)
         head = self._head
@@ -131,7 +131,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._deadline = None if seconds is None else self.loop.call_later(seconds, self._wait_a_moment)
 
     def _wait_a_moment(self) -> None:
-        """Wait 0.2 seconds for arrived data: after a suspension of the process, the timer fires first."""
+        """Wait 0.2 seconds more: if the process was suspended, the timer fires before arrived data is read."""
         self._deadline = self.loop.call_later(_LATE_SECONDS, self._close_late)
 
     def _close_late(self) -> None:
@@ -192,7 +192,7 @@ class Server(uvicorn.Server):
         self._on_start()
 
     async def main_loop(self) -> None:
-        """Update the date header once a second; uvicorn does it ten times."""
+        """Update the date header once a second. uvicorn's own loop would do this ten times a second."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._signalled.wait(), 1)

@@ -1,4 +1,4 @@
-"""The application over an open `App`, with readiness and metrics, and the process that runs it."""
+"""The FastAPI application over an open `App`, with readiness and metrics, and the process that runs it."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class EventStream(StreamingResponse):
 class StreamParts(ABC):
     """An encoder that converts the events of a turn to server-sent events of one protocol.
 
-    A message has the id under which its text is stored. Several messages can be open at once.
+    Each message has the id under which its text is stored. Several messages can be unfinished at once.
     """
 
     def __init__(self) -> None:
@@ -169,7 +169,7 @@ class TurnParts(StreamParts):
 async def open_stream(turn: ChatTurn, parts: StreamParts, request: Request) -> EventStream:
     """Return the stream of a turn when the turn has started, or after one heartbeat period.
 
-    Earlier errors are raised, so that the response has an HTTP error status.
+    Errors before that are raised, so that the response has an HTTP error status.
     """
     events = with_keepalives(turn.follow(), request.app.state.heartbeat_seconds)
     first = await anext(events)
@@ -188,7 +188,7 @@ async def encoded[T](
     encode: Callable[[T], AsyncIterator[bytes]],
     failed: Callable[[Exception], Iterable[bytes]],
 ) -> AsyncGenerator[bytes]:
-    """Yield events as bytes; after an error, yield the bytes of `failed` and end."""
+    """Yield the bytes that `encode` returns for each event. After an error, yield the bytes of `failed` and end."""
     async with aclosing(events):
         with ErrorBoundary() as attempt:
             async for event in events:
@@ -202,7 +202,7 @@ async def encoded[T](
 
 
 async def with_keepalives[T](events: AsyncGenerator[T], seconds: float) -> AsyncGenerator[T | None]:
-    """Yield the events, and None whenever `seconds` have passed without an event. Then close their source."""
+    """Yield the events, and None whenever `seconds` have passed without an event. At the end, close `events`."""
     upcoming: asyncio.Future[T] | None = None
     try:
         while True:
@@ -229,7 +229,7 @@ def problem_of_turn(turn: ChatTurn, error: Exception) -> Problem:
 
 
 async def begin_with[T](first: T, rest: AsyncGenerator[T]) -> AsyncGenerator[T]:
-    """Yield an item, then those of another generator, which is closed with this one."""
+    """Yield `first`, then the items of `rest`. Closing this generator also closes `rest`."""
     async with aclosing(rest):
         yield first
         async for item in rest:

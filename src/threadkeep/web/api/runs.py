@@ -143,7 +143,7 @@ EXAMPLE = (
 
 
 def _stream(runs: RunService, events: AsyncGenerator[Followed | Mapping[str, str | None] | None]) -> EventStream:
-    """Return the events of a run as a stream. A mapping among them has the ids that a client needs to reconnect."""
+    """Return a stream of a run's events. A mapping in `events` has ids, and is sent as the event `start`."""
 
     async def encode(event: Followed | Mapping[str, str | None] | None) -> AsyncIterator[bytes]:
         match event:
@@ -208,7 +208,7 @@ async def start_run(
         followed = runs.follow(submitted.run_id, user_id=body.user_id)
         events = with_keepalives(followed, request.app.state.heartbeat_seconds)
         return _stream(runs, begin_with(start, events))
-    return await _told(runs, submitted.run_id, body.user_id, response, mode=body.mode)
+    return await _result(runs, submitted.run_id, body.user_id, response, mode=body.mode)
 
 
 @router.get("/runs", summary="List runs", responses=documented(422, 503))
@@ -314,7 +314,7 @@ async def resume_run(
     """Resume a run that waits for a person's answer. With a `message_id`, repeating the request is safe."""
     runs = await app.runs.service()
     await runs.resume_once(run_id, body.value, user_id=user_id, mode=body.mode, message_id=body.message_id)
-    return await _told(runs, run_id, user_id, response, mode=body.mode)
+    return await _result(runs, run_id, user_id, response, mode=body.mode)
 
 
 @router.post("/runs/{run_id}/retry", summary="Try a run again", responses={**_LATER, **_CHANGES})
@@ -328,12 +328,12 @@ async def retry_run(
     runs = await app.runs.service()
     asked = body or RetryBody()
     await runs.retry(run_id, user_id=user_id, mode=asked.mode, budget=asked.budget.limits())
-    return await _told(runs, run_id, user_id, response, mode=asked.mode)
+    return await _result(runs, run_id, user_id, response, mode=asked.mode)
 
 
-async def _told(runs: RunService, run_id: str, user_id: str | None, response: Response, *, mode: WaitMode) -> RunBody:
+async def _result(runs: RunService, run_id: str, user_id: str | None, response: Response, *, mode: WaitMode) -> RunBody:
     if mode == "wait":
-        # Wait for the root run, because until then a child shows its old question.
+        # Wait for the root run: until the root run passes the answer on, a child run shows its old question.
         await runs.result((await runs.run(run_id, user_id=user_id)).root_run_id)
     else:
         response.status_code = 202

@@ -132,7 +132,7 @@ async def search(
     user_id: UserId = None,
     limit: Limit = DEFAULT_LIMIT,
 ) -> SearchResult:
-    """Return the messages that contain all words of a query, best first; with a `user_id`, only that user's."""
+    """Return the messages that contain all words of the query, best first. `user_id` selects that user's sessions."""
     found = await AllSessions(app.memory).search(q, user_id=user_id, limit=limit)
     hits = [
         SearchHitBody(session_id=key, score=score, message=HistoryMessage.of(one)) for key, one, score in found.hits
@@ -180,7 +180,7 @@ async def branch(
 async def regenerate(
     session_id: SessionId, app: AppInUse, body: RegenerateBody | None = None, user_id: UserId = None
 ) -> ChatResponseBody:
-    """Supersede all messages after a question, and answer it again. The response is as for POST /api/v1/chat.
+    """Supersede all messages after a question, and answer it again. The response has the fields of POST /api/v1/chat.
 
     The question keeps its `message_id`: a chat request with this id returns the new answer. If a turn is already
     answering the question, the response is the answer of that turn.

@@ -101,9 +101,9 @@ async def get_workflow(name: WorkflowName, app: AppInUse) -> WorkflowBody:
     openapi_extra=READS,
 )
 async def explain_keys(name: WorkflowName, body: KeyRequestBody, app: AppInUse) -> ExplainedKeys:
-    """Return the session keys that a workflow's agents derive from a payload, and why others were rejected.
+    """Return the session keys that a workflow's agents derive from a payload, and why other candidates were rejected.
 
-    Nothing is read or written.
+    The request reads and stores no data.
     """
     workflow = app.workflows.get(name)
     agents = explain_key(workflow, body.payload, by_hand=body.by_hand)

@@ -1,4 +1,4 @@
-"""AG-UI, the protocol of CopilotKit and others: a request with all messages, and events."""
+"""AG-UI, the protocol of CopilotKit and others: a request has all messages, the response is a stream of events."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ class RunAgentBody(
 
 
 class _Events(StreamParts):
-    """The events of a run.
+    """An encoder of the events of a turn for AG-UI.
 
-    A snapshot of the newest 200 messages follows the first event, and precedes the last one if the turn succeeds.
+    A snapshot of the newest 200 messages follows the first event. If the turn succeeds, another one precedes the last.
     """
 
     def __init__(self, app: App, body: RunAgentBody, user_id: str | None, before: list[dict[str, Any]]) -> None:
@@ -131,7 +131,7 @@ def _in_langchain(messages: Sequence[JsonValue]) -> list[BaseMessage]:
 
 
 def _content(message: Mapping[str, JsonValue]) -> JsonValue:
-    """Return the content of a message, with the types of its `binary` parts."""
+    """Return the content of a message. For a `binary` part, return only the type of its media."""
     content = message.get("content") or ""
     if not isinstance(content, list):
         return content

@@ -90,7 +90,7 @@ class ChatBody(
 
 
 class _Parts(StreamParts):
-    """The parts of a UI message stream with one message."""
+    """An encoder of the events of a turn as a UI message stream, which has one message."""
 
     def started(self, event: ChatStarted) -> Iterator[bytes]:
         self._names = asdict(event)
@@ -137,7 +137,7 @@ class _Parts(StreamParts):
     responses={200: _STREAM, **TURN_FAILURES},
 )
 async def chat(body: ChatBody, app: AppInUse, caller: CallerInUse, request: Request) -> EventStream:
-    """Stream an answer: to new messages, to an edited message or, again, to the last question.
+    """Stream an answer to new messages or to an edited message, or answer the last question again.
 
     A user message is edited if it is the last one, `messageId` is its id, and its stored text differs. The new version
     has its own id, and all later messages are superseded.
@@ -173,7 +173,7 @@ async def read_chat(chat_id: ChatId, app: AppInUse, user_id: UserId = None) -> U
     responses={200: _STREAM, 204: {"description": "No turn of the chat is running."}, **documented(404, 422, 503)},
 )
 async def resume_chat(chat_id: ChatId, app: AppInUse, request: Request, user_id: UserId = None) -> Response:
-    """Stream a chat's running turn from its beginning, for a reloaded page, or return 204."""
+    """Stream a chat's running turn from its beginning, for a reloaded page. If no turn is running, return 204."""
     runs = await app.runs.service()
     found, _ = await runs.list(RunQuery(session_id=chat_id, user_id=user_id, status="running"))
     run = next((one for one in found if one.parent_run_id is None and one.inputs), None)
@@ -198,7 +198,7 @@ async def _streamed(turn: ChatTurn, request: Request) -> EventStream:
 
 
 async def _edited(session: Session, message: BaseMessage) -> BaseMessage:
-    """Store an edited message as a new version; return it with the id of its newest version."""
+    """If the text of a message was edited, store a new version. Return the message with its newest version's id."""
     newest, previous = await _versions(session, id_of(message))
     if newest is None or newest.role != "user":
         return message
@@ -210,7 +210,7 @@ async def _edited(session: Session, message: BaseMessage) -> BaseMessage:
 
 
 async def _versions(session: Session, message_id: str | None) -> tuple[Message | None, Message | None]:
-    """Return the newest version of a stored message and the version before it."""
+    """Return the newest version of a message and the version before it; None for a version that does not exist."""
     newest, previous = None, None
     while message_id is not None and (version := await session.find(message_id)) is not None:
         newest, previous, message_id = version, newest, version.superseded_by

@@ -110,7 +110,7 @@ class ModelsBody(BaseModel, json_schema_serialization_defaults_required=True):
 
 
 class _Chunks(StreamParts):
-    """The chunks of a streamed completion."""
+    """An encoder of the events of a turn as chunks of a streamed completion."""
 
     def __init__(self, model: str, *, include_usage: bool) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class _Chunks(StreamParts):
         return self._chunk({"content": text})
 
     async def ended(self, answer: ChatAnswer) -> AsyncIterator[bytes]:
-        # If another process answered first, its text differs from the streamed one; send it last.
+        # If another process answered first, its answer replaces the streamed text; send it last.
         replaced = {"threadkeep": {"replaced": True, "response": answer.response}} if answer.replaced else {}
         yield self._chunk({}, finish_reason="stop", **replaced)
         if self._include_usage:

@@ -57,9 +57,9 @@ class Sent:
         return app.chat.begin(request, stream=stream)
 
     async def _unknown(self, app: App, asked: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
-        """Return the messages after the last stored one.
+        """Return the messages of `asked` after the last message that is already stored.
 
-        The last message is always returned, so that a repeated request joins its turn.
+        The last message of `asked` is always returned, so that a repeated request joins its turn.
         """
         if self.session_id is not None:
             session = app.memory.session(self.session_id, user_id=self.user_id)

@@ -35,7 +35,7 @@ _SHOWN_OF_RANGE = 20
 
 @dataclass(frozen=True)
 class Quote:
-    """A reference to a message that is quoted or is evidence of a fact."""
+    """A message that is quoted or is evidence of a fact; `message` is None if it was deleted."""
 
     reference: TurnReference
     message: Message | None
@@ -207,7 +207,7 @@ async def show_call(request: Request, run_id: RunId, call: str, app: AppInUse, u
 
 
 async def _find(app: App, run_id: str, call: str, user: str | None) -> tuple[StoredManifest, int]:
-    """Return a model call, by number or `last`, and how many calls its run has."""
+    """Return the model call with the number `call` (or `last`), and the number of calls of its run."""
     found = {one.call: one for one in await app.memory.manifests.of_run(run_id, user_id=user)}
     number = max(found, default=0) if call == _NEWEST else int(call) if call.isdecimal() and len(call) < 9 else 0
     if number not in found:
@@ -228,7 +228,7 @@ _PAGE = 500
 
 @dataclass(frozen=True)
 class Found:
-    """A message that a search found. `outcome` says whether `call` contained it."""
+    """A message that a search found. `outcome` says whether the model call `call` received the message."""
 
     session: SessionInfo
     message: Message
@@ -285,7 +285,7 @@ class _Search:
         return (await self._all.find(session_id, user_id=self._user_id))[1]
 
     async def find(self, words: str, chosen: SessionInfo | None) -> AsyncIterator[Found]:
-        """Yield the messages with all words, best first, then those that searches omit."""
+        """Yield messages with all words, best first, then superseded and archived messages of the session `chosen`."""
         seen: set[tuple[str, int | None]] = set()
         for hit in (await self._all.search(words, user_id=self._user_id, limit=_HITS)).hits:
             home = await self._known(hit.session_id)

@@ -38,7 +38,7 @@ _BELOW = "/console/"
 
 
 def is_page(path: str) -> bool:
-    """Return whether a path belongs to the console. Only there, the key in the cookie is valid."""
+    """Return whether a path belongs to the console. The key in the cookie is valid only for these paths."""
     return path == HOME or path.startswith(_BELOW)
 
 
@@ -155,7 +155,7 @@ def stacked_columns(drawn: Sequence[Column], title: str, unit: str, *, limit: in
     if not drawn:
         return Markup("")
     tallest = max(1e-9, *(column.total for column in drawn))
-    # Without the line, small columns are drawn larger.
+    # If the limit is far above all columns, omit its line, so that the columns are drawn larger.
     line = limit if limit is not None and limit <= tallest * _FAR_BELOW else None
     highest = max(tallest, line or 0)
     top = _amount(highest, unit) if line == limit else f"{_amount(tallest, unit)} of {limit:,}"
@@ -290,7 +290,7 @@ def _seconds(value: float | None) -> str:
 
 
 def _speaker(message: Message, owner: str | None = None) -> str:
-    """Return the name of a user message's author, or the role of another message."""
+    """Return the speaker of a message to show: the author of a user message, or else the role."""
     if message.role != "user":
         return {"system": "note"}.get(message.role, message.role)
     metadata = message.metadata

@@ -47,7 +47,7 @@ async def sign_in(request: Request) -> Response:
     if keys.caller(given.encode(), RateLimits()) is None:
         return page(request, "sign_in.html", status_code=401, next=to, wrong=_WRONG_KEY)
     response = redirect(to)
-    # Only a proxy knows whether the browser uses TLS, so read its header, too.
+    # Behind a proxy, only the proxy knows whether the browser uses TLS, so read the proxy's header, too.
     secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto", ""))
     response.set_cookie(COOKIE, as_cookie(given), httponly=True, samesite="lax", secure=secure)
     return response
@@ -73,7 +73,7 @@ async def respond_to_browsers(request: Request, error: Exception) -> Response:
 
 
 def _within(address: str) -> str:
-    """Return an address in the console, because sign-in must not lead to other sites."""
+    """Return the address if it is in the console, else the home page: sign-in must not lead to other sites."""
     try:
         parts = urlsplit(address)
     except ValueError:

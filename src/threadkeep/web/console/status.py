@@ -100,7 +100,7 @@ _SHOWN = 50
 
 @dataclass(frozen=True)
 class ChannelStatus:
-    """A bot. `counts` maps each status of undelivered answers to their number."""
+    """The state of a bot. `counts` maps the status of undelivered answers to their number."""
 
     name: str
     counts: dict[OutboxStatus, int]

@@ -1,4 +1,4 @@
-"""The streaming protocol: commands to a thread, and its events."""
+"""Routes of LangGraph's streaming protocol: commands to a thread, and the stream of the thread's events."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ _STREAM = streamed(_EXAMPLE, "The events of the thread's runs, until the client 
 
 @dataclass
 class Commands:
-    """The commands of one request."""
+    """An executor of the command in a request. `meta` is the metadata of its response."""
 
     app: App
     events: ThreadEvents

@@ -52,10 +52,10 @@ def last_seq(run: Run) -> int:
 class RunEvents:
     """The events of a run. A task of this process appends them while the run is executed.
 
-    `paused` is true while the run waits for a person, until `go_on` is called; `paused_at` is the number of events up
+    `paused` is true while the run waits for a person, until `go_on` is called. `paused_at` is the number of events up
     to the last pause. `failed` is true if events could not be read. `commanded` is true if a command of this protocol
-    started or resumed the run in this process. `readers` has the channels of each reader that reads these events, or
-    has read all of them.
+    started or resumed the run in this process. `readers` has the channels of each reader that is reading these events
+    or has read all of them.
     """
 
     def __init__(self, runs: RunService, run: Run, read_state: ReadState) -> None:
@@ -87,11 +87,11 @@ class RunEvents:
             await change.wait()
 
     def was_resumed(self, run: Run) -> bool:
-        """Return whether a person has answered the question of these paused events."""
+        """Return True if the events are paused, but a person has answered the question of the run."""
         return self.paused and (run.status != "waiting" or run.interrupt != self.run.interrupt)
 
     def go_on(self, run: Run) -> None:
-        """Collect the events of a paused run again, after a person has answered its question."""
+        """Continue to collect the events of a paused run, after a person has answered its question."""
         if self.paused:
             self.paused = False
             self.number_after(seq_base(run))
@@ -99,7 +99,7 @@ class RunEvents:
             self._task = asyncio.create_task(self._follow(), name=f"threadkeep-events-{self.run.run_id}")
 
     def number_after(self, seq: int) -> None:
-        """Number later events above `seq`, because other events have the numbers up to it."""
+        """Give later events numbers above `seq`, because the numbers up to `seq` are already in use."""
         self._seq = max(self._seq, seq)
 
     async def _follow(self) -> None:
@@ -275,8 +275,8 @@ def _flat(messages: Json) -> list[Json]:
 class RunParts:
     """A translator of the events of one run into the parts of a v1 stream.
 
-    `messages-tuple` yields `[chunk, metadata]`, `messages` the message so far. Other modes (`events`, `tasks`, `debug`)
-    yield nothing.
+    The mode `messages-tuple` yields `[chunk, metadata]`. The mode `messages` yields the message so far. The modes
+    `events`, `tasks` and `debug` yield nothing.
     """
 
     def __init__(self, modes: frozenset[str]) -> None:
@@ -294,7 +294,7 @@ class RunParts:
             case "values":
                 yield from self._chosen("values", data)
                 if self._interrupts:
-                    # `useStream` ignores values with interrupts, so send these in a second part.
+                    # `useStream` ignores values in a part with interrupts, so send the interrupts in a second part.
                     yield from self._chosen("values", {**data, INTERRUPTS: self._interrupts})
             case "messages":
                 yield from self._spoken_parts(data)

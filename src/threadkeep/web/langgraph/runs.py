@@ -70,7 +70,7 @@ class ThreadRuns:
     thread_id: str | None
 
     async def start(self, body: RunCreateBody, mode: Mode) -> tuple[Run, int]:
-        """Start a run, or answer or end the waiting run; return it and its number of earlier events.
+        """Start a run, or answer or end the waiting run. Return the run and the number of its events up to now.
 
         Raises:
             InvalidInput: the body has an unsupported option, or a command although no run waits for an answer.
@@ -147,7 +147,7 @@ class ThreadRuns:
         return values
 
     async def values_unless_gone(self, run_id: str) -> dict[str, Any]:
-        """Do the same as `values`, but cancel the run if the client disconnects."""
+        """Wait for a run and return the values of its thread. If the client disconnects, cancel the run."""
         watching = asyncio.create_task(self._cancel_if_gone(run_id))
         try:
             return await self.values(run_id)
@@ -162,7 +162,7 @@ class ThreadRuns:
     async def cancel_unless_ended(self, run_id: str, *, wait: bool = False) -> None:
         """Cancel a run unless it is over or is waiting for a person.
 
-        With `wait`, return only when it is.
+        With `wait`, return after the run has ended or waits for a person.
         """
         runs = await self.app.runs.service()
         run = await runs.run(run_id)
@@ -187,7 +187,7 @@ type RunsAlone = Annotated[ThreadRuns, Depends(_alone)]
 
 
 def _answer(waiting: Run, given: JsonValue) -> tuple[Json, Collection[str]]:
-    """Return the answer to a waiting run, and the ids of the questions that it names."""
+    """Return the answer to a waiting run, and the ids of the questions that the answer names."""
     asked = {one.id for one in questions(waiting)}
     if not isinstance(given, dict) or not (given.keys() <= asked or all(map(QUESTION_ID.fullmatch, given))):
         return cast("Json", given), ()

@@ -263,7 +263,7 @@ class RunCreateBody(
     feedback_keys: Unsupported = Field(None, description="Not supported.")
 
     def modes(self) -> list[StreamMode]:
-        """Return the stream modes."""
+        """Return the stream modes as a list; the default is `values`."""
         modes: list[StreamMode] | None = [self.stream_mode] if isinstance(self.stream_mode, str) else self.stream_mode
         return modes or ["values"]
 

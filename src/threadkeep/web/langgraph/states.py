@@ -60,7 +60,7 @@ def question_of(given: object) -> tuple[str, str | None, Mapping[str, Json]]:
 
 
 def asked_text(asked: Sequence[BaseMessage]) -> str:
-    """Return the text of new messages.
+    """Join the texts of new messages.
 
     Raises:
         InvalidInput: the text is too long.
@@ -103,7 +103,7 @@ BEGINNING = 0
 """The checkpoint before the first message."""
 
 CREATION = "langgraph"
-"""The name that marks the note with which a thread is stored before its first run."""
+"""The name of the transcript's note that stores a thread before its first run."""
 
 _RUNS = 20
 
@@ -228,7 +228,7 @@ async def history_of(
 ) -> list[ThreadStateBody]:
     """Return up to `limit` states of a thread, newest first: at the ends of turns, and before the first turn.
 
-    Only the newest 1,000 messages are read. `before` selects the states before a checkpoint, `at` the state at one.
+    Only the newest 1,000 messages are read. `before` selects the states before a checkpoint, `at` a single state.
     """
     if at is not None:
         nearby = await messages_in(thread.session, at + MOST_MESSAGES // 2)
@@ -288,7 +288,7 @@ def seq_of(named: object) -> int | None:
 
 
 def _states(thread: Thread, messages: Sequence[Message], *, newest: bool) -> Iterator[ThreadStateBody]:
-    """Yield the states at the ends of these turns, newest first; only the `newest` of a thread has its questions."""
+    """Yield the states at the ends of turns, newest first. With `newest`, the first has the waiting run's questions."""
     waiting = thread.waiting if newest else None
     ends, shown = _turn_ends(messages), [message_json(one) for one in messages]
     for step in range(len(ends) - 1, -1, -1):

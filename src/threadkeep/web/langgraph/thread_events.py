@@ -52,7 +52,7 @@ class EventChoice:
 
 
 class ThreadEvents:
-    """The events of all threads that this process follows."""
+    """A registry of the runs whose events this process collects. It yields the events of threads from these runs."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -121,7 +121,7 @@ class ThreadEvents:
     async def _listed(
         self, service: RunService, thread_id: str, user_id: str | None, seen: list[object], found: list[Run]
     ) -> tuple[list[object], list[Run]]:
-        """Return the states of a thread's runs, and the newest runs by arrival, which are read if the states differ."""
+        """Return the states of a thread's runs, and its newest runs, which are read again if the states differ."""
         turns = await self._app.memory.runs.records.of_sessions([thread_id], user_id=user_id)
         states: list[object] = [(run.run_id, run.status, run.interrupt) for run in turns]
         if states != seen:

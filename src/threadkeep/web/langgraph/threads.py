@@ -83,7 +83,7 @@ class CreatedThread:
         return None if kept is None else ThreadBody.model_validate_json(kept)
 
     async def keep(self, metadata: Mapping[str, Json]) -> tuple[ThreadBody, bool]:
-        """Keep the thread until its first run. Return it, and whether it was already kept."""
+        """Store the thread in `ChannelState` until its first run. Return it, and True if it was already there."""
         now = self._memory.clock()
         thread = ThreadBody(
             thread_id=self._session.session_id,
@@ -127,7 +127,7 @@ class CreatedThread:
         return stored
 
     async def _store(self, metadata: Mapping[str, Json]) -> bool:
-        """Store the thread and its metadata. Return False if the thread exists."""
+        """Store the thread and its metadata as a session. Return False if the session already exists."""
         session = self._session
         with suppress(SessionNotFound):
             await session.info()
@@ -157,7 +157,7 @@ class CreatedThread:
 
 
 async def known_thread(app: App, thread_id: str, user_id: str | None) -> Thread:
-    """Return a thread; one without messages and runs if a client has created it only.
+    """Return a thread. If a client has created it, but it has had no run yet, return it without messages and runs.
 
     Raises:
         SessionNotFound: this user has no such thread.
@@ -204,8 +204,8 @@ async def create_thread(
 async def search_threads(body: ThreadSearchBody, app: AppInUse, user_id: UserId = None) -> list[ThreadBody]:
     """Return the threads that match, each with its first and its newest message.
 
-    Without `ids`, the 1,000 threads with the newest activity are searched; later pages sorted by newest activity search
-    more. A damaged thread is omitted, or is listed without values.
+    Without `ids`, the 1,000 threads with the newest activity are searched. Later pages search more threads if they are
+    sorted by newest activity. A damaged thread is omitted, or is listed without values.
     """
     by_activity = body.sort_order == "desc" and body.sort_by in _ACTIVITY and body.ids is None
     most = body.offset + body.limit if by_activity else _SEARCHED
@@ -303,7 +303,7 @@ async def get_state_at_checkpoint(
 async def update_state(
     thread_id: ThreadId, body: StateUpdateBody, app: AppInUse, user_id: UserId = None
 ) -> StateUpdatedBody:
-    """Append messages to a thread as one turn, without starting a run; skip those with a known id.
+    """Append messages to a thread as one turn, without starting a run. Messages with a stored id are skipped.
 
     The state of a thread has messages only; other values are rejected.
     """
@@ -403,7 +403,7 @@ def _matches(thread: ThreadBody, body: ThreadSearchBody) -> bool:
 
 
 async def _ends_of(thread: Thread) -> dict[str, Json]:
-    """Return the values of a thread in a list: its first and its newest message."""
+    """Return the values that a list of threads shows for a thread: its first and its newest message."""
     start = thread.info.deleted_seq + 1 if thread.info is not None else 1
     first, newest = await thread.session.at([start, start + 1]), await thread.session.tail(1)
     values = [one for one in first if not is_creation(one)][:1]
