@@ -18,7 +18,9 @@ from threadkeep.errors import InvalidInput
 from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.records import Json, Turn
 from threadkeep.records.runs import ROLLED_BACK, NewRun
+from threadkeep.runs.endings import ActiveRun, RunEndings
 from threadkeep.runs.requests import RunRequest
+from threadkeep.runs.streams import Outcome
 from threadkeep.testing import Gate, ScriptedModel, SettableClock
 from threadkeep.workflows.nodes.conversations import order_of
 from threadkeep.workflows.resources import RunOptions
@@ -95,6 +97,28 @@ async def test_a_repeat_of_a_rolled_back_message_is_not_answered(any_desk: RunDe
             await service.retry(first.run_id)
     assert (again.run.run_id, again.status) == (first.run_id, "cancelled")
     assert await texts(any_desk.memory) == ["2", "two"]
+
+
+async def test_a_rolled_back_run_that_was_set_aside_is_not_retried(
+    any_desk: RunDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate()
+    any_desk.model = ScriptedModel([["one", gate], "two"])
+    end = RunEndings.end
+
+    async def failing(self: RunEndings, active: ActiveRun, outcome: Outcome) -> Outcome | None:
+        if active.run.message_id == "m1":
+            raise ValueError
+        return await end(self, active, outcome)
+
+    monkeypatch.setattr(RunEndings, "end", failing)
+    async with any_desk.open(AGENT) as service:
+        first = await service.submit(asking("1", "m1"))
+        await gate.reached()
+        await carried_out(service, asking("2", "m2"))
+        assert (await service.run(first.run_id)).set_aside
+        with pytest.raises(InvalidInput, match="with a new id"):
+            await service.retry(first.run_id)
 
 
 async def test_a_run_that_ends_during_its_rollback_is_rolled_back(

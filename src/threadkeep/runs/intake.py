@@ -187,7 +187,7 @@ class RunIntake:
         run = await self.run(run_id, user_id=user_id)
         if run.parent_run_id is not None:
             raise InvalidInput(f"Run {run_id!r} is a child; retry the run at the top, {run.root_run_id!r}.")
-        if run.status == "cancelled" and run.is_rolled_back:
+        if run.is_rolled_back:
             raise InvalidInput(f"A newer message replaced the turn of run {run_id!r}; send its message with a new id.")
         larger = RunBudget.from_dict({**run.budget.to_dict(), **budget.to_dict()})
         if not await self._runs.retry(run_id, budget=larger if larger != run.budget else None):
