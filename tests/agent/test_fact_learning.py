@@ -459,6 +459,19 @@ async def test_each_message_is_learned_in_the_workspace_of_its_turn(memory: Memo
     }
 
 
+async def test_workspace_facts_are_learned_after_the_session_was_deleted(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The questions of the new session have lower numbers than those of the deleted one."""
+    monkeypatch.setattr(learning, "_MOST_QUESTIONS", 2)
+    entries = [[found(number, f"plan_{number}", "x", about="workspace")] for number in (1, 3, 5, 1)]
+    learns = FactLearning(memory, model=answering(*entries), scopes=("workspace",))
+    await talk(memory, learns, "One", "Two", "Three")
+    await memory.session("room:1", user_id="ada").delete()
+    await talk(memory, learns, "One")
+    assert [(one.key, one.scope) for one in await proposals(memory)] == [("plan_1", SHOP)]
+
+
 async def test_a_message_of_a_turn_that_another_process_lost_is_learned_in_no_workspace(memory: Memory) -> None:
     await memory.session("room:1", user_id="ada", workspace="home").append([Message(role="user", content="We moved.")])
     entries = [found(n, f"{about}_{n}", "x", about=about) for n in (1, 2) for about in ("user", "workspace")]

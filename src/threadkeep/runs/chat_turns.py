@@ -261,9 +261,7 @@ async def listen(
 
 
 ELSEWHERE = "Another process is answering in this session; send the message again later, with the same message_id."
-
 STOPPED = "The turn was stopped before the answer was complete; the partial answer is stored as interrupted."
-
 TAKEN_BACK = "A newer message arrived before the answer was complete, so this message was taken back."
 
 _TOO_SMALL = "The message does not fit beside the system prompt; raise the token limit, or shorten the prompt."
