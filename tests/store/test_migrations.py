@@ -174,7 +174,7 @@ async def test_a_schema_from_before_the_first_migration_is_refused(empty_url: st
     execute(empty_url, "CREATE TABLE threadkeep_migrations (version INTEGER PRIMARY KEY, name TEXT, applied_at TEXT)")
     execute(empty_url, f"INSERT INTO threadkeep_migrations VALUES ({schema}, 'old', '')")
     async with driver_of(empty_url) as driver:
-        with pytest.raises(StoreError, match="export its sessions with that version"):
+        with pytest.raises(StoreError, match="export its sessions with the old version"):
             await migrate(driver, _NOW)
     assert {table for table, *_ in columns_of(empty_url)} == {"threadkeep_migrations"}
 

@@ -81,7 +81,7 @@ type Counter = Callable[[str], int]
 
 
 ERROR_KEY = "threadkeep:error"
-"""The key of the metadata of a listed session that is damaged."""
+"""The metadata key that marks a damaged session in a list."""
 
 _ERASED_KEY = "threadkeep:erased"
 ERASED = '{"threadkeep:erased":true}'

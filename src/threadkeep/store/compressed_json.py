@@ -94,9 +94,9 @@ def _dictionary(number: int) -> zstandard.ZstdCompressionDict:
         content = (_DICTIONARIES / f"{number}.zdict").read_bytes()
     except FileNotFoundError:
         raise RecordTooNew(
-            f"A newer Threadkeep wrote a record with the zstd dictionary {number}, which this one does not have: "
-            "upgrade Threadkeep on this machine, and start its processes again. If it is the newest one, the record is "
-            "damaged; restore a backup of the database."
+            f"A newer Threadkeep wrote a record with the zstd dictionary {number}, which this version does not have: "
+            "upgrade Threadkeep on this machine, and start its processes again. If this is the newest version, the "
+            "record is damaged; restore a backup of the database."
         ) from None
     dictionary = zstandard.ZstdCompressionDict(content)
     dictionary.precompute_compress(level=LEVEL)

@@ -20,7 +20,7 @@ type Statement = tuple[str, Parameters]
 
 
 GROUP_LOCK_SECONDS = 0.5
-"""The seconds that a write for many sessions waits for a row that another transaction has locked."""
+"""The seconds for which a write for many sessions waits for a row that another transaction has locked."""
 
 
 _deadline: ContextVar[float | None] = ContextVar("deadline", default=None)

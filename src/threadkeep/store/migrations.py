@@ -82,8 +82,8 @@ def check_schema(backend: Backend, found: int) -> None:
         raise SchemaTooNew(found=found, known=newest)
     if 0 < found < first:
         raise StoreError(
-            f"The database is at schema {found}, which a version before 0.1.0 created and none can upgrade: "
-            "export its sessions with that version, and import them into a new database."
+            f"The database is at schema {found}, which a version before 0.1.0 created and no later version can "
+            "upgrade: export its sessions with the old version, and import them into a new database."
         )
 
 

@@ -39,8 +39,8 @@ def check_partitions(backend: Backend, partitions: int | None) -> None:
     if partitions is not None and backend == "sqlite":
         variable = "THREADKEEP_PARTITIONS"
         raise InvalidSettings(
-            f"{variable} needs PostgreSQL, because SQLite has no partitions; remove it, or name a PostgreSQL in "
-            "THREADKEEP_DATABASE_URL.",
+            f"{variable} needs PostgreSQL, because SQLite has no partitions; remove it, or name a PostgreSQL "
+            "database in THREADKEEP_DATABASE_URL.",
             variable=variable,
         )
 

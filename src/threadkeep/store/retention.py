@@ -19,7 +19,7 @@ from threadkeep.store.transcripts import END
 type Action = Literal["archive", "delete"]
 
 REDELIVERY: Final = timedelta(days=7)
-"""The time for which ids of deleted messages are stored, so that a message that is sent again is no new turn."""
+"""The time for which ids of deleted messages are stored, because a repeated message must not begin a new turn."""
 
 # A margin for deleting texts of model calls by their last use, because not every use of a text updates its time.
 _TEXT_RENEWAL = timedelta(days=1)

@@ -118,7 +118,7 @@ def _unfolded() -> Mapping[str, str]:
 
 
 RELEVANCE: Final = "threadkeep_relevance"
-"""The name of the SQL function for `relevance`."""
+"""The name under which SQL statements call `relevance`."""
 
 _SATURATION = 1.2
 _LENGTH_SHARE = 0.75

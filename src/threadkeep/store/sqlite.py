@@ -144,8 +144,8 @@ class SqliteDriver(Driver):
                     await self._write_lock.acquire()
         except TimeoutError:
             raise StoreUnavailable(
-                "The SQLite database was not free in time: other calls of this process wait for its lock. "
-                "Another process holds it for too long; see `threadkeep doctor` for who uses the file."
+                "The SQLite database was not free in time: another process locks it for too long, and calls of this "
+                "process wait for each other. `threadkeep doctor` names the processes that use the file."
             ) from None
         if self._writer is not None:
             return self._writer

@@ -336,7 +336,7 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         async with self._driver.writing() as connection:
             for some in batched(run_ids, _RUNS_AT_ONCE):
                 if await connection.fetch(*for_values(self._sql["alone_at_work"], "run_id", some)):
-                    raise RowLocked("A run with messages there is queued or running; try again when it is over.")
+                    raise RowLocked("A run that must be deleted is queued or running; try again when it has ended.")
             return await self._forget(connection, run_ids)
 
     async def _forget(self, connection: Connection, run_ids: Sequence[str]) -> int:
