@@ -53,7 +53,7 @@ _SHOW_WORKING_SECONDS = 4.0
 _ALBUM_TIME = timedelta(days=1)
 """The time for which a platform may send or repeat the pictures of an album."""
 _ALBUM_PAUSE = timedelta(seconds=2)
-"""The time that a picture's answer waits for a caption of its album, which may arrive later."""
+"""The delay of a picture's answer, because a caption of the same album may arrive after the picture."""
 
 type Started = tuple[IncomingMessage, str]
 """A message and the id of the run that answers it."""

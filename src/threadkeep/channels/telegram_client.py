@@ -107,7 +107,7 @@ class TelegramClient:
         """Acknowledge a pressed button, and show that the bot is typing."""
         if query := text_in(address, "callback_query_id"):
             await self.call("answerCallbackQuery", {"callback_query_id": query})
-        await self.call("sendChatAction", {"action": "typing", **_place(address)})
+        await self.call("sendChatAction", {"action": "typing", **_chat_of(address)})
 
     async def account(self) -> Account | str:
         """Return the name of the bot and the state of its webhook, or the name of an error."""
@@ -145,7 +145,7 @@ class TelegramClient:
             "parse_mode": "MarkdownV2" if formatted else None,
             "reply_parameters": None if answered is None else reply,
         }
-        return await self.call("sendMessage", {**_place(address), **message})
+        return await self.call("sendMessage", {**_chat_of(address), **message})
 
 
 class TelegramPolling(Receiver):
@@ -213,7 +213,7 @@ def _outcome(answer: TelegramAnswer, address: Address) -> Outcome:
     return Later(answer.problem, None if after is None else float(after), uncertain=answer.uncertain)
 
 
-def _place(address: Address) -> dict[str, Json]:
+def _chat_of(address: Address) -> dict[str, Json]:
     numbers = _numbers(address)
     return {name: numbers[name] for name in ("chat_id", "message_thread_id") if name in numbers}
 

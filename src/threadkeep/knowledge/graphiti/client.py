@@ -75,7 +75,7 @@ class GraphitiClient(Protocol):
     newest_first: bool
     """True if `episodes` returns the newest episodes; false if their order is undefined."""
     stores_in_order: bool
-    """True if the server stores messages in the order of sending. Then a message is lost if a later one is stored."""
+    """True if the server stores messages in the order of sending, so one is lost if only later ones are stored."""
 
     async def send(self, group_id: str, episodes: Sequence[Episode], *, may_continue: MayContinue | None = None) -> int:
         """Send messages in order, and return how many were sent.

@@ -233,7 +233,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         Raises:
             KnowledgeNotFound: no dead message has this number.
         """
-        return self._found(number, await self._execute("retry", {"number": number}))
+        return self._checked(number, await self._execute("retry", {"number": number}))
 
     async def drop(self, number: int | None = None, status: DeliveryStatus | None = None) -> int:
         """Permanently drop queued or dead messages, by number or status, or all; return how many.
@@ -242,7 +242,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
             KnowledgeNotFound: no queued or dead message has this number.
         """
         row = {"number": number, "status": status, "now": self._now()}
-        return self._count_dead(self._found(number, await self._execute("drop", row)), "dropped")
+        return self._count_dead(self._checked(number, await self._execute("drop", row)), "dropped")
 
     async def counts(self) -> tuple[dict[str, int], dict[str, int], int]:
         """Return the numbers of messages by status, of dead messages by reason, and of repeats.
@@ -294,7 +294,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return bool(await self._fetch("group_with_id", {"group_id": group_id}))
 
     @staticmethod
-    def _found(number: int | None, count: int) -> int:
+    def _checked(number: int | None, count: int) -> int:
         if number is not None and not count:
             raise KnowledgeNotFound("delivery", str(number))
         return count

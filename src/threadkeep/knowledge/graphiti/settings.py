@@ -54,7 +54,7 @@ class GraphitiSettings(BaseSettings):
 
     @field_validator("graphiti_scopes", "graphiti_recall_scopes")
     @classmethod
-    def _some(cls, value: list[str]) -> list[str]:
+    def _not_empty(cls, value: list[str]) -> list[str]:
         if not value:
             raise ValueError("name at least one")
         return list(dict.fromkeys(value))

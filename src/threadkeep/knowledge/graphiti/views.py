@@ -74,7 +74,7 @@ class CheckList(BaseModel):
 
 
 class RelationInput(BaseModel, extra="forbid"):
-    """A relation between two things, in the vocabulary of the graph."""
+    """A relation between two things, named with a word of a fixed list."""
 
     source: Annotated[str, Field(min_length=1, max_length=200)]
     name: Relation
