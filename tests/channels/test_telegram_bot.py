@@ -419,16 +419,21 @@ async def test_a_renamed_bot_answers_although_the_old_name_has_an_unsent_reply(
         await until(lambda: telegram.texts() == ["two"])
 
 
-async def test_a_damaged_run_does_not_block_its_chat(shared_url: str, tmp_path: Path, telegram: FakeTelegram) -> None:
-    """The person gets the sentence for a failed run, and then the answers to later messages."""
+@pytest.mark.parametrize("is_stored", [True, False])
+async def test_a_damaged_run_does_not_block_its_chat(
+    shared_url: str, tmp_path: Path, telegram: FakeTelegram, *, is_stored: bool
+) -> None:
+    """The person gets the stored answer or, if there is none, the sentence for a failed run."""
     telegram.refuse(429, retry_after=1)
     async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["one", "two"])) as desk:
         await desk.say("hi")
         await until(lambda: _has_failed_try(desk))
         damaged_bytes = "X'01ff'" if shared_url.startswith("sqlite") else "decode('01ff', 'hex')"
         await asyncio.to_thread(execute, shared_url, f"UPDATE chat_runs SET result = {damaged_bytes}")
+        if not is_stored:
+            await asyncio.to_thread(execute, shared_url, "DELETE FROM chat_messages WHERE role = 'assistant'")
         await desk.say("and now?", 2)
-        assert await desk.answered(2) == [TEXTS["en"].failed, "two"]
+        assert await desk.answered(2) == ["one" if is_stored else TEXTS["en"].failed, "two"]
 
 
 async def test_a_group_that_becomes_a_supergroup_keeps_its_session(tmp_path: Path, telegram: FakeTelegram) -> None:

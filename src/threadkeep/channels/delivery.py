@@ -219,7 +219,7 @@ async def answer_text(memory: Memory, bot: Bot, message: Outgoing) -> str:
     except RecordUnreadable as error:
         if isinstance(error, RecordTooNew):
             raise  # a process of the newer version can read it
-        return bot.texts.failed
+        run = await memory.runs.run(message.run_id, damaged=True)  # the transcript may have the answer
     if run is None:
         return ""
     return _answer_to(message, RunResult.of(await with_answer(memory, run)), bot)
@@ -260,8 +260,8 @@ def _answer_to(message: Outgoing, result: RunResult, bot: Bot) -> str:
     match result.status:
         case "done":
             # Other workflows than the built-in chat may end without an answer on purpose.
-            is_blank = result.run.workflow == CHAT and result.run.result is not None and not result.text.strip()
-            return message.content or (bot.texts.failed if is_blank else result.text)
+            needs_text = result.run.error or (result.run.workflow == CHAT and result.run.result is not None)
+            return message.content or (bot.texts.failed if needs_text and not result.text.strip() else result.text)
         case "failed" | "interrupted":
             return bot.texts.failed
         case "waiting":
