@@ -279,7 +279,7 @@ def test_a_schema_that_cannot_be_upgraded_is_refused_with_the_cure(
         outcome = cli(*command)
         assert outcome.exit_code == 1
         assert "schema 12, which a version before 0.1.0 created" in outcome.err
-        assert "export its sessions with that version" in outcome.err
+        assert "export its sessions with the old version" in outcome.err
     outcome = cli("doctor", "--json")
     assert outcome.exit_code == 1
     assert [(one["check"], one["cure"]) for one in outcome.json["findings"] if one["level"] == "fail"] == [
