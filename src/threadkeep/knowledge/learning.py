@@ -273,7 +273,7 @@ class DirectiveLearner:
 
 
 def _in_workspace(one: Proposed, workspaces: Mapping[int, Scope | None]) -> Proposed | None:
-    """Return a proposal with the workspace of the message's turn; None if it needs one, and none is known."""
+    """Return a proposal in the workspace of its message's turn; None if it needs a workspace that is unknown."""
     scope = workspaces.get(one.seq) if one.scope.kind == "workspace" else one.scope
     return None if scope is None else replace(one, scope=scope)
 

@@ -46,7 +46,7 @@ _SUBMIT_SECONDS = 15.0
 
 _STOPS = "The service stops; send the message again, with its message_id."
 _ELSEWHERE_SECONDS = 60.0
-"""Seconds to wait until another process ends its turn. Without a limit, callers of a suspended process would hang."""
+"""Seconds to wait until another process ends its turn. Without a limit, callers would hang if it is suspended."""
 
 _MOST_REMEMBERED = 10_000
 

@@ -243,7 +243,7 @@ async def listen(
     """Forward the start and the tokens of a run to the turn, until its outcome is known.
 
     Raises:
-        Interrupted: nothing happened for some `seconds`, and this process executes no run of the session.
+        Interrupted: nothing changed for `seconds`, and this process executes no run of the session.
     """
     work.add_done_callback(stream.signal)
     published = stream.first_piece

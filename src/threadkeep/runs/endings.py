@@ -370,7 +370,7 @@ class RunEndings:
 
 
 def _instead(outcome: Outcome, winner: AIMessage | None) -> Outcome:
-    """Return `outcome`; if another answer, `winner`, was stored instead of the run's own, put that into it."""
+    """Return `outcome`, with the answer `winner` if that was stored instead of the run's own answer."""
     if winner is None or outcome.result is None:
         return outcome
     text = text_of(winner)

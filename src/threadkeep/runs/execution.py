@@ -373,7 +373,7 @@ class RunExecution:
         # Without ids there is no answer to pass: the run goes on because one of its children was cancelled.
         if not run.resumed or not ids or not isinstance(answers, Mapping):
             return None
-        # LangGraph ignores a second answer to a later question of a task, because its id has the question's number.
+        # LangGraph ignores a repeated answer to a later question of a task, because the id has the question's number.
         used = await self._used(saver, map_of(run.interrupt, _FIRST) if isinstance(run.interrupt, dict) else {})
         answers = {one: answer for one, answer in answers.items() if one not in used}
         return Command(resume=answers) if answers else None

@@ -210,7 +210,7 @@ def node_of(metadata: Mapping[str, Any] | None) -> str | None:
 
 
 def jsonable(value: object) -> Json:
-    """Return a value as JSON; parts of other types become the names of their types."""
+    """Return a value as JSON; parts that JSON cannot represent become the names of their types."""
     if isinstance(value, BaseMessage):
         value = message_to_dict(value)
     found: Json = to_jsonable_python(value, fallback=lambda other: type(other).__name__, serialize_unknown=True)

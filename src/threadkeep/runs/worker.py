@@ -170,7 +170,7 @@ class Worker:
         self._memory.observers.notify(RunTrouble(error=error, work=work))
 
     def report_set_aside(self, run: Run, outcome: Outcome) -> None:
-        """Report that a run was set aside without being executed."""
+        """Report the end of a run that was set aside, with a duration of 0."""
         report_run(self._memory.observers, run, outcome, milliseconds=0.0)
         report_turn(self._memory.observers, run, outcome, (), milliseconds=0.0)
 

@@ -297,7 +297,7 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         return found[: query.limit], (last.created_at, last.run_id)
 
     async def of_sessions(self, session_ids: Sequence[str], *, user_id: str | None = None) -> list[Run]:
-        """Return of each session the newest turn, a queued or running turn, and up to 20 waiting turns, newest first.
+        """Return each session's newest turn, a queued or running turn, and up to 20 waiting turns, newest first.
 
         The runs lack the texts that the transcript has.
         """
