@@ -217,7 +217,7 @@ class Assembler:
         tokens = self.window.sums[draft.window]
         tokens += sum([count_message(piece.message, draft.call.counter) for piece in draft.pieces])
         left = draft.call.budget - draft.reserved - tokens
-        recalled = self._recalled(draft)
+        recalled = self._unused_quote_tokens(draft)
         if left + recalled < 0:
             return None
         if recalled:
@@ -227,7 +227,7 @@ class Assembler:
 
     def _chosen(self, draft: Draft) -> Draft:
         call, pieces, reserved = draft.call, draft.pieces, draft.reserved
-        if recalled := self._recalled(draft):
+        if recalled := self._unused_quote_tokens(draft):
             with suppress(BudgetTooSmall):
                 chosen = self._plan(call, pieces, call.budget - reserved + recalled)
                 if not (chosen.excluded or chosen.cuts):
@@ -244,7 +244,7 @@ class Assembler:
         pieces = tuple(piece for piece in pieces if piece.section != "summary")
         return replace(draft, pieces=pieces, summaries=(), chosen=self._plan(call, pieces, call.budget))
 
-    def _recalled(self, draft: Draft) -> int:
+    def _unused_quote_tokens(self, draft: Draft) -> int:
         """Return the tokens reserved for quotes if the window contains all turns, so that none is quoted; else 0."""
         recollection = self._recollection
         if recollection.begin or recollection.dropped or recollection.overflowing:

@@ -332,11 +332,11 @@ class PartialAnswer(BaseCallbackHandler):
             self.text += token
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
-        """Clear `failed`, unless other middleware made the call."""
+        """Set `failed` to False, unless other middleware made the model call."""
         self.failed &= run_id in self._foreign
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Set `failed`, unless other middleware made the call."""
+        """Set `failed` to True, unless other middleware made the model call."""
         self.failed |= run_id not in self._foreign
 
 

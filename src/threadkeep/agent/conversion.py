@@ -42,7 +42,7 @@ _CLASSES: dict[Role, type[BaseMessage]] = {"user": HumanMessage, "assistant": AI
 
 
 SENT_AT = "sent_at"
-"""The key in `response_metadata` for the time at which the chat platform received a message, in ISO 8601."""
+"""The key in `response_metadata` for the sending time that the chat platform reports, in ISO 8601."""
 
 EDITS = "edits"
 """The key in `response_metadata` for the id of the message that a human message replaces."""
@@ -265,7 +265,7 @@ def _original(message: Message) -> BaseMessage | None:
 
 
 def is_plain(message: BaseMessage) -> bool:
-    """Return True if a user's or an assistant's message consists only of an id and a text that can be stored."""
+    """Return True if a user's or an assistant's message gives a model only a role, an id and a storable text."""
     if type(message) not in (HumanMessage, AIMessage) or not isinstance(message.content, str):
         return False
     if isinstance(message, AIMessage) and (message.tool_calls or message.invalid_tool_calls):

@@ -156,7 +156,7 @@ def answer(messages: Sequence[BaseMessage]) -> str:
 
 
 def _said(messages: Sequence[BaseMessage]) -> tuple[list[str], list[str]]:
-    """Return the user's texts from the conversation, and from quoted or summarised older turns."""
+    """Return two lists of the user's texts: from the conversation, and from quotes and summaries of older turns."""
     said: list[str] = []
     recalled: list[str] = []
     for message in messages:

@@ -175,7 +175,7 @@ class RetrievedSnippets:
         self._timeout_seconds = timeout_seconds
 
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
-        """Return the passages that fit, best first. The last one may be cut."""
+        """Return the passages that fit into `room` tokens, best first. The last passage may be cut."""
         async with asyncio.timeout(self._timeout_seconds):
             documents = await self._retriever.ainvoke(query_with(request.recent, request.text))
         return snippets_block(documents, request, room)

@@ -57,7 +57,7 @@ from threadkeep.observe import AgentOutsideTurn, ModelFailed, TurnBegunInTool
 
 
 class TurnHooks:
-    """The hooks of one `SessionMemory` for the agents that use it, on the event loop of its memory."""
+    """The hooks of a `SessionMemory` for all agents that have this middleware. They run on the memory's event loop."""
 
     def __init__(self, memory: Memory, options: TurnOptions, others: OtherMiddleware) -> None:
         self.memory = memory

@@ -194,7 +194,7 @@ def author_of(config: RunnableConfig, site: CallSite | None) -> str | None:
 
 
 def node_of(config: RunnableConfig, site: CallSite | None) -> str | None:
-    """Return the name of the workflow's or the graph's node in which a function runs."""
+    """Return the name of the node in which a function runs: the workflow's node, else the graph's node."""
     if site is not None and site.node:
         return site.node
     return str(config.get("configurable", {}).get("checkpoint_ns", "")).rpartition("|")[2].partition(":")[0] or None

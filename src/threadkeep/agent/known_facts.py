@@ -90,7 +90,7 @@ class KnownFacts(JoinedSource):
     ) -> None:
         """See `knowledge_tools` for the other arguments. If `own` is False, only facts from Graphiti are sent.
 
-        With `directives`, the block tells the model if a request to remember was refused, so that it tells the person.
+        With `directives`, the block says if a request to remember was refused, so that the model tells the person.
 
         Raises:
             InvalidInput: a scope is unknown, or none is given.

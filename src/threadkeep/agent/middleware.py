@@ -89,16 +89,16 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         )
         if window is not None:
             options = replace(options, plan=replace(options.plan, window=window))
-        self._begin(memory, options)
+        self._set_up(memory, options)
 
     @classmethod
     def of(cls, memory: Memory | SyncMemory, options: TurnOptions) -> Self:
         """Return the middleware with all its options in one object."""
         made = cls.__new__(cls)
-        made._begin(memory, options)  # noqa: SLF001 - it is one of ours
+        made._set_up(memory, options)  # noqa: SLF001 - it is one of ours
         return made
 
-    def _begin(self, memory: Memory | SyncMemory, options: TurnOptions) -> None:
+    def _set_up(self, memory: Memory | SyncMemory, options: TurnOptions) -> None:
         super().__init__()
         others = OtherMiddleware()
         self._hooks = OnLoop(memory, lambda opened: TurnHooks(opened, options, others))
@@ -108,7 +108,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         """The number of agent calls that take part in a turn and have not ended; at most 1,000 per event loop."""
         return sum(hooks.open_runs for hooks in self._hooks.made)
 
-    # A hook of its own: it also runs if other middleware then rejects the question, which is stored as failed.
+    # Use a node hook, because it runs even if other middleware rejects the question, which is then stored as failed.
     async def abefore_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Begin the agent's part in the turn. If turns are ordered, wait for the session's earlier turns."""
         await self._hooks.call(TurnHooks.before_agent, AgentCall(runtime, state["messages"]))

@@ -249,9 +249,9 @@ def known_messages(
 
 
 def _rows_between(gap: Sequence[_Sent], rows: Sequence[Message], beside: range) -> Sequence[Message]:
-    """Return a row for each message in `gap`, which are unknown messages between known messages.
+    """Return a row for each unknown message in `gap`. If the numbers of rows and messages differ, match only answers.
 
-    Clients join, split and omit answers, so only answers directly after a known message have a certain row.
+    Clients join, split and omit answers, so only the answers directly after a known message can be matched.
     """
     if len(gap) == len(beside):
         return rows[beside.start : beside.stop]

@@ -80,7 +80,7 @@ class RecordedGraph(Runnable[Any, Any]):
             InvalidKey: the config names no session.
             WrongUser: the session belongs to another user.
         """
-        with closing(self._begun(input, config, kwargs)) as turn:
+        with closing(self._begin(input, config, kwargs)) as turn:
             result = turn.graph.invoke(turn.given, turn.config, **turn.options)
             _, winner = self._end(turn)
         return turn.without_history(result, winner)
@@ -95,7 +95,7 @@ class RecordedGraph(Runnable[Any, Any]):
 
         If another process has stored an answer first, the parts of that answer follow.
         """
-        with closing(self._begun(input, config, kwargs)) as turn:
+        with closing(self._begin(input, config, kwargs)) as turn:
             with closing(turn.graph.stream(turn.given, turn.config, **turn.options)) as parts:
                 yield from map(turn.part_without_history, parts)
             state, winner = self._end(turn)
@@ -105,7 +105,7 @@ class RecordedGraph(Runnable[Any, Any]):
 
     async def ainvoke(self, input: GraphInput, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # noqa: A002 - as above
         """Run the graph; return its final state; see `invoke`."""
-        with closing(await self._abegun(input, config, kwargs)) as turn:
+        with closing(await self._abegin(input, config, kwargs)) as turn:
             result = await turn.graph.ainvoke(turn.given, turn.config, **turn.options)
             _, winner = await self._aend(turn)
         return turn.without_history(result, winner)
@@ -117,7 +117,7 @@ class RecordedGraph(Runnable[Any, Any]):
         **kwargs: Any,
     ) -> AsyncIterator[Any]:
         """Run the graph; yield the parts of its stream as they arrive; see `stream`."""
-        with closing(await self._abegun(input, config, kwargs)) as turn:
+        with closing(await self._abegin(input, config, kwargs)) as turn:
             # If the reader stops early, close the graph's stream before the next turn begins.
             async with aclosing(turn.graph.astream(turn.given, turn.config, **turn.options)) as parts:
                 async for part in parts:
@@ -175,11 +175,11 @@ class RecordedGraph(Runnable[Any, Any]):
             return {}  # the `messages` of this graph are no LangChain messages
 
     def _with_bound(self, config: RunnableConfig | None) -> RunnableConfig:
-        """Return the config of a call, with the `configurable` of `with_config`."""
+        """Return the config of a call, completed with the `configurable` values from the graph's `with_config`."""
         given, config = (config or {}).get("configurable", {}), ensure_config(config)
         return {**config, "configurable": {**config.get("configurable", {}), **self._configurable, **given}}
 
-    def _begun(self, given: GraphInput, config: RunnableConfig | None, options: Mapping[str, Any]) -> GraphTurn:
+    def _begin(self, given: GraphInput, config: RunnableConfig | None, options: Mapping[str, Any]) -> GraphTurn:
         config = self._with_bound(config)
         context, saves = options.get("context"), has_saver(self._inner, config)
         turn = self._turns.wait_for(lambda turns: turns.begin(given, config, context, has_saver=saves))
@@ -190,7 +190,7 @@ class RecordedGraph(Runnable[Any, Any]):
             self._prepare(turn, saved, options)
         return turn
 
-    async def _abegun(self, given: GraphInput, config: RunnableConfig | None, options: Mapping[str, Any]) -> GraphTurn:
+    async def _abegin(self, given: GraphInput, config: RunnableConfig | None, options: Mapping[str, Any]) -> GraphTurn:
         config = self._with_bound(config)
         context, saves = options.get("context"), has_saver(self._inner, config)
         turn = await self._turns.call(lambda turns: turns.begin(given, config, context, has_saver=saves))
@@ -254,7 +254,7 @@ async def _events_without_history(events: AsyncIterator[Any], turns: Sequence[Gr
 
 
 def _redacted_kinds(graph: Runnable[Any, Any]) -> frozenset[str]:
-    """Return the kinds of data that `PIIMiddleware` in a graph detects, except custom detectors."""
+    """Return the kinds of data that `PIIMiddleware` in a graph detects, but warn of and omit custom detectors."""
     found = kinds_among(tuple([name for name, _ in _nodes(graph)]))
     own = frozenset(kind for kind in found if not has_detector(kind))
     if own:

@@ -328,7 +328,7 @@ def _with_winner(messages: list[Any], winner: AIMessage | None) -> list[Any]:
 
 
 def _as_conversation(rows: Sequence[Message]) -> list[BaseMessage]:
-    """Return rows as messages that a provider accepts."""
+    """Convert rows to messages that a provider accepts: add a missing first question, and missing answers."""
     spoken = {row.run_id for row in rows if row.role == "assistant"}
     found: list[BaseMessage] = [HumanMessage(OPENING)] if rows and rows[0].role == "assistant" else []
     for row, following in zip_longest(rows, rows[1:]):
@@ -342,7 +342,7 @@ def _as_conversation(rows: Sequence[Message]) -> list[BaseMessage]:
 
 
 def _with_messages(state: GraphInput, messages: Sequence[BaseMessage]) -> GraphInput:
-    """Return a graph's input with other messages."""
+    """Return a graph's input with its messages replaced."""
     new: Any = Overwrite(messages) if _overwrites(state) else messages
     if isinstance(state, Mapping):
         return {**state, "messages": new}
@@ -396,7 +396,7 @@ def kept_values(state: State) -> dict[str, Json]:
 
 
 def restored_values(values: Mapping[str, Json], classes: Mapping[str, type]) -> dict[str, Any]:
-    """Convert stored values to objects of their classes, if they fit."""
+    """Convert stored values to objects of their classes. A value that does not fit its class stays unchanged."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         try:

@@ -231,7 +231,7 @@ class RootRun:
         return claims[call]
 
     def release(self, author: str | None, call: Hashable) -> None:
-        """Free the number of a call that handed over to another agent or may be repeated."""
+        """Free the answer number of a call that handed over to another agent, or that may be repeated."""
         self._claims.get(author, {}).pop(call, None)
 
     def reclaim(self, author: str | None, call: Hashable, number: int) -> int:
@@ -269,7 +269,7 @@ class RootRun:
     def add_answer(self, message: BaseMessage, author: str | None, call: Hashable = None) -> None:
         """Add a complete answer of the turn, unless the turn already has it.
 
-        Move the number of `call` to another key: middleware may jump to the model, and the agent then answers again.
+        Move the number of `call` to another key, because the call may answer again: middleware may jump to the model.
         """
         if id_of(message) not in [one.id for one in self.answers]:
             self.answers.append(AIMessage(text_of(message), id=id_of(message), name=author))

@@ -98,7 +98,7 @@ class TurnContext:
         self._hold = run_hold.get()
         self._begun: BegunTurn | None = None
         self._later_ids: set[str | None] = set()
-        # Metadata of the model's replies (`ANSWERS`), set if the question was repeated after later turns.
+        # Metadata to add to the model's replies (`ANSWERS`), if the question is repeated after later turns.
         self.mark: Mapping[str, str | None] = {}
 
     @property
@@ -279,7 +279,7 @@ class TurnContext:
         """Return the ids of messages of later turns. They follow a repeated question in the state of a checkpoint."""
         begin, end = self._end(messages) if self.question_seq else len(messages), len(messages)
         with contextlib.suppress(StoreError, TimeoutError):
-            # A later turn begins with its question or with a reply to another question.
+            # A later turn begins with a question or with a reply to a question; find its first message.
             for message in messages[begin:]:
                 begins = is_question(message) or ANSWERS in message.response_metadata
                 if begins and await self._is_later(message):

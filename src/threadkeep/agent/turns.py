@@ -329,7 +329,7 @@ class OpenTurn(TurnContext):
         return stored is not None and stored.superseded_at is None
 
     async def _read_stored(self) -> None:
-        """Read the stored question and its complete answers into this turn."""
+        """Read the stored question and its complete answers, and set the attributes of this turn."""
         question = await self._find(self.question_id)
         if question is None:
             return
