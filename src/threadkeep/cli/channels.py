@@ -314,7 +314,7 @@ def _fields(given: Sequence[str] | None) -> dict[str, Json]:
             parsed = yaml.safe_load(value)
         except (yaml.YAMLError, ValueError):  # for example, 2026-02-30 is no date
             parsed = value
-        # Keep all other values as strings, because ids and secrets may consist of digits.
+        # Keep other values as strings: ids and secrets may consist of digits, and YAML would parse them as numbers.
         known = isinstance(parsed, list | dict | bool) or (isinstance(parsed, int) and field in _NUMBERS)
         found[field] = parsed if known else value
     return found

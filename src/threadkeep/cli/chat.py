@@ -102,7 +102,7 @@ class Notices:
 
 
 class Conversation:
-    """The loop of one chat session: it reads lines and shows the answers."""
+    """The loop of a chat in the terminal: it reads lines, runs commands and shows answers."""
 
     def __init__(
         self, chat: Chat, memory: Memory, choice: CallChoice, *, preview: PreviewOptions, notices: Notices

@@ -37,7 +37,7 @@ _FAILED = 1
 _WRONG_USE = 2
 _CTRL_C = 130
 _HELP_NAMES = ("-h", "--help")
-# The extras that install packages; `server` installs all others that commands need.
+# Maps a package to the extra that installs it. The extra `server` installs all other packages that commands need.
 _EXTRAS = {"cryptography": "channels", "mcp": "mcp", "mcp_types": "mcp", "mermaidx": "draw", "psycopg": "postgres"}
 
 # The function of each command, imported on demand: importing all of them takes longer than most commands run.
@@ -237,7 +237,7 @@ def _add(command: TyperCommand | TyperGroup, database: TyperOption, as_json: Typ
 
 
 def _common() -> typer.Typer:
-    """Return an application whose only command declares the common options."""
+    """Return an application whose only command declares the options `--database` and `--json` of all commands."""
     application = typer.Typer()
 
     @application.command()

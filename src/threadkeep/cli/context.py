@@ -32,7 +32,7 @@ _PAGE = 200
 _COLORS = {"system": "magenta", "summary": "yellow", "window": "cyan", "input": "green", "free": "dim"}
 _COLORS |= dict.fromkeys(("earlier_steps", "steps"), "red") | dict.fromkeys(("facts", "snippets", "selected"), "blue")
 _BAR = 40
-_BESIDE_THE_BAR = 34
+_BAR_MARGIN = 34
 _LABEL = 9
 _COLUMNS = ("seq", "section", "role", "tokens", "text")
 _RIGHT = ("seq", "tokens")
@@ -169,7 +169,7 @@ def _number(text: str) -> int:
 
 
 class CallNotFound(NotDone):
-    """The requested model call has no record."""
+    """An error for a model call that is not recorded, or for a session or run without recorded calls."""
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ def _key_of(call: StoredManifest) -> object:
 
 
 def _show_view(view: ContextView, factor: TokenFactor | None = None) -> None:
-    """Show the whole context. `factor` is the learned correction of token estimates."""
+    """Show a context: its sections, facts, messages and exclusions. `factor` is the learned token correction."""
     _show_bars(view)
     for label, fact in _facts(view.manifest, factor):
         terminal.labelled(f"{label:<{_LABEL}}", fact)
@@ -304,7 +304,7 @@ def _show_rows(groups: Iterable[tuple[str, str, Sequence[_Row]]], *, marked: boo
 
 
 def _row_of(message: SeenMessage, manifest: ContextManifest) -> _Row:
-    """Return the row of a message, with the beginning of its text."""
+    """Return the table row of a message, which shows the beginning of its text."""
     entry = message.entry
     words = _SUMMARY_TAGS.sub("", message.words) if entry.section == "summary" else message.words
     cut = "" if entry.tokens_before is None else f"(cut from {entry.tokens_before:,})"
@@ -322,7 +322,7 @@ def _ranges(seqs: Iterable[int]) -> str:
 def _show_bars(view: ContextView) -> None:
     """Draw a bar for each section and for the free tokens, then the budget."""
     total = max(view.budget, view.manifest.tokens, 1)
-    widest = min(max(terminal.width - _BESIDE_THE_BAR, 0), _BAR)
+    widest = min(max(terminal.width - _BAR_MARGIN, 0), _BAR)
     parts = [(str(name), tokens) for name, tokens, _ in view.sections]
     label = max(_LABEL, *(len(name) + 1 for name, _ in parts))
     for name, tokens in [*parts, ("free", view.free)]:

@@ -57,9 +57,9 @@ async def migrate_schema(
 
 
 async def _migrate(*, apply: bool, fill: bool) -> tuple[dict[str, Any], Condition | None]:
-    """Return the values to show as JSON, and the condition of the database, or None if its file does not exist.
+    """Migrate the schema if `apply`, fill the search index if `fill`, and return the results and the condition.
 
-    `unindexed` is None if the schema is too old to count the messages that the search index lacks.
+    The condition is None if the file does not exist. `unindexed` is None if the schema is too old to count messages.
     """
     from threadkeep.store.condition import read_condition
     from threadkeep.store.migrations import check_schema, known_migrations, schema_version
@@ -74,7 +74,7 @@ async def _migrate(*, apply: bool, fill: bool) -> tuple[dict[str, Any], Conditio
     # NORMAL is faster than FULL, and safe here: if a power failure loses commits, the next call repeats their work.
     options = replace_fields(settings.store_options(), synchronous="NORMAL", waits_for_server=apply)
     if not terminal.as_json and (stderr := logging.lastResort) is not None:
-        # Show the warning that the server cannot be reached: the command then waits for it.
+        # Show the warning that the server cannot be reached, because the command then waits for the server.
         logging.getLogger("threadkeep.store").addHandler(stderr)
     async with open_database(address, options) as driver:
         found = await schema_version(driver)
@@ -228,7 +228,7 @@ def restore_database(
 
 @contextmanager
 def _pages(title: str) -> Iterator[Report]:
-    """Show how many pages of a SQLite database are copied."""
+    """Show the progress of copying a SQLite database, in pages."""
     with terminal.progress(title, None) as reach:
         yield lambda done, total: reach(done, f"{done:,} of {total:,} pages")
 
@@ -318,7 +318,7 @@ async def _partition(driver: Driver, partitions: int) -> bool:
 
 @pending_commands.command("list")
 def list_pending() -> None:
-    """List the waiting turns, oldest first, including those of processes that have ended."""
+    """List the turns that wait to be written, oldest first, even if their process has ended."""
     from threadkeep.history.pending_files import unreadable_turns, waiting_files
 
     folder = _pending_folder(command_settings())

@@ -352,7 +352,7 @@ def _integrity(check: str, address: DatabaseAddress, integrity: Integrity, secon
 
 
 async def check_graph_store(settings: Settings, integrity: Sequence[Finding]) -> list[Finding]:
-    """Read the conversations of the graph store for up to 30 seconds."""
+    """Check that the conversations in the graph store can be read. Stop after 30 seconds."""
     address, found = settings.graph_store, _Conversations()
     try:
         layouts = await _layouts(settings)

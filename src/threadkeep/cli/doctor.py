@@ -126,7 +126,7 @@ async def check_model(settings: Settings, *, call: bool) -> list[Finding]:
 
 
 def check_summary_model(settings: Settings) -> list[Finding]:
-    """Check that a configured summary model can be created and is used."""
+    """Check that the summary model, if one is configured, can be created, and that summaries are turned on."""
     from threadkeep.agent.models import make_model
 
     if not settings.summary_model:
@@ -142,7 +142,7 @@ def check_summary_model(settings: Settings) -> list[Finding]:
 
 
 async def check_graphiti(settings: Settings) -> list[Finding]:
-    """Check that a configured Graphiti server answers; no text is sent."""
+    """Check that the Graphiti server, if one is configured, answers. No text of people is sent."""
     from threadkeep.knowledge.graphiti.service import open_client
 
     if (options := settings.graphiti_options(settings.workspace or None)) is None:

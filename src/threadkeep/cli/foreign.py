@@ -82,7 +82,7 @@ _CITATION = re.compile(" ?\ue200[^\ue200\ue201]*\ue201")
 
 @dataclass(frozen=True)
 class Conversation:
-    """A conversation of another system, in the form of the lines of a Threadkeep export."""
+    """A conversation of another system, converted to the records of a Threadkeep export."""
 
     line: SessionLine
     messages: Sequence[Message]
@@ -161,7 +161,7 @@ def check_kind(source: str, wanted: Kind, kinds: Collection[Kind]) -> None:
 
 
 def kinds_of_file(path: Path) -> list[Kind]:
-    """Return the kind of a file that is not a database, or an empty list."""
+    """Return the kind of a file that is not a database, in a list that is empty if the kind is unknown."""
     head = _head(path)
     if head.startswith(b"PK") and zipfile.is_zipfile(path):
         head = _head_in_zip(path)
@@ -328,7 +328,7 @@ def _array_items(stream: IO[str]) -> Iterator[object]:
 
 
 def _active_branch(mapping: Mapping[str, Any], current: object) -> list[Mapping[str, Any]]:
-    """Return the messages from the root to the node `current`, by default to the newest leaf."""
+    """Return the messages of the branch that ends with the node `current`, by default with the newest leaf."""
     messages: list[Mapping[str, Any]] = []
     seen: set[str] = set()
     if current is None and mapping:
@@ -393,7 +393,7 @@ def _piece(part: object) -> str:
 
 
 def _part_of(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the object in a field of a message, or an empty object."""
+    """Return the JSON object in the field `name`, or an empty object if the field has no object."""
     value = values.get(name)
     return value if isinstance(value, dict) else {}
 

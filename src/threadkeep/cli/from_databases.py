@@ -51,7 +51,7 @@ class AgentSessions(Source):
     user_id: str | None
 
     async def conversations(self) -> AsyncIterator[Conversation | Unreadable]:
-        """Yield the sessions."""
+        """Yield the sessions as conversations, and count skipped items in `left_out`."""
         for session_id, created_at, updated_at in self.sessions:
             begun, changed = utc_time(created_at), utc_time(updated_at)
             line = SessionLine(str(session_id), self.user_id, created_at=begun, updated_at=changed)
@@ -185,7 +185,7 @@ def _check_version(columns: Mapping[str, frozenset[str]], writes: str) -> None:
 
 @dataclass
 class LangGraphThreads(Source):
-    """The threads of a checkpointer. `has_channel` is true once a thread with the channel was found."""
+    """The threads of a checkpointer. `has_channel` becomes true when a thread has the state channel `channel`."""
 
     saver: BaseCheckpointSaver[str]
     threads: Sequence[str]
@@ -219,7 +219,7 @@ class LangGraphThreads(Source):
         return Conversation(line, messages)
 
     async def _values(self, newest: CheckpointTuple) -> list[object]:
-        """Return the channel's values. A DeltaChannel has them in the writes of earlier checkpoints."""
+        """Return the values of the channel. For a DeltaChannel, they are in the writes of earlier checkpoints."""
         channel, values = self.channel, newest.checkpoint["channel_values"]
         if channel in values:
             found = _empty_channel().from_checkpoint(values[channel])

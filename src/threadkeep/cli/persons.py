@@ -209,7 +209,7 @@ def _read_receipt(file: Path) -> EraseReceipt:
 
 
 def _confirm(what: str, receipt: Path | None, *, confirmed: bool) -> None:
-    """Check that the receipt can be written and replaces only a receipt, then ask for confirmation."""
+    """Ask for confirmation. First check that `receipt` can be written, and is new or an old receipt."""
     if receipt is not None:
         check_not_database(receipt)
         is_new = not receipt.exists()

@@ -264,7 +264,7 @@ def _lines(message: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
 
 
 def _block(block: Json) -> str:
-    """Return the text of a content block, or its type."""
+    """Return the text of a content block; without a text, return its type, or nothing for a tool call."""
     if not isinstance(block, Mapping):
         return "" if block is None else _words(block)
     text = block.get("text")
@@ -318,7 +318,7 @@ class Answer:
         terminal.say(text, end="")
 
     def end(self, text: str) -> None:
-        """End the paragraph; show the whole answer if it differs from the shown pieces."""
+        """End the answer `text`. If it differs from the pieces that were shown, show the whole answer."""
         if text and text.strip() != self._shown.strip():
             if self._shown:
                 terminal.say()

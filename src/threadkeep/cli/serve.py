@@ -232,7 +232,7 @@ async def rotate_key(
     name: _Name,
     hours: Annotated[float, typer.Option(min=0, max=876_000, help="Hours that the old key stays valid.")] = 24.0,
 ) -> None:
-    """Add a new key with the name, scope, user and end of the old one, which stays valid for a day, or --hours."""
+    """Add a new key with the old key's name, scope, user and end. The old key stays valid for a day, or --hours."""
     async with opened_memory() as memory:
         _show(await memory.api_keys.rotate(name, overlap=timedelta(hours=hours)))
 

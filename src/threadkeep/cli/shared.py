@@ -1,4 +1,4 @@
-"""Options, files and access to the memory that several commands share. The database is opened without HTTP."""
+"""Options, files, and access to the memory that several commands share. Commands open the database themselves."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def command_settings(**overrides: object) -> Settings:
 
 
 def read_settings(**overrides: object) -> Settings:
-    """Return the settings of the environment, except for `--database` and overrides that are not None."""
+    """Return the settings of the environment. `--database` and `overrides` that are not None take precedence."""
     # Import this late: importing pydantic takes a tenth of a second, and `--help` does not need it.
     from threadkeep.settings import load_settings
 
@@ -250,7 +250,7 @@ type Cursor = tuple[datetime, str]
 
 
 def session_ids(incomplete: str) -> list[str]:
-    """Return session ids with a prefix, for shell completion."""
+    """Return the session ids that begin with `incomplete`, for shell completion."""
     # Suppress errors: the shell would print a traceback into the line that is being typed.
     with ErrorBoundary():
         return asyncio.run(_session_ids(incomplete))

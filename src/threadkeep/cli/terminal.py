@@ -127,7 +127,7 @@ class Terminal:
         """Print a page of a list: with `--json` the `value`, otherwise a table of the records.
 
         `columns` maps a heading to the function that makes a cell. Without records, print `nothing`. If another page
-        follows, print the command for it, in which `more` is the option with the cursor.
+        follows, print the command that shows it; `more` is the command's option for the cursor.
         """
         following = value.get("next_cursor", value.get("next_after"))
         if self.as_json:
@@ -154,7 +154,7 @@ class Terminal:
         self._print([sentence], "red", sys.stderr)
 
     def labelled(self, label: str, text: str, *, style: str = "") -> None:
-        """Print a line with a label; on a terminal, the text wraps beside it."""
+        """Print a line with a label. On a terminal, a long text is wrapped, and its lines are indented."""
         if not sys.stdout.isatty():
             self.say(label + text, style=style)
             return
@@ -318,7 +318,7 @@ def escape(text: str) -> str:
 
 
 def plain(part: Styled) -> str:
-    """Return the text of a part, escaped and without its style."""
+    """Return the text of a styled part, escaped and without its style."""
     return escape(part if isinstance(part, str) else part[0])
 
 
@@ -396,7 +396,7 @@ def file_size(count: int) -> str:
 
 
 def _json(value: object) -> object:
-    """Convert a value to one that JSON can contain."""
+    """Convert a value that JSON does not know, such as a record or a time, to a value that it knows."""
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, Mapping):
