@@ -37,7 +37,7 @@ from threadkeep.web.problems import ProblemRaised, make_problem
 
 _MOST_BUCKETS = 10_000
 _MOST_OPEN = 100
-"""Requests of one user that may be open at once, streams included."""
+"""The maximum number of open requests of one user, including streams."""
 
 
 class Buckets:
@@ -122,7 +122,7 @@ class Caller:
     limits: RateLimits = RateLimits()
 
     def user(self, named: str | None) -> str | None:
-        """Return the caller's user, or the `named` one if the caller may act for all users.
+        """Return the user for whom a request acts: the caller's own user, or `named` if the caller acts for all users.
 
         Raises:
             ProblemRaised: the caller may not act for that user (404), or the user sent too many requests (429).
@@ -209,7 +209,7 @@ def _requests_identity(dependant: Dependant) -> bool:
 REFRESH_SECONDS = 5.0
 _TIMEOUT_SECONDS = 1.0
 _FIRST_TIMEOUT_SECONDS = 10.0
-_NOTE_SECONDS = 60.0
+_RECORD_SECONDS = 60.0
 
 _logger = logging.getLogger("threadkeep.web")
 
@@ -231,8 +231,8 @@ class KeyRing:
         self._failing = False
         self._next_read = 0.0
         self._work: asyncio.Task[None] | None = None
-        self._next_note: dict[str, float] = {}
-        self._notes: set[asyncio.Task[None]] = set()
+        self._next_record: dict[str, float] = {}
+        self._recording: set[asyncio.Task[None]] = set()
 
     @property
     def in_use(self) -> bool:
@@ -240,7 +240,7 @@ class KeyRing:
         return bool(self._configured or self._known)
 
     async def refresh(self) -> bool:
-        """Read the database's keys if the last read is five seconds old; return False if no read has ever succeeded."""
+        """Read the database's keys if the last read is five seconds old. Return False if no read has succeeded yet."""
         if time.monotonic() >= self._next_read:
             if self._work is None or self._work.done():
                 self._work = asyncio.create_task(self._read(), name="threadkeep-keys")
@@ -257,11 +257,11 @@ class KeyRing:
         now = self._clock()
         if not key.is_valid(now):
             return None
-        if time.monotonic() >= self._next_note.get(key.key_id, 0.0):
-            self._next_note[key.key_id] = time.monotonic() + _NOTE_SECONDS
-            task = asyncio.create_task(self._note(key.key_id, now))
-            self._notes.add(task)
-            task.add_done_callback(self._notes.discard)
+        if time.monotonic() >= self._next_record.get(key.key_id, 0.0):
+            self._next_record[key.key_id] = time.monotonic() + _RECORD_SECONDS
+            task = asyncio.create_task(self._record_use(key.key_id, now))
+            self._recording.add(task)
+            task.add_done_callback(self._recording.discard)
         return Caller(key.name, key.scope, key.user_id, limits)
 
     async def _read(self) -> None:
@@ -279,7 +279,7 @@ class KeyRing:
         finally:
             self._next_read = time.monotonic() + REFRESH_SECONDS
 
-    async def _note(self, key_id: str, moment: datetime) -> None:
+    async def _record_use(self, key_id: str, moment: datetime) -> None:
         with contextlib.suppress(StoreError):  # the next use after a minute is recorded instead
             await self._keys.note_use(key_id, moment)
 
@@ -312,7 +312,7 @@ class UserTokens:
 
     @staticmethod
     def is_token(given: bytes) -> bool:
-        """Return whether a credential has the form of a token."""
+        """Return True if a credential looks like a signed token, not like a key."""
         return given.startswith(b"eyJ") and given.count(b".") == 2
 
     async def caller(self, given: bytes, limits: RateLimits) -> Caller:

@@ -173,7 +173,7 @@ def _check_length(kind: str, text: str, most: int) -> None:
 
 
 async def _events(turn: ChatTurn, thread_id: str, session: Session) -> AsyncIterator[ThreadStreamEvent]:
-    """Yield ChatKit's events for a turn. An item is removed at the end if it was not stored."""
+    """Yield ChatKit's events for a turn. At the end, remove streamed items whose messages were not stored."""
     items: set[str] = set()
     async for event in turn.follow():
         if isinstance(event, ChatToken) and event.text:
@@ -204,7 +204,7 @@ def _begun(item: AssistantMessageItem) -> Iterator[ThreadStreamEvent]:
 
 
 async def _closing_other(item: AssistantMessageItem, session: Session) -> AsyncIterator[ThreadStreamEvent]:
-    """Yield the events that complete an item, or that remove it if its message is gone."""
+    """Yield the events that complete a streamed item, or that remove it if its message is not stored."""
     message = await session.find(item.id)
     if message is None or message.superseded_at is not None:
         yield ThreadItemRemovedEvent(item_id=item.id)

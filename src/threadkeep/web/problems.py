@@ -214,7 +214,7 @@ def problem_response(problem: Problem, headers: Mapping[str, str] | None = None,
     """Return the response for a problem.
 
     Under `/v1/`, it also has the `error` object that OpenAI's clients expect. These clients repeat failed requests
-    without message ids. If the message is stored already, a header forbids this: it would be stored twice.
+    without message ids. If the message is already stored, a header forbids that, so that it is not stored twice.
     """
     more = {**SAFE_HEADERS, **(headers or {})}
     if problem.status == 503:

@@ -157,7 +157,7 @@ class HistoryMessage(BaseModel):
 
     @classmethod
     def of(cls, message: Message) -> Self:
-        """Return the schema of a stored message."""
+        """Convert a stored message to this schema."""
         is_answer = message.role == "assistant"
         return cls(
             seq=message.seq or 0,

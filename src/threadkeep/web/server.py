@@ -83,7 +83,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return bool(idle)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Stop the timeout of a closed connection."""
         self._expect(None)
         super().connection_lost(exc)
 
@@ -105,7 +105,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header; drop a trailer, which arrives after the body and has no limit."""
+        """Store a header. Drop a trailer, because it arrives after the body, and its length is not limited."""
         if self._head_bytes is not None:
             super().on_header(name, value)
 
@@ -214,7 +214,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Handle signals as requests to stop; uvicorn would raise them before the database is closed."""
+        """Handle signals as requests to stop. uvicorn would raise them again, before the database is closed."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -261,7 +261,7 @@ async def serve(settings: Settings, announce: Callable[[str], object] = _print) 
 
 
 async def _work(app: App) -> None:
-    """Start executing queued runs and runs of dead processes; wait until the database responds.
+    """Start executing queued runs and runs of dead processes. Retry until the database responds.
 
     Any other error of Threadkeep is logged, and the process continues without executing such runs.
     """

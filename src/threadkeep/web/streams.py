@@ -59,7 +59,7 @@ class EventStream(StreamingResponse):
         self._events = events
 
     async def stream_response(self, send: Send) -> None:
-        """Send the events."""
+        """Send the events, then close their source."""
         async with aclosing(self._events):
             await super().stream_response(send)
 
@@ -76,7 +76,7 @@ class StreamParts(ABC):
         self._has_spoken = False
 
     async def of(self, event: ChatEvent | None, turn: ChatTurn) -> AsyncIterator[bytes]:
-        """Yield the parts for an event, or a comment for None."""
+        """Yield the parts for an event of the turn. For None (no event for a while), yield a comment."""
         if event is None:
             yield HEARTBEAT
             return
@@ -147,10 +147,10 @@ class StreamParts(ABC):
 
 
 class TurnParts(StreamParts):
-    """The events of Threadkeep's own API."""
+    """An encoder of the events of a turn for Threadkeep's own API."""
 
     def started(self, event: ChatStarted) -> Iterator[bytes]:
-        """Yield the ids of the turn."""
+        """Yield a `start` event with the ids of the turn."""
         yield json_event(asdict(event), "start")
 
     def piece(self, text: str, message_id: str) -> bytes:
@@ -158,11 +158,11 @@ class TurnParts(StreamParts):
         return json_event({"text": text}, "token")
 
     async def ended(self, answer: ChatAnswer) -> AsyncIterator[bytes]:
-        """Yield the answer."""
+        """Yield an `end` event with the answer."""
         yield json_event(answer.to_dict(), "end")
 
     def failed(self, problem: Problem) -> Iterator[bytes]:
-        """Yield the problem."""
+        """Yield an `error` event with the problem."""
         yield json_event(problem.model_dump(exclude_none=True), "error")
 
 

@@ -40,7 +40,7 @@ class EncodedPathRoute(APIRoute):
 
 
 def _encoded_path(path: str, raw: bytes | None) -> str:
-    """Return the decoded path; keep slashes and percent signs within segments encoded."""
+    """Return the path with decoded segments, except that slashes and percent signs in a segment stay encoded."""
     if raw is None:
         return path.replace("%", "%25")
     segments = [_decoded(segment) for segment in raw.decode("latin-1").split("/")]
@@ -155,7 +155,7 @@ def read_call_cursor(cursor: str | None) -> tuple[datetime, str, int] | None:
 
 
 def _parts(of: ListName, cursor: str, count: int) -> list[Any]:
-    """Return the values of a cursor; reject ids that databases do not accept."""
+    """Return the `count` values of a cursor. Reject a cursor of another list, or with an id that databases refuse."""
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         listed, moment, name, *rest = json.loads(text)

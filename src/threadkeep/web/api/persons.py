@@ -76,13 +76,13 @@ async def resolve_person(known: PersonInput, app: AppInUse) -> Person:
 @router.get("/{person_id}", summary="See a person", responses=_FAILURES)
 async def get_person(person_id: PersonId, app: AppInUse, user_id: UserId = None) -> Person:
     """Return all ids, names and preferences of a person."""
-    return await _seen(app.memory, person_id, user_id)
+    return await _visible_person(app.memory, person_id, user_id)
 
 
 @router.delete("/{person_id}", summary="Forget a person", status_code=204, responses=_FAILURES)
 async def forget_person(person_id: PersonId, app: AppInUse, user_id: UserId = None) -> None:
     """Permanently delete a person with all ids, facts and procedures. Sessions stay."""
-    await _seen(app.memory, person_id, user_id)
+    await _visible_person(app.memory, person_id, user_id)
     await app.memory.persons.forget(person_id)
 
 
@@ -98,7 +98,7 @@ async def unmerge_person(person_id: PersonId, app: AppInUse) -> Person:
     return await app.memory.persons.unmerge(person_id)
 
 
-async def _seen(memory: Memory, person_id: str, user_id: str | None) -> Person:
+async def _visible_person(memory: Memory, person_id: str, user_id: str | None) -> Person:
     """Return a person, if `user_id` is one of the person's ids.
 
     Raises:

@@ -72,7 +72,7 @@ class RunRequestBody(
     )
 
     def request(self, workflow: str) -> RunRequest:
-        """Return the request as a record.
+        """Return the request as a `RunRequest` for the workflow.
 
         Raises:
             InvalidInput: the fields contradict each other.
@@ -247,7 +247,7 @@ async def list_runs(
 @router.get("/runs/{run_id}", summary="See a run", responses=_FAILURES)
 async def get_run(run_id: RunId, app: AppInUse, user_id: UserId = None) -> RunBody:
     """Return a run with its status, its result, and the usage of the run and all its children."""
-    return await _whole(await app.runs.service(), run_id, user_id)
+    return await _run_body(await app.runs.service(), run_id, user_id)
 
 
 @router.get("/runs/{run_id}/tree", summary="See a run with its parents and children", responses=_FAILURES)
@@ -337,9 +337,9 @@ async def _result(runs: RunService, run_id: str, user_id: str | None, response: 
         await runs.result((await runs.run(run_id, user_id=user_id)).root_run_id)
     else:
         response.status_code = 202
-    return await _whole(runs, run_id, user_id)
+    return await _run_body(runs, run_id, user_id)
 
 
-async def _whole(runs: RunService, run_id: str, user_id: str | None) -> RunBody:
+async def _run_body(runs: RunService, run_id: str, user_id: str | None) -> RunBody:
     run = await runs.run(run_id, user_id=user_id)
     return RunBody.whole(run, await runs.usage(run_id, user_id=user_id))

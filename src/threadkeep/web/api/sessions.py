@@ -185,7 +185,7 @@ async def regenerate(
     The question keeps its `message_id`: a chat request with this id returns the new answer. If a turn is already
     answering the question, the response is the answer of that turn.
     """
-    return await answer_of(await _again(app, session_id, user_id, body, stream=False))
+    return await answer_of(await _begin_again(app, session_id, user_id, body, stream=False))
 
 
 @router.post(
@@ -202,11 +202,11 @@ async def stream_regenerated(
     user_id: UserId = None,
 ) -> EventStream:
     """Regenerate an answer and stream it, with the events of POST /api/v1/chat/stream."""
-    turn = await _again(app, session_id, user_id, body, stream=True)
+    turn = await _begin_again(app, session_id, user_id, body, stream=True)
     return await open_stream(turn, TurnParts(), request)
 
 
-async def _again(
+async def _begin_again(
     app: App, session_id: str, user_id: str | None, body: RegenerateBody | None, *, stream: bool
 ) -> ChatTurn:
     """Start the turn that answers a question again.
@@ -260,7 +260,7 @@ class SessionRetention(BaseModel):
 
 @router.get("/{session_id}/retention", summary="Get the retention of a session", responses=_FAILURES)
 async def get_retention(session_id: SessionId, app: AppInUse, user_id: UserId = None) -> SessionRetention:
-    """Return the session's own limits, the service's rules, and the last archived and deleted `seq`."""
+    """Return the session's own limits, the service's rules, and the `seq` of the last archived or deleted message."""
     _, info = await AllSessions(app.memory).find(session_id, user_id=user_id)
     return SessionRetention(
         session_id=info.session_id,
@@ -283,16 +283,16 @@ async def put_retention(
 
     Messages beyond the limits are removed in the next retention pass.
     """
-    return await _changed(app, session_id, Retention.from_dict(limits.model_dump()), user_id)
+    return await _set_limits(app, session_id, Retention.from_dict(limits.model_dump()), user_id)
 
 
 @router.delete("/{session_id}/retention", summary="Remove a session's own limits", responses=_FAILURES)
 async def delete_retention(session_id: SessionId, app: AppInUse, user_id: UserId = None) -> SessionRetention:
     """Remove the session's limits, so that the service's rules apply again."""
-    return await _changed(app, session_id, None, user_id)
+    return await _set_limits(app, session_id, None, user_id)
 
 
-async def _changed(app: App, session_id: str, retention: Retention | None, user_id: str | None) -> SessionRetention:
+async def _set_limits(app: App, session_id: str, retention: Retention | None, user_id: str | None) -> SessionRetention:
     await AllRetention(app.memory).change(session_id, retention, user_id=user_id)
     return await get_retention(session_id, app, user_id)
 

@@ -16,7 +16,7 @@ from threadkeep.workflows.describing import KeyExplanation, describe, describe_w
 
 
 class WorkflowSummary(BaseModel):
-    """A workflow in a list."""
+    """A workflow, as a list shows it."""
 
     name: str
     description: str

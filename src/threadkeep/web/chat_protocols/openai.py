@@ -57,7 +57,7 @@ class CompletionBody(
 
 
 class CompletionMessage(BaseModel, json_schema_serialization_defaults_required=True):
-    """The answer."""
+    """The assistant's answer as a message."""
 
     role: str = "assistant"
     content: str
@@ -94,7 +94,7 @@ class Completion(BaseModel, json_schema_serialization_defaults_required=True):
 
 
 class ModelBody(BaseModel, json_schema_serialization_defaults_required=True):
-    """A workflow as a model."""
+    """A workflow in the format of an OpenAI model."""
 
     id: str
     object: str = "model"
@@ -154,7 +154,7 @@ async def list_models(app: AppInUse) -> ModelsBody:
     "/models/{model}", summary="See a workflow as a model", responses=documented(404, 422), openapi_extra=PUBLIC
 )
 async def get_model(model: Annotated[str, Path(max_length=200, description="A workflow.")], app: AppInUse) -> ModelBody:
-    """Return a workflow."""
+    """Return a workflow in the format of an OpenAI model."""
     return ModelBody(id=app.workflows.get(model).name)
 
 
@@ -220,7 +220,7 @@ def _without_calls(message: JsonValue) -> JsonValue:
 
 
 def _from_header(value: str) -> str:
-    """Return a session id from a header, which is UTF-8 that servers decode as Latin-1."""
+    """Return the session id in a header. Clients send UTF-8, which servers decode as Latin-1."""
     try:
         return value.encode("latin-1").decode()
     except UnicodeDecodeError:
@@ -228,7 +228,7 @@ def _from_header(value: str) -> str:
 
 
 def _as_header(session_id: str) -> str:
-    """Return a session id for a header, which servers encode as Latin-1."""
+    """Return a session id for a header, so that it is sent as UTF-8, although servers encode headers as Latin-1."""
     return session_id.encode().decode("latin-1")
 
 

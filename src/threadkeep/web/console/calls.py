@@ -79,7 +79,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class CallView:
-    """A model call as its page shows it. `difference` compares it with the previous recorded call."""
+    """The data that the page of a model call shows. `difference` compares it with the previous recorded call."""
 
     view: ContextView
     messages: Sequence[CallMessage]
@@ -288,35 +288,35 @@ class _Search:
         """Yield messages with all words, best first, then superseded and archived messages of the session `chosen`."""
         seen: set[tuple[str, int | None]] = set()
         for hit in (await self._all.search(words, user_id=self._user_id, limit=_HITS)).hits:
-            home = await self._known(hit.session_id)
+            home = await self._session_or_none(hit.session_id)
             if home is not None:
                 seen.add((hit.session_id, hit.message.seq))
-                yield await self._found(home, hit.message, chosen)
+                yield await self._compared(home, hit.message, chosen)
         if chosen is not None:
             session, _ = await self._all.find(chosen.session_id, user_id=self._user_id)
             async for message in _hidden(session, words):
                 if (chosen.session_id, message.seq) not in seen:
-                    yield await self._found(chosen, message, chosen)
+                    yield await self._compared(chosen, message, chosen)
 
     async def call_of(self, info: SessionInfo) -> CallRecord | None:
-        """Return the requested call, or else the newest call of a session."""
+        """Return the model call that the user chose or, without a choice, the newest call of a session."""
         if info.session_id not in self._calls:
-            stored = await self._stored(info)
+            stored = await self._find_call(info)
             self._calls[info.session_id] = None if stored is None else await self._record(stored, info)
         return self._calls[info.session_id]
 
-    async def _known(self, session_id: str) -> SessionInfo | None:
+    async def _session_or_none(self, session_id: str) -> SessionInfo | None:
         if session_id not in self._sessions:
             self._sessions[session_id] = None
             with suppress(SessionNotFound):  # deleted since the search
                 self._sessions[session_id] = await self.session(session_id)
         return self._sessions[session_id]
 
-    async def _found(self, home: SessionInfo, message: Message, chosen: SessionInfo | None) -> Found:
+    async def _compared(self, home: SessionInfo, message: Message, chosen: SessionInfo | None) -> Found:
         call = await self.call_of(chosen or home)
         return Found(home, message, call, None if call is None else outcome_of(message, home, call))
 
-    async def _stored(self, info: SessionInfo) -> StoredManifest | None:
+    async def _find_call(self, info: SessionInfo) -> StoredManifest | None:
         if self._run is None:
             newest = await self._all.calls(info.session_id, user_id=self._user_id, limit=1)
             return newest[0] if newest else None

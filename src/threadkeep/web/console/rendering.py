@@ -148,7 +148,7 @@ def bar(parts: Sequence[tuple[str, int]], total: int, title: str) -> Markup:
 
 
 def stacked_columns(drawn: Sequence[Column], title: str, unit: str, *, limit: int | None = None) -> Markup:
-    """Return a chart of stacked columns, with a line at the limit if a column reaches a quarter of it.
+    """Return a chart of stacked columns. If a column reaches a quarter of `limit`, draw a line at the limit.
 
     Labels are HTML, because text in the stretched SVG would be distorted.
     """

@@ -131,17 +131,17 @@ async def start_session(form: Form, app: AppInUse, caller: CallerInUse) -> Respo
     app.memory.session(session_id)  # validates the id
     user = caller.user(form.get("user_id", "").strip() or None)
     turn = app.chat.begin(_request(form, session_id, user))
-    await _begun(turn)
-    await _stored(app, turn.session_id)
+    await _wait_for_start(turn)
+    await _wait_until_stored(app, turn.session_id)
     return redirect(session_address(turn.session_id) + "#end")
 
 
 @_session.post("/say")
 async def say(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = None) -> Response:
     """Send a message as the session's user."""
-    _, info = await _own(app, session_id, user)
-    await _begun(app.chat.begin(_request(form, session_id, info.user_id)))
-    return _back(session_id, user)
+    _, info = await _writable_session(app, session_id, user)
+    await _wait_for_start(app.chat.begin(_request(form, session_id, info.user_id)))
+    return _redirect_back(session_id, user)
 
 
 @_session.post("/edit")
@@ -150,33 +150,33 @@ async def edit(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = 
     session, info = await AllSessions(app.memory).find(session_id, user_id=user)
     message = await session.edit(form.get("message_id", ""), _text(form))
     if message.role == "user" and not info.namespace:
-        await _again(app, session, RegenerationRequest(message_id=message.id))
-    return _back(session_id, user)
+        await _answer_again(app, session, RegenerationRequest(message_id=message.id))
+    return _redirect_back(session_id, user)
 
 
 @_session.post("/regenerate")
 async def regenerate(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = None) -> Response:
     """Answer a question again."""
-    session, _ = await _own(app, session_id, user)
-    await _again(app, session, RegenerationRequest(message_id=form.get("message_id") or None))
-    return _back(session_id, user)
+    session, _ = await _writable_session(app, session_id, user)
+    await _answer_again(app, session, RegenerationRequest(message_id=form.get("message_id") or None))
+    return _redirect_back(session_id, user)
 
 
 @_session.post("/take-back")
 async def take_back(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = None) -> Response:
-    """Take the newest messages back, unless this was done already (a double click)."""
+    """Take the newest messages back, unless messages were superseded since the page was shown (a double click)."""
     session, info = await AllSessions(app.memory).find(session_id, user_id=user)
     count = form.get("n", "1")
     if form.get("revision", str(info.revision)) == str(info.revision):
         await session.take_back(int(count) if count.isdecimal() and len(count) < 6 else 0)
-    return _back(session_id, user)
+    return _redirect_back(session_id, user)
 
 
 @_session.post("/reset")
 async def reset(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = None) -> Response:
     """Hide all earlier messages from the model."""
     await reset_session(session_id, app, user)
-    return _back(session_id, user)
+    return _redirect_back(session_id, user)
 
 
 @_session.post("/delete")
@@ -200,7 +200,7 @@ async def export_session(session_id: SessionId, app: AppInUse, user: SeenAs = No
 router.routes.extend(_session.routes)
 
 
-async def _own(app: App, session_id: str, user: str | None) -> tuple[Session, SessionInfo]:
+async def _writable_session(app: App, session_id: str, user: str | None) -> tuple[Session, SessionInfo]:
     """Return a session after checking that the console may send messages to it.
 
     Raises:
@@ -212,11 +212,11 @@ async def _own(app: App, session_id: str, user: str | None) -> tuple[Session, Se
     return session, info
 
 
-async def _again(app: App, session: Session, asked: RegenerationRequest) -> None:
-    await _begun(await app.chat.regenerate(session, asked, stream=True))
+async def _answer_again(app: App, session: Session, asked: RegenerationRequest) -> None:
+    await _wait_for_start(await app.chat.regenerate(session, asked, stream=True))
 
 
-async def _begun(turn: ChatTurn) -> None:
+async def _wait_for_start(turn: ChatTurn) -> None:
     """Wait briefly until a turn has started, so that the next page shows it or its failure."""
     events = turn.follow()
     with contextlib.suppress(TimeoutError, ModelCallFailed, RunFailed, RunWaits):
@@ -224,7 +224,7 @@ async def _begun(turn: ChatTurn) -> None:
             await anext(events)
 
 
-async def _stored(app: App, session_id: str) -> None:
+async def _wait_until_stored(app: App, session_id: str) -> None:
     """Wait briefly until a session is stored, because the next page must find it."""
     for _ in range(_START_POLLS):
         if await app.memory.session(session_id).tail(1, view="history"):
@@ -240,7 +240,7 @@ def _request(form: Mapping[str, str], session_id: str, user_id: str | None) -> C
 
 
 def _message_id(form: Mapping[str, str]) -> str:
-    """Return an id for a form's message, the same if the form is sent twice."""
+    """Return an id for the message of a form. If a form is sent twice, both messages have the same id."""
     rendered = form.get("form_id") or str(uuid7())
     return str(uuid5(NAMESPACE_URL, "\n".join([rendered, form.get("workflow", ""), _text(form)])))
 
@@ -252,5 +252,5 @@ def _text(form: Mapping[str, str]) -> str:
     return text
 
 
-def _back(session_id: str, user: str | None) -> Response:
+def _redirect_back(session_id: str, user: str | None) -> Response:
     return redirect(session_address(session_id, user_id=user) + "#end")

@@ -36,7 +36,7 @@ type ProtocolEvent = dict[str, Any]
 type ReadState = Callable[[Run], Awaitable[ThreadStateBody | None]]
 
 _SEQ_BITS = 24
-"""The number of low bits of `seq` that count a run's events."""
+"""The number of low bits of an event's `seq` that number the events of a run. The high bits have the run's number."""
 
 
 def seq_base(run: Run) -> int:
@@ -186,7 +186,7 @@ class RunEvents:
                 self._add_whole(str(data.get("message_id") or self.run.run_id), str(data.get("text") or ""), node)
 
     def _add_whole(self, message_id: str, text: str, node: str | None) -> None:
-        """Add the part of a message that was not received in pieces, and end the message."""
+        """Add the part of a message's whole text that no piece has brought yet, and end the message."""
         known = self._open[message_id].text if message_id in self._open else ""
         if text.startswith(known) and text != known:
             self._add_piece(RunPiece(self.run.run_id, node, message_id, text.removeprefix(known)))
@@ -226,7 +226,7 @@ class RunEvents:
         self._add("values", state.values)
 
     def _has_question(self, state: ThreadStateBody) -> bool:
-        """Return whether the state already has the run's message."""
+        """Return True if the state of the thread already has the message that started the run."""
         asked, text = self.run.message_id, self.run.input.get("text")
         found = [one["content"] == text if asked is None else one["id"] == asked for one in state.values["messages"]]
         return not text or any(found)
@@ -258,13 +258,13 @@ class _OpenMessage:
 
 
 def channel_of(event: ProtocolEvent) -> str:
-    """Return the channel of an event."""
+    """Return the channel by which clients select an event of this kind."""
     method: str = event["method"]
     return "input" if method == "input.requested" else method
 
 
 def _flat(messages: Json) -> list[Json]:
-    """Return traced messages without the envelope in which LangChain stores them."""
+    """Return the messages of a trace event as flat objects, without LangChain's envelope (`type` and `data`)."""
     found: list[Json] = []
     for one in messages if isinstance(messages, list) else []:
         data = one.get("data") if isinstance(one, Mapping) else None

@@ -61,7 +61,7 @@ type StreamModes = Annotated[
 
 @dataclass(frozen=True)
 class ThreadRuns:
-    """The runs of a thread, or runs without a thread, for the caller of one request."""
+    """Operations on the runs of a thread, or on runs without a thread, for the caller of one request."""
 
     app: App
     caller: Caller
@@ -322,7 +322,7 @@ async def join_run_stream(
     """Stream a run from its beginning, or after `Last-Event-ID`."""
     if cancel_on_disconnect:
         caller.check_scope("write")
-    return await _joined(asked, await asked.run(run_id), stream_mode, last_event_id, cancels=cancel_on_disconnect)
+    return await _join(asked, await asked.run(run_id), stream_mode, last_event_id, cancels=cancel_on_disconnect)
 
 
 @router.get(
@@ -335,7 +335,7 @@ async def join_thread_stream(
     asked: RunsInThread, stream_mode: StreamModes = None, last_event_id: LastEventId = None
 ) -> EventStream:
     """Stream the run that was requested last, from its beginning, or after `Last-Event-ID`."""
-    return await _joined(asked, await asked.newest(), stream_mode, last_event_id, cancels=False)
+    return await _join(asked, await asked.newest(), stream_mode, last_event_id, cancels=False)
 
 
 @router.post("/threads/{thread_id}/runs/{run_id}/cancel", summary="Stop a run of a thread", status_code=204)
@@ -351,7 +351,7 @@ async def cancel_thread_run(
     await asked.cancel_unless_ended((await asked.run(run_id)).run_id, wait=wait)
 
 
-async def _joined(
+async def _join(
     asked: ThreadRuns, run: Run, modes: Sequence[str] | None, last_event_id: str | None, *, cancels: bool
 ) -> EventStream:
     after = number_in(last_event_id)

@@ -85,7 +85,7 @@ class ThreadStateBody(BaseModel, json_schema_serialization_defaults_required=Tru
 
 
 class ThreadBody(BaseModel, json_schema_serialization_defaults_required=True):
-    """A thread."""
+    """A thread in the format of LangGraph's server: a session with its status and its values."""
 
     thread_id: str
     created_at: datetime
@@ -159,7 +159,7 @@ class HistoryBody(BaseModel, json_schema_extra=example(limit=10)):
 
 
 class CheckpointQueryBody(BaseModel, json_schema_extra=example(checkpoint={"checkpoint_id": "2"})):
-    """The choice of a checkpoint."""
+    """A request for the state at a checkpoint; by default, the newest."""
 
     checkpoint: dict[str, JsonValue] | None = Field(None, description="An object with its `checkpoint_id`.")
 
@@ -167,7 +167,7 @@ class CheckpointQueryBody(BaseModel, json_schema_extra=example(checkpoint={"chec
 class StateUpdateBody(
     BaseModel, json_schema_extra=example(values={"messages": [{"role": "user", "content": "Hello"}]})
 ):
-    """Messages for a thread."""
+    """A request to add messages to a thread."""
 
     values: dict[str, JsonValue] | None = Field(None, description="`messages`: the messages to add.")
     checkpoint: dict[str, JsonValue] | None = Field(None, description="If given, it must be the newest checkpoint.")
@@ -212,7 +212,7 @@ class CommandResponseBody(BaseModel):
 
 
 class EventStreamBody(BaseModel, json_schema_extra=example(channels=["values", "messages", "lifecycle", "input"])):
-    """The choice of events of a thread."""
+    """A request for a stream of a thread's events."""
 
     channels: Annotated[list[str], Field(max_length=100)] = Field(
         description="`values`, `updates`, `messages`, `tools`, `lifecycle`, `input`, `checkpoints`, `tasks`, `custom`."
@@ -281,13 +281,13 @@ class RunCreateBody(
 
     @property
     def ends_waiting(self) -> bool:
-        """True if the command ends the waiting run without an answer, as a chat page can do."""
+        """True if the command ends the waiting run without an answer (`goto` `__end__`), as chat pages offer."""
         given = {name: value for name, value in (self.command or {}).items() if value is not None}
         return given == {"goto": END}
 
 
 class ThreadRunBody(BaseModel, json_schema_serialization_defaults_required=True):
-    """A run."""
+    """A run in the format of LangGraph's server."""
 
     run_id: str
     thread_id: str | None

@@ -140,7 +140,7 @@ class Thread:
 async def find_thread(
     app: App, thread_id: str, *, user_id: str | None = None, runs: RunService | None = None
 ) -> Thread:
-    """Return a thread. Pass `runs` while the application is being closed.
+    """Return a thread. While the application is closing, pass `runs`, because `app.runs` then raises `StoreClosed`.
 
     Raises:
         SessionNotFound: this user has neither such a session nor a run in it.
@@ -183,7 +183,7 @@ async def values_of(session: Session) -> dict[str, Json]:
 
 
 async def messages_in(session: Session, upto: int | None = None) -> list[Message]:
-    """Return the newest 1,000 messages of a thread up to a `seq`, without the note of its creation."""
+    """Return the newest 1,000 messages of a thread up to a `seq`, without the note that created the thread."""
     page = await session.page(None if upto is None else upto + 1, MOST_MESSAGES)
     return [one for one in page.messages if not is_creation(one)]
 

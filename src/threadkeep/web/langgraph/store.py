@@ -69,7 +69,7 @@ class ItemBody(BaseModel):
 
 
 def _in_utc(moment: datetime) -> datetime:
-    """Return a time with a time zone; the store in SQLite returns times in UTC without one."""
+    """Return a time with a time zone. The store in SQLite returns times in UTC without a time zone."""
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
 
 
@@ -127,7 +127,7 @@ class NamespacesBody(BaseModel):
 
 
 async def _history_roots(app: App) -> frozenset[str]:
-    """Return the first labels of the namespaces of conversations, which clients do not see."""
+    """Return the first labels of namespaces that store conversations. Clients do not see these namespaces."""
     layouts = [GraphLayout(), *(layout for _, layout, _ in await app.memory.namespaces())]
     roots = [layout.namespace[0] for layout in layouts]
     return frozenset((*roots, *(f"{root}_ids" for root in roots)))

@@ -1,4 +1,4 @@
-"""The events of threads: the events of a session's runs in turn, for any number of readers."""
+"""The event streams of threads. A stream has the events of one run of the session after the other."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ _FAILED: ProtocolEvent = {
 
 @dataclass(frozen=True)
 class EventChoice:
-    """The events that a reader wants: those of `channels` after `since`, or none if `at_root` is false."""
+    """The events that a reader wants: events of `channels` with a `seq` above `since`; none if `at_root` is false."""
 
     channels: frozenset[str]
     since: int | None
     at_root: bool
 
     def takes(self, event: ProtocolEvent, after: int) -> bool:
-        """Return whether an event is wanted. Its `seq` must be above `after`."""
+        """Return True if the reader wants an event: it is in a chosen channel, and its `seq` is above `after`."""
         return self.at_root and channel_of(event) in self.channels and event["seq"] > after
 
 

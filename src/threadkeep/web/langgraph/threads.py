@@ -137,7 +137,7 @@ class CreatedThread:
             set_metadata = SessionChanges(metadata=metadata).statements(session.session_id)
             with suppress(StoreUnavailable):  # if earlier turns are pending, append behind them below
                 return await append_once(session, [creation], Joined(after=set_metadata))
-        # After a crash between the two writes, the next call adds the kept metadata.
+        # If the process crashes between the two writes, the next call adds the metadata from `ChannelState`.
         stored = not (await session.append([creation])).duplicates
         if stored and metadata:
             await session.update(metadata={**metadata, **(await session.info()).metadata})
