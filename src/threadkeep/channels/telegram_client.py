@@ -83,7 +83,7 @@ class TelegramClient:
         given = {name: value for name, value in (values or {}).items() if value is not None}
         try:
             async with asyncio.timeout(seconds):  # httpx limits only the time between two bytes
-                limits = httpx2.Timeout(seconds, connect=seconds / 2, pool=seconds / 2)  # so that `_NOT_SENT` is seen
+                limits = httpx2.Timeout(seconds, connect=seconds / 2, pool=seconds / 2)  # before the whole time is over
                 response = await self._http.post(f"{self._root}/{method}", json=given, timeout=limits)
         except (httpx2.HTTPError, TimeoutError) as error:
             return TelegramAnswer(0, error=type(error).__name__, uncertain=not isinstance(error, _NOT_SENT))

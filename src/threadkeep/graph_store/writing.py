@@ -147,7 +147,7 @@ class ConversationWriter:
     async def _locked_with_rows(
         self, session_id: str, work: Callable[..., Awaitable[Written]], needed: Sequence[ItemKey]
     ) -> Written:
-        """Do `work` with the statements of `beside`; if these may have made it fail, repeat it without them."""
+        """Do `work` with the statements of `beside`. If they may be the reason of a failure, repeat it without them."""
         async with self._order(session_id):
             if self.beside is not None:
                 try:

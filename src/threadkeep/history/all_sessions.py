@@ -130,7 +130,7 @@ class AllSessions:
         return found[:cut], _cursor_of(found[:cut][-1])
 
     async def locations(self) -> list[tuple[GraphLayout | None, Memory]]:
-        """Return the memory of the sessions, with None as its layout, then the memory of each layout."""
+        """Return the memory of each layout. The first layout is None, for the memory of the sessions."""
         return [(None, self._memory), *[one async for one in self._namespaces()]]
 
     async def memory_of(self, layout: GraphLayout | None) -> Memory:

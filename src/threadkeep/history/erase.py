@@ -72,7 +72,7 @@ class Eraser:
         return (await self.rows.counts(wanted))["chat_graph_groups"]
 
     async def continued(self, wanted: Erasable, *, dry_run: bool) -> Erasable:
-        """Return `wanted` with the ids that an interrupted erasure has recorded, and with `noted`, their scope."""
+        """Return `wanted` with all ids that an interrupted erasure has recorded, and with the scope of its record."""
         subject = _subject(wanted, await self._digest(dry_run=dry_run))
         ids = tuple(dict.fromkeys([*wanted.ids, *(await self._interrupted(subject)).get("ids", [])]))
         return replace(wanted, ids=ids, noted=f"{_SCOPE}:{subject}")
