@@ -283,7 +283,7 @@ def test_a_schema_that_cannot_be_upgraded_is_refused_with_the_cure(
     outcome = cli("doctor", "--json")
     assert outcome.exit_code == 1
     assert [(one["check"], one["cure"]) for one in outcome.json["findings"] if one["level"] == "fail"] == [
-        ("schema", "Export its sessions with that version, and import them into a new database.")
+        ("schema", "Export its sessions with the old version, and import them into a new database.")
     ]
 
 
