@@ -7,13 +7,14 @@ import gc
 import weakref
 from collections.abc import Sequence
 from contextlib import aclosing
+from contextvars import Context
 from typing import Any
 
 import anyio
 import pytest
 from langchain.agents.middleware import AgentMiddleware, ToolRetryMiddleware
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
-from langchain_core.runnables import RunnableLambda
+from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
@@ -312,6 +313,30 @@ async def test_a_chain_that_caught_a_failure_is_still_the_root_run(small_memory:
         return root_callbacks.call.input
 
     assert await asyncio.to_thread(RunnableLambda(chain).invoke, "hi", config_of()) == "hi"
+
+
+def test_a_root_run_is_found_in_another_context_while_others_begin_and_end() -> None:
+    """Other OS threads may run chains during the search; here, the comparison of the thread id runs one."""
+
+    class ThreadId(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            RunnableLambda(str).invoke("other")
+            return str(self) == other
+
+    def chain(words: str, config: RunnableConfig) -> object:
+        def find() -> object:
+            var_child_runnable_config.set(config)
+            return root_callbacks.call and root_callbacks.call.input
+
+        def run_another(_: str) -> object:
+            return Context().run(find)
+
+        return Context().run(RunnableLambda(run_another).invoke, "later")
+
+    assert RunnableLambda(chain).invoke("hi", {"metadata": {"thread_id": ThreadId("t1")}}) == "hi"
 
 
 async def test_many_chains_do_not_displace_the_run_of_an_agent(

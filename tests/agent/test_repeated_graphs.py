@@ -80,6 +80,30 @@ async def test_an_agent_that_answered_twice_repeats_both_answers(small_memory: M
     assert len(await said(small_memory)) == 4
 
 
+class Form(MessagesState):
+    """A state with the text of a question."""
+
+    text: str
+
+
+def put_question(state: Form) -> dict[str, Any]:
+    """Add the question, always with the same id."""
+    return {"messages": [HumanMessage(state["text"], id="m1")]}
+
+
+@pytest.mark.parametrize("sent", [{}, {"messages": []}], ids=["absent", "empty"])
+async def test_a_question_that_a_node_adds_to_a_saved_state_is_answered_once(
+    small_memory: Memory, sent: dict[str, Any]
+) -> None:
+    """An input with other values does not continue the run, although its list of messages is empty."""
+    models = [ScriptedModel(["draft", "second"]), ScriptedModel(["remarks", "more"])]
+    agents = [agent(small_memory, model, name) for model, name in zip(models, ("writer", "critic"), strict=True)]
+    graph = in_line(put_question, *agents, state=Form, saver=InMemorySaver())
+    states = [await graph.ainvoke({"text": "q", **sent}, config_of()) for _ in range(2)]
+    assert [[message.text for message in state["messages"]] for state in states] == [["q", "draft", "remarks"]] * 2
+    assert [len(model.calls) for model in models] == [1, 1]
+
+
 async def test_each_memory_node_returns_its_stored_answer_on_repeat(small_memory: Memory) -> None:
     models = [ScriptedModel([f"a{number}", "new"]) for number in range(2)]
     graph = in_line(*(memory_node(small_memory, model) for model in models), saver=InMemorySaver())

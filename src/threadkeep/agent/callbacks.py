@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -89,8 +88,8 @@ class RootCall:
 
     @property
     def is_continued(self) -> bool:
-        """True if the root run continues from a checkpoint, without an input or with an empty list of messages."""
-        sends_none = isinstance(self.input, Mapping) and self.input.get("messages") == []
+        """True if the root run continues from a checkpoint, without an input or with only an empty list of messages."""
+        sends_none = isinstance(self.input, Mapping) and dict(self.input) == {"messages": []}
         return sends_none or self.input is None or isinstance(self.input, Command)
 
     @cached_property
@@ -124,7 +123,7 @@ class RootCallbacks(BaseCallbackHandler):
     run_inline = True
 
     def __init__(self) -> None:
-        self._calls: OrderedDict[UUID, RootCall] = OrderedDict()
+        self._calls: dict[UUID, RootCall] = {}
         self._around: ContextVar[tuple[UUID, ...]] = ContextVar("threadkeep_root_runs", default=())
         """The root runs around the current code, outermost first. Some of them may have ended."""
         self.branch: ContextVar[int | None] = ContextVar("threadkeep_sent", default=None)
@@ -143,7 +142,7 @@ class RootCallbacks(BaseCallbackHandler):
     def _only_call(self, metadata: Mapping[str, Any]) -> RootCall | None:
         """Return the root run of a thread if it is the only one, for streams whose `next()` runs in another context."""
         thread = metadata.get("thread_id")
-        found = [] if thread is None else [call for call in self._calls.values() if call.thread == thread]
+        found = [] if thread is None else [call for call in list(self._calls.values()) if call.thread == thread]
         return found[0] if len(found) == 1 else None
 
     def _innermost(self) -> RootCall | None:
