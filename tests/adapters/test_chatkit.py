@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -22,6 +23,7 @@ from chatkit.types import (
     UserMessageTextContent,
 )
 
+from tests.limits import HANG_SECONDS
 from threadkeep import Memory, MemoryOptions, Message, open_memory
 from threadkeep.adapters.items import messages_after
 from threadkeep.chatkit import ThreadkeepStore
@@ -145,6 +147,25 @@ async def test_items_that_are_saved_at_once_stay_in_order(memory: Memory) -> Non
     window = await memory.session("t1").window()
     assert [message.content for message in window.messages][2:3] == ["q2"]
     assert sorted(message.content for message in window.messages[3:]) == [f"new {number}" for number in range(4)]
+
+
+@pytest.mark.parametrize("blocked", [False, True], ids=["free", "blocked"])
+async def test_a_store_works_on_another_event_loop_than_its_memory(memory: Memory, *, blocked: bool) -> None:
+    """Calls at the same time are stored once each, also while the memory's loop waits for them."""
+
+    async def use() -> None:
+        await asyncio.gather(*(store.save_item("t1", answered(f"n{at}", "new"), "ann") for at in range(4)))
+        await store.save_item("t1", asked("m1", "changed"), "ann")
+
+    store, _ = await filled(memory)
+    thread = threading.Thread(target=lambda: asyncio.run(use()), daemon=True)
+    thread.start()
+    if not blocked:
+        await asyncio.to_thread(thread.join, HANG_SECONDS)
+    thread.join(HANG_SECONDS)
+    assert sorted(await items_in(store)) == ["c1", "h1", "m1", "m2", "m3", "n0", "n1", "n2", "n3"]
+    assert isinstance(item := await store.load_item("t1", "m1", "ann"), UserMessageItem)
+    assert item.content[0].text == "changed"
 
 
 @pytest.mark.parametrize("transcripts", TRANSCRIPTS)

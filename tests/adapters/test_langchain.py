@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import warnings
 
 from langchain_core.language_models import FakeListChatModel
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.history import RunnableWithMessageHistory
 
+from tests.limits import HANG_SECONDS
 from threadkeep import Memory, open_memory_sync
 from threadkeep.adapters.langchain import ChatHistory
 
@@ -50,3 +52,18 @@ def test_a_chain_with_a_message_history_remembers(shared_url: str) -> None:
         assert [message.text for message in history.messages] == ["first", "one", "second", "two"]
         history.clear()
         assert history.messages == []
+
+
+async def test_a_history_works_on_another_event_loop_while_that_of_the_memory_waits(memory: Memory) -> None:
+    """Its asynchronous methods, like the blocking ones, use the database on a loop that is not blocked."""
+
+    async def use() -> None:
+        history = ChatHistory(memory, ROOM)
+        await history.aadd_messages([HumanMessage("hi", id="h1")])
+        found.extend(await history.aget_messages())
+
+    found = list[BaseMessage]()
+    thread = threading.Thread(target=lambda: asyncio.run(use()), daemon=True)
+    thread.start()
+    thread.join(HANG_SECONDS)
+    assert found == await ChatHistory(memory, ROOM).aget_messages() == [HumanMessage("hi", id="h1")]

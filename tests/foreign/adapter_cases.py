@@ -7,17 +7,20 @@ import os
 import re
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
 
 import pytest
+from google.adk.agents import BaseAgent
+from google.adk.agents.invocation_context import InvocationContext
 from google.adk.errors import StaleSessionError
 from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events import Event, EventActions
+from google.adk.runners import Runner
 from google.adk.sessions import DatabaseSessionService, InMemorySessionService
 from google.adk.sessions.base_session_service import GetSessionConfig
 from google.genai.types import (
@@ -306,6 +309,43 @@ async def test_a_session_is_created_once_read_back_and_deleted(memory: Memory) -
     with pytest.raises(SessionNotFoundError):
         await service.append_event(session, said("user", "Hello?"))
     assert (await service.create_session(**key)).state == {}
+
+
+class Echo(BaseAgent):
+    """An agent that says the newest text of the person again."""
+
+    async def _run_async_impl(self, ctx: InvocationContext) -> AsyncGenerator[Event]:
+        yield said(self.name, str(ctx.session.events[-1].content.parts[0].text), invocation_id=ctx.invocation_id)
+
+
+def run_blocking(service: SessionService, app: str) -> None:
+    """Run two turns with the blocking method of ADK, which starts an event loop in a thread."""
+    runner = Runner(app_name=app, agent=Echo(name="echo"), session_service=service)
+    for text in ("one", "two"):
+        message = Content(role="user", parts=[Part(text=text)])
+        assert len(list(runner.run(user_id="ann", session_id="s", new_message=message))) == 1
+
+
+@pytest.mark.parametrize("opened", ["sync", "free", "blocked"])
+def test_a_blocking_runner_uses_another_event_loop_than_the_memory(opened: str) -> None:
+    """The memory's loop may be in its own thread, or run meanwhile, or wait for the runner."""
+
+    async def run(app: str) -> Any:
+        async with open_memory(URL) as memory:
+            service = SessionService(memory)
+            await service.create_session(app_name=app, user_id="ann", session_id="s")
+            await asyncio.to_thread(run_blocking, service, app) if opened == "free" else run_blocking(service, app)
+            return await read(service, app)
+
+    def run_sync(app: str) -> Any:
+        with open_memory_sync(URL) as memory:
+            service = SessionService(memory)
+            asyncio.run(service.create_session(app_name=app, user_id="ann", session_id="s"))
+            run_blocking(service, app)
+            return asyncio.run(read(SessionService(memory.asynchronous), app))
+
+    session = run_sync(new_app()) if opened == "sync" else asyncio.run(run(new_app()))
+    assert [event.content.parts[0].text for event in session.events] == ["one", "one", "two", "two"]
 
 
 async def test_state_has_the_scope_of_its_prefix(memory: Memory) -> None:

@@ -164,6 +164,21 @@ async def test_a_branch_supersedes_and_a_fork_is_a_session_of_its_own(memory: Me
     assert len((await store.load(name)).messages) == 4
 
 
+async def test_a_store_works_on_another_event_loop_than_its_memory(memory: Memory) -> None:
+    """There, too, a fork whose origin was deleted is found by the task that has read its record."""
+
+    async def use() -> int:
+        await asyncio.gather(ask(store, name, "One."), ask(store, other_name, "One."))
+        await store.fork(name, at=4, new_conversation_id=fork_name)
+        await store.delete(name)
+        await ask(store, fork_name, "Two.")
+        return len((await store.load(fork_name)).messages)
+
+    store, name, other_name, fork_name = Conversations(memory), new_name(), new_name(), new_name()
+    assert await asyncio.to_thread(asyncio.run, use()) == 8
+    assert [text for role, text in await texts(memory, fork_name) if role == "user"] == ["One.", "Two."]
+
+
 class LateWriter(Conversations):
     """A store that reads a record, and then waits until another writer has written."""
 

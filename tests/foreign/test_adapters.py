@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-adapters" / "bin" / "python"
 
 
-@pytest.mark.parametrize(("name", "count"), [("adapter_cases.py", 22), ("conversation_cases.py", 10)])
+@pytest.mark.parametrize(("name", "count"), [("adapter_cases.py", 25), ("conversation_cases.py", 11)])
 def test_the_cases_of_other_frameworks_pass(shared_url: str, name: str, count: int) -> None:
     """Cases of Google ADK, LlamaIndex and Pydantic AI pass on each database."""
     if not PYTHON.exists():

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import cast
+from typing import Any, cast
 
 from langchain_core.utils.uuid import uuid7
 from pydantic import TypeAdapter
@@ -16,7 +16,8 @@ from threadkeep.agent.counting import media_mark
 from threadkeep.boundary import of_extra
 from threadkeep.errors import SessionNotFound, StoreUnavailable, WrongUser
 from threadkeep.history.session import Session
-from threadkeep.memory import Memory
+from threadkeep.memory import Memory, SyncMemory
+from threadkeep.memory.on_loop import MemoryAdapter, on_any_loop
 from threadkeep.records import Json, Message, Role, SessionInfo
 from threadkeep.store.transcripts import SessionQuery
 
@@ -35,7 +36,6 @@ with of_extra("chatkit"):
         UserMessageTextContent,
     )
 
-
 _NAME = "chatkit"
 _PREFIXES: Mapping[StoreItemType, str] = {
     "thread": "thr",
@@ -52,14 +52,15 @@ _ITEM: TypeAdapter[ThreadItem] = TypeAdapter(ThreadItem)
 _ATTACHMENT: TypeAdapter[Attachment] = TypeAdapter(Attachment)
 
 
-class ThreadkeepStore[TContext](Store[TContext]):
+@on_any_loop
+class ThreadkeepStore[TContext](MemoryAdapter, Store[TContext]):
     """A ChatKit `Store` that is backed by a memory: a thread is a session, an item is a message.
 
     User and assistant messages are stored like messages of other channels. Other items, such as widgets, are stored as
     notes, which are never sent to a model. Threads and attachments of other users are not found.
     """
 
-    def __init__(self, memory: Memory, *, user_id: Callable[[TContext], str | None]) -> None:
+    def __init__(self, memory: Memory | SyncMemory, *, user_id: Callable[[TContext], str | None]) -> None:
         """Create a store.
 
         Args:
@@ -67,7 +68,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
             user_id: returns the verified user id from a request's context. If it returns None, the sessions of all
                 users are visible.
         """
-        self.memory = memory
+        super().__init__(memory)
         self._user_id = user_id
         self._changing = asyncio.Lock()
 
@@ -317,21 +318,12 @@ def user_text(item: UserMessageItem) -> str:
 def _plain_item(message: Message, thread_id: str) -> ThreadItem | None:
     """Return an item made from a message that another channel or a run has stored; None for a note."""
     created_at = message.created_at or datetime.min.replace(tzinfo=UTC)
+    place: Any = {"id": str(message.id), "thread_id": thread_id, "created_at": created_at}
     if message.role == "assistant":
-        return AssistantMessageItem(
-            id=str(message.id),
-            thread_id=thread_id,
-            created_at=created_at,
-            content=[AssistantMessageContent(text=message.content)],
-        )
+        return AssistantMessageItem(content=[AssistantMessageContent(text=message.content)], **place)
     if message.role == "user":
-        return UserMessageItem(
-            id=str(message.id),
-            thread_id=thread_id,
-            created_at=created_at,
-            content=[UserMessageTextContent(text=message.content)],
-            inference_options=InferenceOptions(),
-        )
+        said = UserMessageTextContent(text=message.content)
+        return UserMessageItem(content=[said], inference_options=InferenceOptions(), **place)
     return None
 
 

@@ -24,7 +24,8 @@ from threadkeep.boundary import of_extra
 from threadkeep.errors import InvalidInput, InvalidKey, SessionNotFound
 from threadkeep.history import keys
 from threadkeep.history.session import Session as StoredSession
-from threadkeep.memory import Memory
+from threadkeep.memory import Memory, SyncMemory
+from threadkeep.memory.on_loop import MemoryAdapter, on_any_loop
 from threadkeep.records import Json, Message, SearchHit
 from threadkeep.store.driver import Joined, Statement
 
@@ -51,7 +52,8 @@ _STALE = (
 )
 
 
-class SessionService(BaseSessionService):
+@on_any_loop
+class SessionService(MemoryAdapter, BaseSessionService):
     """An ADK session service over a memory. Texts of events are stored as messages, which other channels can read.
 
     An event, its changes to shared state and a new revision of the session are stored in one transaction. If several
@@ -60,15 +62,15 @@ class SessionService(BaseSessionService):
     returned.
     """
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Memory | SyncMemory) -> None:
         """Create a service.
 
         Raises:
             InvalidInput: the memory stores its sessions in a graph store.
         """
-        if memory.in_graph_store:
+        super().__init__(memory)
+        if self.memory.in_graph_store:
             raise InvalidInput("Sessions of ADK need a memory in SQL tables; open one by a database URL.")
-        self._memory = memory
 
     async def create_session(
         self, *, app_name: str, user_id: str, state: dict[str, object] | None = None, session_id: str | None = None
@@ -109,10 +111,10 @@ class SessionService(BaseSessionService):
         """
         sessions: list[Session] = []
         shared: dict[str, dict[str, object]] = {}
-        infos = [info async for info in self._memory.sessions(user_id, _prefix(app_name))]
+        infos = [info async for info in self.memory.sessions(user_id, _prefix(app_name))]
         for info in infos:
             owner = info.user_id or ""
-            stored = self._memory.session(info.session_id, user_id=info.user_id)
+            stored = self.memory.session(info.session_id, user_id=info.user_id)
             session = await self._read_stored(stored, app_name, owner, _adk_id(info.session_id))
             if session is not None and info.session_id == _key(app_name, owner, session.id):
                 if owner not in shared:
@@ -129,7 +131,7 @@ class SessionService(BaseSessionService):
 
     async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, object]:
         """Return the state of a user in an app. Its keys do not have the prefix `user:`."""
-        values = await self._memory.channels.state.values_of(_user_scope(user_id), _user_prefix(app_name))
+        values = await self.memory.channels.state.values_of(_user_scope(user_id), _user_prefix(app_name))
         return {key.removeprefix(_user_prefix(app_name)): json.loads(value) for key, value in values.items()}
 
     async def append_event(self, session: Session, event: Event) -> Event:
@@ -176,7 +178,7 @@ class SessionService(BaseSessionService):
         self, stored: StoredSession, app_name: str, delta: Mapping[str, object] | None, *messages: Message
     ) -> bool:
         """Store messages and shared state in one transaction. Return False if the revision exists already."""
-        state = self._memory.channels.state
+        state = self.memory.channels.state
         statements: list[Statement] = []
         for key, value in _json_safe(delta).items():
             if key.startswith(State.APP_PREFIX):
@@ -240,7 +242,7 @@ class SessionService(BaseSessionService):
         return session
 
     async def _shared_state(self, app_name: str, user_id: str) -> dict[str, object]:
-        app = await self._memory.channels.state.values_of(_app_scope(app_name), "")
+        app = await self.memory.channels.state.values_of(_app_scope(app_name), "")
         user = await self.get_user_state(app_name=app_name, user_id=user_id)
         return {
             **{State.APP_PREFIX + key: json.loads(value) for key, value in app.items()},
@@ -248,17 +250,15 @@ class SessionService(BaseSessionService):
         }
 
     def _session(self, app_name: str, user_id: str, session_id: str) -> StoredSession:
-        return self._memory.session(_key(app_name, user_id, session_id.strip()), user_id=user_id)
+        return self.memory.session(_key(app_name, user_id, session_id.strip()), user_id=user_id)
 
 
-class MemoryService(BaseMemoryService):
+@on_any_loop
+class MemoryService(MemoryAdapter, BaseMemoryService):
     """A memory service of ADK that stores and searches messages in a Threadkeep memory.
 
     Adding a session twice changes nothing. The sessions of `SessionService` are searched without being added.
     """
-
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
 
     async def add_session_to_memory(self, session: Session) -> None:
         """Store the texts of a session that are not yet stored."""
@@ -278,7 +278,7 @@ class MemoryService(BaseMemoryService):
         """Store the texts of new events in a session of the user; without a `session_id`, in the session `events`."""
         key = _key(app_name, user_id, session_id or "events")
         if messages := [message for event in events if (message := _message(event)) is not None]:
-            await self._memory.session(key, user_id=user_id).append(messages)
+            await self.memory.session(key, user_id=user_id).append(messages)
 
     async def search_memory(self, *, app_name: str, user_id: str, query: str) -> SearchMemoryResponse:
         """Return up to 20 messages of the user's sessions that contain the most words of the query.
@@ -292,7 +292,7 @@ class MemoryService(BaseMemoryService):
         for word in dict.fromkeys(_WORD.findall(normalize("NFC", query))[:_MOST_WORDS]):
             hits: dict[tuple[str, int | None], SearchHit] = {}
             for form in dict.fromkeys((word, normalize("NFD", word))):
-                some = await self._memory.search(form, user_id=user_id, limit=_MOST_OF_WORD)
+                some = await self.memory.search(form, user_id=user_id, limit=_MOST_OF_WORD)
                 hits |= {(hit.session_id, hit.message.seq): hit for hit in some}
             for key, hit in hits.items():
                 if hit.session_id.startswith(prefix) and _has_word(normalize("NFC", hit.message.content), word):
@@ -309,8 +309,8 @@ class MemoryService(BaseMemoryService):
         """
         if not memory_id:
             return
-        for info in [info async for info in self._memory.sessions(user_id, _prefix(app_name))]:
-            session = self._memory.session(info.session_id, user_id=user_id)
+        for info in [info async for info in self.memory.sessions(user_id, _prefix(app_name))]:
+            session = self.memory.session(info.session_id, user_id=user_id)
             message = await session.find(memory_id)
             if message is not None and message.role != "system":
                 await session.take_back_turn(memory_id)

@@ -29,9 +29,7 @@ class ChatHistory(BaseChatMessageHistory):
 
     def __init__(self, memory: Memory | SyncMemory, session_id: str, *, user_id: str | None = None) -> None:
         super().__init__()
-        self._session: OnLoop[Memory, Session] = OnLoop(
-            memory, lambda opened: opened.session(session_id, user_id=user_id)
-        )
+        self._session = OnLoop[Memory, Session](memory, lambda one: one.session(session_id, user_id=user_id))
 
     @property
     def messages(self) -> list[BaseMessage]:  # type: ignore[override]
@@ -40,7 +38,7 @@ class ChatHistory(BaseChatMessageHistory):
 
     async def aget_messages(self) -> list[BaseMessage]:
         """Return the messages since the last reset, oldest first."""
-        return _as_langchain(await self._session.call(read_messages))
+        return _as_langchain(await self._session.call_unless_blocked(read_messages))
 
     def add_messages(self, messages: Sequence[BaseMessage]) -> None:
         """Store the messages as one turn; skip messages whose id is already stored.
@@ -54,7 +52,7 @@ class ChatHistory(BaseChatMessageHistory):
     async def aadd_messages(self, messages: Sequence[BaseMessage]) -> None:
         """Store the messages as `add_messages` does."""
         if turn := [_message(message) for message in messages]:
-            await self._session.call(lambda session: session.append(turn))
+            await self._session.call_unless_blocked(lambda session: session.append(turn))
 
     def clear(self) -> None:
         """Delete the session with all its messages."""
@@ -62,7 +60,7 @@ class ChatHistory(BaseChatMessageHistory):
 
     async def aclear(self) -> None:
         """Delete the session with all its messages."""
-        await self._session.call(lambda session: session.delete())
+        await self._session.call_unless_blocked(lambda session: session.delete())
 
 
 def _message(message: BaseMessage) -> Message:

@@ -19,7 +19,6 @@ with of_extra("llama-index"):
     from llama_index.core.bridge.pydantic import Field, PrivateAttr
     from llama_index.core.memory import BaseMemory
 
-
 _NAME = "llama-index"
 _ROLES: Mapping[MessageRole, Role] = {MessageRole.USER: "user", MessageRole.ASSISTANT: "assistant"}
 

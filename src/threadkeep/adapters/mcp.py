@@ -36,7 +36,6 @@ _NOTHING = "No results."
 _LEFT_OUT = (
     "The results after this line are left out, because they are too long; ask for fewer, or for those that follow."
 )
-
 _MOST_CHARACTERS = 100_000
 _READING = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 _ADDING = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)

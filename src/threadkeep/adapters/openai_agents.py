@@ -23,7 +23,6 @@ with of_extra("openai-agents"):
     from agents.memory import SessionSettings
     from agents.memory.session_settings import coerce_session_settings, resolve_session_limit
 
-
 if TYPE_CHECKING:
     from agents.items import TResponseInputItem
 
@@ -47,9 +46,7 @@ class AgentsSession:
     ) -> None:
         self.session_id = session_id
         self.session_settings: SessionSettings | None = coerce_session_settings(session_settings or {})
-        self._session: OnLoop[Memory, Session] = OnLoop(
-            memory, lambda opened: opened.session(session_id, user_id=user_id)
-        )
+        self._session = OnLoop[Memory, Session](memory, lambda one: one.session(session_id, user_id=user_id))
 
     async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
         """Return the newest items since the last reset, oldest first.
@@ -59,7 +56,7 @@ class AgentsSession:
         """
         limit = resolve_session_limit(limit, self.session_settings)
         limit = None if limit is not None and limit < 0 else limit
-        messages = await self._session.call(lambda session: read_messages(session, limit, keep=_is_item))
+        messages = await self._session.call_unless_blocked(lambda session: read_messages(session, limit, keep=_is_item))
         return [item for message in messages if (item := _item(message)) is not None]
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
@@ -72,16 +69,16 @@ class AgentsSession:
         """
         messages = [_message(cast("Mapping[str, Json]", item)) for item in items]
         if messages:
-            await self._session.call(lambda session: session.append(messages))
+            await self._session.call_unless_blocked(lambda session: session.append(messages))
 
     async def pop_item(self) -> TResponseInputItem | None:
         """Take back and return the newest item. It stays in the transcript."""
-        message = await self._session.call(lambda session: take_back_newest(session, _is_item))
+        message = await self._session.call_unless_blocked(lambda session: take_back_newest(session, _is_item))
         return None if message is None else _item(message)
 
     async def clear_session(self) -> None:
         """Delete the session with all its items."""
-        await self._session.call(lambda session: session.delete())
+        await self._session.call_unless_blocked(lambda session: session.delete())
 
 
 def _message(item: Mapping[str, Json]) -> Message:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
-from typing import cast
+from typing import Any, cast
 
 from pydantic import TypeAdapter
 
@@ -15,7 +15,8 @@ from threadkeep.agent.counting import media_mark, media_type
 from threadkeep.boundary import of_extra
 from threadkeep.errors import InvalidInput
 from threadkeep.history.session import Session
-from threadkeep.memory import Memory
+from threadkeep.memory import Memory, SyncMemory
+from threadkeep.memory.on_loop import MemoryAdapter, on_any_loop
 from threadkeep.records import Json, Message, Role
 from threadkeep.store.driver import Joined
 
@@ -36,14 +37,14 @@ with of_extra("pydantic-ai"):
         is_multi_modal_content,
     )
 
-
 _NAME = "pydantic-ai"
 _RECORD: TypeAdapter[ConversationRecord] = TypeAdapter(ConversationRecord)
 _PAGE = 50
 _read_last: ContextVar[str | None] = ContextVar("conversation_read_last", default=None)
 
 
-class Conversations(ConversationStore):
+@on_any_loop
+class Conversations(MemoryAdapter, ConversationStore):
     """A conversation store of Pydantic AI that uses a memory. A conversation is the session with the same id.
 
     An entry is stored as a message with the entry's id. Prompts and answers are stored like messages of other agents;
@@ -52,23 +53,27 @@ class Conversations(ConversationStore):
     are superseded, but can still be read. A fork is a branch of the session, with copies of its messages.
     """
 
-    def __init__(self, memory: Memory, *, user_id: str | None = None) -> None:
+    def __init__(self, memory: Memory | SyncMemory, *, user_id: str | None = None) -> None:
         """Create a store; `user_id` limits it to the conversations of that user.
 
         Raises:
             InvalidInput: the memory stores its sessions in a graph store.
         """
-        if memory.in_graph_store:
+        super().__init__(memory)
+        if self.memory.in_graph_store:
             raise InvalidInput("Conversations of Pydantic AI need a memory in SQL tables; open one by a database URL.")
-        self._memory = memory
         self._user_id = user_id
         self._scope = f"{_NAME}:{user_id or ''}"
         # Maps the ids of sessions that are no conversations to their creation time and last `seq` when they were read.
         self._others: dict[str, tuple[datetime, int]] = {}
 
-    async def read_record(self, conversation_id: str) -> ConversationRecord | None:
+    # Not `async`, because a context variable that is set on the memory's event loop is not set for the caller.
+    def read_record(self, conversation_id: str) -> Coroutine[Any, Any, ConversationRecord | None]:
         """Return the newest record of a conversation. Complete a `delete_record` that was interrupted."""
         _read_last.set(conversation_id)
+        return self._newest_record(conversation_id)
+
+    async def _newest_record(self, conversation_id: str) -> ConversationRecord | None:
         async for item in self._items_from_newest(self._session(conversation_id)):
             if item.get("deleted") == conversation_id:
                 await self._session(conversation_id).delete()  # the delete was interrupted
@@ -85,9 +90,9 @@ class Conversations(ConversationStore):
         All conversations are read, even with a `limit`. An imported session is a conversation if Pydantic AI stored one
         of its newest 50 messages, which are read again only if the session has changed.
         """
-        names = await self._memory.channels.state.values_of(self._scope, "conversation:")
+        names = await self.memory.channels.state.values_of(self._scope, "conversation:")
         ids = {name.removeprefix("conversation:") for name in names}
-        infos = [info async for info in self._memory.sessions(self._user_id) if info.user_id == self._user_id]
+        infos = [info async for info in self.memory.sessions(self._user_id) if info.user_id == self._user_id]
         unknown = {info.session_id: (info.created_at, info.last_seq) for info in infos if info.session_id not in ids}
         for session_id, state in unknown.items():
             if self._others.get(session_id) != state:
@@ -121,7 +126,7 @@ class Conversations(ConversationStore):
         parent_id = new_entries[0].parent_id if new_entries else record.head_id
         left = None if stored is None and parent_id is None else await self._left_after(record, parent_id)
         dumped: Json = {"record": _RECORD.dump_python(record, mode="json")}
-        state = self._memory.channels.state
+        state = self.memory.channels.state
         names = [f"conversation:{record.conversation_id}", *(f"entry:{entry.id}" for entry in new_entries)]
         statements = [state.keep_statement(self._scope, name, record.conversation_id) for name in names]
         session = self._session(record.conversation_id)
@@ -143,7 +148,7 @@ class Conversations(ConversationStore):
         entries = [one.id for one in await messages_after(session, 0, view="history") if _entry(one) is not None]
         await session.delete()
         for name in (f"conversation:{conversation_id}", *(f"entry:{entry_id}" for entry_id in entries)):
-            await self._memory.channels.state.forget(self._scope, name, conversation_id)
+            await self.memory.channels.state.forget(self._scope, name, conversation_id)
 
     async def read_entry(self, entry_id: str) -> ConversationEntry:
         """Return an entry, from the conversation that this task read last or else from the one that stored it first.
@@ -193,7 +198,7 @@ class Conversations(ConversationStore):
         return seq if later else None
 
     async def _find(self, entry_id: str, origin_id: str | None = None) -> tuple[Session, Message]:
-        first = await self._memory.channels.state.value(self._scope, f"entry:{entry_id}")
+        first = await self.memory.channels.state.value(self._scope, f"entry:{entry_id}")
         for conversation_id in (_read_last.get(), first, origin_id):
             session = None if conversation_id is None else self._session(conversation_id)
             message = None if session is None else await session.find(entry_id)
@@ -214,7 +219,7 @@ class Conversations(ConversationStore):
                 return
 
     def _session(self, conversation_id: str) -> Session:
-        return self._memory.session(conversation_id, user_id=self._user_id)
+        return self.memory.session(conversation_id, user_id=self._user_id)
 
 
 def _note(conversation_id: str, revision: str, item: Json) -> Message:

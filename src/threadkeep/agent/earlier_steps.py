@@ -70,8 +70,8 @@ class TurnSteps:
         """
         self._author, self._ordinal = author or "", ordinal
         if self._others is None:
-            answers = [position for position, message in enumerate(since_question, start=1) if _is_answer(message)]
-            self._others = max(answers, default=0)
+            said = [at for at, one in enumerate(since_question, 1) if isinstance(one, AIMessage) and not one.tool_calls]
+            self._others = max(said, default=0)
         self._own = []
         called: set[str] = set()
         for message in since_question[self._others :]:
@@ -193,10 +193,6 @@ def first_of_turns(earlier: Sequence[Message], turns: int) -> int | None:
             asked.append(message.seq)
         following = message
     return asked[:turns][-1] if asked and turns else None
-
-
-def _is_answer(message: BaseMessage) -> bool:
-    return isinstance(message, AIMessage) and not message.tool_calls
 
 
 def _reduced(message: BaseMessage) -> BaseMessage:

@@ -194,10 +194,5 @@ def snippets_block(documents: Sequence[Document], request: ExtraRequest, room: i
     kept = fitting(SNIPPETS_HEADER, quotes, room, request.counter)
     if not kept:
         return None
-    names = tuple(_name(document) for _, document in given[: len(kept)])
+    names = tuple(one.id or f"sha256-{digest_of(one.page_content)[:16]}" for _, one in given[: len(kept)])
     return block_of("snippets", render(SNIPPETS_HEADER, kept), request.counter, snippets=names)
-
-
-def _name(document: Document) -> str:
-    """Return the key of a passage: its id, or a hash of its text."""
-    return document.id or f"sha256-{digest_of(document.page_content)[:16]}"

@@ -156,10 +156,11 @@ class PromptTemplate:
         system = [one for one in messages if role_of(one) == "system"] if "system" in named else []
         shown = [one for one in messages if not system or role_of(one) != "system"]
         start = max((index for index, one in enumerate(shown) if role_of(one) == "user"), default=len(shown))
+        later = [flatten_messages(rest)] if (rest := shown[start + 1 :]) else []
         values = {
             "system": "\n\n".join(map(text_of, system)),
             "history": flatten_messages(shown[:start]),
-            "input": "\n\n".join([*map(text_of, shown[start : start + 1]), *_flat(shown[start + 1 :])]),
+            "input": "\n\n".join([*map(text_of, shown[start : start + 1]), *later]),
             **given,
         }
         # Substitute in one pass, so that inserted text is not rendered again.
@@ -167,10 +168,6 @@ class PromptTemplate:
 
     def _named(self) -> set[str]:
         return set(_PLACEHOLDER.findall(self.text))
-
-
-def _flat(messages: Sequence[BaseMessage]) -> list[str]:
-    return [flatten_messages(messages)] if messages else []
 
 
 def _label(message: BaseMessage) -> str:

@@ -117,11 +117,6 @@ def _without_copies(found: Sequence[FoundTurn], request: ExtraRequest) -> list[F
     return first
 
 
-def _time_of(turn: FoundTurn) -> datetime:
-    """Return the time at which a turn was sent, or else the time at which it was stored."""
-    return turn.message.sent_at or turn.message.created_at or datetime.min.replace(tzinfo=UTC)
-
-
 def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extra | None:
     """Return the best turns that fit, as one message."""
     quoted = [QuotedTurn(turn.session_id, turn.message, turn.part) for turn in found]
@@ -178,7 +173,8 @@ def _block_of(
     home = request.session.session_id
     begins: dict[str, datetime] = {}
     for index in indexes:
-        turn, time = found[index], _time_of(found[index])
+        turn, said = found[index], found[index].message
+        time = said.sent_at or said.created_at or datetime.min.replace(tzinfo=UTC)
         begins[turn.session_id] = min(begins.get(turn.session_id, time), time)
 
     def position(index: int) -> tuple[bool, datetime, str, int]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
+from functools import wraps
 from typing import Any, Concatenate, cast
 from weakref import WeakKeyDictionary
 
 from threadkeep.history import memory as history
 from threadkeep.history.blocking import LoopBlocked
+from threadkeep.memory.memory import Memory
 from threadkeep.memory.sync_memory import SyncMemory
 
 _companions: WeakKeyDictionary[history.Memory, SyncMemory] = WeakKeyDictionary()
@@ -64,6 +67,16 @@ class OnLoop[M: history.Memory, H]:
             caller_loop.reset(token)
             blocked_loop.reset(blocked)
 
+    async def call_unless_blocked[T](self, verb: Callable[[H], Coroutine[Any, Any, T]]) -> T:
+        """Run a method as `call` does, or on the companion's loop if the memory's loop waits for the caller.
+
+        Unlike with `call`, the method is not cancelled with the caller if it runs on another loop.
+        """
+        companion, loop = _companions.get(self._memory), self._memory.loop
+        if loop.dedicated or loop.is_running_here or (companion is not None and companion.loop.is_own_thread):
+            return await self.call(verb)
+        return await asyncio.to_thread(self.wait_for, verb)
+
     def wait_for[T](self, verb: Callable[[H], Coroutine[Any, Any, T]], of: H | None = None) -> T:
         """Run a method on a loop that the caller does not block, and wait for the result.
 
@@ -99,6 +112,35 @@ class OnLoop[M: history.Memory, H]:
             if self._second is None:
                 self._second = self._make(cast("M", companion.asynchronous))
             return self._second
+
+
+class MemoryAdapter:
+    """A base class of adapters whose asynchronous methods use a memory; decorate the adapter with `on_any_loop`."""
+
+    def __init__(self, memory: Memory | SyncMemory) -> None:
+        self._memories: OnLoop[Memory, Memory] = OnLoop(memory, lambda opened: opened)
+
+    @property
+    def memory(self) -> Memory:
+        """The memory that the adapter uses; in the thread of its companion, the companion."""
+        made = self._memories.made
+        return next((one for one in made if one.loop.is_own_thread), made[0])
+
+
+def on_any_loop[A: MemoryAdapter](adapter: type[A]) -> type[A]:
+    """Run the coroutine methods of an adapter on its memory's event loop, so that any loop may await them."""
+
+    def wrapped[T](method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Coroutine[Any, Any, T]]:
+        @wraps(method)
+        async def call(self: A, *args: Any, **named: Any) -> T:
+            return await self._memories.call_unless_blocked(lambda _: method(self, *args, **named))
+
+        return call
+
+    for name, method in list(vars(adapter).items()):
+        if inspect.iscoroutinefunction(method):
+            setattr(adapter, name, wrapped(method))
+    return adapter
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:

@@ -115,7 +115,8 @@ class PersonExport:
                 for line in lines:
                     yield line
                 if lines:
-                    yield _line("position", {"after": _encoded(name, digest, position)})
+                    written = json.dumps([name, digest, *position]).encode()
+                    yield _line("position", {"after": base64.urlsafe_b64encode(written).decode().rstrip("=")})
             key = ()
         yield _line("end", {"ended_at": self._memory.clock()})
 
@@ -309,10 +310,6 @@ def _scopes(person: Person) -> Sequence[Scope]:
 
 def _call(stored: StoredManifest) -> Mapping[str, object]:
     return {"session_id": stored.session_id, "run_id": stored.run_id, "call": stored.call, **stored.manifest}
-
-
-def _encoded(section: str, person_digest: str, key: _Key) -> str:
-    return base64.urlsafe_b64encode(json.dumps([section, person_digest, *key]).encode()).decode().rstrip("=")
 
 
 def _retyped(kind: str, line: str) -> str:

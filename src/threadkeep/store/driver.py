@@ -57,7 +57,7 @@ def check_loop(loop: asyncio.AbstractEventLoop) -> None:
     if asyncio.get_running_loop() is not loop:
         raise StoreClosed(
             "This memory is closed, or was opened on another event loop; use it on the loop and in the block of its "
-            "`async with open_memory(...)`, or open it with open_memory_sync, for every loop and thread."
+            "`async with open_memory(...)`, or call the blocking methods of open_memory_sync's memory."
         )
 
 

@@ -20,11 +20,6 @@ MAX_TITLE_CHARACTERS = 200
 MAX_METADATA_DEPTH = 32
 
 
-def _cleaned(value: object) -> object:
-    """Replace characters that databases reject, so that the model sees the stored text."""
-    return clean_text(value) if isinstance(value, str) else value
-
-
 def _printable(value: str) -> str:
     if not value.isprintable():
         raise ValueError("An id has printable characters only; remove the others.")
@@ -45,7 +40,8 @@ def _storable(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
 
 
 # These are assignments, because pydantic cannot add constraints to `type` aliases.
-CLEANED = BeforeValidator(_cleaned)
+# Characters that databases reject are replaced here, so that the model sees the stored text.
+CLEANED = BeforeValidator(lambda value: clean_text(value) if isinstance(value, str) else value)
 CleanText = Annotated[str, CLEANED]
 GivenId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS), AfterValidator(_printable)]
 Metadata = Annotated[dict[str, JsonValue], AfterValidator(_storable)]

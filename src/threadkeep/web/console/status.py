@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import islice
+from itertools import chain
 from statistics import median
 from typing import Annotated, Literal
 
@@ -16,7 +16,6 @@ from threadkeep.records.knowledge import MAX_OWNER_CHARACTERS, FactQuery, Propos
 from threadkeep.records.messages import OutboxStatus
 from threadkeep.records.runs import Run, RunQuery
 from threadkeep.store.codec import clean_text
-from threadkeep.store.outbox import Outgoing
 from threadkeep.web.api.facts import FactId
 from threadkeep.web.api.parameters import AppInUse, read_cursor, write_cursor
 from threadkeep.web.callers import CallerInUse
@@ -30,9 +29,10 @@ router = APIRouter(prefix="/console", route_class=ConsoleRoute, include_in_schem
 
 @router.get("/health")
 async def show_health(request: Request, app: AppInUse) -> Response:
-    """Show pending writes, active runs, the retention rules, and the durations of turns."""
+    """Show pending writes, active runs, the retention rules, and the durations of turns in the newest 500 runs."""
     memory = app.memory
-    ended = await _newest_turns(app)
+    runs, _ = await (await app.runs.service()).list(RunQuery(limit=_RUNS))
+    ended = [run for run in reversed(runs) if run.over and run.parent_run_id is None and run.inputs]
     turns, durations = _over_time(ended)
     seconds = [_seconds(run) for run in ended]
     return page(
@@ -51,12 +51,6 @@ async def show_health(request: Request, app: AppInUse) -> Response:
         median=median(seconds) if seconds else None,
         slowest=max(seconds, default=None),
     )
-
-
-async def _newest_turns(app: App) -> list[Run]:
-    """Return the turns among the newest 500 runs, oldest first."""
-    runs, _ = await (await app.runs.service()).list(RunQuery(limit=_RUNS))
-    return [run for run in reversed(runs) if run.over and run.parent_run_id is None and run.inputs]
 
 
 def _over_time(runs: Sequence[Run]) -> tuple[list[Column], list[Column]]:
@@ -110,8 +104,10 @@ class ChannelStatus:
 
 @router.get("/channels")
 async def show_channels(request: Request, app: AppInUse) -> Response:
-    """Show the bots that have ever received or sent a message, and their undelivered answers."""
-    return page(request, "channels.html", channels=await _statuses(app), open=_OPEN, outbox=await _open_answers(app))
+    """Show the bots that have ever received or sent a message, and 50 undelivered answers, failed ones first."""
+    found = [await app.memory.channels.outbox.entries(status=status, limit=_SHOWN) for status in reversed(_OPEN)]
+    first = [*chain.from_iterable(found)][:_SHOWN]
+    return page(request, "channels.html", channels=await _statuses(app), open=_OPEN, outbox=first)
 
 
 async def _statuses(app: App) -> list[ChannelStatus]:
@@ -122,12 +118,6 @@ async def _statuses(app: App) -> list[ChannelStatus]:
         ChannelStatus(name, {status: counts.get((name, status), 0) for status in _OPEN}, *times.get(name, (None, None)))
         for name in names
     ]
-
-
-async def _open_answers(app: App) -> list[Outgoing]:
-    """Return the first 50 undelivered answers, failed ones first."""
-    found = [await app.memory.channels.outbox.entries(status=status, limit=_SHOWN) for status in reversed(_OPEN)]
-    return list(islice((entry for entries in found for entry in entries), _SHOWN))
 
 
 _PAGE = 50
