@@ -111,11 +111,10 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         kind = request.learner.kind
         key = request.session_id, kind
         self._waiting[key] = request
-        question = request.question or range(0)
-        asked = dict.fromkeys(question, request.scopes.get("workspace"))
-        # A later question is one of a deleted session with the same id.
-        known = {seq: one for seq, one in self._workspaces.pop(key, {}).items() if not question or seq < question.start}
-        self._workspaces[key] = dict([*known.items(), *asked.items()][-_MOST_QUESTIONS:])
+        asked = dict.fromkeys(request.question or (), request.scopes.get("workspace"))
+        # Message 1 begins a session, and a deleted session may have had the same id.
+        known = {} if 1 in asked else self._workspaces.pop(key, {})
+        self._workspaces[key] = dict(sorted({**known, **asked}.items())[-_MOST_QUESTIONS:])
         for sessions in (self._waiting, self._workspaces):
             if len(sessions) > _MOST_SESSIONS:
                 sessions.popitem(last=False)  # drop the oldest session, which is read after its next turn
