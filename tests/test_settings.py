@@ -399,6 +399,13 @@ def test_workflows_are_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_settings().workflows == ["flows/support.yaml", "/etc/flows", "bot=shop.flows:graph"]
 
 
+def test_an_env_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_bytes(b"THREADKEEP_PORT=\xff\n")
+    for read in (load_settings, unknown_variables):
+        with pytest.raises(InvalidSettings, match=r"The file \.env cannot be read; save it as UTF-8"):
+            read()
+
+
 def test_unknown_variables_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Unknown variables of the environment and of `.env` are named with a suggestion, and without their values."""
     assert {name.upper() for name in Settings.model_fields} == set(_NAMES.split())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib.util import find_spec
 from ipaddress import ip_address
@@ -406,7 +408,8 @@ def load_settings(**overrides: object) -> Settings:
         InvalidSettings: a setting is invalid; the error names its variable and the fix, and quotes no secret.
     """
     try:
-        return Settings(**overrides)  # type: ignore[arg-type]
+        with _readable():
+            return Settings(**overrides)  # type: ignore[arg-type]
     except ValidationError as error:
         raise _sentence(error) from None
 
@@ -414,7 +417,8 @@ def load_settings(**overrides: object) -> Settings:
 def unknown_variables() -> list[str]:
     """Return a sentence for each `THREADKEEP_*` variable that is not a setting."""
     known = [name.upper() for name in Settings.model_fields]
-    names = (name.upper() for name in (*os.environ, *dotenv_values(".env")))
+    with _readable():
+        names = [name.upper() for name in (*os.environ, *dotenv_values(".env"))]
     # Compare the names without their common prefix, which would make any two names similar.
     given = {name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)}
     sentences = []
@@ -423,6 +427,16 @@ def unknown_variables() -> list[str]:
         advice = f"did you mean {PREFIX}{close[0]}?" if close else "correct its name, or remove it."
         sentences.append(f"{PREFIX}{name} is not a setting and has no effect; {advice}")
     return sentences
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    """Raise `InvalidSettings` if the block cannot read the file `.env`."""
+    try:
+        yield
+    except (UnicodeDecodeError, PermissionError):
+        cure = "save it as UTF-8, and check its permissions"
+        raise InvalidSettings(f"The file .env cannot be read; {cure}.", variable=".env") from None
 
 
 def _sentence(error: ValidationError) -> InvalidSettings:
