@@ -19,7 +19,7 @@ from mcp_types import CallToolResult, TextContent
 
 from tests.limits import HANG_SECONDS
 from tests.web.services import until
-from threadkeep import Memory, Message, Scope, open_memory
+from threadkeep import Memory, Message, Scope, open_memory, open_memory_sync
 from threadkeep.adapters.mcp import McpCaller, memory_server
 from threadkeep.settings import load_settings
 from threadkeep.version import __version__
@@ -42,6 +42,21 @@ async def fill(memory: Memory) -> None:
     await memory.session("b", user_id="bob").append([Message("user", "My cat is Tom, a secret.")])
     await memory.knowledge.remember(Scope("user", "ann"), "pet", "Miso", user_id="ann")
     await memory.knowledge.remember(Scope("user", "bob"), "pet", "secret Tom", user_id="bob")
+
+
+def test_a_server_works_on_another_event_loop_than_its_memory(shared_url: str) -> None:
+    """The blocking `run()` of a server, for example, starts a loop."""
+
+    async def call() -> str:
+        async with Client(memory_server(memory, lambda: McpCaller("ann"))) as client:
+            results = [await client.call_tool("search_messages", {"query": word}) for word in ("cat", "dog")]
+            return " ".join(map(text_of, results))
+
+    with open_memory_sync(shared_url) as memory:
+        memory.session("a", user_id="ann").append([Message("user", "My cat is Miso.")])
+        text = asyncio.run(call())
+    assert "Miso" in text
+    assert "No results." in text
 
 
 async def test_a_client_reads_only_the_data_of_its_user(memory: Memory) -> None:

@@ -14,7 +14,8 @@ from threadkeep.boundary import of_extra
 from threadkeep.context.quotation import quoted_message, quoted_text
 from threadkeep.errors import SessionNotFound, ThreadkeepError, WrongUser
 from threadkeep.history.session import Session
-from threadkeep.memory import Memory
+from threadkeep.memory import Memory, SyncMemory
+from threadkeep.memory.on_loop import MemoryAdapter, on_any_loop
 from threadkeep.records import Message, SessionInfo
 from threadkeep.records.knowledge import FactQuery
 from threadkeep.store.transcripts import SessionQuery
@@ -61,7 +62,7 @@ class McpCaller:
 
 
 def memory_server(
-    memory: Memory,
+    memory: Memory | SyncMemory,
     caller: Callable[[], McpCaller],
     *,
     writes: bool = False,
@@ -95,17 +96,18 @@ def memory_server(
     return server
 
 
-class _Tools:
+@on_any_loop
+class _Tools(MemoryAdapter):
     """The tools of the server, one per public method. Models read the docstrings of these methods."""
 
-    def __init__(self, memory: Memory, caller: Callable[[], McpCaller]) -> None:
-        self._memory = memory
+    def __init__(self, memory: Memory | SyncMemory, caller: Callable[[], McpCaller]) -> None:
+        super().__init__(memory)
         self._caller = caller
 
     async def search_messages(self, query: str, session_id: SessionId | None = None, limit: Limit = 10) -> str:
         """Find messages that contain all words of a query, best first, in all sessions or in one."""
         with _tool_errors():
-            result = await self._memory.search_result(
+            result = await self.memory.search_result(
                 query, user_id=self._caller().user_id, session_id=session_id, limit=limit
             )
         lines = [f"{quoted_text('session', hit.session_id)}\n{quoted_message(hit.message)}" for hit in result.hits]
@@ -139,14 +141,14 @@ class _Tools:
     async def list_sessions(self, query: str | None = None, limit: Limit = 20) -> str:
         """List sessions, newest activity first; a query searches title, last message and id."""
         with _tool_errors():
-            found, _ = await self._memory.sessions_page(SessionQuery(self._caller().user_id, query, limit=limit))
+            found, _ = await self.memory.sessions_page(SessionQuery(self._caller().user_id, query, limit=limit))
         return _quoted([_described(info) for info in found])
 
     async def facts(self, query: str | None = None, limit: Limit = 20) -> str:
         """List known facts, last changed first; a query searches keys and values."""
         with _tool_errors():
             wanted = FactQuery(text=query, user_id=self._caller().user_id, limit=limit)
-            found, _ = await self._memory.knowledge.facts_page(wanted)
+            found, _ = await self.memory.knowledge.facts_page(wanted)
         return _quoted([quoted_text(f"{fact.scope.kind} {fact.scope.owner}", fact.text) for fact in found])
 
     async def add_messages(self, session_id: SessionId, messages: list[NewMessage]) -> str:
@@ -164,7 +166,7 @@ class _Tools:
         return "The session is deleted." if deleted else "There is no such session."
 
     def _session(self, session_id: str) -> Session:
-        return self._memory.session(session_id, user_id=self._caller().user_id)
+        return self.memory.session(session_id, user_id=self._caller().user_id)
 
     def _check_writes(self) -> None:
         if not self._caller().writes:
