@@ -300,7 +300,9 @@ async def test_a_learner_makes_at_most_20_proposals_at_once_and_invalid_ones_are
 
 
 async def test_a_secret_is_never_proposed(memory: Memory) -> None:
-    model = answering([found(1, "password", "hunter22"), found(1, "note", "the token is ghp_abcdefgh")])
+    """Neither in the form that the model wrote, nor in the stored form of its key."""
+    secrets = [found(1, key, "hunter22x9") for key in ("password", "API \u00a0key", "apiKey", "Access   Token")]
+    model = answering([*secrets, found(1, "note", "the token is ghp_abcdefgh")])
     await talk(memory, FactLearning(memory, model=model), "my password is hunter22")
     assert await proposals(memory) == []
 

@@ -280,11 +280,11 @@ def _in_workspace(one: Proposed, workspaces: Mapping[int, Scope | None]) -> Prop
 def _is_sound(one: Proposed, record: Record) -> bool:
     """Return True if a proposal can be stored and contains no secret."""
     with contextlib.suppress(InvalidInput):
-        NewFact(one.key, one.value, one.kind, one.confidence)
+        fact = NewFact(one.key, one.value, one.kind, one.confidence)
         return (
             isinstance(one.seq, int)
             and one.seq in record.learnable
             and one.scope in record.scopes.values()
-            and not looks_like_secret(f"{one.key}: {one.value}")
+            and not any(looks_like_secret(f"{key}: {fact.value}") for key in (one.key, fact.key))
         )
     return False

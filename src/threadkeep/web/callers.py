@@ -310,11 +310,6 @@ class UserTokens:
         shared = self._jwks is None and not key.lstrip().startswith("-----BEGIN")
         self._algorithms = _SHARED_KEY_ALGORITHMS if shared else _PUBLIC_KEY_ALGORITHMS
 
-    @staticmethod
-    def is_token(given: bytes) -> bool:
-        """Return True if a credential looks like a signed token, not like a key."""
-        return given.startswith(b"eyJ") and given.count(b".") == 2
-
     async def caller(self, given: bytes, limits: RateLimits) -> Caller:
         """Return the caller whom a token identifies.
 
@@ -366,7 +361,7 @@ class Credentials:
             ProblemRaised: 401 if a token is not valid; 503 if the service's keys have never been read, or if the keys
                 of the token's issuer cannot be read.
         """
-        if self.tokens is not None and self.tokens.is_token(given):
+        if self.tokens is not None and given.startswith(b"eyJ") and given.count(b".") == 2:  # a token, not a key
             return await self.tokens.caller(given, self.limits)
         if not await self.keys.refresh():
             raise ProblemRaised(make_problem(503, "database-unavailable", _KEYS_UNREAD))
