@@ -72,7 +72,7 @@ class AgentsSession:
             await self._session.call_unless_blocked(lambda session: session.append(messages))
 
     async def pop_item(self) -> TResponseInputItem | None:
-        """Take back and return the newest item. It stays in the transcript."""
+        """Mark the newest item as taken back, and return it. The transcript keeps its row."""
         message = await self._session.call_unless_blocked(lambda session: take_back_newest(session, _is_item))
         return None if message is None else _item(message)
 

@@ -142,8 +142,8 @@ class PromptTemplate:
     def render(self, messages: Sequence[BaseMessage], *, summary: str = "", context: str = "") -> str:
         """Return the text for these messages. Braces in messages are not treated as placeholders.
 
-        The input is the newest user message and all later messages. The history is all earlier messages, in the form of
-        `flatten_messages`. It includes system messages unless the template has the placeholder `{{system}}`.
+        `{{input}}` becomes the newest user message and all later ones. `{{history}}` becomes all earlier messages, as
+        `flatten_messages` writes them. Without `{{system}}`, system messages are part of the history.
 
         Raises:
             InvalidInput: a summary or context is given, but the template has no placeholder for it.

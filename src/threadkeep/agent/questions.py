@@ -97,8 +97,8 @@ async def unanswered_question(session: Session, run_id: str | None) -> list[Base
 class SentHistory:
     """The result of comparing a caller's messages with the transcript: the new question and changed human messages.
 
-    `rows` are the compared rows. If the transcript already has the answer, `sent` has the caller's messages with their
-    stored ids.
+    `rows` are the transcript's rows that were compared. `sent` is empty unless the transcript already has the answer;
+    then it has the caller's messages with their stored ids.
     """
 
     question: tuple[BaseMessage, ...]

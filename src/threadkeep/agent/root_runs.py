@@ -269,7 +269,7 @@ class RootRun:
     def add_answer(self, message: BaseMessage, author: str | None, call: Hashable = None) -> None:
         """Add a complete answer of the turn, unless the turn already has it.
 
-        Move the number of `call` to another key, because the call may answer again: middleware may jump to the model.
+        `call` may answer again, if middleware jumps back to the model, so keep its ordinal number under another key.
         """
         if id_of(message) not in [one.id for one in self.answers]:
             self.answers.append(AIMessage(text_of(message), id=id_of(message), name=author))

@@ -76,7 +76,7 @@ class ChannelService:
         responding = asyncio.create_task(self._respond(bot, received))
         done, _ = await asyncio.wait([responding], timeout=TAKE_SECONDS)
         if not done:
-            # The task continues, and usually stores the messages before the callback is repeated.
+            # The task continues, and usually stores the messages before the platform repeats the callback.
             self._intake.in_background(responding)
             raise TimeoutError
         return await responding

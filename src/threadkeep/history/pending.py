@@ -349,7 +349,7 @@ class PendingTurns:
         return True
 
     async def _append_again(self, turn: Turn) -> None:
-        """Write a turn again after a caller got its answer, which now replaces an answer that no caller has got."""
+        """Write a turn whose answer a caller got. It replaces another process's answer that no caller has got."""
         with contextlib.suppress(QuestionGone):
             receipt = await self._transcripts.append(turn)
             for message_id in receipt.duplicates:

@@ -351,9 +351,9 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
     async def take_back(self, fact_id: str, evidence: Evidence | None = None) -> bool:
         """Undo one call of `remember`; return False if there is nothing to undo.
 
-        If the call had evidence, pass it as `evidence`; without it, every repetition undoes one more call. If no other
-        call has confirmed the value, it is deleted, and the value before it is valid again. Otherwise it stays, with
-        one confirmation less.
+        With the call's `evidence`, a repetition changes nothing; without it, each repetition undoes one more call. If
+        no other call has confirmed the value, it is deleted, and the value before it is valid again. Otherwise the
+        value stays, with one confirmation less.
 
         Raises:
             StoreUnavailable: the database does not answer.

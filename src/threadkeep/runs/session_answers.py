@@ -52,7 +52,7 @@ async def _with_replaced_answer(memory: Memory, run: Run, result: Mapping[str, J
 async def with_own_answer(memory: Memory, run: Run, message_id: str) -> Run:
     """Return a run with the answer to `message_id`, one of several messages that it has answered.
 
-    This may be the answer of another run, or the answer to the newest message of the turn.
+    The answer may come from another run, or be the answer to the newest message of the turn.
     """
     answer = await _answer_of_turn(memory, run, message_id)
     return replace(run, result=result_of_answer(answer)) if _is_of_other(answer, run) else run

@@ -142,7 +142,7 @@ class Postings:
         return self._terms.get(term, ((), ()))
 
     def of_topic(self, topic: int) -> Sequence[int]:
-        """Return the positions of a topic."""
+        """Return the positions of the turns about a topic, by its number."""
         return self._topics.get(topic, ())
 
     def alike(self, term: str, most: int) -> Iterator[Sequence[int]]:

@@ -195,7 +195,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return self._count_dead(await self._execute("give_up_open", row), reason)
 
     async def accepted(self, group_id: str, period: timedelta) -> set[str]:
-        """Return the names of unconfirmed messages, even if their consent was withdrawn in the last `period`."""
+        """Return the names of sent, unconfirmed messages; without consent, only of those sent in the last `period`."""
         row = {"group_id": group_id, "since": time_text(self._clock() - period)}
         return {str(name) for (name,) in await self._fetch("accepted", row)}
 
