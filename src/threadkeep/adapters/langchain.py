@@ -38,7 +38,7 @@ class ChatHistory(BaseChatMessageHistory):
 
     async def aget_messages(self) -> list[BaseMessage]:
         """Return the messages since the last reset, oldest first."""
-        return _as_langchain(await self._session.call_unless_blocked(read_messages))
+        return _as_langchain(await self._session.call_even_if_blocked(read_messages))
 
     def add_messages(self, messages: Sequence[BaseMessage]) -> None:
         """Store the messages as one turn; skip messages whose id is already stored.
@@ -52,7 +52,7 @@ class ChatHistory(BaseChatMessageHistory):
     async def aadd_messages(self, messages: Sequence[BaseMessage]) -> None:
         """Store the messages as `add_messages` does."""
         if turn := [_message(message) for message in messages]:
-            await self._session.call_unless_blocked(lambda session: session.append(turn))
+            await self._session.call_even_if_blocked(lambda session: session.append(turn))
 
     def clear(self) -> None:
         """Delete the session with all its messages."""
@@ -60,7 +60,7 @@ class ChatHistory(BaseChatMessageHistory):
 
     async def aclear(self) -> None:
         """Delete the session with all its messages."""
-        await self._session.call_unless_blocked(lambda session: session.delete())
+        await self._session.call_even_if_blocked(lambda session: session.delete())
 
 
 def _message(message: BaseMessage) -> Message:

@@ -56,7 +56,7 @@ class AgentsSession:
         """
         limit = resolve_session_limit(limit, self.session_settings)
         limit = None if limit is not None and limit < 0 else limit
-        messages = await self._session.call_unless_blocked(lambda session: read_messages(session, limit, keep=_is_item))
+        messages = await self._session.call_even_if_blocked(lambda one: read_messages(one, limit, keep=_is_item))
         return [item for message in messages if (item := _item(message)) is not None]
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
@@ -69,16 +69,16 @@ class AgentsSession:
         """
         messages = [_message(cast("Mapping[str, Json]", item)) for item in items]
         if messages:
-            await self._session.call_unless_blocked(lambda session: session.append(messages))
+            await self._session.call_even_if_blocked(lambda session: session.append(messages))
 
     async def pop_item(self) -> TResponseInputItem | None:
         """Mark the newest item as taken back, and return it. The transcript keeps its row."""
-        message = await self._session.call_unless_blocked(lambda session: take_back_newest(session, _is_item))
+        message = await self._session.call_even_if_blocked(lambda session: take_back_newest(session, _is_item))
         return None if message is None else _item(message)
 
     async def clear_session(self) -> None:
         """Delete the session with all its items."""
-        await self._session.call_unless_blocked(lambda session: session.delete())
+        await self._session.call_even_if_blocked(lambda session: session.delete())
 
 
 def _message(item: Mapping[str, Json]) -> Message:

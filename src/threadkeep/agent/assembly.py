@@ -73,7 +73,7 @@ class Assembler:
         self._shown: tuple[int, TokenCounter, tuple[Summary, ...]] | None = None
 
     def draft(self, call: Call, wanted: Sequence[Section] = (), extras: Sequence[Extra] = ()) -> Draft:
-        """Choose the messages to send. Reserve tokens for `extras`, and for the sections in `wanted`, searched later.
+        """Choose the messages to send. Reserve tokens for `extras` and for the sections in `wanted`, not yet searched.
 
         Raises:
             BudgetTooSmall: the system message exceeds the budget, alone or together with the newest user message and
@@ -368,7 +368,7 @@ class Assembler:
         return message, Entry(piece.section, size, seq=seq, id=piece.id, digest=digest, tokens_before=before)
 
     def _summary_entry(self, message: BaseMessage, entry: Entry, draft: Draft, texts: dict[str, str]) -> Entry:
-        """Complete the entry of the message with the summaries: add their ids and, if they were cut, the digest."""
+        """Return the entry with the ids of the summaries and, if they were cut, with the digest of the message."""
         entry = replace(entry, summaries=tuple(summary.id for summary in draft.summaries), source="summaries")
         whole = self._recollection.summaries[-1]
         if draft.summaries[-1].text == whole.text:

@@ -73,7 +73,7 @@ class CallMeasure:
     other: int = 0
 
     def unscaled(self, tokens: int) -> int:
-        """Convert a corrected number of tokens to the original estimate, without the learned factors."""
+        """Return the estimate that the learned factors have corrected to this number of tokens."""
         if not isinstance(self.counter, ScaledCounter):
             return tokens
         other_hundredths = self.counter.other_hundredths or self.counter.hundredths

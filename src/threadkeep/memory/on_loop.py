@@ -67,10 +67,10 @@ class OnLoop[M: history.Memory, H]:
             caller_loop.reset(token)
             blocked_loop.reset(blocked)
 
-    async def call_unless_blocked[T](self, verb: Callable[[H], Coroutine[Any, Any, T]]) -> T:
-        """Run a method as `call` does, or on the companion's loop if the memory's loop waits for the caller.
+    async def call_even_if_blocked[T](self, verb: Callable[[H], Coroutine[Any, Any, T]]) -> T:
+        """Run a method as `call` does; if the memory's loop is blocked, run it on the companion's loop.
 
-        Unlike with `call`, the method is not cancelled with the caller if it runs on another loop.
+        A method that runs in another thread is not cancelled with the caller.
         """
         companion, loop = _companions.get(self._memory), self._memory.loop
         if loop.dedicated or loop.is_running_here or (companion is not None and companion.loop.is_own_thread):
@@ -122,7 +122,7 @@ class MemoryAdapter:
 
     @property
     def memory(self) -> Memory:
-        """The memory that the adapter uses; in the thread of its companion, the companion."""
+        """The memory of the adapter. Code that runs in the companion's thread gets the companion."""
         made = self._memories.made
         return next((one for one in made if one.loop.is_own_thread), made[0])
 
@@ -133,7 +133,7 @@ def on_any_loop[A: MemoryAdapter](adapter: type[A]) -> type[A]:
     def wrapped[T](method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Coroutine[Any, Any, T]]:
         @wraps(method)
         async def call(self: A, *args: Any, **named: Any) -> T:
-            return await self._memories.call_unless_blocked(lambda _: method(self, *args, **named))
+            return await self._memories.call_even_if_blocked(lambda _: method(self, *args, **named))
 
         return call
 

@@ -126,7 +126,7 @@ class ThreadEvents:
         states: list[object] = [(run.run_id, run.status, run.interrupt) for run in turns]
         if states != seen:
             found = await newest_runs(service, thread_id, user_id=user_id)
-            found.sort(key=seq_base, reverse=True)  # a resumed run arrives again
+            found.sort(key=seq_base, reverse=True)  # a resumed run has a new arrival number
         return states, found
 
     def _first(self, newest_first: list[Run], choice: EventChoice, idle: int) -> Run | None:
