@@ -484,7 +484,7 @@ async def test_answers_in_the_session_of_another_user_are_not_found(memory: Memo
 @pytest.mark.parametrize("wrong", [None, 5, {"max_messages": 5}, Retention()])
 def test_a_retention_has_limits_only(wrong: Any) -> None:
     """Invalid limits are refused when the retention is created, not in each retention round."""
-    with pytest.raises(InvalidInput, match="are RetentionLimits"):
+    with pytest.raises(InvalidInput, match="must be RetentionLimits"):
         Retention(archive=wrong)
-    with pytest.raises(InvalidInput, match="are RetentionLimits"):
+    with pytest.raises(InvalidInput, match="must be RetentionLimits"):
         Retention(delete=wrong)
