@@ -163,9 +163,35 @@ async def test_a_store_works_on_another_event_loop_than_its_memory(memory: Memor
     if not blocked:
         await asyncio.to_thread(thread.join, HANG_SECONDS)
     thread.join(HANG_SECONDS)
-    assert sorted(await items_in(store)) == ["c1", "h1", "m1", "m2", "m3", "n0", "n1", "n2", "n3"]
+    await asyncio.gather(*(store.save_item("t1", answered(f"n{at}", "newer"), "ann") for at in (3, 4)))
+    assert sorted(await items_in(store)) == ["c1", "h1", "m1", "m2", "m3", "n0", "n1", "n2", "n3", "n4"]
     assert isinstance(item := await store.load_item("t1", "m1", "ann"), UserMessageItem)
     assert item.content[0].text == "changed"
+
+
+async def test_an_item_is_saved_while_a_blocked_loop_is_saving_another(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deliver = Session.deliver
+
+    async def waiting(self: Session) -> Any:
+        if memory.loop.is_running_here:
+            began.set()
+            await ended.wait()
+        return await deliver(self)
+
+    monkeypatch.setattr(Session, "deliver", waiting)
+    began, ended, (store, _) = asyncio.Event(), asyncio.Event(), await filled(memory)
+    first = asyncio.create_task(store.save_item("t1", answered("n1", "new"), "ann"))
+    await began.wait()
+    second = store.save_item("t1", answered("n2", "new"), "ann")
+    thread = threading.Thread(target=lambda: asyncio.run(second), daemon=True)
+    thread.start()
+    thread.join(HANG_SECONDS)
+    assert "n2" in await items_in(store)
+    ended.set()
+    await first
+    assert "n1" in await items_in(store)
 
 
 @pytest.mark.parametrize("transcripts", TRANSCRIPTS)

@@ -70,7 +70,7 @@ class ThreadkeepStore[TContext](MemoryAdapter, Store[TContext]):
         """
         super().__init__(memory)
         self._user_id = user_id
-        self._changing = asyncio.Lock()
+        self._changing: dict[Memory, asyncio.Lock] = {}  # a lock belongs to one event loop
 
     def generate_thread_id(self, context: TContext) -> str:
         """Return a new id with a whole UUID, because ChatKit's default ids could collide."""
@@ -219,7 +219,7 @@ class ThreadkeepStore[TContext](MemoryAdapter, Store[TContext]):
         stored: Json = {"deleted": item_id} if item is None else _wrapped(item)
         note = item_message(_NAME, stored, role=None, text="[deleted]" if item is None else f"[{item.type}]")
         new = note if item is None else _message(item, None)
-        async with self._changing:
+        async with self._changing.setdefault(self.memory, asyncio.Lock()):
             for _ in range(_ATTEMPTS):
                 if await self._change_once(session, item_id, new, note):
                     return
