@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import BaseMessage, HumanMessage
 
 from tests.recorded_events import RecordedEvents
 from threadkeep import (
@@ -465,13 +465,41 @@ async def test_workspace_facts_are_learned_after_the_session_was_deleted(
     memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The questions of the new session have lower numbers than those of the deleted one."""
-    monkeypatch.setattr(learning, "_MOST_QUESTIONS", 2)
+    monkeypatch.setattr(learning, "_MOST_RUNS", 2)
     entries = [[found(number, f"plan_{number}", "x", about="workspace")] for number in (1, 3, 5, 1)]
     learns = FactLearning(memory, model=answering(*entries), scopes=("workspace",))
     await talk(memory, learns, "One", "Two", "Three")
     await memory.session("room:1", user_id="ada").delete()
     await talk(memory, learns, "One")
     assert [(one.key, one.scope) for one in await proposals(memory)] == [("plan_1", SHOP)]
+
+
+async def test_a_message_of_a_new_session_has_no_workspace_of_a_deleted_one(memory: Memory) -> None:
+    """The message was stored outside of a turn, and its number is that of a deleted question."""
+    entries = [[], [found(number, f"plan_{number}", "x", about="workspace") for number in (1, 3)]]
+    learns = FactLearning(memory, model=answering(*entries), scopes=("workspace",))
+    await talk(memory, learns, "One")
+    session = memory.session("room:1", user_id="ada")
+    await session.delete()
+    await session.append([Message(role="user", content="We moved."), Message(role="assistant", content="Where?")])
+    await talk(memory, learns, "Home")
+    assert [one.key for one in await proposals(memory)] == ["plan_3"]
+
+
+async def test_a_repeated_first_question_keeps_the_workspaces_of_later_ones(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = [found(number, f"plan_{number}", "x", about="workspace") for number in (1, 3)]
+    learns = FactLearning(memory, model=answering(entries), scopes=("workspace",))
+    middleware = [SessionMemory(memory, learning=learns)]
+    agent: Any = create_agent(ScriptedModel(["First.", "Second."]), [], middleware=middleware)
+    with monkeypatch.context() as patched:
+        patched.setattr(memory.learning, "_work", lambda _: asyncio.sleep(0))  # the learner is late
+        for text in ("One", "Two"):
+            await agent.ainvoke({"messages": [HumanMessage(text, id=text)]}, CONFIG)
+    await agent.ainvoke({"messages": [HumanMessage("One", id="One")]}, CONFIG)
+    await memory.learning.idle()
+    assert [(one.key, one.scope) for one in await proposals(memory)] == [("plan_1", SHOP), ("plan_3", SHOP)]
 
 
 async def test_a_message_of_a_turn_that_another_process_lost_is_learned_in_no_workspace(memory: Memory) -> None:

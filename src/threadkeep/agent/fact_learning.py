@@ -86,8 +86,8 @@ class FactLearning:
         self._scopes = tuple(scopes)
         self._workspace = workspace
 
-    def consider(self, session: Session, model: BaseChatModel | None, question: range) -> None:
-        """Queue a session for learning from the `question`, and report scopes that cannot be used."""
+    def consider(self, session: Session, model: BaseChatModel | None, run_id: str) -> None:
+        """Queue a session for learning from the turn `run_id`, and report scopes that cannot be used."""
         memory = self._memory.made[0]
         workspace = session.workspace or default_workspace(memory, self._workspace)
         wanted = ALL_SCOPES if self._directives else self._scopes
@@ -95,11 +95,11 @@ class FactLearning:
         for error in refused.values():
             memory.observers.notify(LearningFailed(error=type(error).__name__, session_id=session.session_id))
         if self._directives:
-            memory.learning.enqueue(LearningRequest(session.session_id, DirectiveLearner(), usable, 1.0, question))
+            memory.learning.enqueue(LearningRequest(session.session_id, DirectiveLearner(), usable, 1.0, run_id))
         learns = self._model or model
         scopes = {kind: scope for kind, scope in usable.items() if kind in self._scopes}
         if self._proposes and learns is not None and scopes:
-            request = LearningRequest(session.session_id, ModelLearner(learns), scopes, self._accept_from, question)
+            request = LearningRequest(session.session_id, ModelLearner(learns), scopes, self._accept_from, run_id)
             memory.learning.enqueue(request)
 
 

@@ -232,9 +232,7 @@ class TurnContext:
         if self._options.compression is not None:
             self._consider_compression(self._options.compression)
         if self._options.learning is not None and self._transcribed:
-            last = self.question_seq or 0
-            question = range(last - self.questions + 1 if last else 1, last + 1)
-            self._options.learning.consider(self.session, self._use.model, question)
+            self._options.learning.consider(self.session, self._use.model, self.run_id)
         begin, self._new_begin = None if anchored or self._anchored else self._new_begin, None
         if begin is not None or self.steps.waiting:
             await in_time(self.session, self._store(begin), self.session.report_write_failed)

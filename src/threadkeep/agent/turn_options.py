@@ -43,10 +43,10 @@ AUTO_SHARED_TOKENS: Final = 16_000
 class TurnLearning(Protocol):
     """An interface for learning from a session after each turn; `FactLearning` implements it."""
 
-    def consider(self, session: Session, model: BaseChatModel | None, question: range) -> None:
+    def consider(self, session: Session, model: BaseChatModel | None, run_id: str) -> None:
         """Queue a session for learning after a turn, and return at once.
 
-        `model` is that of the agent. `question` has the `seq` of each message of the turn's question, if known.
+        `model` is that of the agent. `run_id` is in the stored messages of the turn.
         """
         ...
 

@@ -28,7 +28,7 @@ from threadkeep.store.codec import time_of
 from threadkeep.store.driver import Driver
 from threadkeep.store.statements import Tables
 
-_MOST_SESSIONS, _MOST_QUESTIONS = 1_000, 200
+_MOST_SESSIONS, _MOST_RUNS = 1_000, 200
 _REACH = 40
 """The most new messages of one learner call. An unread session begins with its last 40 messages."""
 _CONTEXT_MESSAGES = 4
@@ -74,16 +74,16 @@ class Learner(Protocol):
 class LearningRequest:
     """A session to learn from. Proposals with at least the confidence `accept_from` are accepted; None: never.
 
-    `question` has the `seq` of each message of the turn's question. Turns of a session can have different workspaces,
-    so a workspace fact is learned only from a question that was enqueued in this process. If `question` is None, all
-    messages belong to the workspace in `scopes`.
+    `run_id` is in the messages of the newest turn. Turns of a session can have different workspaces, so a workspace
+    fact is learned only from a turn that was enqueued in this process. If `run_id` is None, all messages belong to the
+    workspace in `scopes`.
     """
 
     session_id: str
     learner: Learner
     scopes: Mapping[ScopeKind, Scope]
     accept_from: float | None = None
-    question: range | None = None
+    run_id: str | None = None
 
 
 class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
@@ -98,8 +98,8 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         self._proposals = proposals
         self._observer = observer
         self._waiting: OrderedDict[tuple[str, str], LearningRequest] = OrderedDict()
-        # The workspaces of the newest questions, by `seq`.
-        self._workspaces: OrderedDict[tuple[str, str], dict[int, Scope | None]] = OrderedDict()
+        # The workspaces of the newest turns, by run id: a session that replaces a deleted one has other run ids.
+        self._workspaces: OrderedDict[tuple[str, str], dict[str, Scope | None]] = OrderedDict()
         self._refused: dict[tuple[str, str], list[Reading]] = {}
         self._tasks: dict[LearnerKind, asyncio.Task[None]] = {}
         self._closed = False
@@ -111,10 +111,10 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         kind = request.learner.kind
         key = request.session_id, kind
         self._waiting[key] = request
-        asked = dict.fromkeys(request.question or (), request.scopes.get("workspace"))
-        # Message 1 begins a session, and a deleted session may have had the same id.
-        known = {} if 1 in asked else self._workspaces.pop(key, {})
-        self._workspaces[key] = dict(sorted({**known, **asked}.items())[-_MOST_QUESTIONS:])
+        known = self._workspaces.pop(key, {})
+        if request.run_id is not None:
+            known[request.run_id] = request.scopes.get("workspace")
+        self._workspaces[key] = dict([*known.items()][-_MOST_RUNS:])
         for sessions in (self._waiting, self._workspaces):
             if len(sessions) > _MOST_SESSIONS:
                 sessions.popitem(last=False)  # drop the oldest session, which is read after its next turn
@@ -135,11 +135,11 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         learner = request.learner
         messages, before_seq = await self._unread(request)
         is_more = len(messages) == _REACH + _CONTEXT_MESSAGES
-        workspaces = None if request.question is None else self._workspaces.get((request.session_id, learner.kind), {})
-        users = [(index, message.seq or 0) for index, message in enumerate(messages) if message.role == "user"]
-        if workspaces and (later := [index for index, seq in users if seq > max(workspaces)]):
-            # Read a later question after its turn, when its workspace is known.
-            messages, is_more = messages[: later[0]], False
+        workspaces = None if request.run_id is None else self._workspaces.get((request.session_id, learner.kind), {})
+        ended = [index for index, message in enumerate(messages) if workspaces and message.run_id in workspaces]
+        users = [index for index, message in enumerate(messages) if message.role == "user"]
+        if ended and (later := [index for index in users if index > ended[-1]]) and not is_more:
+            messages = messages[: later[0]]  # read a later question after its turn, when its workspace is known
         learnable = {m.seq: m for m in messages if m.role == "user" and m.seq is not None and m.seq > before_seq}
         if not learnable and not is_more:
             return 0, False
@@ -152,7 +152,8 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         learned, reading = await self._ask(request, record, reading) if learnable else ((), reading)
         sound = await asyncio.to_thread(lambda: [one for one in learned if _is_sound(one, record)])
         if workspaces is not None:
-            sound = [placed for one in sound if (placed := _in_workspace(one, workspaces)) is not None]
+            at = {seq: workspaces.get(message.run_id or "") for seq, message in learnable.items()}
+            sound = [placed for one in sound if (placed := _in_workspace(one, at)) is not None]
         most = _MOST_PROPOSED[learner.kind]
         added = await self._proposals.add(reading, sound[:most])  # None if another process has read the messages
         proposed, dropped = added or 0, 0 if added is None else len(sound[most:])
