@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import warnings
 
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.history import RunnableWithMessageHistory
+from langgraph.store.memory import InMemoryStore
 
 from tests.limits import HANG_SECONDS
-from threadkeep import Memory, open_memory_sync
+from threadkeep import Memory, MemoryOptions, open_memory, open_memory_sync
 from threadkeep.adapters.langchain import ChatHistory
 
 ROOM = "room:1"
@@ -67,3 +69,16 @@ async def test_a_history_works_on_another_event_loop_while_that_of_the_memory_wa
     thread.start()
     thread.join(HANG_SECONDS)
     assert found == await ChatHistory(memory, ROOM).aget_messages() == [HumanMessage("hi", id="h1")]
+
+
+async def test_a_history_waits_for_a_busy_loop_if_the_store_cannot_be_opened_again() -> None:
+    async def use() -> None:
+        await ChatHistory(memory, ROOM).aadd_messages([HumanMessage("hi", id="h1")])
+
+    options = MemoryOptions(graph_store=InMemoryStore(), transcripts="graph_store")
+    async with open_memory("sqlite://", options=options) as memory:
+        thread = threading.Thread(target=lambda: asyncio.run(use()), daemon=True)
+        thread.start()
+        time.sleep(1.0)  # noqa: ASYNC251 - the loop is busy, and does not wait for the thread
+        await asyncio.to_thread(thread.join, HANG_SECONDS)
+        assert await ChatHistory(memory, ROOM).aget_messages() == [HumanMessage("hi", id="h1")]

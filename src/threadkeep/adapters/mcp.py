@@ -107,9 +107,8 @@ class _Tools(MemoryAdapter):
     async def search_messages(self, query: str, session_id: SessionId | None = None, limit: Limit = 10) -> str:
         """Find messages that contain all words of a query, best first, in all sessions or in one."""
         with _tool_errors():
-            result = await self.memory.search_result(
-                query, user_id=self._caller().user_id, session_id=session_id, limit=limit
-            )
+            user_id = self._caller().user_id
+            result = await self.memory.search_result(query, user_id=user_id, session_id=session_id, limit=limit)
         lines = [f"{quoted_text('session', hit.session_id)}\n{quoted_message(hit.message)}" for hit in result.hits]
         partly = ["Not all messages could be searched yet; search again later."] if result.unindexed else []
         return _quoted([*partly, *_cut(lines)])

@@ -111,10 +111,8 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         kind = request.learner.kind
         key = request.session_id, kind
         self._waiting[key] = request
-        known = self._workspaces.pop(key, {})
-        if request.run_id is not None:
-            known[request.run_id] = request.scopes.get("workspace")
-        self._workspaces[key] = dict([*known.items()][-_MOST_RUNS:])
+        asked = [] if request.run_id is None else [(request.run_id, request.scopes.get("workspace"))]
+        self._workspaces[key] = dict([*self._workspaces.pop(key, {}).items(), *asked][-_MOST_RUNS:])
         for sessions in (self._waiting, self._workspaces):
             if len(sessions) > _MOST_SESSIONS:
                 sessions.popitem(last=False)  # drop the oldest session, which is read after its next turn

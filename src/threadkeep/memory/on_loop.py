@@ -17,8 +17,8 @@ from threadkeep.memory.memory import Memory
 from threadkeep.memory.sync_memory import SyncMemory
 
 _companions: WeakKeyDictionary[history.Memory, SyncMemory] = WeakKeyDictionary()
-_BLOCKED_SECONDS = (0.5, 0.1)
-"""Seconds that a call waits for a loop before the loop counts as blocked: without, and with a companion memory."""
+_BLOCKED_SECONDS = (0.5, 0.1, 5.0)
+"""Seconds until a loop counts as blocked: without and with a companion, and for a graph store that may have none."""
 
 _companion_lock = threading.RLock()
 caller_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("threadkeep_caller_loop", default=None)
@@ -99,8 +99,9 @@ class OnLoop[M: history.Memory, H]:
             return _companions[self._memory].wait_for(verb(of))
         if of is not None or loop.dedicated:
             return loop.run(verb(self._own))
+        index = 1 if self._memory in _companions else 2 * self._memory.in_graph_store
         try:
-            return loop.run_unless_blocked(verb(self._own), _BLOCKED_SECONDS[self._memory in _companions])
+            return loop.run_unless_blocked(verb(self._own), _BLOCKED_SECONDS[index])
         except LoopBlocked:
             with _companion_lock:
                 companion = _companions.get(self._memory) or SyncMemory.companion_of(self._memory)
