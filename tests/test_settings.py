@@ -406,6 +406,17 @@ def test_an_env_file_that_is_no_text_is_named(tmp_path: Path) -> None:
             read()
 
 
+def test_another_file_that_may_not_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example, the folder with the file of bots may belong to another user."""
+
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    with pytest.raises(InvalidSettings, match=r"The file \S+channels\.yaml cannot be read"):
+        load_settings()
+
+
 def test_unknown_variables_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Unknown variables of the environment and of `.env` are named with a suggestion, and without their values."""
     assert {name.upper() for name in Settings.model_fields} == set(_NAMES.split())

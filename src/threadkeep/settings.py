@@ -431,12 +431,13 @@ def unknown_variables() -> list[str]:
 
 @contextmanager
 def _readable() -> Iterator[None]:
-    """Raise `InvalidSettings` if the block cannot read the file `.env`."""
+    """Raise `InvalidSettings` if the block cannot read a file, such as `.env`."""
     try:
         yield
-    except (UnicodeDecodeError, PermissionError):
+    except (UnicodeDecodeError, PermissionError) as error:
+        name = str(getattr(error, "filename", None) or ".env")
         cure = "save it as UTF-8, and check its permissions"
-        raise InvalidSettings(f"The file .env cannot be read; {cure}.", variable=".env") from None
+        raise InvalidSettings(f"The file {name} cannot be read; {cure}.", variable=name) from None
 
 
 def _sentence(error: ValidationError) -> InvalidSettings:
