@@ -502,6 +502,16 @@ async def test_a_repeated_first_question_keeps_the_workspaces_of_later_ones(
     assert [(one.key, one.scope) for one in await proposals(memory)] == [("plan_1", SHOP), ("plan_3", SHOP)]
 
 
+async def test_a_blocking_call_on_the_memorys_own_loop_is_learned_from(memory: Memory) -> None:
+    """The turn runs on the loop of a companion memory; the learner is that of the memory."""
+    learns = FactLearning(memory, model=answering([found(1, "city", "Lisbon")]), directives=True)
+    agent: Any = create_agent(ScriptedModel(["ok"]), [], middleware=[SessionMemory(memory, learning=learns)])
+    agent.invoke({"messages": [{"role": "user", "content": "preference (user): Keep diffs small."}]}, CONFIG)
+    await asyncio.sleep(0)
+    await memory.learning.idle()
+    assert sorted(str(one.value) for one in await proposals(memory)) == ["Keep diffs small.", "Lisbon"]
+
+
 async def test_a_message_of_a_turn_that_another_process_lost_is_learned_in_no_workspace(memory: Memory) -> None:
     await memory.session("room:1", user_id="ada", workspace="home").append([Message(role="user", content="We moved.")])
     entries = [found(n, f"{about}_{n}", "x", about=about) for n in (1, 2) for about in ("user", "workspace")]

@@ -95,12 +95,13 @@ class FactLearning:
         for error in refused.values():
             memory.observers.notify(LearningFailed(error=type(error).__name__, session_id=session.session_id))
         if self._directives:
-            memory.learning.enqueue(LearningRequest(session.session_id, DirectiveLearner(), usable, 1.0, run_id))
+            directives = LearningRequest(session.session_id, DirectiveLearner(), usable, 1.0, run_id)
+            memory.loop.post(lambda: memory.learning.enqueue(directives))
         learns = self._model or model
         scopes = {kind: scope for kind, scope in usable.items() if kind in self._scopes}
         if self._proposes and learns is not None and scopes:
             request = LearningRequest(session.session_id, ModelLearner(learns), scopes, self._accept_from, run_id)
-            memory.learning.enqueue(request)
+            memory.loop.post(lambda: memory.learning.enqueue(request))
 
 
 class ModelLearner:

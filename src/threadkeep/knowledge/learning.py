@@ -108,8 +108,7 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         """Queue a session whose newest turn is stored, and return at once."""
         if self._closed:
             return
-        kind = request.learner.kind
-        key = request.session_id, kind
+        key = request.session_id, (kind := request.learner.kind)
         self._waiting[key] = request
         asked = [] if request.run_id is None else [(request.run_id, request.scopes.get("workspace"))]
         self._workspaces[key] = dict([*self._workspaces.pop(key, {}).items(), *asked][-_MOST_RUNS:])
