@@ -97,7 +97,8 @@ class RootCall:
         """The messages in the input, as the caller passed them: objects, mappings, tuples or texts."""
         given: Any = self.input
         given = given.get("messages") if isinstance(given, Mapping) else getattr(given, "messages", None)
-        (given,) = overwriting(given) or (given,)
+        if not isinstance(given, list):
+            (given,) = overwriting(given) or (given,)
         if isinstance(given, list | tuple):
             is_pair = isinstance(given, tuple) and len(given) == 2 and [type(part) for part in given] == [str, str]
             return [given] if is_pair else list(given)

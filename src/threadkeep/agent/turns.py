@@ -154,7 +154,7 @@ class OpenTurn(TurnContext):
         """Store the question and, if possible, read the history in the same transaction."""
         profile, limit = self._options.profile or "", min(self._options.message_limit or PAGE_ROWS, PAGE_ROWS)
         if self._transcribed and not self._options.no_history:
-            reads = self._joined_reads()
+            reads = self._joined_reads() if self._options.sources else {}
             joined = Joined(after=[statement for _, statements in reads.values() for statement in statements])
             self._begun = await self.session.begin_joined(messages, joined, profile=profile, limit=limit)
             rows = iter(self._begun.rows if self._begun is not None else ())

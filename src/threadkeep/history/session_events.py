@@ -45,11 +45,15 @@ class SessionEvents:
 
     def read(self, started: float, outcome: Outcome) -> None:
         """Report the end of a read."""
-        self._observer.notify(StoreRead(**self._labels, outcome=outcome, milliseconds=_since(started)))
+        self._observer.notify(
+            StoreRead(**self._labels, outcome=outcome, milliseconds=1000 * (time.perf_counter() - started))
+        )
 
     def written(self, started: float, outcome: Outcome) -> None:
         """Report the end of a write."""
-        self._observer.notify(StoreWrite(**self._labels, outcome=outcome, milliseconds=_since(started)))
+        self._observer.notify(
+            StoreWrite(**self._labels, outcome=outcome, milliseconds=1000 * (time.perf_counter() - started))
+        )
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -123,8 +127,3 @@ class ReportedRead:
             self.events.read(self._started, self.on_failure)
             if isinstance(error, StoreError):
                 self.events.read_failed(error, self.on_failure)
-
-
-def _since(started: float) -> float:
-    """Return the milliseconds since a value of `time.perf_counter()`."""
-    return (time.perf_counter() - started) * 1000
