@@ -85,7 +85,7 @@ def test_sessions_of_the_sdk_are_imported(any_cli: CommandLine, tmp_path: Path) 
 def test_a_file_whose_name_is_not_utf8_is_imported(cli: CommandLine, tmp_path: Path) -> None:
     from agents.memory import SQLiteSession
 
-    source = tmp_path / "caf\udce9.db"
+    source = tmp_path / "old\udce9.db"
     write(SQLiteSession("a", source), ITEMS[:1])
     outcome = cli("import", "openai-agents", str(source))
     assert (outcome.exit_code, len(contents(cli, "a"))) == (0, 1)
