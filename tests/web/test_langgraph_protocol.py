@@ -393,6 +393,18 @@ async def test_an_idle_reader_reads_the_runs_of_its_thread_once(
                     break
 
 
+@asynccontextmanager
+async def asking_app(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[ThreadEvents, RunService]]:
+    """Open an app whose workflow `asking` asks a person; its chat answers once."""
+    (folder / "asking.py").write_text(ASKING)
+    monkeypatch.syspath_prepend(folder)
+    async with (
+        opened_app(ScriptedModel(["Noted."]), settings_for(folder, workflows="asking=asking:graph")) as app,
+        asyncio.timeout(HANG_SECONDS),
+    ):
+        yield ThreadEvents(app), await app.runs.service()
+
+
 async def test_a_client_that_left_receives_its_run_when_it_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -400,13 +412,7 @@ async def test_a_client_that_left_receives_its_run_when_it_returns(
 
     A client that continues after an earlier run receives the question again.
     """
-    (tmp_path / "asking.py").write_text(ASKING)
-    monkeypatch.syspath_prepend(tmp_path)
-    async with (
-        opened_app(ScriptedModel(["Noted."]), settings_for(tmp_path, workflows="asking=asking:graph")) as app,
-        asyncio.timeout(HANG_SECONDS),
-    ):
-        events, runs = ThreadEvents(app), await app.runs.service()
+    async with asking_app(tmp_path, monkeypatch) as (events, runs):
 
         async def read(end: str, since: int | None = None) -> list[str]:
             """Return the events of a client that leaves after `end`."""
@@ -477,13 +483,7 @@ async def test_a_reader_that_continues_after_a_later_run_receives_the_rest_of_a_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The events up to the question are not repeated, and neither are those of the later run."""
-    (tmp_path / "asking.py").write_text(ASKING)
-    monkeypatch.syspath_prepend(tmp_path)
-    async with (
-        opened_app(ScriptedModel(["Noted."]), settings_for(tmp_path, workflows="asking=asking:graph")) as app,
-        asyncio.timeout(HANG_SECONDS),
-    ):
-        events, runs = ThreadEvents(app), await app.runs.service()
+    async with asking_app(tmp_path, monkeypatch) as (events, runs):
 
         async def read(since: int | None, end: tuple[str, str]) -> tuple[list[tuple[str, str]], list[int]]:
             """Return the events and their `seq`, from the first one after `since` up to `end`."""
@@ -533,14 +533,8 @@ async def test_a_resumed_run_sends_only_values_with_later_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader that begins after a later run receives no older values, and the new ones also if it reads slowly."""
-    (tmp_path / "asking.py").write_text(ASKING)
-    monkeypatch.syspath_prepend(tmp_path)
     choice = EventChoice(frozenset(["lifecycle", "values"]), None, at_root=True)
-    async with (
-        opened_app(ScriptedModel(["Noted."]), settings_for(tmp_path, workflows="asking=asking:graph")) as app,
-        asyncio.timeout(HANG_SECONDS),
-    ):
-        events, runs = ThreadEvents(app), await app.runs.service()
+    async with asking_app(tmp_path, monkeypatch) as (events, runs):
         asked = await runs.submit(RunRequest(workflow="asking", text="go", session_id="t1"))
         await runs.result(asked.run_id)
         known = events.follow_run(runs, await runs.run(asked.run_id))

@@ -108,7 +108,7 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         """Queue a session whose newest turn is stored, and return at once."""
         if self._closed:
             return
-        key = request.session_id, (kind := request.learner.kind)
+        key, kind = (request.session_id, request.learner.kind), request.learner.kind
         self._waiting[key] = request
         asked = [] if request.run_id is None else [(request.run_id, request.scopes.get("workspace"))]
         self._workspaces[key] = dict([*self._workspaces.pop(key, {}).items(), *asked][-_MOST_RUNS:])
@@ -135,8 +135,8 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         workspaces = None if request.run_id is None else self._workspaces.get((request.session_id, learner.kind), {})
         ended = [index for index, message in enumerate(messages) if workspaces and message.run_id in workspaces]
         users = [index for index, message in enumerate(messages) if message.role == "user"]
-        if ended and (later := [index for index in users if index > ended[-1]]) and not is_more:
-            messages = messages[: later[0]]  # read a later question after its turn, when its workspace is known
+        if ended and not is_more:  # read a later question after its turn, when its workspace is known
+            messages = messages[: next((index for index in users if index > ended[-1]), None)]
         learnable = {m.seq: m for m in messages if m.role == "user" and m.seq is not None and m.seq > before_seq}
         if not learnable and not is_more:
             return 0, False

@@ -17,10 +17,9 @@ from threadkeep.memory.memory import Memory
 from threadkeep.memory.sync_memory import SyncMemory
 
 _companions: WeakKeyDictionary[history.Memory, SyncMemory] = WeakKeyDictionary()
-_BLOCKED_SECONDS = (0.5, 0.1, 5.0)
-"""Seconds until a loop counts as blocked: without and with a companion, and for a graph store that may have none."""
-
 _companion_lock = threading.RLock()
+_BLOCKED_SECONDS = {"companion": 0.1, "tables": 0.5, "graph_store": 5.0}
+"""Seconds until a loop counts as blocked: if there is a companion; else by transcripts. Some stores cannot have one."""
 caller_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("threadkeep_caller_loop", default=None)
 """The event loop on which the caller awaits this code; None if it is the memory's own loop."""
 
@@ -99,9 +98,10 @@ class OnLoop[M: history.Memory, H]:
             return _companions[self._memory].wait_for(verb(of))
         if of is not None or loop.dedicated:
             return loop.run(verb(self._own))
-        index = 1 if self._memory in _companions else 2 * self._memory.in_graph_store
+        transcripts = "graph_store" if self._memory.in_graph_store else "tables"
+        seconds = _BLOCKED_SECONDS["companion" if self._memory in _companions else transcripts]
         try:
-            return loop.run_unless_blocked(verb(self._own), _BLOCKED_SECONDS[index])
+            return loop.run_unless_blocked(verb(self._own), seconds)
         except LoopBlocked:
             with _companion_lock:
                 companion = _companions.get(self._memory) or SyncMemory.companion_of(self._memory)
