@@ -95,9 +95,10 @@ async def test_a_run_waits_although_the_reply_of_the_database_was_lost(
     every_desk: RunDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wait is reported, and the next turn of the session begins before maintenance looks for forgotten runs."""
-    wait, calls = every_desk.memory.runs.wait, count(1)
+    wait, calls, queued = every_desk.memory.runs.wait, count(1), asyncio.Event()
 
     async def with_lost_reply(run_id: str, owner: str, asked: Json) -> bool:
+        await queued.wait()
         waits = await wait(run_id, owner, asked)
         if next(calls) == 1:
             raise StoreUnavailable("The connection was lost.")
@@ -107,13 +108,15 @@ async def test_a_run_waits_although_the_reply_of_the_database_was_lost(
     async with every_desk.open(AGENT, asking_twice()) as service:
         form = await service.submit(RunRequest(workflow="form", text="register me", session_id="room"))
         following = await service.submit(HELLO, mode="background")
+        queued.set()
 
         async def is_done() -> bool:
             return (await service.run(following.run_id)).status == "done"
 
         await eventually(is_done)
         assert (await service.run(form.run_id)).status == "waiting"
-    assert [event.status for event in every_desk.events.of(RunFinished)] == ["waiting", "done"]
+    finished = [(event.run_id, event.status) for event in every_desk.events.of(RunFinished)]
+    assert sorted(finished) == sorted([(form.run_id, "waiting"), (following.run_id, "done")])
 
 
 async def test_refusals_of_concurrent_answers_name_the_status_of_the_run(every_desk: RunDesk) -> None:
