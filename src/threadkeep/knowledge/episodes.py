@@ -52,7 +52,7 @@ class Episodes(ClockedTables, sql=("episodes.sql",)):
         self._messages_at = messages_at
 
     async def latest(self, scope: Scope, *, limit: int = 5) -> list[Episode]:
-        """Return the newest episodes of a scope, newest first; only the last messages of up to 50 sessions are read.
+        """Return the newest episodes of a scope, newest first, from the last messages of up to 50 sessions.
 
         Args:
             scope: a session or a person.
@@ -158,7 +158,7 @@ def _messages(rows: Iterable[Row]) -> Iterator[_EpisodeMessage]:
 
 
 async def _with_texts(messages: Iterable[_EpisodeMessage], messages_at: MessagesAt) -> list[_EpisodeMessage]:
-    """Return the active messages with the texts and metadata from `messages_at`; omit damaged sessions."""
+    """Complete messages from a graph store, and omit superseded ones and those of sessions that cannot be read."""
     found: list[_EpisodeMessage] = []
     for session_id, group in groupby(messages, key=lambda message: message.session_id):
         rows = list(group)

@@ -242,7 +242,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         return take_of_each(ranked, limit, lambda fact: (fact.id, normalised(fact.text)))
 
     def _words_of(self, facts: Sequence[Fact]) -> FactWords:
-        """Return the index for the owner of facts; replace an outdated one, and drop the longest unused of too many."""
+        """Return the owner's word index of facts; if there are too many indexes, drop the least recently used ones."""
         scope = facts[0].scope
         index = self._words.pop(scope, None)
         if index is None or index.is_outdated:
@@ -267,7 +267,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         return list(found) if shadowed else without_shadowed(found)
 
     async def valid_in(self, rows: Sequence[Row], scopes: Sequence[Scope]) -> Sequence[Fact]:
-        """Return the facts in the rows of `valid_statements`, with evidence. They are cached until a row changes."""
+        """Convert the rows of `valid_statements` to facts with evidence; cache the facts until a row changes."""
         before, facts = self._remembered.get(tuple(scopes), ([], []))
         if rows != before:
             async with self._driver.reading() as connection:
@@ -280,8 +280,8 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
     async def forget(self, scope: Scope, key: str, *, user_id: str | None = None) -> int:
         """Delete all values of a key, including past ones, and return their number.
 
-        Proposals of the key are deleted too. Queued messages to Graphiti with these facts are dropped. Messages that
-        were sent are deleted there when the worker next serves their group.
+        Proposals of the key are deleted too. Copies of the facts that wait to be sent to Graphiti are dropped. Copies
+        that Graphiti already has are deleted there later, in the background.
 
         Raises:
             InvalidInput: the key is not a valid key of a fact.
@@ -344,16 +344,16 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
     async def _retract(
         self, connection: Connection, scope: Scope, *, key: str | None = None, fact_id: str | None = None
     ) -> None:
-        """Drop queued messages with facts to be deleted; mark messages that were sent for deletion in Graphiti."""
+        """Drop unsent copies of deleted facts; have the copies that Graphiti already has deleted there later."""
         named = {"scope": scope.kind, "owner": scope.owner, "key": key, "fact_id": fact_id}
         await connection.execute(self._sql["retract_facts"], {**named, "now": time_text(self._clock())})
 
     async def take_back(self, fact_id: str, evidence: Evidence | None = None) -> bool:
         """Undo one call of `remember`; return False if there is nothing to undo.
 
-        With the call's `evidence`, a repetition changes nothing; without it, each repetition undoes one more call. If
-        no other call has confirmed the value, it is deleted, and the value before it is valid again. Otherwise the
-        value stays, with one confirmation less.
+        If you pass the `evidence` of that call, it is undone only once; otherwise each `take_back` undoes one more
+        call. If no other call has confirmed the value, it is deleted, and the previous value is valid again. Otherwise
+        the value stays, with one confirmation less.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -432,7 +432,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         return True
 
     def valid_statements(self, scopes: Sequence[Scope], limit: int, most: int = MAX_PAGE) -> list[Statement]:
-        """Return the statements that read the newest valid facts of each scope, most specific scope first."""
+        """Return one SQL statement per scope, most specific first, for the newest `limit` valid facts of the scope."""
         ordered = sorted(dict.fromkeys(scopes), key=lambda scope: SCOPE_KINDS.index(scope.kind))
         page = {**page_parameters(limit, None, "fact_id", most), "limit": limit}
         unfiltered = dict.fromkeys(("kind", "key", "former_key", "escaped"))
@@ -510,5 +510,5 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
 
 
 async def _computed[T](facts: int, compute: Callable[[], T]) -> T:
-    """Return the result of a computation over this many facts; run a long one in a thread."""
+    """Call `compute` and return its result; use a thread if the number of `facts` is large."""
     return await asyncio.to_thread(compute) if facts > _COMPUTED_AT_ONCE else compute()

@@ -2,7 +2,7 @@
 
 `enqueue` returns at once, and one task for each kind of learner reads the queued sessions. The database stores the
 `seq` up to which each session was read: after a failure or a crash, the session's next turn continues from there. If
-the model repeatedly fails on the same messages, but not on a harmless text, these messages are skipped.
+the model repeatedly fails on the same messages, but not on a harmless test message, these messages are skipped.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ class Learner(Protocol):
 
 @dataclass(frozen=True)
 class LearningRequest:
-    """A session to learn from. Proposals with at least the confidence `accept_from` are accepted; None: never.
+    """A session to learn from. Proposals whose confidence is at least `accept_from` are accepted without a person.
 
-    `run_id` is in the messages of the newest turn. Turns of a session can have different workspaces, so a workspace
-    fact is learned only from a turn that was enqueued in this process. If `run_id` is None, all messages belong to the
-    workspace in `scopes`.
+    `run_id` is the run of the newest turn. Each turn can have another workspace, and messages do not record it, so a
+    fact about the workspace is learned only from turns that were enqueued in this process. If `run_id` is None, all
+    messages belong to the workspace in `scopes`.
     """
 
     session_id: str
@@ -98,7 +98,7 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         self._proposals = proposals
         self._observer = observer
         self._waiting: OrderedDict[tuple[str, str], LearningRequest] = OrderedDict()
-        # The workspaces of the newest turns, by run id: a session that replaces a deleted one has other run ids.
+        # The workspaces of the newest turns, by run id: a deleted session that begins again uses `seq` values again.
         self._workspaces: OrderedDict[tuple[str, str], dict[str, Scope | None]] = OrderedDict()
         self._refused: dict[tuple[str, str], list[Reading]] = {}
         self._tasks: dict[LearnerKind, asyncio.Task[None]] = {}
@@ -140,7 +140,7 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         learnable = {m.seq: m for m in messages if m.role == "user" and m.seq is not None and m.seq > before_seq}
         if not learnable and not is_more:
             return 0, False
-        # If the learner failed on these messages, leave out those that were read before: they may be the cause.
+        # If the learner failed before, pass only unread messages: an earlier one, passed as context, may be the cause.
         first_seq = before_seq if (request.session_id, learner.kind) in self._refused else -1
         lines = [quoted_message(message) for message in messages if (message.seq or 0) > first_seq]
         record = Record(lines, learnable, request.scopes, await self._known_keys(request.scopes))
@@ -166,7 +166,7 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
     ) -> tuple[Sequence[Proposed], Reading]:
         """Ask the learner; return the facts and the range of messages that was read.
 
-        Messages that repeatedly cause an error, while a harmless text does not, are skipped.
+        If the learner repeatedly fails on the messages, but not on a test message ("I like tea."), skip them.
         """
         key = request.session_id, to_read.kind
         with ErrorBoundary() as attempt:
@@ -238,7 +238,7 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         return sorted({row[0] for each in rows for row in each})
 
     async def _accept_confident(self, request: LearningRequest) -> int:
-        """Accept proposals with enough confidence, even those of a process that died."""
+        """Accept the session's proposals with enough confidence, also those of a process that died before this."""
         if request.accept_from is None:
             return 0
         accepted = 0
@@ -270,7 +270,7 @@ class DirectiveLearner:
 
 
 def _in_workspace(one: Proposed, workspaces: Mapping[int, Scope | None]) -> Proposed | None:
-    """Return a proposal in the workspace of its message's turn; None if it needs a workspace that is unknown."""
+    """Set the scope of a proposal about the workspace to the workspace of its turn; return None if that is unknown."""
     scope = workspaces.get(one.seq) if one.scope.kind == "workspace" else one.scope
     return None if scope is None else replace(one, scope=scope)
 

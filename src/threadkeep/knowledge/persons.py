@@ -70,7 +70,7 @@ class Persons(ClockedTables, sql=OWNER_SQL):
             return await self._get(connection, person_id)
 
     async def all(self, *, text: str | None = None, limit: int = 100) -> list[Person]:
-        """Return up to `limit` persons, last seen first, with `text` in an id or a name."""
+        """Return up to `limit` persons, last seen first. If `text` is given, an id or a name contains it."""
         return (await self.page(PersonQuery(text, limit)))[0]
 
     async def page(self, query: PersonQuery) -> tuple[list[Person], tuple[datetime, str] | None]:

@@ -146,9 +146,9 @@ class Procedures(ClockedTables, sql=(*OWNER_SQL, "procedures.sql")):
 def applying(procedures: Sequence[Procedure], goal: str, context: Collection[str]) -> list[Procedure]:
     """Return the procedures that apply to a goal, best first.
 
-    All inputs that they need are in `context`; of several with the same name, the first one is used. Procedures with a
-    phrase that occurs in the goal come first, sorted by their success. Then follow procedures without phrases that
-    match by name and description.
+    A procedure applies only if `context` contains all inputs that it needs. Of procedures with the same name, only the
+    first counts. Those with a phrase that occurs in the goal come first, the most successful first. They are followed
+    by procedures without phrases whose names or descriptions match the goal.
     """
     words = fold_fully(goal)
     index = RecallIndex()

@@ -1,4 +1,4 @@
-"""Promoted facts, which are also sent to the graph; directives in messages; and the rejection of secrets."""
+"""Promoted facts, which are also sent to Graphiti: their texts, directives in messages, and rejection of secrets."""
 
 from __future__ import annotations
 
@@ -132,8 +132,9 @@ def accepted_directives(text: str) -> tuple[list[Promotion], int]:
     """Return a message's directives (`preference (user): Keep diffs small`) and how many were rejected.
 
     The text of a directive is on the same line, or on the next lines up to a blank line or the next directive. A
-    directive without a scope belongs to the workspace, or usually to the user if it begins like "I prefer". A directive
-    is rejected if it looks like a secret, is too long, or follows the first 100.
+    directive without a scope belongs to the workspace, or to the user if it begins like "I prefer" and is not a
+    decision, a procedure or a task update. A directive is rejected if it looks like a secret or is too long. After the
+    first 100 directives, all others are rejected.
     """
     found: list[Promotion] = []
     refused = 0

@@ -36,7 +36,7 @@ type LearnerKind = Literal["model", "directives"]
 
 @dataclass(frozen=True)
 class Proposed:
-    """A fact that a learner found in the message `seq` of a session. `promoted` is the kind of a directive."""
+    """A fact that a learner found in the message `seq` of a session. `promoted`: the kind, if it was a directive."""
 
     scope: Scope
     key: str
@@ -141,7 +141,7 @@ class Proposals(ClockedTables, sql=(*OWNER_SQL, "learning.sql")):
 
         Raises:
             KnowledgeNotFound: the proposal does not exist, or the user may not see it.
-            InvalidInput: the proposal was accepted or undone before, or its message was taken back.
+            InvalidInput: the proposal was accepted or undone before, or its message was superseded or deleted.
             StoreUnavailable: the database does not answer; a retry is safe.
         """
         check_name("person's name", by, 512)

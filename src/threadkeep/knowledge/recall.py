@@ -24,13 +24,13 @@ _READ_CHARACTERS = 2_000
 _PARTS_OF_KEY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[\W_]+")
 _SPACES = re.compile(r"\s+")
 
-# Weights of the matches of a word in the query: the same word in a key or in a value, a synonym, a key or a topic that
-# the word asks about, a word with the same beginning. The kind of a question (such as where) counts half.
+# The weights of a fact that matches a word of the query, by kind of match: the same word in the key, or in the value;
+# a synonym; the key, or the topic, that the word asks about; the same beginning. A question word (where) counts half.
 _KEY, _VALUE, _SYNONYM, _ATTRIBUTE, _TOPIC, _ALIKE = 1.0, 0.9, 0.7, 0.7, 0.45, 0.5
 _KIND_SHARE = 0.5
 _BEGINNING = 4
-# A similarity has this weight for each standard deviation; a word in the key weighs 1. Facts below `_LEAST_SIMILAR` are
-# returned only if they match a word of the query.
+# The weight of each standard deviation of similarity; for comparison, a word in the key weighs 1. Facts with less than
+# `_LEAST_SIMILAR` standard deviations are returned only if they match a word of the query.
 _SIMILAR_SHARE, _LEAST_SIMILAR = 0.5, 0.5
 
 _MOST_VECTORS = 20_000
@@ -50,7 +50,7 @@ def _attributes() -> dict[str, frozenset[str]]:
 
 
 def _stems(words: str) -> list[str]:
-    """Return one index term for each word; in scripts without spaces, its longest part."""
+    """Return one index term for each word: its stem or, in scripts without spaces, its longest part."""
     return [stem(word) if word.isascii() else max(terms_of([word]), key=len) for word in words.split()]
 
 
@@ -86,7 +86,7 @@ class FactWords:
 
     @property
     def is_outdated(self) -> bool:
-        """True if most of the indexed facts can no longer be valid."""
+        """True if more than half of the indexed facts are no longer valid, so that a new index would be smaller."""
         return len(self._numbers) > 2 * self._most + _MOST_OLD
 
     def rank(
@@ -140,7 +140,7 @@ class FactWords:
         return [scores[number] for number in numbers]
 
     def _worth(self, term: str) -> dict[int, float]:
-        """Return the weight of each fact's best match with a term of the query."""
+        """Return how well each fact matches a term of the query: its best weight, by the number of the fact."""
         alike = self._beginnings.get(term[:_BEGINNING], ()) if term.isascii() else ()
         worth: dict[int, float] = {}
         for terms, in_key, in_value in _matches(term, alike):
@@ -153,7 +153,7 @@ class FactWords:
 
 
 def _matches(term: str, alike: Collection[str]) -> Iterator[tuple[Collection[str], float, float]]:
-    """Yield the terms that match a term of the query, with their weights in key and value."""
+    """Yield terms of facts that match `term` of a query, with the weights of a match in a fact's key and value."""
     yield (term,), _KEY, _VALUE
     yield _ASKED.get(term, ()), _ATTRIBUTE, 0.0
     for group in ASKS.get(term, ()):

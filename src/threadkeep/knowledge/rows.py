@@ -44,7 +44,7 @@ async def known_owner(connection: Connection, sql: Mapping[str, str], scope: Sco
 
 
 def owner_columns(scope: Scope) -> dict[str, object]:
-    """Return the columns that name the owner of a row, which is deleted together with its owner."""
+    """Return the columns that name the owner of a row. If the owner is deleted, the database deletes the row too."""
     return {
         "scope": scope.kind,
         "owner": scope.owner,

@@ -75,7 +75,7 @@ class GraphitiClient(Protocol):
     newest_first: bool
     """True if `episodes` returns the newest episodes; false if their order is undefined."""
     stores_in_order: bool
-    """True if the server stores messages in the order of sending, so one is lost if only later ones are stored."""
+    """True if the server stores messages in the order of sending, so a message is lost once a later one is stored."""
 
     async def send(self, group_id: str, episodes: Sequence[Episode], *, may_continue: MayContinue | None = None) -> int:
         """Send messages in order, and return how many were sent.
@@ -85,7 +85,7 @@ class GraphitiClient(Protocol):
         """
 
     async def episodes(self, group_id: str, last: int) -> list[SeenEpisode]:
-        """Return up to `last` messages of a group, none if the group is unknown; see `newest_first`."""
+        """Return up to `last` messages of a group, or none if it is unknown; for the order see `newest_first`."""
 
     async def search(
         self, group_ids: Sequence[str], query: str, limit: int, *, seconds: float | None = None
@@ -93,20 +93,20 @@ class GraphitiClient(Protocol):
         """Return facts of some groups, best first, possibly with duplicates and more than `limit`."""
 
     async def delete_episode(self, group_id: str, uuid: str) -> None:
-        """Delete a message by its uuid. Callers must check the result, as for `delete_group`."""
+        """Delete a message by its uuid. Some servers report success but delete nothing, so check that it is gone."""
 
     async def delete_group(self, group_id: str) -> None:
-        """Delete a group. Callers must check the result, because some servers report success but delete nothing."""
+        """Delete a group. Some servers report success but delete nothing, so check that it is gone."""
 
     def checks(self) -> list[tuple[str, Step]]:
-        """Return the checks that write nothing, with their names."""
+        """Return the checks of a connection test that only read, each with its name."""
 
     async def close(self) -> None:
         """Close the connections."""
 
 
 def fact_in(value: Json) -> GraphFact | None:
-    """Return the fact in a part of a response, or None if there is none. Older servers omit some fields."""
+    """Parse a fact in a server's response; return None if `value` is no fact. Older servers omit some fields."""
     if not isinstance(value, Mapping):
         return None
     uuid, fact, name = value.get("uuid"), value.get("fact"), value.get("name")
@@ -117,7 +117,7 @@ def fact_in(value: Json) -> GraphFact | None:
 
 
 def episode_in(value: Json) -> SeenEpisode | None:
-    """Return the episode in a part of a response, or None if there is none."""
+    """Parse a stored message in a server's response; return None if `value` is none."""
     if not isinstance(value, Mapping):
         return None
     uuid, name = value.get("uuid"), value.get("name")

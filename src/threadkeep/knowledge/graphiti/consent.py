@@ -52,7 +52,7 @@ class Consents(ClockedTables, sql=("graph_consents.sql",)):
             raise GraphitiClosed(reason, data_class)
 
     def statements(self, workspace: str | None) -> list[Statement]:
-        """Return the statements that fetch the rows for `closure_in`."""
+        """Return the SQL statements that read the consent and the trust; pass their rows to `closure_in`."""
         if self._options is None:
             return []
         named = None if workspace is None else clean_text(workspace)
@@ -133,7 +133,7 @@ def _workspace(name: str | None) -> str:
 
 
 def closure_in(rows: Sequence[Sequence[Row]], data_class: DataClass = "chat_text") -> GraphitiClosure | None:
-    """Return why these rows forbid to send a kind of data, or None if they allow it."""
+    """Return why a kind of data may not be sent, or None if it may; `rows` come from `Consents.statements`."""
     if not rows:
         return "off"
     granted, trusted = rows
@@ -143,7 +143,7 @@ def closure_in(rows: Sequence[Sequence[Row]], data_class: DataClass = "chat_text
 
 
 def allowed_since(rows: Sequence[Sequence[Row]]) -> datetime:
-    """Return the earliest time of a message that may be sent; `rows` must allow sending (see `closure_in`)."""
+    """Return the earliest time of a message that may be sent. Call it only if `closure_in(rows)` is None."""
     [granted], [trusted] = rows
     if "backfill" in _classes(granted[0]):
         return datetime.min.replace(tzinfo=UTC)

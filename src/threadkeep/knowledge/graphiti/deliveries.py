@@ -33,7 +33,7 @@ class Unconfirmed(NamedTuple):
 
 @dataclass(frozen=True)
 class Waiting:
-    """A queued message or promoted fact. Without `content`, its text was deleted or superseded: do not send it."""
+    """A message or fact to send. If `content` is None, its text was deleted or superseded: do not send it."""
 
     number: int
     name: str
@@ -66,7 +66,7 @@ class GroupState(NamedTuple):
 
 
 class FactDelivery(NamedTuple):
-    """The delivery of a promoted fact."""
+    """The delivery of a promoted fact: a fact that is also sent to Graphiti."""
 
     number: int
     group_id: str
@@ -76,7 +76,7 @@ class FactDelivery(NamedTuple):
 
 @dataclass(frozen=True)
 class Lease:
-    """The right of one process to send a group's messages for a time. `seen_at`: the time of the last confirmation."""
+    """The right of one process to send a group's messages for a time. At `seen_at` the server last showed a message."""
 
     group_id: str
     owner: str
@@ -125,12 +125,12 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         await self._execute("release", row)
 
     async def unconfirmed(self, group_id: str) -> list[Unconfirmed]:
-        """Return the unconfirmed messages of a group and the episodes to delete, in order."""
+        """Return a group's sent messages that are not confirmed, or must be deleted on the server, oldest first."""
         rows = await self._fetch("unconfirmed", {"group_id": group_id})
         return [Unconfirmed(row[0], row[1], time_of(row[2]), row[3], time_of(row[4]), bool(row[5])) for row in rows]
 
     async def waiting(self, group_id: str, limit: int) -> list[Waiting]:
-        """Return the first `limit` messages of a group that may be sent now; those of a backfill come last."""
+        """Return up to `limit` messages of a group that may be sent now: new messages first, earlier turns last."""
         allowed = {"endpoint": self._endpoint, "version": CONSENT_VERSION}
         rows = await self._fetch("waiting", {"group_id": group_id, "limit": limit, **allowed})
         return [Waiting(number, name, time_of(said_at), *others) for number, name, said_at, *others in rows]
@@ -140,7 +140,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
     ) -> list[int]:
         """Mark messages as sent if the lease is valid and they may still be sent; return their numbers.
 
-        `backfill_per_minute` limits the messages of earlier turns in each workspace, for all processes together.
+        In each workspace, all processes together send at most `backfill_per_minute` messages of earlier turns.
         """
         marked: list[int] = []
         now = self._clock()
@@ -190,12 +190,12 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         self._count_dead(len(numbers), reason)
 
     async def give_up_open(self, reason: DeadReason, group_id: str | None = None, *, queued_only: bool = False) -> int:
-        """Give up the open, or only the queued, messages of one or all groups; return how many."""
+        """Give up all messages that are not confirmed yet (of one group, only queued ones if set); return how many."""
         row = {"group_id": group_id, "reason": reason, "queued_only": queued_only, "now": self._now()}
         return self._count_dead(await self._execute("give_up_open", row), reason)
 
     async def accepted(self, group_id: str, period: timedelta) -> set[str]:
-        """Return the names of sent, unconfirmed messages; without consent, only of those sent in the last `period`."""
+        """Return the names of unconfirmed messages, and of those sent in the last `period` that lost their consent."""
         row = {"group_id": group_id, "since": time_text(self._clock() - period)}
         return {str(name) for (name,) in await self._fetch("accepted", row)}
 
@@ -204,7 +204,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         await self._execute("purge_dead", {"group_id": group_id})
 
     async def episode_of(self, name: str) -> FactDelivery | None:
-        """Return the delivery of a promoted fact by the name of its episode, or None."""
+        """Find the delivery of a fact to Graphiti by the name of the fact's message, or return None."""
         rows = await self._fetch("episode_of", {"name": name})
         return FactDelivery(*rows[0]) if rows else None
 
@@ -223,7 +223,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         await self._execute("wake", {"group_id": group_id, "now": self._now()})
 
     async def entries(self, status: DeliveryStatus | None, *, after: int, limit: int) -> list[Delivery]:
-        """Return up to `limit` deliveries after a number, with any status or only the given one."""
+        """Return up to `limit` deliveries whose numbers are above `after`; None allows any status."""
         rows = await self._fetch("entries", {"status": status, "after": after, "limit": limit})
         return [_delivery(row) for row in rows]
 
@@ -270,7 +270,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return int(queued), int(sent)
 
     def groups_statement(self, scope: Scope, limit: int = 20) -> Statement:
-        """Return the statement for the `GroupState` rows of a scope; a person has one row for each id."""
+        """Return the SQL statement for a scope's `GroupState` rows; a person has one row for each of the ids."""
         return self._sql["groups_of_scope"], {"scope": scope.kind, "owner": scope.owner, "limit": limit}
 
     async def groups_of(self, scope: Scope) -> list[str]:

@@ -70,8 +70,6 @@ async def smoke_test(client: GraphitiClient, *, clock: Callable[[], datetime]) -
 
 
 class _Smoke:
-    """The steps of a smoke test."""
-
     def __init__(self, client: GraphitiClient, clock: Callable[[], datetime]) -> None:
         self._client = client
         self._clock = clock
@@ -192,8 +190,7 @@ class Backfill(ClockedTables, sql=("graph_turns.sql",)):
     ) -> Backfilled:
         """Queue up to `limit` earlier turns of sessions, the oldest of each session first.
 
-        Sessions without a group, and agents' conversations, are skipped, because no delivery would show that they were
-        queued.
+        Sessions for which nothing may be sent, and conversations of agents, are skipped.
 
         Raises:
             SessionNotFound: a session does not exist.
@@ -231,10 +228,9 @@ async def purge(
 ) -> Purged:
     """Delete a group, and check that it is gone.
 
-    Queued messages are given up first. Accepted messages would create the group again, so `deliver` is called until
-    they are confirmed as stored, for at most 120 seconds. This includes messages that were sent in the last 120 seconds
-    and then lost their consent. A repeated call waits again for messages that have not arrived: `state` has
-    their names until `expires_at`.
+    Messages that were not sent yet are given up first. Messages that the server has accepted but not stored would
+    create the group again, so wait up to 120 seconds until it shows them. For those that it still does not show,
+    `state` stores the names until `expires_at`, and a repeated call waits for them again.
 
     Raises:
         GraphitiError: the server failed.
@@ -273,7 +269,7 @@ async def retract(client: GraphitiClient | None, deliveries: Deliveries, fact_id
     name = fact_episode(fact_id)
     recorded = await deliveries.episode_of(name)
     if recorded is None or recorded.reason not in ("forgotten", "not_deleted"):
-        # There is no episode to delete now, or another message still confirms the fact.
+        # Nothing is left to delete on the server, or another message still confirms the fact.
         return Retracted(int(recorded is not None and recorded.reason == "undone"), "")
     if client is None:
         return Retracted(1, "the episode; if Graphiti is off, or without consent, no request to delete it is sent")
@@ -291,7 +287,7 @@ async def retract(client: GraphitiClient | None, deliveries: Deliveries, fact_id
 
 
 class Deletion(NamedTuple):
-    """The names of the episodes that were deleted, that are left, and whose deletion failed and may be tried again."""
+    """The names of the episodes that were deleted, and of those that are `left`. For `failed` ones, try again later."""
 
     deleted: set[str]
     left: set[str]

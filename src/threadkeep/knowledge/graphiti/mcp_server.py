@@ -28,8 +28,8 @@ _INVALID_PARAMETERS = -32602
 # The codes of an unreadable response, an invalid request and an unknown method. Redirects and status 404 also cause
 # them, so they are faults of the endpoint and not of one message.
 _NOT_MCP = (-32700, -32600, -32601, -32602)
-# The statuses with which a proxy refuses one request, if the connection is open. A server that was restarted also
-# returns 400, but only once, and a refused message or deletion is tried again.
+# The HTTP statuses with which a proxy refuses a single request on an open connection. A restarted server returns 400
+# too, but only once: a message or deletion is tried again before it counts as refused.
 _REFUSING_STATUSES = (400, 413, 422)
 
 _failures: ContextVar[list[httpx2.Response]] = ContextVar("failures")
@@ -230,13 +230,13 @@ class _Connection:
 
 
 async def _record_failure(response: httpx2.Response) -> None:
-    # A server that sends no events of its own answers GET with 405.
+    # Ignore GET requests: a server without an event stream rejects them with 405, which is no failure.
     if not response.is_success and response.request.method == "POST":
         _failures.get().append(response)
 
 
 def _failure_of(error: BaseException, failed: httpx2.Response | None, *, is_connected: bool) -> GraphitiError:
-    """Convert an error of the library, or the first one of a group, into a `GraphitiError`."""
+    """Convert an error of the MCP library into a `GraphitiError`; of an exception group, the first error."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, GraphitiError):
@@ -249,9 +249,9 @@ def _failure_of(error: BaseException, failed: httpx2.Response | None, *, is_conn
 
 
 def _failure_of_answer(code: int, failed: httpx2.Response | None, *, is_connected: bool) -> GraphitiError:
-    """Convert a JSON-RPC error with this code, which may stem from the HTTP response `failed`.
+    """Convert the `code` of a JSON-RPC error, and the HTTP response that caused it, if any, into a `GraphitiError`.
 
-    Before the client has connected, no message has been sent, so no error means that a message was refused.
+    The kind `refused` means that the server refused a message, which is possible only once the client is connected.
     """
     if code == _INVALID_PARAMETERS and is_connected:
         return GraphitiError("refused")

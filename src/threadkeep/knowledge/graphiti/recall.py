@@ -70,7 +70,7 @@ class RecallQuestion:
 
 @dataclass(frozen=True)
 class _Groups:
-    """The groups to search in each scope, with a report on each; messages from before `since` may not be sent."""
+    """The groups to search in each scope, a report on each scope, and the time before which no message may be sent."""
 
     ids: Mapping[ScopeKind, Sequence[str]]
     reports: Sequence[ScopeRecall]
@@ -175,7 +175,7 @@ class GraphRecaller:
         return self._options.recall_extra_group_ids if kind == "workspace" else ()
 
     async def _query(self, question: RecallQuestion, since: datetime) -> str:
-        """Return the text to search for, newest message first, because its end may be cut."""
+        """Return the input and the messages before it, newest first, because the end of a long query is cut."""
         recent = [one.content for one in question.recent if one.created_at and one.created_at >= since]
         words = [question.text, *reversed(recent)]
         workspace = question.workspace or self._options.workspace
@@ -262,9 +262,9 @@ class GraphRecaller:
 
 
 def scopes_asked(text: str, options: GraphitiOptions) -> list[ScopeKind]:
-    """Return the scopes to search for an input.
+    """Return the scopes to search for an input, as the option `recall_scopes` says.
 
-    `auto` means session and workspace, and `user` too if the input is about the user's own things.
+    Its value `auto` means the session and the workspace, and also the user if the input is about the user's own things.
     """
     asked: list[ScopeKind] = []
     for name in options.recall_scopes:

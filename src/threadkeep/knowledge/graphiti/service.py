@@ -68,7 +68,7 @@ class GraphitiStatus:
 
 @dataclass(frozen=True)
 class Promoted:
-    """A stored fact and the number of its queued episodes, or the reason why it may not be sent."""
+    """A stored fact, and the number of its messages to Graphiti or the reason (`closed`) why it may not be sent."""
 
     fact: Fact
     queued: int
@@ -187,7 +187,7 @@ class Graphiti:
     async def deliveries(
         self, *, status: DeliveryStatus | None = None, after: int = 0, limit: int = 100
     ) -> list[Delivery]:
-        """Return up to `limit` deliveries after a number, with any status or only the given one.
+        """Return up to `limit` deliveries whose numbers are above `after`; a status of None means all statuses.
 
         Raises:
             InvalidInput: the limit is not from 1 to 1,000.
@@ -253,7 +253,7 @@ class Graphiti:
         return await self.send_fact(fact, promotion)
 
     async def send_fact(self, fact: Fact, promotion: Promotion) -> Promoted:
-        """Queue the episode of a promoted fact if consent covers it, even if it was given up before."""
+        """Queue a stored fact for Graphiti if consent covers it, even if sending the fact was given up before."""
         check_argument("fact", fact, Fact, required=True)
         check_argument("promotion", promotion, Promotion, required=True)
         closed = await self.fact_closure(fact.scope)
@@ -270,7 +270,7 @@ class Graphiti:
         return await self.consents.closed(self._workspace_of(scope), "promoted_facts")
 
     async def queue_fact(self, connection: Connection, fact: Fact, promotion: Promotion) -> int:
-        """Queue the episode of a promoted fact in the caller's transaction; return how many were queued."""
+        """Queue a stored fact for Graphiti in the caller's transaction; return 0 if it is queued or sent already."""
         text, workspace = clean_text(promotion.episode(fact.scope.owner)), self._workspace_of(fact.scope)
         name = fact_episode(fact.id)
         outbound = Outbound(fact.id, name, "user", fact.updated_at, len(text), content=text, workspace=workspace)
@@ -395,7 +395,7 @@ class Graphiti:
             self._worker.wake()
 
     async def deliver(self) -> None:
-        """Deliver all messages that are due now, as background tasks do by themselves."""
+        """Deliver all messages that are due now. Inside `delivering`, background tasks do this by themselves."""
         await self._delivery_worker().deliver_due(wait=True)
 
     @asynccontextmanager

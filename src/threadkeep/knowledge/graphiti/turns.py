@@ -37,7 +37,7 @@ def group_key(scope: Scope) -> str:
 
 
 def group_id_of(scope: Scope, strategy: GroupStrategy = "hashed") -> str:
-    """Return the id of a scope's group; two owners may have the same `raw` id."""
+    """Return the id of a scope's group. With the strategy `raw`, two owners can get the same id."""
     key = group_key(scope)
     if strategy == "raw":
         readable = _UNSAFE.sub("_", f"threadkeep_{key}")
@@ -48,7 +48,7 @@ def group_id_of(scope: Scope, strategy: GroupStrategy = "hashed") -> str:
 
 
 def turn_id(session_id: str, message_id: str, stored_at: datetime) -> str:
-    """Return the id of a turn in episode names, stable and without the session's id."""
+    """Return a stable id of a turn for the names of its messages in Graphiti. It does not show the session's id."""
     return _digest("\x00".join((session_id, message_id, stored_at.astimezone(UTC).isoformat())), 32)
 
 
@@ -134,7 +134,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
     async def make_deliveries(self) -> int:
         """Create the deliveries of the oldest 50 turns, and return the number of these turns.
 
-        If too many messages are queued, whole turns are given up, the least urgent and oldest first.
+        If too many messages are queued, whole turns are given up, first the oldest of the least urgent kind (backfill).
         """
         now = self._clock()
         async with self._driver.reading() as connection:
@@ -180,7 +180,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
         return added
 
     async def revive(self, connection: Connection, scope: Scope, message: Outbound) -> int:
-        """Queue again a message that was given up for a scope; return how many were queued."""
+        """Queue a message again if its delivery to the scope's group was given up; return how many were queued."""
         row = {"group_id": await self.group_of(connection, scope), "name": message.name, "content": message.content}
         return await connection.execute(self._sql["revive"], row)
 
@@ -207,7 +207,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
     async def scopes_of(
         self, connection: Connection, session_id: str, user_id: str | None, workspace: str | None
     ) -> list[Scope]:
-        """Return the configured scopes of a session that have a valid owner."""
+        """Return the scopes to which the messages of a session are sent: those in the options that have an owner."""
         person = user_id
         if user_id is not None:
             rows = await connection.fetch(self._sql["canonical_id"], {"person_id": user_id})
@@ -247,7 +247,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
             asked = {"session_id": turn.session_id, "question": answer.answers, "seq": answer.seq}
             [(number,)] = await connection.fetch(self._sql["answer_number"], asked)
         spoken = [*question, *(self._notes(question, answer, messages) if question else ()), answer]
-        # In every group, a turn is identified by its newest question, or else by the answer.
+        # Derive the turn's id from its newest question, or else from the answer, so that it is the same in all groups.
         key = question[-1] if question else answer
         name = turn_id(turn.session_id, str(key.id), key.created_at or self._clock())
         counts = {"user": 0, "system": 0, "assistant": int(number) - 1}
@@ -296,7 +296,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
         ]
 
     async def _bound(self, connection: Connection, now: datetime) -> int:
-        """Give up turns while the queue exceeds its limits; return the number of their messages."""
+        """Give up whole turns until the queue is within its limits; return the number of messages given up."""
         dead = 0
         while True:
             [(count, size)] = await connection.fetch(self._sql["queue_size"], {})
@@ -320,7 +320,7 @@ def _time_of(message: Message) -> datetime | None:
 
 
 def _before(answer: Message, messages: Sequence[Message]) -> list[Message]:
-    """Return the user messages directly before an answer: its question, if the answer names none."""
+    """Return the user messages directly before an answer. They are the question of an answer that names no question."""
     found: list[Message] = []
     for message in reversed([one for one in messages if (one.seq or 0) < (answer.seq or 0)]):
         if message.role == "assistant":

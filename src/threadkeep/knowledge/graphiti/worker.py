@@ -109,9 +109,9 @@ class DeliveryWorker:
                 await asyncio.wait(self._serving.values())
 
     async def deliver_due(self, *, wait: bool = False) -> None:
-        """Queue the messages of new turns, and start serving due groups, as far as the breaker allows.
+        """Queue the messages of new turns, and start a task for each group whose next delivery is due.
 
-        If `wait` is true, return only after these groups were served.
+        After failures, start fewer tasks or none, as the breaker allows. If `wait` is true, wait for the tasks.
         """
         while await self._turns.make_deliveries():
             pass
@@ -207,14 +207,14 @@ class DeliveryWorker:
             waits = is_backfill and "backfill" in await self._consents.granted()
             return _Pause(_LONGEST_POLL_SECONDS, error=None if waits else "no_consent")
         if time.monotonic() - started > self._lease_seconds / 2:
-            # This process was suspended, and another may own the group before the request arrives.
+            # This process was suspended, so its lease may expire, and another process may own the group soon.
             await self._deliveries.take_back(marked)
             return _Pause(0.0)
         await self._send(lease, batch)
         return _Pause(min(self._options.poll_seconds, 1.0) / 2)
 
     async def _pause_without_messages(self, lease: Lease) -> _Pause:
-        """Return the pause of a group with no messages to send; its messages or deletions may have to wait."""
+        """Return the pause of a group that has nothing to send now; it is longer if messages wait for consent."""
         queued, deletions = await self._deliveries.open_of(lease.group_id)
         seconds = _LONGEST_POLL_SECONDS if queued or deletions else self._options.poll_seconds
         return _Pause(seconds, error="no_consent" if queued else None)
@@ -261,8 +261,8 @@ class DeliveryWorker:
     async def _waited(self, lease: Lease, sent: Sequence[Unconfirmed]) -> tuple[float, float]:
         """Return how many seconds messages have waited without progress, and after how many they count as lost.
 
-        If the server stores all messages in order, stored messages of other groups are progress, unless a message that
-        was sent later is stored. Otherwise only stored messages of the group are progress.
+        If the server stores all messages in order, each message that it stores is progress, also one of another group,
+        until a message that was sent later is stored. Otherwise only stored messages of this group are progress.
         """
         unconfirmed, seen_at = await self._progress()
         now = self._clock()
@@ -312,7 +312,7 @@ class DeliveryWorker:
     async def _stopped_at(self, lease: Lease, failed: Waiting, later: Sequence[Waiting], error: GraphitiError) -> None:
         """Handle the failure of one message of a batch, because of which the `later` ones were not sent.
 
-        A tool may refuse a message temporarily, so a refused message is given up only after several attempts.
+        The server may refuse a message temporarily, so a refused message is given up only after several attempts.
 
         Raises:
             GraphitiError: the message was not given up.
