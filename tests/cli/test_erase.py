@@ -60,8 +60,8 @@ def test_a_receipt_that_cannot_be_written_stops_the_erase(cli: CommandLine) -> N
     assert "could not be written" in done.err
 
 
-def test_a_receipt_replaces_only_a_receipt(cli: CommandLine) -> None:
-    """An interrupted erase is repeated with the same file. Nothing is erased if the path is another file's."""
+def test_a_receipt_replaces_only_an_incomplete_receipt(cli: CommandLine) -> None:
+    """An interrupted erase is repeated with the same file. Nothing is erased if the file has anything else."""
     cli.store("a", "hi", "hello", user_id="ann")
     (cli.folder / "letter").write_text("words")
     (cli.folder / "nested").write_text("[" * 200_000)
@@ -71,8 +71,13 @@ def test_a_receipt_replaces_only_a_receipt(cli: CommandLine) -> None:
         assert (refused.exit_code, "name another file" in refused.err) == (2, True), name
     assert (cli.folder / "letter").read_text() == "words"
     assert cli.info("a").message_count == 2
-    for _ in range(2):
-        assert cli("erase", "user", "ann", "--yes", "--receipt", str(cli.folder / "receipt")).exit_code == 0
+    file = cli.folder / "receipt"
+    assert cli("erase", "user", "ann", "--dry-run", "--receipt", str(file)).exit_code == 0
+    assert cli("erase", "user", "ann", "--yes", "--receipt", str(file)).exit_code == 0
+    known = file.read_text()
+    refused = cli("erase", "user", "bob", "--yes", "--receipt", str(file))
+    assert (refused.exit_code, "receipt of a complete erase" in refused.err) == (2, True)
+    assert file.read_text() == known
 
 
 @pytest.mark.parametrize(

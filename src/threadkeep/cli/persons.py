@@ -209,7 +209,7 @@ def _read_receipt(file: Path) -> EraseReceipt:
 
 
 def _confirm(what: str, receipt: Path | None, *, confirmed: bool) -> None:
-    """Ask for confirmation. First check that `receipt` can be written, and is new or an old receipt."""
+    """Ask for confirmation. First check that `receipt` can be written, and replaces no receipt of a complete erase."""
     if receipt is not None:
         check_not_database(receipt)
         is_new = not receipt.exists()
@@ -220,8 +220,8 @@ def _confirm(what: str, receipt: Path | None, *, confirmed: bool) -> None:
             raise WrongUse(sentence) from None
         if is_new:
             receipt.unlink()
-        elif receipt.is_file() and receipt.stat().st_size:
-            _read_receipt(receipt)
+        elif receipt.is_file() and receipt.stat().st_size and _read_receipt(receipt).complete:
+            raise WrongUse(f"{receipt} is the receipt of a complete erase, so nothing was erased; name another file.")
     terminal.confirm(f"Erase this {what} permanently?", _REFUSAL, confirmed=confirmed)
 
 
