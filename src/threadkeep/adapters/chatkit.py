@@ -163,7 +163,7 @@ class ThreadkeepStore[TContext](MemoryAdapter, Store[TContext]):
         await _append(session, item_message(_NAME, note, role=None, text="[feedback]"))
 
     async def save_attachment(self, attachment: Attachment, context: TContext) -> None:
-        """Store the description of an attachment for its user."""
+        """Store the metadata of an attachment (its name and type, for example, but not the file) for its user."""
         value = json.dumps(_ATTACHMENT.dump_python(attachment, mode="json"))
         await self.memory.channels.state.keep(self._scope(context), attachment.id, value)
 
@@ -175,7 +175,7 @@ class ThreadkeepStore[TContext](MemoryAdapter, Store[TContext]):
         return _ATTACHMENT.validate_json(value)
 
     async def delete_attachment(self, attachment_id: str, context: TContext) -> None:
-        """Delete the description of an attachment of the user."""
+        """Delete the metadata of an attachment of the user."""
         scope, state = self._scope(context), self.memory.channels.state
         value = await state.value(scope, attachment_id)
         if value is None:
@@ -208,10 +208,10 @@ class ThreadkeepStore[TContext](MemoryAdapter, Store[TContext]):
         return items
 
     async def _change(self, session: Session, item_id: str, item: ThreadItem | None) -> None:
-        """Store a new version of an item, or a note that it is deleted.
+        """Store a new version of an item, or a note that it is deleted. Try again if the session changes meanwhile.
 
-        If the text of a message changes, copies of the later messages follow the new version. Each attempt is one
-        transaction.
+        If this changes the text that a model receives, the old message and all later ones are superseded. Then the new
+        version and copies of the later messages are appended.
 
         Raises:
             StoreUnavailable: the database does not answer, or other writers changed the session during each attempt.
@@ -226,7 +226,7 @@ class ThreadkeepStore[TContext](MemoryAdapter, Store[TContext]):
         raise StoreUnavailable("The item was not changed: the database is busy. Try again.")
 
     async def _change_once(self, session: Session, item_id: str, new: Message, note: Message) -> bool:
-        """Store the change in one transaction. Return False if another writer changed the session meanwhile."""
+        """Store a change in one transaction. Return False if another writer changed the session meanwhile."""
         await session.deliver()
         info = await self._info(session)
         messages = await messages_after(session, 0)
@@ -246,7 +246,7 @@ class ThreadkeepStore[TContext](MemoryAdapter, Store[TContext]):
 
 
 def _copies(messages: Sequence[Message], item_id: str) -> list[Message]:
-    """Return copies, with new ids, of the messages that do not contain the item `item_id`."""
+    """Return copies of the messages, with new ids. Leave out the messages that contain the item `item_id`."""
     fresh = {"seq": None, "created_at": None, "superseded_at": None, "superseded_by": None}
     return [one.with_fields(id=str(uuid7()), **fresh) for one in messages if _item_id(one) != item_id]
 

@@ -177,7 +177,7 @@ class SessionService(MemoryAdapter, BaseSessionService):
     async def _append(
         self, stored: StoredSession, app_name: str, delta: Mapping[str, object] | None, *messages: Message
     ) -> bool:
-        """Store messages and shared state in one transaction. Return False if the revision exists already."""
+        """Store messages and the state of app and user in one transaction. Return False if another writer was first."""
         state = self.memory.channels.state
         statements: list[Statement] = []
         for key, value in _json_safe(delta).items():
@@ -302,7 +302,7 @@ class MemoryService(MemoryAdapter, BaseMemoryService):
         return SearchMemoryResponse(memories=[_entry(message) for message in best])
 
     async def delete_memory(self, *, app_name: str, user_id: str, memory_id: str | None = None) -> None:
-        """Take back a message in the user's sessions of the app and, if a run stored it, the run's later messages.
+        """Take back a message in the user's sessions of the app. If a run stored it, also take back its later messages.
 
         An unknown id is ignored. Searches and sessions no longer return the message, and adding its session again
         does not store it again. The transcript keeps it in the `history` view until its session or its user is erased.
@@ -317,7 +317,7 @@ class MemoryService(MemoryAdapter, BaseMemoryService):
 
 
 def _has_word(text: str, word: str) -> bool:
-    """Return True if a found text has the word with its accents. A word of one or two letters must be whole."""
+    """Return True if `text`, found by a search for `word`, has the same accents, and a short word as a whole word."""
     if len(word) > 2 or word >= "\u0e00":  # from here on, scripts may have no spaces between words
         return word.isascii() or word.lower() in text.lower()
     return word.lower() in _WORD.findall(text.lower())
@@ -328,7 +328,7 @@ def _prefix(app_name: str) -> str:
 
 
 def _key(app_name: str, user_id: str, session_id: str) -> str:
-    """Return the id of a stored session, with a digest if it would be too long."""
+    """Return the id of the Threadkeep session for an ADK session. If it would be too long, it contains a digest."""
     parts = [f"{escape(user_id)}:{escape(session_id)}" for escape in (keys.escape_key, _escape_ascii)]
     longest = keys.MAX_KEY_CHARACTERS - len(_prefix(app_name))
     short = [part for part in parts if len(part) <= longest]
@@ -336,7 +336,7 @@ def _key(app_name: str, user_id: str, session_id: str) -> str:
 
 
 def _long_id(stored: StoredSession, session_id: str) -> dict[str, Json]:
-    """Return the ADK session id as a field of a note if the stored id has only its digest, else no field."""
+    """Return `{"session": session_id}` if the id of `stored` contains only a digest of `session_id`, else `{}`."""
     return {} if _adk_id(stored.session_id) else {"session": session_id}
 
 
@@ -360,7 +360,7 @@ def _app_scope(app_name: str) -> str:
 
 
 def _user_scope(user_id: str) -> str:
-    """Return the scope of a person's values, which are deleted when the person is erased."""
+    """Return the scope under which a person's values are stored. Erasing the person deletes these values."""
     return f"adk:{user_id}"
 
 

@@ -64,7 +64,7 @@ def _openai_part(part: Mapping[str, object]) -> str:
 async def read_messages(
     session: Session, limit: int | None = None, *, keep: Callable[[Message], bool] | None = None
 ) -> list[Message]:
-    """Return the newest `limit` active messages since the last reset that `keep` accepts, oldest first."""
+    """Return the newest `limit` active messages that `keep` accepts, oldest first, but none before the last reset."""
     try:
         after = (await session.info()).reset_seq
     except SessionNotFound:
@@ -95,7 +95,7 @@ async def messages_after(
 
 
 async def take_back_newest(session: Session, keep: Callable[[Message], bool]) -> Message | None:
-    """Take back the newest message since the last reset that `keep` accepts, and later ones. Return it, if found."""
+    """Take back the newest message after the last reset that `keep` accepts, and all later ones; return it, or None."""
     while await read_messages(session, 1, keep=keep):
         taken = await session.take_back()
         if taken and keep(taken[0]):
@@ -104,9 +104,9 @@ async def take_back_newest(session: Session, keep: Callable[[Message], bool]) ->
 
 
 async def base_revision(session: Session) -> int:
-    """Return the number with which a session's revisions begin: the `seq` up to which messages were deleted, or 0.
+    """Return the number of a session's first revision: the `seq` up to which its messages were deleted, or 0.
 
-    The deleted messages may include earlier revisions, whose ids cannot be stored again.
+    The deleted messages may include earlier revisions, whose ids must not be used again.
     """
     try:
         return (await session.info()).deleted_seq
@@ -115,10 +115,10 @@ async def base_revision(session: Session) -> int:
 
 
 async def append_once(session: Session, messages: Sequence[Message], joined: Joined) -> bool:
-    """Store messages, and execute the statements in `joined`, in one transaction.
+    """Store messages in one transaction, in which the SQL statements of `joined` are also executed.
 
-    The id of the first message identifies a revision. Return False if another writer has stored this revision. A
-    repeated call returns True if an earlier call succeeded.
+    The first message marks a revision of the session by its id. Return False if another writer stored this id first.
+    If a call is repeated after it succeeded, return True.
 
     Raises:
         WrongUser: the session belongs to another user.

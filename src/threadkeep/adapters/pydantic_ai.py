@@ -64,10 +64,10 @@ class Conversations(MemoryAdapter, ConversationStore):
             raise InvalidInput("Conversations of Pydantic AI need a memory in SQL tables; open one by a database URL.")
         self._user_id = user_id
         self._scope = f"{_NAME}:{user_id or ''}"
-        # Maps the ids of sessions that are no conversations to their creation time and last `seq` when they were read.
+        # Sessions that are not conversations, with the creation time and last `seq` that they had when checked.
         self._others: dict[str, tuple[datetime, int]] = {}
 
-    # Not `async`, because a context variable that is set on the memory's event loop is not set for the caller.
+    # Not `async`: the context variable must be set in the caller's context, not on the memory's event loop.
     def read_record(self, conversation_id: str) -> Coroutine[Any, Any, ConversationRecord | None]:
         """Return the newest record of a conversation. Complete a `delete_record` that was interrupted."""
         _read_last.set(conversation_id)
@@ -79,7 +79,7 @@ class Conversations(MemoryAdapter, ConversationStore):
                 await self._session(conversation_id).delete()  # the delete was interrupted
                 return None
             record = item.get("record")
-            # Skip the copies of the origin's records that a fork contains.
+            # A fork contains copies of the records of the conversation that it comes from; skip these.
             if isinstance(record, Mapping) and record["conversation_id"] == conversation_id:
                 return _RECORD.validate_json(json.dumps(record))
         return None
@@ -87,8 +87,8 @@ class Conversations(MemoryAdapter, ConversationStore):
     async def read_records(self, *, scope: str | None = None, limit: int | None = None) -> Sequence[ConversationRecord]:
         """Return the newest record of each conversation, last updated first.
 
-        All conversations are read, even with a `limit`. An imported session is a conversation if Pydantic AI stored one
-        of its newest 50 messages, which are read again only if the session has changed.
+        All conversations are read, even with a `limit`. An imported session counts as a conversation if Pydantic AI
+        stored one of its newest 50 messages. This is checked again only if the session has changed.
         """
         names = await self.memory.channels.state.values_of(self._scope, "conversation:")
         ids = {name.removeprefix("conversation:") for name in names}
@@ -124,7 +124,7 @@ class Conversations(MemoryAdapter, ConversationStore):
         if (stored.revision if stored else None) != expected_revision:
             raise ConversationConflict(record.conversation_id)
         parent_id = new_entries[0].parent_id if new_entries else record.head_id
-        left = None if stored is None and parent_id is None else await self._left_after(record, parent_id)
+        left = None if stored is None and parent_id is None else await self._continue_from(record, parent_id)
         dumped: Json = {"record": _RECORD.dump_python(record, mode="json")}
         state = self.memory.channels.state
         names = [f"conversation:{record.conversation_id}", *(f"entry:{entry.id}" for entry in new_entries)]
@@ -151,12 +151,12 @@ class Conversations(MemoryAdapter, ConversationStore):
             await self.memory.channels.state.forget(self._scope, name, conversation_id)
 
     async def read_entry(self, entry_id: str) -> ConversationEntry:
-        """Return an entry, from the conversation that this task read last or else from the one that stored it first.
+        """Return an entry. Search the conversation that this task read last, then the first that stored the entry.
 
         In an imported conversation, entries are found only after the task has read the conversation's record.
 
         Raises:
-            LookupError: neither conversation has the entry.
+            LookupError: neither of these conversations has the entry.
         """
         _, message = await self._find(entry_id)
         return cast("ConversationEntry", _entry(message))
@@ -164,7 +164,7 @@ class Conversations(MemoryAdapter, ConversationStore):
     async def read_history(self, head_id: str | None, *, limit: int | None = None) -> list[ConversationEntry]:
         """Return the last `limit` entries up to `head_id`, oldest first.
 
-        The session is read once. The history begins after the entries that retention has deleted.
+        The session is read once. If retention has deleted entries, the history begins after them.
         """
         if head_id is None or limit == 0:
             return []
@@ -182,8 +182,11 @@ class Conversations(MemoryAdapter, ConversationStore):
             next_id = entry.parent_id
         return history[::-1]
 
-    async def _left_after(self, record: ConversationRecord, entry_id: str | None) -> int | None:
-        """Return the `seq` after which entries are superseded, if any. If another session has the entry, branch it."""
+    async def _continue_from(self, record: ConversationRecord, entry_id: str | None) -> int | None:
+        """Return the `seq` of the parent entry if later entries must be superseded, else None.
+
+        If another session has the parent entry, create this conversation as a branch of that session.
+        """
         session, seq = self._session(record.conversation_id), 0
         if entry_id is not None:
             try:
@@ -223,7 +226,7 @@ class Conversations(MemoryAdapter, ConversationStore):
 
 
 def _note(conversation_id: str, revision: str, item: Json) -> Message:
-    """Return the note that a write stores. Its id contains the previous revision, so only one write can follow it."""
+    """Return the note that marks a new revision. Its id has the previous revision, which only one write can follow."""
     return item_message(_NAME, item, role=None, text="[conversation]", message_id=f"{conversation_id}:{revision}")
 
 
