@@ -35,11 +35,11 @@ def answered_before(answer: AIMessage, request: ModelRequest[Any], config: Runna
 
 
 def repeated(answer: AIMessage, messages: Sequence[BaseMessage], *, is_data: bool = False) -> AIMessage:
-    """Return a stored answer as a message that ends the state after it was added to `messages`.
+    """Return the message to add to the state's `messages`, so that the state ends with a stored answer.
 
-    If the state has the id of a new message, LangGraph replaces the old message in place. So return a copy with a new
-    id (`REPEATS`) if another turn, a repeated answer or a tool call follows the old message, or if the id belongs to a
-    tool's result. `is_data` is True for a structured response, which may be a tool call.
+    LangGraph replaces a message with the same id in place. So return a copy with a new id (`REPEATS`) if the old
+    message is followed by another turn, a repeated answer or a tool call, or if a tool's result has the id.
+    `is_data` is True for a structured response, which may be a tool call.
     """
     position = next((index for index, one in enumerate(messages) if one.id == answer.id), None)
     if position is None:
@@ -53,7 +53,7 @@ def repeated(answer: AIMessage, messages: Sequence[BaseMessage], *, is_data: boo
         or REPEATS in one.additional_kwargs
         or one.response_metadata.get(ANSWERS, question) != question
     ]
-    # Add a copy, because LangChain would call the model again if the newest reply calls tools.
+    # If the newest reply calls tools, LangChain calls the model again. So add a copy after it.
     calls = next((one.tool_calls for one in reversed(later) if isinstance(one, AIMessage)), [])
     if not isinstance(known, AIMessage) or others or (calls and not is_data):
         return answer.model_copy(update={"id": str(uuid7()), "additional_kwargs": {REPEATS: answer.id}})
@@ -70,7 +70,7 @@ def named_as_agent(answer: AIMessage, config: RunnableConfig) -> AIMessage:
 def restored(
     messages: Sequence[BaseMessage], stored: BaseMessage, earlier_ids: Collection[str | None]
 ) -> dict[str, Any] | None:
-    """Return an update that removes answers that middleware added to the state, and restores the `stored` answer."""
+    """Return an update that restores the `stored` answer and removes other new answers (not in `earlier_ids`)."""
     known = {stored.id, *earlier_ids}
     added = [RemoveMessage(str(one.id)) for one in messages if isinstance(one, AIMessage) and one.id not in known]
     current = next((_as_sent(message) for message in messages if message.id == stored.id), None)

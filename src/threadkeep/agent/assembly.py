@@ -1,4 +1,4 @@
-"""Builds the context of a model call: messages within the budget, each with its entry in the manifest.
+"""Builds the context of a model call: messages within the budget, and an entry for each in the call's manifest.
 
 Earlier turns, summaries and quotes are read once per turn, so that all its model calls begin with the same messages.
 """
@@ -47,7 +47,7 @@ _PINNED: Final[tuple[Section, ...]] = ("system", "summary")
 
 
 class Assembler:
-    """A builder of the contexts of a turn's model calls; `kept` is the window that an earlier turn cached."""
+    """A builder of the contexts of a turn's model calls. `kept`: earlier messages that another turn has cached."""
 
     def __init__(
         self,
@@ -73,11 +73,11 @@ class Assembler:
         self._shown: tuple[int, TokenCounter, tuple[Summary, ...]] | None = None
 
     def draft(self, call: Call, wanted: Sequence[Section] = (), extras: Sequence[Extra] = ()) -> Draft:
-        """Choose the messages to send. Reserve tokens for `extras` and for the sections in `wanted`, not yet searched.
+        """Choose the messages to send. Reserve tokens for `extras`, and for sections to be searched later (`wanted`).
 
         Raises:
             BudgetTooSmall: the system message exceeds the budget, alone or together with the newest user message and
-                the newest step of the turn, both in their shortest form.
+                the turn's newest tool call, both in their shortest form.
         """
         dialogue = [message for message in call.messages if not isinstance(message, SystemMessage)]
         if self._is_whole(call, dialogue):
@@ -95,7 +95,7 @@ class Assembler:
         """Return the messages of the call: the chosen messages, with the extras at their positions."""
         pieces, chosen = draft.pieces, draft.chosen
         moved = chosen.cut_back and self._layout.window == "anchored"
-        # Begin the window here in later calls of the turn, so that they do not send a turn that this call quotes.
+        # Later calls of the turn begin the window here too. Otherwise, they could send turns that this call quotes.
         quoted = not draft.window and any(extra.entry.section == "selected" for extra in draft.extras)
         if (moved or quoted) and chosen.begin < len(pieces):
             self._begin_id = pieces[chosen.begin].id
@@ -119,7 +119,7 @@ class Assembler:
     def _assembled(
         self, draft: Draft, head: list[_Sent], tail: list[_Sent], stable: int, texts: Mapping[str, str]
     ) -> Assembled:
-        """Return the model call that consists of `head`, the cached window and `tail`, with counts and digests."""
+        """Return the call: `head`, the cached window, then `tail`. Later calls repeat `tail` up to index `stable`."""
         count = draft.window
         messages = [*[each[0] for each in head], *self.window.messages[:count], *[each[0] for each in tail]]
         entries = (*[each[1] for each in head], *self.window.entries[:count], *[each[1] for each in tail])
@@ -197,7 +197,7 @@ class Assembler:
         *,
         window: int = 0,
     ) -> Draft:
-        """Return a draft with all messages to choose from. The first `window` cached messages are sent as a whole."""
+        """Return a draft with all messages to choose from, except the first `window` cached ones: they are all sent."""
         shown = self._summaries_for(call)
         repaired = repair(plain(dialogue, call.provider))
         steps = {id_of(message) for message in dialogue if id(message) in self._steps}
@@ -245,7 +245,7 @@ class Assembler:
         return replace(draft, pieces=pieces, summaries=(), chosen=self._plan(call, pieces, call.budget))
 
     def _unused_quote_tokens(self, draft: Draft) -> int:
-        """Return the tokens reserved for quotes if the window contains all turns, so that none is quoted; else 0."""
+        """Return the tokens that quotes will not need: if the window has all turns, all their tokens; otherwise 0."""
         recollection = self._recollection
         if recollection.begin or recollection.dropped or recollection.overflowing:
             return 0
@@ -323,7 +323,7 @@ class Assembler:
         if held:
             begin = next((i for i, piece in enumerate(pieces) if piece.id == self._begin_id), 0)
         elif self._recollection.begin:
-            # Skip messages of the state that precede the anchor or a summary.
+            # Skip messages of the state that are older than the window's start or covered by a summary.
             known = (i for i, piece in enumerate(pieces) if piece.section != "window" or piece.id in self._rows_by_id)
             begin = next((i for i in known if pieces[i].section not in _PINNED), len(pieces))
         if self._layout.window == "sliding":
@@ -368,7 +368,7 @@ class Assembler:
         return message, Entry(piece.section, size, seq=seq, id=piece.id, digest=digest, tokens_before=before)
 
     def _summary_entry(self, message: BaseMessage, entry: Entry, draft: Draft, texts: dict[str, str]) -> Entry:
-        """Return the entry with the ids of the summaries and, if they were cut, with the digest of the message."""
+        """Add the summaries' ids to the entry of the message that contains them. If one was cut, add a digest too."""
         entry = replace(entry, summaries=tuple(summary.id for summary in draft.summaries), source="summaries")
         whole = self._recollection.summaries[-1]
         if draft.summaries[-1].text == whole.text:
@@ -401,7 +401,7 @@ class Assembler:
         return first + asked.index(piece.id) if piece.id in asked else None
 
     def _new_begin(self, draft: Draft) -> int | None:
-        """Return the `seq` at which the windows of later turns begin; None if the beginning does not move."""
+        """Return the `seq` of the first message that later turns send, if this turn changed it."""
         if self._layout.window == "sliding" or not draft.chosen.lasting:
             return None
         rows = (self._rows_by_id.get(piece.id) for piece in draft.pieces[draft.chosen.begin :])

@@ -56,9 +56,9 @@ class CallMeasure:
     - `budget`: the maximum number of tokens of the messages, without the tokens of the tools (`tools`).
     - `stored`: the counter with which stored messages were counted; None if the caller chose another counter.
     - `learns`: True if the provider's count can correct the counter.
-    - `shared`: if below `budget`, extra sections and earlier steps get shares of it instead of `budget`.
-    - `other_counter`: counts the uncorrected tokens in scripts other than Latin, if these have their own factor.
-    - `other`: the tokens that `other_counter` has counted.
+    - `shared`: the tokens of which extra sections and earlier tool calls get shares, if this is less than `budget`.
+    - `other_counter`: counts the tokens in scripts other than Latin, if a separate factor corrects them.
+    - `other`: the number of tokens that `other_counter` has counted, before the correction.
     """
 
     model: str | None
@@ -73,14 +73,14 @@ class CallMeasure:
     other: int = 0
 
     def unscaled(self, tokens: int) -> int:
-        """Return the estimate that the learned factors have corrected to this number of tokens."""
+        """Return the counter's estimate before the learned factors corrected it to `tokens`."""
         if not isinstance(self.counter, ScaledCounter):
             return tokens
         other_hundredths = self.counter.other_hundredths or self.counter.hundredths
         return (tokens * 100 - self.other * other_hundredths) // self.counter.hundredths + self.other
 
     def learning_from(self, sent: Assembled) -> CallMeasure:
-        """Return a copy that learns from the provider's token count of `sent`, unless `sent` has media."""
+        """Return a copy that lets the provider's count of `sent` correct the counter, unless `sent` has media."""
         if not (self.learns and sent.texts_only):
             return replace(self, learns=False)
         if (counter := self.other_counter) is None:
@@ -89,7 +89,7 @@ class CallMeasure:
         return replace(self, other=self.other + sum(count_message(message, counter) for message in messages))
 
     def as_stored(self, tokens: int, sent: Assembled) -> int:
-        """Convert a count of `counter` to a count of `stored`, by the ratio of their counts of the sent messages."""
+        """Convert `tokens`, counted by `counter`, to tokens of `stored`. Both count the sent messages for the ratio."""
         if self.stored is None or self.stored is self.counter:
             return tokens
         chat = sent.chat
@@ -100,7 +100,7 @@ class CallMeasure:
 
 
 class Measuring:
-    """A factory of the measures of a turn's model calls. A learned correction applies from the next turn on."""
+    """A factory of the `CallMeasure` of each model call in a turn. Learned corrections apply from the next turn on."""
 
     def __init__(self, memory: Memory, options: TurnOptions) -> None:
         self._memory = memory

@@ -69,8 +69,8 @@ type Asked = dict[str, list[tuple[BaseMessage, ...]]]
 class RootCall:
     """The input and the LangGraph thread id of a root run, and the functions to call at its end.
 
-    `asked` has the unanswered question of this run, or of a failed run inside it. If this run or a run around it is
-    repeated (for example, by `with_retry()`), `first` has the unanswered question of the failed attempt.
+    `asked`: the unanswered question of this run, or of a failed run inside it. `first`: the unanswered question of the
+    attempt before, if this run or a run around it failed and is repeated (for example, by `with_retry()`).
     """
 
     input: object
@@ -81,7 +81,7 @@ class RootCall:
     at_end: list[OnEnd] = field(default_factory=list)
 
     def first_of(self, inputs: object) -> Asked:
-        """Return the value of `first` for a run inside this run. If it has the same input, it is a new attempt."""
+        """Return `first` for a run inside this run. If it has the same input, it may be a retry, so add `asked`."""
         if self.input is inputs:
             self.first, self.asked = {**self.first, **self.asked}, {}
         return self.first
@@ -141,7 +141,7 @@ class RootCallbacks(BaseCallbackHandler):
         return None if config is None else self._innermost() or self._only_call(config.get("metadata", {}))
 
     def _only_call(self, metadata: Mapping[str, Any]) -> RootCall | None:
-        """Return the root run of a thread if it is the only one, for streams whose `next()` runs in another context."""
+        """Return the thread's root run if there is only one, because a stream's `next()` may run in another context."""
         thread = metadata.get("thread_id")
         found = [] if thread is None else [call for call in list(self._calls.values()) if call.thread == thread]
         return found[0] if len(found) == 1 else None
@@ -149,7 +149,7 @@ class RootCallbacks(BaseCallbackHandler):
     def _innermost(self) -> RootCall | None:
         """Return the innermost root run around the current code that has not ended.
 
-        LangChain may report the end of a run in a copy of the context, so the context variable also has ended runs.
+        Runs that have ended may still be in the context variable: LangChain may report an end in a copy of the context.
         """
         running = [call for one in self._around.get() if (call := self._calls.get(one)) is not None]
         return running[-1] if running else None
@@ -164,7 +164,7 @@ class RootCallbacks(BaseCallbackHandler):
         metadata: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Store a root run. For a run inside a graph's node, set its branch and its attempt."""
+        """Store a root run. For a run inside a graph's node, set the branch (of `Send`) and the attempt of the task."""
         known = metadata or {}
         if parent_run_id is not None and _NAMESPACE in known:
             self._set_branch(known)
@@ -175,7 +175,7 @@ class RootCallbacks(BaseCallbackHandler):
             outer = None if parent_run_id is None else self._calls.get(parent_run_id)
             self._around.set((*[one for one in self._around.get() if one in self._calls], run_id))
             if len(self._calls) >= _MOST_RUNS:
-                # Keep the runs of agents if possible: chains register no functions for their end.
+                # Prefer to remove the run of a chain: unlike an agent's run, it has no functions to call at its end.
                 without_end = (one for one, call in self._calls.items() if not call.at_end)
                 del self._calls[next(without_end, next(iter(self._calls)))]
             first = {} if outer is None else outer.first_of(inputs)
@@ -196,7 +196,7 @@ class RootCallbacks(BaseCallbackHandler):
             self._add_to_attempt(metadata or {}, run_id, parent_run_id)
 
     def _set_branch(self, metadata: Mapping[str, Any]) -> None:
-        """Set the current branch if `Send` started the run; reset it for tools and for other LangGraph threads."""
+        """Set the branch's index if `Send` started the branch; reset it for tools and for other LangGraph threads."""
         call = self._innermost()
         if metadata.get("langgraph_node") == _TOOLS or (call is not None and call.thread != metadata.get("thread_id")):
             self.branch.set(None)
@@ -341,7 +341,7 @@ class PartialAnswer(BaseCallbackHandler):
 
 
 def with_callback(config: RunnableConfig, handler: BaseCallbackHandler, *, inherit: bool) -> RunnableConfig:
-    """Return a config with one more handler. Child runs inherit it if `inherit` is True or there is no manager."""
+    """Return a config with one more handler. Child runs get it if `inherit` is True or the callbacks are a list."""
     callbacks = config.get("callbacks")
     if isinstance(callbacks, BaseCallbackManager):
         manager = callbacks.copy()

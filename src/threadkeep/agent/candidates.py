@@ -1,4 +1,4 @@
-"""A small graph with in-run memory that proposes an answer to an event."""
+"""A small graph that proposes an answer to an event, and remembers a limited number of messages in its state."""
 
 from __future__ import annotations
 

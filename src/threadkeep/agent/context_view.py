@@ -48,7 +48,7 @@ class PreviewOptions:
 
 @dataclass(frozen=True)
 class SeenMessage:
-    """A message of a model call, and its manifest entry. `role` and `text` are None if the message was deleted."""
+    """A message of a model call, and its entry in the call's manifest. `role` and `text` are None if it was deleted."""
 
     entry: Entry
     role: str | None = None
@@ -79,14 +79,14 @@ class SeenMessage:
 
 @dataclass(frozen=True)
 class ContextView:
-    """The manifest of a call, and its messages with their texts, in sending order."""
+    """The record of a model call (its manifest), and the messages with their texts, in sending order."""
 
     manifest: ContextManifest
     messages: tuple[SeenMessage, ...] = field(repr=False)
 
     @property
     def sections(self) -> list[tuple[Section, int, int]]:
-        """The name, tokens and number of messages of each section to show."""
+        """The name, tokens and number of messages of each section. Of the empty ones, only `system` and `window`."""
         found = self.manifest.sections
         shown = [name for name in SECTIONS if name in found or name in _ALWAYS_SHOWN]
         return [(name, found.get(name, 0), sum(m.entry.section == name for m in self.messages)) for name in shown]
@@ -224,7 +224,7 @@ class Difference:
 
     @property
     def stable(self) -> bool:
-        """True if the later call begins with the stable prefix of the earlier call."""
+        """True if the later call begins with the prefix of the earlier call that providers can cache."""
         prefix = self.before.manifest.prefix
         return prefix is not None and prefix.messages <= self.shared
 

@@ -253,8 +253,8 @@ def _original(message: Message) -> BaseMessage | None:
         (full,) = messages_from_dict([message.original])
     except (ValueError, TypeError):
         return None  # another version of LangChain wrote it, so the caller uses the stored text
-    # Use the stored text: providers would miss a `refusal` or an `audio` that OpenAI deleted after an hour, and get the
-    # call of a structured response without result.
+    # Use the stored text if the original has a refusal or a recording, which providers may not get (OpenAI deletes
+    # recordings after an hour), or the tool call of a structured response, which has no result.
     beside = full.additional_kwargs
     if beside.get("refusal") or beside.get("audio") or STRUCTURED in message.metadata:
         return None
@@ -265,7 +265,7 @@ def _original(message: Message) -> BaseMessage | None:
 
 
 def is_plain(message: BaseMessage) -> bool:
-    """Return True if a user's or an assistant's message gives a model only a role, an id and a storable text."""
+    """Return True for a user's or assistant's message that is only a text, and whose text can be stored unchanged."""
     if type(message) not in (HumanMessage, AIMessage) or not isinstance(message.content, str):
         return False
     if isinstance(message, AIMessage) and (message.tool_calls or message.invalid_tool_calls):

@@ -296,7 +296,6 @@ def _bounded(lines: Sequence[str], most_tokens: int) -> str:
 
 
 def _beginning(line: str, characters: int) -> str:
-    """Return the first words of a line."""
     if len(line) <= characters:
         return line
     cut = line[:characters]

@@ -49,10 +49,10 @@ class EarlierSteps:
 
 
 class TurnSteps:
-    """The tool calls and results of one agent in a turn and in its earlier turns."""
+    """A collector that stores the tool calls and results of an agent's turn, and reads those of its earlier turns."""
 
     def __init__(self, memory: Memory, session: Session, options: TurnOptions, turns: int) -> None:
-        """Create the steps of a turn. `turns` is the number of earlier turns whose steps a model call receives."""
+        """Create a collector. `turns` is the number of earlier turns whose tool calls a model call receives."""
         self._memory = memory
         self._session = session
         self._options = options
@@ -66,7 +66,7 @@ class TurnSteps:
     def gather(self, since_question: Sequence[BaseMessage], author: str | None, ordinal: int) -> None:
         """Collect this agent's tool calls and their results in the messages after the question.
 
-        If the messages have an answer at the first call, the steps before it belong to another agent and are skipped.
+        If the messages have an answer when this is first called, skip all before it: it belongs to another agent.
         """
         self._author, self._ordinal = author or "", ordinal
         if self._others is None:
@@ -82,7 +82,7 @@ class TurnSteps:
                 self._own.append(message)
 
     def add(self, messages: Sequence[BaseMessage], result: ToolMessage | Command[Any]) -> None:
-        """Add a finished tool call, in case no model call follows. `messages` are the messages of the state.
+        """Add a finished tool call at once, because the run may end now. `messages` are the messages of the state.
 
         `UNREAD_RESULT` is added instead of the result's text, because other middleware may still redact the text.
         """
@@ -98,9 +98,9 @@ class TurnSteps:
         ]
 
     def answered_by(self, message_id: str | None) -> None:
-        """Remove the id and the unfinished calls of the step that was also stored as the answer.
+        """Remove the id and the unfinished calls of the message `message_id`, which is also stored as the answer.
 
-        This step is a message that calls both the tool of its structured response and other tools.
+        The message calls both the tool of its structured response and other tools.
         """
         ended = {message.tool_call_id for message in self._own if isinstance(message, ToolMessage)}
         for at, message in enumerate(self._own):
@@ -134,7 +134,7 @@ class TurnSteps:
         )
 
     def _has_room(self, body: str) -> bool:
-        """Return True if this turn's steps and the steps of earlier turns fit into their share of the budget."""
+        """Return True if this turn's steps (`body`, JSON) and those of earlier turns fit into their share of tokens."""
         if self._options.plan.window == "sliding" or self._shown_turns >= _MOST_TURNS:
             return False
         return sum(count_message(message, self._counter) for message in _loaded(body)) <= self._left

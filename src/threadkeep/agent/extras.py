@@ -49,10 +49,10 @@ class ExtraRequest:
     - `earlier`: the messages before the input, oldest first.
     - `known_ids`: the ids of messages that the prompt already has.
     - `question_seq`: the `seq` of the input; None if the input is not stored yet.
-    - `graph`: a source that queries Graphiti adds the outcome.
-    - `facts_left_out`: a source of facts adds the facts that it omits.
-    - `reads`: the scopes and the rows that were read when the question was stored, by source.
-    - `notes`: each section that has too few tokens to be searched adds an entry.
+    - `graph`: a list to which a source that queries Graphiti adds the outcome.
+    - `facts_left_out`: a list to which a source of facts adds the facts that it omits.
+    - `reads`: maps a source to the scopes and rows that were read when the question was stored.
+    - `notes`: a list to which a section is added that has too few tokens to be searched.
     """
 
     session: Session

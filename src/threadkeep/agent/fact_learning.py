@@ -105,7 +105,7 @@ class FactLearning:
 
 
 class ModelLearner:
-    """A learner that asks a chat model for the facts in a record, as a JSON list."""
+    """A learner that asks a chat model to list, as JSON, the facts in a part of a conversation (`Record`)."""
 
     kind: LearnerKind = "model"
 
@@ -129,9 +129,9 @@ class ModelLearner:
 
 
 def _listed(text: str) -> list[Any]:
-    """Return the first JSON list that contains an object, or else the last list, or else all objects with a `key`.
+    """Return the list of facts in a model's answer: the first JSON list that contains an object, or else the last list.
 
-    An answer without a complete list may be one object, or a list that was cut off at the model's token limit.
+    If no list is complete (the model's token limit may have cut it off), return all objects that have a `key`.
 
     Raises:
         ValueError: there is neither a list nor such an object.
@@ -147,9 +147,9 @@ def _listed(text: str) -> list[Any]:
 
 
 def _values(text: str, bracket: str, failures: list[int]) -> Iterator[Any]:
-    """Yield the JSON values that begin with `bracket`. Add the position of any other such bracket to `failures`.
+    """Yield the JSON values that begin with `bracket`. If a bracket begins none, add its position to `failures`.
 
-    Each failed attempt may read the whole text, so stop after 100 failures.
+    Each failure may mean that the whole text was read, so stop after 100 failures.
     """
     start = text.find(bracket)
     while start >= 0 and len(failures) < _MOST_FAILURES:

@@ -68,7 +68,7 @@ class TurnHooks:
 
     @property
     def open_runs(self) -> int:
-        """The number of agent calls that take part in a turn and have not ended."""
+        """The number of agent calls that read or write a session and have not ended."""
         return sum(not call.silent for call in self._open.calls.values())
 
     def knows(self, key: CallKey) -> bool:
@@ -84,10 +84,10 @@ class TurnHooks:
             await self._await_turn(part)
 
     async def _await_turn(self, part: Participation) -> None:
-        """Register for the end of the run. If turns are ordered, wait for the session's earlier turns."""
+        """Register `_run_ended` for the end of the run. If turns are ordered, wait for the session's earlier turns."""
         if (run := root_callbacks.call) is not None:
             run.at_end.append(partial(self._run_ended, part))
-        # An agent in a tool waits only if it has its own conversation and its tool is not inside another tool.
+        # An agent that runs in a tool waits only if it has a conversation of its own and no other tool called the tool.
         # Otherwise, agents in nested tools could wait for each other.
         tools = len(tool_of_sessions.get())
         may_wait = tools < 2 if part.parent is not None else run_hold.get() is None and not tools
@@ -168,7 +168,7 @@ class TurnHooks:
                 # If the run fails after this, a retry must not repeat this answer.
                 run.asked.pop(part.root.session_id, None)
         finally:
-            # Other middleware may jump to the model after this, so an agent that is not nested keeps its session.
+            # Release a nested agent's session. Other agents hold it until the run ends: middleware may call the model.
             if part.key[1] or root_callbacks.call is None:
                 part.root.release_session()
         if winner is None or winner.id == answer.id:
@@ -176,7 +176,7 @@ class TurnHooks:
         return {"messages": [RemoveMessage(id=str(answer.id)), named_as_agent(winner, call.config)]}
 
     def _run_ended(self, part: Participation, state: object, error: BaseException | None) -> Awaitable[None] | None:
-        """Release the session. If the run failed or was cut off, return a coroutine that first ends the turn.
+        """Release the session. After an error, instead return a coroutine that stores the call's texts and releases it.
 
         This method is called in the OS thread of the run.
         """
@@ -197,7 +197,7 @@ class TurnHooks:
             await self.memory.loop.run_from_any_loop(part.fail(error))
 
     async def _part(self, call: AgentCall) -> Participation:
-        """Return the `Participation` of an agent's call. After an interrupt or an answer, create a new one."""
+        """Return the `Participation` of an agent's call. If there is none, as after an interrupt, create it."""
         part = self._open.calls.get(call.key)
         if part is None:
             run = root_callbacks.call
@@ -252,9 +252,9 @@ class AgentCall:
 
 @dataclass(eq=False)
 class Step[R, T](ABC):
-    """A model or tool call of an agent. If the result is already stored, it is in `answered`.
+    """A model or tool call of an agent. If its result is already stored, `answered` has it, and no call is made.
 
-    Otherwise, the caller sends `request` inside `block`, then calls `end` or `fail` on the memory's event loop.
+    Otherwise, enter `block`, make the call with `request`, then call `end` or `fail` on the memory's event loop.
     """
 
     part: Participation
@@ -340,7 +340,7 @@ class ToolStep(Step[ToolCallRequest, ToolMessage | Command[Any]]):
     text: BaseMessage | str = ""
 
     async def end(self, result: ToolMessage | Command[Any]) -> None:
-        """End the call. Add it to the steps of the turn, unless its result is the answer or hands over to an agent."""
+        """End the call. Collect it for later turns, unless its result is the answer or hands over to another agent."""
         part, tool = self.part, self.request.tool
         part.root.call_ends()
         if part.turn is not None and tool is not None and FORGETS in (tool.metadata or {}):
@@ -358,7 +358,7 @@ class ToolStep(Step[ToolCallRequest, ToolMessage | Command[Any]]):
             part.hand_over()
         elif isinstance(error, Exception):
             part.discard()
-            # An interrupt or a failure may end the run, so release the session. A retry does not acquire it again.
+            # The run may end here, so release the session. If the run goes on, it does not hold the session any more.
             if not isinstance(error, GraphBubbleUp):
                 part.root.release(part.author, part.key)
             part.root.release_session()

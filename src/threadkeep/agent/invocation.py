@@ -210,8 +210,8 @@ class HeldAnswer:
     """An answer that waits to be stored in the transaction that ends its run.
 
     - `told`: True if a caller in this process waits for the answer.
-    - `anchor`: returns the SQL statement that moves the stored start of the window in this transaction; None if the
-      start does not move.
+    - `anchor`: returns the SQL statement that stores, in this transaction, which message later turns send first;
+      None if this does not change.
     - `store`: stores the answer alone, without ending the run.
     - `settle`: ends the turn (`TurnContext.settle`); it must be called when the answer is stored.
     """
@@ -231,13 +231,13 @@ class RunHold:
 
     - `lost`: True if another process has taken over the run.
     - `told`: True if a caller in this process waits for the answer.
-    - `told_id`: the id of the answer that was stored for this caller.
-    - `replaced`: True if another process stored an answer first, which is used instead.
-    - `was_pending`: True if the database did not accept the answer at once. Then another answer may become valid.
+    - `told_id`: the id of the stored answer that this caller gets.
+    - `replaced`: True if another process stored an answer first, so the run uses that answer.
+    - `was_pending`: True if the database did not accept the answer at once, so another answer may be stored first.
     - `sessions`: the conversations that agents of the run store under their own keys.
-    - `joins`: if the run has one speaker, the id of its session. The transaction that ends the run stores the answer
-      there.
-    - `answer`, `manifests`: the data that this transaction also stores.
+    - `joins`: the id of the session whose answer is stored in the transaction that ends the run; None if each answer
+      is stored at once.
+    - `answer`, `manifests`: the answer and the records of model calls that this transaction stores.
     - `begun`: the question that was stored when the run began.
     """
 
@@ -265,7 +265,7 @@ class RunHold:
         return session.session_id == self.joins and not session.waiting()
 
     async def store(self) -> AIMessage | None:
-        """Store the waiting answer if this process still owns the run. If another was stored first, return that."""
+        """Store the waiting answer if this process still owns the run. Return an answer that was stored before it."""
         answer, self.answer = self.answer, None
         if answer is None or self.lost:
             return None

@@ -364,7 +364,7 @@ _VERBS: Mapping[MemoryToolKind, tuple[Callable[[_KnowledgeTools], Callable[..., 
 
 
 def events_beside(memory: history.Memory, session: Session) -> SessionEvents:
-    """Return a reporter of failed reads and writes of an agent's tools, which are not in the session's transcript."""
+    """Return a reporter of failed reads and writes of an agent's tools. Its events have the channel `other`."""
     return SessionEvents(memory.observers, "other", session.session_id)
 
 

@@ -43,7 +43,7 @@ _TIMEOUT_SECONDS = 3.0
 _MOST_FACTS = 60
 _MOST_SELECTIONS = 1_000
 _MOST_NAMED = 20
-# The number of best facts for a new input that a previous selection must have in order to be reused.
+# A previous selection is reused if it has the best facts for the new input, as many as this number.
 _DECISIVE = 3
 
 UNOWNED_LINE = (
@@ -58,7 +58,7 @@ REFUSED_LINE = (
 
 
 class _Selection(NamedTuple):
-    """A cached choice: the chosen facts and their ids, and the inputs: all facts (`of`), `room` and `counter`."""
+    """A cached choice of facts, and the inputs of the choice: all facts (`of`), `room` and `counter`."""
 
     ids: frozenset[str]
     facts: list[Fact]
@@ -104,7 +104,7 @@ class KnownFacts(JoinedSource):
         self._selections: OrderedDict[tuple[Scope, ...], _Selection] = OrderedDict()
 
     def joined(self, memory: history.Memory, session: Session) -> tuple[OwnScopes, list[Statement]] | None:
-        """Return the run's scopes, and the statements that read their facts in the same database."""
+        """Return the run's scopes and the statements that read their facts; None if these are in another database."""
         opened = self._memory.made[0]
         if not self._own or memory.identity != opened.identity:
             return None

@@ -105,7 +105,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
 
     @property
     def open_runs(self) -> int:
-        """The number of agent calls that take part in a turn and have not ended; at most 1,000 per event loop."""
+        """The number of agent calls that read or write a session and have not ended; at most 1,000 per event loop."""
         return sum(hooks.open_runs for hooks in self._hooks.made)
 
     # Use a node hook, because it runs even if other middleware rejects the question, which is then stored as failed.
@@ -139,14 +139,14 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
     def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolMessage | Command[Any]]]
     ) -> Coroutine[Any, Any, ToolMessage | Command[Any]]:
-        """Run a tool; agents that it calls do not take part in the turn."""
+        """Run a tool. Agents that it calls neither read nor write this session."""
         call = AgentCall(get_runtime(), request.state["messages"])
         return self._arun(TurnHooks.begin_tool_call, call, request, handler)
 
     def wrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolMessage | Command[Any]]
     ) -> ToolMessage | Command[Any]:
-        """Run a tool; agents that it calls do not take part in the turn."""
+        """Run a tool. Agents that it calls neither read nor write this session."""
         call = AgentCall(get_runtime(), request.state["messages"])
         return self._run(TurnHooks.begin_tool_call, call, request, handler)
 
@@ -173,7 +173,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
             with step.block:
                 result = await handler(step.request)
         except (asyncio.CancelledError, Exception) as error:
-            # The lambda must not use the error: a cycle with its traceback would keep the stream writer alive.
+            # A lambda that uses the error would form a cycle with its traceback, and keep the stream writer alive.
             failing = step.fail(error)
             await self._hooks.call(lambda _: failing)
             raise

@@ -33,7 +33,7 @@ class Call:
     - `max_messages`: the maximum number of messages of earlier turns.
     - `forgotten`, `superseded`: messages of the state that precede a reset or are superseded, so they are not sent.
     - `question_as_stored`: True if the transcript has the question with the same text.
-    - `shared`: if this is less than `budget`, extra sections get shares of it instead of `budget`.
+    - `shared`: the tokens of which extra sections get shares, if this is less than `budget`.
     """
 
     messages: Sequence[BaseMessage]
@@ -52,7 +52,7 @@ class Call:
 class Piece(NamedTuple):
     """A message that may be sent, its section, and the id with which it is stored.
 
-    With `mark`, the message is a placeholder for this model call only, sent or excluded with the message before it.
+    If `mark` is True, the message is a placeholder. It is sent only if the message before it is sent.
     """
 
     message: BaseMessage
@@ -113,7 +113,7 @@ class KeptWindow:
         return state.copy()
 
     def has_answer(self, asked: Message, following: Message | None) -> bool:
-        """Return True unless the run of `asked` ended without an answer."""
+        """Return True unless the run of the question `asked` ended without an answer. `following`: the next message."""
         if asked.role != "user" or asked.run_id is None or asked.run_id in self.answered_runs:
             return True
         return following is not None and following.run_id == asked.run_id
@@ -123,9 +123,9 @@ class KeptWindow:
 class Draft:
     """A model call whose messages are chosen, before the extra sections are searched and inserted.
 
-    - `chosen`: selects from `pieces` by index.
-    - `window`: the number of messages of the cached window if it is sent as a whole; they are not in `pieces`.
-    - `rooms`: the number of tokens for each section that is still to be searched.
+    - `chosen`: the indexes of the `pieces` to send or to exclude, and the lengths of cut ones.
+    - `window`: if the cached window is sent as a whole, the number of its messages (they are not in `pieces`); else 0.
+    - `rooms`: the tokens reserved for each section that is still to be searched.
     - `unsendable`: messages that no provider accepts.
     - `summaries`: the summaries that are sent.
     """
@@ -150,7 +150,7 @@ class Assembled:
     """The messages of a model call, their manifest entries, and the excluded messages with the reasons.
 
     - `texts`: maps the digests in the entries to the messages' JSON.
-    - `begin_seq`: the `seq` at which the windows of later turns begin; None if this does not change.
+    - `begin_seq`: the `seq` of the first message that later turns send, if this turn changed it.
     - `marks`: the number of messages that were added only for this call.
     - `texts_only`: True if no message has media.
     """
@@ -226,7 +226,7 @@ def _not_read(recollection: Recollection, low: int) -> dict[int, ExclusionReason
 
 def dropped(draft: Draft, rows: Rows, recollection: Recollection) -> int:
     """Count the earlier messages since the last reset that are neither sent nor part of a sent summary."""
-    # Subtract messages that were not read from the transcript, because the state has them.
+    # Some messages that were not read from the transcript are sent, because the state has them. Do not count them.
     window = [piece for piece in draft.pieces if piece.section == "window" and piece.id not in rows]
     again = len([piece for piece in window if is_utterance(piece.message)])
     gaps = [gap for gap in recollection.excluded if _unsummarised(gap, draft)]
@@ -262,7 +262,7 @@ def _left_out(call: Call, out: Sequence[tuple[str | None, ExclusionReason]], row
 
 
 def _before(end: int | None, gaps: Iterable[Exclusion]) -> Iterator[Exclusion]:
-    """Yield the excluded ranges of messages before the question, without single messages (`_SINGLE`)."""
+    """Yield the excluded ranges before the question, which has the `seq` `end`. Omit single messages (`_SINGLE`)."""
     for gap in gaps:
         if gap.reason not in _SINGLE and (end is None or gap.first_seq < end):
             yield gap if end is None else Exclusion(gap.first_seq, min(gap.last_seq, end - 1), gap.reason)

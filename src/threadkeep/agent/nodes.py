@@ -63,7 +63,7 @@ class NodeTurn:
         return self
 
     def _enter(self, messages: Sequence[BaseMessage], config: RunnableConfig) -> Participation:
-        """Take part in the turn of the run. If the node has no part in it, use a memory that stores nothing."""
+        """Return the node's part in the turn of the run. A node without a part gets a memory that stores nothing."""
         memory, options = self._memory, self._options
         session = session_for(memory, options, config)
         site = site_in(options, config)
@@ -109,7 +109,7 @@ class NodeTurn:
             self._report()
             calls_tools = self.answered is None and isinstance(reply, AIMessage) and bool(reply.tool_calls)
             if error is not None or calls_tools:
-                # Release the answer's number (see `RootRun`), because this call gives no answer.
+                # This call gives no answer, so release the number that it has claimed for one (see `RootRun`).
                 part.root.release(part.author, part.key)
             if error is None:
                 await (turn.close("") if calls_tools else self._close())
@@ -139,7 +139,7 @@ class _TurnOfBlock:
 
     @property
     def reply(self) -> BaseMessage | str | None:
-        """The argument of `answer`; after the block, the answer of another process if that answer was stored first."""
+        """The reply passed to `answer`. After the block: the answer of another process, if that was stored first."""
         return self._turn.reply
 
     def answer(self, reply: BaseMessage | str) -> None:

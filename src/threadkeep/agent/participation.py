@@ -108,14 +108,14 @@ class Participation:
     - `run_id`, `metadata`: the run id and the metadata of the question, from the caller's config.
     - `site`: the workflow node to which the model calls belong.
     - `registry`: the calls of the same middleware that have not ended.
-    - `silent`: True if the agent has no part in the turn; it neither reads nor writes the session.
+    - `silent`: True if the agent neither reads nor writes the session.
     - `resumed`: True if the agent began in an earlier call of the graph, before an interrupt or in another process.
-    - `task`: the name of the call of a nested agent that may be resumed (`task_of`).
+    - `task`: the name of this call (`task_of`), if the agent is nested and may be resumed.
     - `text`, `status`: the held answer (`hold`), or the text of a message that calls tools.
     - `partial`: collects the text of a model call that has not ended.
     - `writer`: the stream writer of the run that began the call.
     - `redacted`: the kinds of data that the agent's `PIIMiddleware` detects.
-    - `told_again`: the stored answer that was returned instead of calling the model.
+    - `told_again`: the stored answer that was returned without calling the model.
     - `earlier_ids`: the ids of the messages that the state had when `told_again` was returned.
 
     LangGraph does not report that a run was cut off after its model had answered. But all nodes of a run share one
@@ -159,10 +159,10 @@ class Participation:
     _settling: asyncio.Task[None] | None = field(default=None, repr=False)
 
     def enter(self, messages: Sequence[BaseMessage]) -> None:
-        """Take part in the root run's turn, or begin it.
+        """Join the root run's turn, or begin it.
 
-        An agent becomes `silent` if the graph's code wrote its input. But if the turn was begun with such an input, the
-        first agent that gets the caller's question begins a new turn.
+        An agent becomes `silent` if its input is a text that the graph's code wrote. But if the turn began with such a
+        text, the first agent that gets the caller's question begins a new turn.
         """
         root = self.root
         question: Sequence[BaseMessage] | None = root.question
@@ -184,7 +184,7 @@ class Participation:
         return self.turn.question_id if self.turn is not None else self.root.question_id
 
     async def begin(self, messages: Sequence[BaseMessage]) -> OpenTurn:
-        """Return the turn. The first call begins it: it stores the question, in the form after `before_model` hooks.
+        """Return the turn. The first call begins it, and stores the question as the `before_model` hooks left it.
 
         Raises:
             InvalidMessage, WrongUser, TurnInMemoryOnly: as for `OpenTurn.begin`; the session is released.
@@ -216,14 +216,14 @@ class Participation:
             if self.task and (call := root_callbacks.call) is not None and call.is_continued:
                 number = self._number_of_resumed(turn, self.task, messages)
             if number is None:
-                # A saved state may have answers of an earlier attempt: count only those that the caller sent.
+                # A checkpoint may have answers of an earlier attempt, so a new run counts only those its caller sent.
                 seen = () if not root.answers else messages if self._is_continued else root.sent
                 number = root.claim_after_seen(self.author, self.key, seen)
             turn.speak_as(self.author, number)
         return turn
 
     def _number_of_resumed(self, turn: OpenTurn, name: str, messages: Sequence[BaseMessage]) -> int | None:
-        """Return the number of the answer in a resumed run; None if the author's stored answers do not determine it.
+        """Return the number of a resumed run's answer (1 is its author's first); None if stored answers do not tell it.
 
         A task that LangGraph repeats keeps the number of its stored answer. Otherwise, return the next number after
         the stored answers in `messages`; another run that was resumed at the same time may have the same number.
@@ -263,7 +263,7 @@ class Participation:
         return self.resumed or (call is not None and call.is_continued)
 
     def go_on(self, turn: OpenTurn) -> None:
-        """Claim a number for the answer again, if the number was released after a failure."""
+        """Claim the number of the answer among its author's answers again, if a failure has released it."""
         ordinal = self.root.reclaim(self.author, self.key, turn.ordinal)
         if ordinal != turn.ordinal:
             turn.speak_as(self.author, ordinal)
@@ -297,7 +297,7 @@ class Participation:
             return question
         ids = [id_of(one) or "" for one in question[end - 1 : end + 1]]
         found = await in_time(self.session, asyncio.gather(*map(self.session.find, ids)))
-        # Tuples distinguish a stored message without a run from a message that is not stored.
+        # A stored message without a run is (None,) here, and a message that is not stored is None.
         asked, following = [row and (row.run_id,) for row in found or (None, None)]
         return question if asked == following else question[:end]
 
@@ -374,25 +374,25 @@ class Participation:
         return turn
 
     def hand_over(self) -> None:
-        """Discard the held answer and release its number, because a tool hands over to another agent."""
+        """Discard the held answer, because a tool hands over to another agent, and free its number for that agent."""
         self.discard()
         self.handed_over = True
         self.root.release(self.author, self.key)
 
     @property
     def is_over(self) -> bool:
-        """True if all runs that worked on the held answer are known to have ended."""
+        """True if each run that made or continued this call has certainly ended."""
         return bool(self._runs) and self._all_runs_known and all(run() is None for run in self._runs)
 
     def hold(self, answer: BaseMessage | str, status: Status, runtime: Runtime[Any]) -> None:
         """Hold an answer in memory until the run ends or continues. A timer stores it after ten minutes at most.
 
-        The run has ended when its stream writer is gone. That is certain only if the call began with the same writer.
+        The run has ended when its stream writer is gone. This is certain only if the call began with that writer.
         """
         self.stop_waiting()
         self.text, self.status = answer, status
         writer = weakref.ref(runtime.stream_writer)
-        # Compare the weak references, which are equal if the same object is alive.
+        # Two weak references are equal if they refer to the same living object.
         self._all_runs_known = self._all_runs_known and writer == self.writer
         self._runs = [run for run in self._runs if run() is not None] + [writer]
         self._check_later(_MOST_CHECKS)
@@ -439,7 +439,7 @@ class Participation:
     async def end(self, answer: BaseMessage | str, status: Status) -> AIMessage | None:
         """Store the answer of a call that has ended. Return an answer that was stored instead.
 
-        If the run was cut off, its text is stored, and is not stored again by a call that ends afterwards.
+        The text of a run that was cut off is stored only once, even if the call ends again afterwards.
         """
         self.leave()
         if self.turn is None or (self._has_text_stored and status != "complete"):

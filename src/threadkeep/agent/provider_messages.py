@@ -100,8 +100,8 @@ def repair(messages: Sequence[BaseMessage]) -> Repaired:
     """Return the messages in a form that providers accept: each tool call is followed by its result.
 
     A call without a result gets the result `NO_RESULT`. An invalid call with a result (LangChain reports the error to
-    the model) becomes a call without arguments. Other invalid calls, results without calls, repeated results and
-    answers, and empty messages are removed, but not the newest user message.
+    the model) becomes a call without arguments. Other invalid calls, results without calls, repeated results, repeated
+    answers and empty messages are removed. The newest user message always stays.
     """
     calls, reasons = _calls_of(messages)
     asked = [message for message in messages if isinstance(message, HumanMessage)]
@@ -161,7 +161,7 @@ def plain(messages: Sequence[BaseMessage], provider: str | None = None) -> list[
 
 
 def mark_between(before: BaseMessage, message: BaseMessage | None, provider: str | None) -> BaseMessage | None:
-    """Return the placeholder that the provider requires between `before` and `message`, or at the end, if any.
+    """Return the placeholder that the provider requires between `before` and `message` (None: the end), if any.
 
     Claude, Gemini and Mistral refuse a call that ends with an answer, such as that of another agent of the turn. Gemini
     also refuses tool calls after an answer. Mistral refuses a user message after a tool's result, which occurs if a
@@ -282,7 +282,7 @@ def merged_system(systems: Sequence[BaseMessage]) -> SystemMessage | None:
 
 
 def superseded_indexes(messages: Sequence[BaseMessage], superseded: Collection[str]) -> set[int]:
-    """Return the indexes of the superseded messages and of the steps that belong to them."""
+    """Return the indexes of the superseded messages, and of the tool calls and results that belong to them."""
     found: set[int] = set()
     for index, message in enumerate(messages):
         if id_of(message) not in superseded:
@@ -304,7 +304,7 @@ def first_since(forgotten: Collection[str], before: Sequence[BaseMessage]) -> in
 
 
 def _steps(messages: Sequence[BaseMessage], indexes: range) -> list[int]:
-    """Return the tool calls and results among `indexes`, up to the first question or answer, as indexes."""
+    """Return the `indexes` of tool calls and results, up to the first index of a question or answer."""
     found: list[int] = []
     for index in indexes:
         message = messages[index]

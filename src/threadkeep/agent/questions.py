@@ -61,9 +61,9 @@ def questions_back(messages: Sequence[BaseMessage]) -> Iterator[tuple[int, list[
 
 
 def steps_begin(messages: Sequence[BaseMessage], said_ids: Container[str | None]) -> int:
-    """Return the index of the turn's first step in `messages`. They end with the turn's steps, but lack its question.
+    """Return the index of a turn's first step. `messages` ends with the turn's steps, but does not have its question.
 
-    Steps are tool calls and results, replies of the model (`said_ids`), and human messages that tools added.
+    Steps are tool calls and results, the model's replies (with the ids `said_ids`), and human messages of tools.
     """
     begin = len(messages)
     for index in range(begin - 1, -1, -1):
@@ -97,8 +97,8 @@ async def unanswered_question(session: Session, run_id: str | None) -> list[Base
 class SentHistory:
     """The result of comparing a caller's messages with the transcript: the new question and changed human messages.
 
-    `rows` are the transcript's rows that were compared. `sent` is empty unless the transcript already has the answer;
-    then it has the caller's messages with their stored ids.
+    `rows` are the transcript's rows that were compared. If the transcript already has the answer, `sent` has the
+    caller's messages with their stored ids; otherwise, it is empty.
     """
 
     question: tuple[BaseMessage, ...]
@@ -108,10 +108,10 @@ class SentHistory:
 
 
 def sent_by_caller(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
-    """Return the agent's messages that the caller of the root run sent, without messages of a checkpoint.
+    """Return those of the agent's messages that the caller of the root run sent. The others are from a checkpoint.
 
-    If all sent messages have ids, they are found by id, because a checkpointer keeps a repeated message at its old
-    position. Otherwise, they end at the newest message with the same text as the last sent message.
+    If all sent messages have ids, find them by id, because a checkpointer keeps a repeated message at its old position.
+    Otherwise, find the newest message with the text of the last sent message, and take the messages before it too.
     """
     call = root_callbacks.call
     if call is None or call.input is None:
@@ -125,10 +125,10 @@ def sent_by_caller(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
 
 
 def question_asked(messages: Sequence[BaseMessage]) -> list[BaseMessage] | None:
-    """Return the question with which an agent begins a turn.
+    """Return the question with which an agent begins a turn: the newest human messages, up to the caller's last one.
 
-    It is the newest block of human messages, up to the last message that the caller sent. If the caller sent no message
-    of the block, it is the caller's question, or None in a branch whose messages do not contain the caller's question.
+    If none of them is from the caller, return the caller's question if earlier messages contain it. If they do not,
+    return None in a branch (of `Send`), and elsewhere all of the newest human messages.
     """
     question, own = question_before(messages), callers_question(messages)
     if ends := [at for at, message in enumerate(question, start=1) if id(message) in map(id, own)]:
@@ -222,9 +222,9 @@ def known_messages(
     """Find the row of each message among the newest `rows` of a transcript. Messages and rows are in order.
 
     A message is known if a row has its id, or if a row at a matching position has its text (or the digest of the text
-    as received). Other human messages count as changed. Messages before the first row do not: they are older or come
-    from the graph's code. With `by_position`, an answer at the position of a stored answer is known, because clients
-    may change the text of answers. If no message is known, no message counts as changed.
+    before middleware changed it). With `by_position`, an answer at the position of a stored answer is also known,
+    because clients may change the text of answers. Other human messages count as changed. But messages before the first
+    row do not: they may be older, or from the graph's code. If no message is known, none counts as changed.
     """
     sent = _sent(messages, rows, digest)
     pairs = _aligned(sent, rows)
@@ -249,9 +249,9 @@ def known_messages(
 
 
 def _rows_between(gap: Sequence[_Sent], rows: Sequence[Message], beside: range) -> Sequence[Message]:
-    """Return a row for each unknown message in `gap`. If the numbers of rows and messages differ, match only answers.
+    """Return the rows at `beside` for the unknown messages in `gap`. If the numbers differ, return only answers.
 
-    Clients join, split and omit answers, so only the answers directly after a known message can be matched.
+    Clients join, split and omit answers. So only the answers that directly follow a known message are matched.
     """
     if len(gap) == len(beside):
         return rows[beside.start : beside.stop]
@@ -266,8 +266,8 @@ def known_beginning(
 ) -> list[Message]:
     """Return the rows of the first messages of a question that are already stored.
 
-    The last message is always new. `rows` follow the last known message before the question. If `whole`, they are all
-    rows that were read, and only rows after the last answer are compared, unless the question equals all user rows.
+    The last message is always new. `rows` follow the last known message before the question. If no message before it is
+    known (`whole`), compare only the rows after the last answer, unless the question equals all user rows.
     """
     first = _sent(question[:-1], rows, digest)
     asked = [row for row in rows if row.role == "user"]

@@ -87,11 +87,9 @@ class _LangChainEmbedder:
         self.name = kept_name(model if isinstance(model, str) else type(embeddings).__name__)
 
     async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
-        """Return a vector for each text."""
         return await self._embeddings.aembed_documents(list(texts))
 
     async def embed_query(self, text: str) -> Sequence[float]:
-        """Return the vector of a query."""
         return await self._embeddings.aembed_query(text)
 
 
@@ -101,13 +99,13 @@ def embedder_of(embeddings: Embeddings | None, name: str | None) -> Embedder | N
 
 
 def _room_of(memory: Memory, request: ExtraRequest, room: int) -> int:
-    """Return the token limit of the search, converted to the counter of stored messages."""
+    """Return the token limit of the search. It is higher if another counter has counted the stored messages."""
     alike = request.counter in (memory.counter, memory.remembered_counts.remembering(memory.counter))
     return room if alike else room + room // _OTHER_COUNTS
 
 
 def _without_copies(found: Sequence[FoundTurn], request: ExtraRequest) -> list[FoundTurn]:
-    """Return the turns without those in the prompt, and without further copies of a message (with the same id)."""
+    """Remove turns that the prompt already has, and all but the first copy of a message (copies have the same id)."""
     seen = set(request.known_ids)
     first: list[FoundTurn] = []
     for turn in found:

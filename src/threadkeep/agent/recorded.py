@@ -162,7 +162,7 @@ class RecordedGraph(Runnable[Any, Any]):
         return graph
 
     def _final(self, turn: GraphTurn) -> object:
-        """Return the graph's output. Remember the classes of its values, so that a repeated turn can restore them."""
+        """Return the graph's output. Store the classes of its Pydantic objects: a repeated turn restores them."""
         state = turn.ending.output
         if turn.options.get("output_keys") == "messages":
             state = {"messages": state}
@@ -254,7 +254,7 @@ async def _events_without_history(events: AsyncIterator[Any], turns: Sequence[Gr
 
 
 def _redacted_kinds(graph: Runnable[Any, Any]) -> frozenset[str]:
-    """Return the kinds of data that `PIIMiddleware` in a graph detects, but warn of and omit custom detectors."""
+    """Return the kinds of data that `PIIMiddleware` in a graph detects. Omit custom detectors, and warn about them."""
     found = kinds_among(tuple([name for name, _ in _nodes(graph)]))
     own = frozenset(kind for kind in found if not has_detector(kind))
     if own:

@@ -187,7 +187,7 @@ class GraphTurn:
         self.given = _with_messages(self.given, [*earlier, *given])
 
     async def without_outdated(self, state: State) -> None:
-        """Add removals to the graph's input, for saved messages that are superseded or precede a reset."""
+        """Make the graph's input remove the saved messages that are superseded or precede a reset."""
         turn, saved = self.part.turn, state.get("messages", ())
         if turn is None or self.ended is not None or not saved or not self._messages or _overwrites(self.given):
             return
@@ -230,7 +230,7 @@ class GraphTurn:
         return {**values, "messages": whole, **restored_values(end.values, classes)}
 
     async def end(self, state: object) -> AIMessage | None:
-        """Store the turn's end, and the answer unless an agent has stored it. Return an answer that won instead."""
+        """Store the turn's end, and the answer unless an agent stored it. Return an answer that was stored first."""
         self._attempts = None
         if self.ended is not None or self.part.silent:
             return None
@@ -254,7 +254,7 @@ class GraphTurn:
             await self._keep_end(self.part.turn, str(id_of(stored)), state)
             return None
         self.part.author = spoken.name
-        # Search the question before the reply, because a resumed run may not have stored the question yet.
+        # If a resumed run has not stored the question yet, it is searched in these messages, which precede the reply.
         end = next((index for index, one in enumerate(messages) if one is spoken), len(messages))
         turn = await self.part.begin(messages[:end])
         turn.speak_as(self.part.author, root.claim_after_seen(self.part.author, self.part.key, root.sent))
@@ -305,7 +305,7 @@ class GraphTurn:
         return self.without_history(part)
 
     def without_history(self, result: Any, winner: AIMessage | None = None) -> Any:
-        """Return a result without the inserted earlier turns. If `winner` is given, it is the last reply."""
+        """Return a graph's result without the inserted earlier turns. `winner`, if given, becomes the last reply."""
         if isinstance(result, GraphOutput):
             return replace(result, value=self.without_history(result.value, winner))
         if isinstance(result, list):
@@ -342,7 +342,6 @@ def _as_conversation(rows: Sequence[Message]) -> list[BaseMessage]:
 
 
 def _with_messages(state: GraphInput, messages: Sequence[BaseMessage]) -> GraphInput:
-    """Return a graph's input with its messages replaced."""
     new: Any = Overwrite(messages) if _overwrites(state) else messages
     if isinstance(state, Mapping):
         return {**state, "messages": new}

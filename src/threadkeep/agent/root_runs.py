@@ -60,13 +60,13 @@ def calling_tool(memory: Memory, session: Session) -> Iterator[None]:
 class RootRun:
     """The turn of one root run in one session.
 
-    LangGraph gives all nodes and nested graphs of one call the same `Runtime.control` object. The input of an agent
-    decides whether the agent takes part in the turn. The LangGraph thread id, which nested agents inherit, and the
-    checkpoint namespace are not enough to decide this.
+    LangGraph gives all nodes and nested graphs of one call the same `Runtime.control` object. An agent takes part in
+    the turn (it reads and writes the session) if its input has the question; see `has_part`. The LangGraph thread id,
+    which nested agents inherit, and the checkpoint namespace do not show this.
 
     - `question`: the messages that began the turn.
     - `sent`: all messages that the caller sent with the question.
-    - `turn`: the turn of the agent that stored the question.
+    - `turn`: the `OpenTurn` of the agent that stored the question.
     - `recorded`: True to hold the session until the graph ends; False to hold it until an agent's answer is stored.
     - `answers`: the complete answers of all speakers, in order; the `name` of an answer is its author.
 
@@ -138,7 +138,7 @@ class RootRun:
         self.turn, self.answers, self._claims = None, [], {}
 
     def use_first_attempt(self, first: Asked) -> None:
-        """Use the question of a failed attempt with its id. A question sent without an id gets a new id per attempt."""
+        """Use the question of a failed attempt, with its stored id: without an id, each attempt gives it a new one."""
         if asked := first.get(self.session_id):
             question, sent = asked
             if [*map(text_of, question)] == [*map(text_of, self.question[-len(question) :])]:
@@ -160,7 +160,7 @@ class RootRun:
         return len(sent) > 1 and [text_of(message) for message in messages[: len(sent)]] == sent
 
     def with_question(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages without copies of the question. If only a copy is left, it gets the question's id.
+        """Return the messages without copies of the question (same text, other id). An only copy gets the right id.
 
         A message with the same text before an answer of an earlier turn is an earlier question, not a copy.
         """
@@ -205,7 +205,7 @@ class RootRun:
         return [*messages[:end], *missing, *messages[end:]]
 
     def begin_attempt(self) -> bool:
-        """Free the numbers of answers in nodes that LangGraph repeats. Return True if this code is in such a node."""
+        """Free the answer numbers of calls in nodes that LangGraph repeats. Return True if this code runs in one."""
         attempts = {namespace: attempt.run_id for namespace, attempt in root_callbacks.attempts.get().items()}
         if not attempts:
             return False
@@ -222,7 +222,7 @@ class RootRun:
     def claim(self, author: str | None, call: Hashable) -> int:
         """Claim a number, from 1, for a call's answer among its author's answers, and return it.
 
-        In a branch, the numbers begin with the branch's number, so that a resumed branch gets the same number again.
+        In a branch of `Send`, numbers begin at the branch's index plus 1, so a resumed branch gets its number again.
         """
         claims = self._claims.setdefault(author, {})
         if call not in claims:
@@ -269,7 +269,8 @@ class RootRun:
     def add_answer(self, message: BaseMessage, author: str | None, call: Hashable = None) -> None:
         """Add a complete answer of the turn, unless the turn already has it.
 
-        `call` may answer again, if middleware jumps back to the model, so keep its ordinal number under another key.
+        If middleware jumps back to the model, `call` answers again and needs a new number. So keep the number of this
+        answer under another key.
         """
         if id_of(message) not in [one.id for one in self.answers]:
             self.answers.append(AIMessage(text_of(message), id=id_of(message), name=author))

@@ -98,7 +98,7 @@ class TurnContext:
         self._hold = run_hold.get()
         self._begun: BegunTurn | None = None
         self._later_ids: set[str | None] = set()
-        # Metadata to add to the model's replies (`ANSWERS`), if the question is repeated after later turns.
+        # If later turns follow a repeated question: metadata that links the model's replies to it (`ANSWERS`).
         self.mark: Mapping[str, str | None] = {}
 
     @property
@@ -112,8 +112,8 @@ class TurnContext:
         """Return the context of a model call: the system message, earlier turns, then the messages of the run.
 
         Raises:
-            BudgetTooSmall: the system message, the question and the newest step do not fit, or the tools alone do not
-                fit.
+            BudgetTooSmall: the system message, the question and the newest tool call do not fit, or the tools alone do
+                not fit.
         """
         self.keep()
         use = use or ModelUse()
@@ -158,7 +158,7 @@ class TurnContext:
         return sent
 
     async def _first_assembler(self, messages: Sequence[BaseMessage], measure: CallMeasure, use: ModelUse) -> Assembler:
-        """Read the history and the earlier steps, and return the turn's assembler."""
+        """Read the history and the tool calls of earlier turns, and return the assembler of the turn's contexts."""
         found = (await self._recall(messages, measure)).without_failures()
         if self._options.plan.fold_repeats:
             found = found.with_folds(self._memory.counter)
@@ -204,7 +204,7 @@ class TurnContext:
         return self._memory.manifests.entry(manifest.session_id, manifest.run_id, manifest.to_dict, texts)
 
     def joined(self, _: Sequence[Message] = ()) -> Joined:
-        """Return statements that store the manifest and a moved anchor in the transaction that stores the answer."""
+        """Return SQL that stores the manifest and the window's new start (anchor) in the answer's transaction."""
         manifests, entry = self._memory.manifests, self._entry()
         if entry is not None and (entry.session_id != self.session.session_id or manifests.has_earlier(entry)):
             entry = None
@@ -214,7 +214,7 @@ class TurnContext:
         return Joined((), records if anchor is None else [*records, anchor])
 
     def anchor_statement(self) -> Statement | None:
-        """Return the SQL statement that moves the window's anchor, if it moves."""
+        """Return the SQL statement that stores the window's new start (its anchor), if the start moves."""
         if self._new_begin is None:
             return None
         profile, revision = self._options.profile or "", self._recollection.revision
@@ -225,8 +225,8 @@ class TurnContext:
     async def settle(self, *, anchored: bool = False) -> None:
         """End the turn: store data for later turns, and queue the session for compression and learning.
 
-        If another process stored its answer first, the steps of this process are not stored. `anchored` is True if the
-        window's anchor is already stored. Database failures are reported, not raised.
+        If another process stored its answer first, the tool calls of this process are not stored. `anchored` is True if
+        the window's new start (its anchor) is already stored. Database failures are reported, not raised.
         """
         self.keep()
         if self._options.compression is not None:
@@ -274,7 +274,7 @@ class TurnContext:
         return [*in_order(messages[:start], known.rows), *messages[start:]]
 
     async def _of_later_turns(self, messages: Sequence[BaseMessage]) -> set[str | None]:
-        """Return the ids of messages of later turns. They follow a repeated question in the state of a checkpoint."""
+        """Return the ids of messages of later turns. In a checkpoint, they may follow a question that is repeated."""
         begin, end = self._end(messages) if self.question_seq else len(messages), len(messages)
         with contextlib.suppress(StoreError, TimeoutError):
             # A later turn begins with a question or with a reply to a question; find its first message.

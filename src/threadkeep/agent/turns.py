@@ -55,7 +55,7 @@ class OpenTurn(TurnContext):
 
     `answered` is the speaker's complete answer if it is already stored, because the question is a repeat or another
     process was faster. `earlier` has the complete answers of all speakers so far. `task` is the name of the call of a
-    nested agent (`task_of`). `ends` is the name of the recorded graph that ends with this answer (`ENDS`).
+    nested agent (`task_of`). `ends` is the name of the recorded graph, if this answer ends its turn (`ENDS`).
     """
 
     answered: AIMessage | None = None
@@ -95,7 +95,7 @@ class OpenTurn(TurnContext):
         if waiting:
             self._repeated = True
             if question[:-1]:
-                # Only the newest message of the question is known to be stored, so store the others too.
+                # The newest message of the question is stored or pending, but the others may not be. Store them too.
                 await self._memory.finish(self._record, question[:-1])
         else:
             if EDITS in self.question[-1].response_metadata:
@@ -173,7 +173,7 @@ class OpenTurn(TurnContext):
     async def _record(
         self, messages: Sequence[Message], *, answers: str | None = None, told: bool = False
     ) -> Receipt | None:
-        """Store messages in the session; return None if they are only pending, not in the database yet.
+        """Store messages; `answers` is the id of their question. Return None if they are not in the database yet.
 
         Raises:
             TurnInMemoryOnly: the messages are only in memory, and a caller outside of a run waits for the answer
@@ -223,7 +223,7 @@ class OpenTurn(TurnContext):
         self.question_as_stored = False
         await self._read_stored()
         if self._known_question_id is None and await in_time(self.session, self.session.count()) == 0:
-            # The question was deleted with its session. Set its id, so that its answer is not stored either.
+            # The question was deleted with its session. With its id set, storing an answer fails, as it should.
             self._known_question_id = self.question_id
 
     async def close(self, answer: BaseMessage | str, status: Status = "complete") -> AIMessage | None:
@@ -277,7 +277,7 @@ class OpenTurn(TurnContext):
         return await self._store_answer(answer, told=told)
 
     async def _store_answer(self, answer: Message, *, told: bool) -> AIMessage | None:
-        """Store the answer, with the manifest and the anchor if possible. Return an answer that was stored first."""
+        """Store the answer, if possible with the manifest and the anchor. Return an answer that was stored first."""
         question_id = self._known_question_id
         try:
             joined = await self.session.record_joined([answer], self.joined, answers=question_id, told=told)
