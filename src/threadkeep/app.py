@@ -170,7 +170,7 @@ def learning_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> F
 
 
 def chat_of(settings: Settings, memory: Memory, workflows: Workflows, resources: Resources, runs: RunsOnDemand) -> Chat:
-    """Return the chat. While the database is unavailable, the chat answers with runs that are not recorded."""
+    """Return the chat. While the database is unavailable, the chat still answers, but its runs are not recorded."""
     options = settings.run_options(works=False, close_seconds=settings.shutdown_timeout)
     return Chat(memory, workflows, runs, OfflineRuns(memory, workflows, resources, options))
 

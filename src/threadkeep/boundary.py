@@ -1,4 +1,4 @@
-"""Context managers around failures and background tasks, and helpers for errors."""
+"""Context managers for errors and background tasks, and functions that describe or convert errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def without_exit[**P, R](call: Callable[P, Awaitable[R]]) -> Callable[P, Awaitab
 
 @contextmanager
 def of_extra(extra: str) -> Iterator[None]:
-    """Name the extra that installs the package if an import of the block finds no package."""
+    """Add to each `ModuleNotFoundError` of the block the name of the extra that installs the package."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -67,7 +67,7 @@ class ErrorBoundary:
     """A context manager that catches any error of its block, stores it in `error`, and reports it.
 
     Use it in background loops that must survive each failure, around models and other code that may raise anything, and
-    around one item of many. Cancellation, KeyboardInterrupt, SystemExit and the errors in `raising` are not caught.
+    if one of many items may fail. Cancellation, KeyboardInterrupt, SystemExit and the errors in `raising` pass through.
     """
 
     def __init__(

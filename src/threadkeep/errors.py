@@ -310,7 +310,7 @@ class RunWaits(ThreadkeepError):
 
 
 class RunBusy(ThreadkeepError):
-    """An answer to a child run came before the root run waited for it. Nothing was stored."""
+    """A person's answer to a child run came too early: the root run does not wait for it yet. Nothing was stored."""
 
     def __init__(self, run_id: str) -> None:
         super().__init__(f"Run {run_id!r} does not wait yet for the answer to its child; send the answer again later.")
@@ -388,7 +388,7 @@ class GraphitiError(ThreadkeepError, ConnectionError):
 
     @property
     def is_final(self) -> bool:
-        """True if Graphiti would reject the same request again. False for 404 and 405: another server may send them."""
+        """True if Graphiti would reject the same request again; not for 404 and 405, which a wrong server may send."""
         return self.kind == "refused" and self.status not in (404, 405)
 
 

@@ -202,9 +202,9 @@ async def open_memory_at(
 class Lifetime[T](AbstractAsyncContextManager[T]):
     """A context manager that runs another one in a separate task, so that any task may open and close it.
 
-    When an event loop ends, asyncio closes all async generators at once. Nested context managers that are generators
-    would then be closed twice and fail ("asynchronous generator is already running"). Earlier, however, asyncio cancels
-    all tasks and waits for them; then the separate task closes its context managers in order.
+    When an event loop ends, asyncio first cancels all tasks and waits for them: the separate task then closes its
+    context managers in order. After that, asyncio closes all remaining async generators at once. This would close
+    nested context managers that are generators twice, and fail ("asynchronous generator is already running").
     """
 
     def __init__(self, context: AbstractAsyncContextManager[T]) -> None:

@@ -123,7 +123,7 @@ class MemoryAdapter:
 
     @property
     def memory(self) -> Memory:
-        """The memory of the adapter. Code that runs in the companion's thread gets the companion."""
+        """The memory of the adapter. In the thread of its companion (see `OnLoop`), this is the companion."""
         made = self._memories.made
         return next((one for one in made if one.loop.is_own_thread), made[0])
 

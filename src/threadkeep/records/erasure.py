@@ -61,7 +61,7 @@ class EraseReceipt:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EraseReceipt:
-        """Return the receipt with the values of `to_dict`. Others raise `KeyError`, `TypeError` or `ValueError`."""
+        """Return the receipt from the values of `to_dict`. Raise `KeyError`, `TypeError` or `ValueError` for others."""
         return cls(
             **{
                 **values,

@@ -132,7 +132,7 @@ class NewFact:
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """A fact that a `learner` or a directive in a message has proposed.
+    """A fact that a `learner` or a line of a message (a directive, such as `preference (user): …`) has proposed.
 
     `evidence` names the message, and `fact_id` the fact that was stored on acceptance. `decided_by` is the person who
     decided or, after an automatic acceptance, the required confidence, as in `confidence 0.8`.

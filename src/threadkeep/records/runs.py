@@ -84,7 +84,7 @@ class NewRun:
 
     A child run names its parent run, and the node that started it. `conversations` are the conversations that the run's
     agents store in addition to the session; the run waits for earlier turns of its session and of each of them.
-    `any_session` is True if the caller did not choose the session; the message may then join another session's turn.
+    `any_session` is True if the caller chose no session. A queued turn of another session may then take the message.
     """
 
     run_id: str
@@ -161,7 +161,7 @@ class Run:
 
     @property
     def is_rolled_back(self) -> bool:
-        """True if a newer message has requested that the turn is rolled back."""
+        """True if a newer message has requested that the turn be rolled back."""
         return self.cancel_reason == ROLLED_BACK
 
     @property
