@@ -19,8 +19,8 @@ from threadkeep.store.codec import Prepared, listed_texts
 class Appended:
     """A conversation with an appended turn.
 
-    `items` are the changed items without the metadata; `rows` are the columns of the new messages. Both are empty if no
-    message was new.
+    `items` has the changed items, except the metadata. `rows` has the column values of each new message. Both are empty
+    if no message was new.
     """
 
     conversation: Conversation
@@ -33,8 +33,8 @@ class Appended:
 class Written:
     """The result of writing a turn.
 
-    If the write only appended messages, `former_version` is the conversation's version before it, and `appended` has
-    the changes. `rows` is the result of the statements of `ConversationWriter.beside`.
+    If messages were appended and nothing else changed, `former_version` is the conversation's version before the write,
+    and `appended` has the changes. `rows` has the rows that the statements of `ConversationWriter.beside` returned.
     """
 
     receipt: Receipt
@@ -57,7 +57,7 @@ def append(
     last_chunk: Value | None,
     now: datetime,
 ) -> Appended:
-    """Return the changes that append a turn. `there` maps ids of stored messages to their `seq`.
+    """Return the changes that append a turn. `there` maps the ids of messages that are stored already to their `seq`.
 
     `last_chunk` is the stored chunk to extend, if any.
     """
@@ -113,7 +113,7 @@ def chunk_items(
     now: datetime,
     last_chunk: Value | None = None,
 ) -> dict[ItemKey, Value]:
-    """Return the chunks of `messages`, which are in order and begin with the messages of `last_chunk`, if given."""
+    """Return the chunk items for ordered `messages`, which must include the messages of `last_chunk`, if given."""
     found: dict[ItemKey, Value] = {}
     size = conversation.chunk_size
     for chunk, within in groupby(messages, key=lambda message: chunk_of(message["seq"], size)):
@@ -125,7 +125,7 @@ def chunk_items(
 
 
 def receipt_of(prepared: Prepared, adopted: Value) -> Receipt:
-    """Return the receipt for an answer that was not stored, because its question has the stored answer `adopted`."""
+    """Return the receipt for an answer that was not stored: its question already has the stored answer `adopted`."""
     seq = int(adopted["seq"])
     return replace(_receipt(prepared, seq, seq, {}), adopted=str(adopted.get("id")))
 
@@ -155,7 +155,7 @@ def turns_in(item: Value | None, conversation: Conversation) -> list[dict[str, A
 
 
 def steps_left(items: Mapping[ItemKey, Value | None], conversation: Conversation) -> dict[ItemKey, Value | None]:
-    """Return items of tool calls with only those turns that `turns_in` returns, or None for an item without turns."""
+    """Drop deleted and superseded turns from items of tool calls. An item without remaining turns becomes None."""
     changed: dict[ItemKey, Value | None] = {}
     for key, item in items.items():
         turns = turns_in(item, conversation)
@@ -171,6 +171,6 @@ def _is_turn(turn: object) -> bool:
 
 
 def mark_of(conversation: Conversation, seq: int) -> dict[str, int]:
-    """Return fields by which `turns_in` detects that a turn with tool calls was superseded."""
+    """Return fields to store with a turn's tool calls; by them, `turns_in` detects that the turn was superseded."""
     upto = conversation.last_seq
     return {"upto": upto, "superseded": size_of(conversation.superseded_between(seq, upto))}

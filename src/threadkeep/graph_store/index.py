@@ -1,4 +1,4 @@
-"""The index of a graph store's conversations in the tables: rows of sessions and messages, without text.
+"""Rows in Threadkeep's tables for the sessions and messages of a graph store. The rows have no message texts.
 
 Summaries, anchors, manifests and vectors refer to these rows, and lists of sessions are read from them. The graph store
 is authoritative.
@@ -28,7 +28,7 @@ _PAGE_SESSIONS = 500
 
 
 class Indexed(NamedTuple):
-    """The row of a session. If its messages are in the tables, not in a graph store, `version` is None."""
+    """The index row of a session. `version` is that of its conversation, or None if its messages are in the tables."""
 
     last_seq: int
     created_at: datetime
@@ -48,7 +48,7 @@ class SessionIndex:
         self._deletion = deletion_statements(driver.backend)
 
     async def follow(self, session_id: str) -> None:
-        """Update the rows of a session from its conversation; delete them if the conversation does not exist.
+        """Update a session's rows from its conversation in the graph store; delete them if there is no conversation.
 
         Raises:
             StoreError: the messages of a session with this id are in the tables.
@@ -57,7 +57,7 @@ class SessionIndex:
             pass
 
     async def add(self, written: Written) -> bool:
-        """Add the rows of a turn. Return False if existing rows prevent this, or if the write did more than append."""
+        """Add the rows of a turn. Return False if this is impossible or not enough; the caller then calls `follow`."""
         statements = self.additions(written)
         try:
             return bool(statements) and bool((await self._driver.write(statements))[-1])
@@ -93,7 +93,7 @@ class SessionIndex:
             after = rows[-1][0] if len(rows) == _PAGE_SESSIONS else None
 
     async def hide_summaries(self, session_id: str, *, run_id: str | None) -> bool:
-        """Deactivate a session's summaries before its reset. Return False if the run may not reset it."""
+        """Deactivate a session's summaries before its reset. Return False if the run `run_id` may not reset it."""
         async with self._driver.writing() as connection:
             if run_id is not None and not await may_change(connection, self._deletion, session_id, run_id):
                 return False
@@ -142,7 +142,7 @@ class SessionIndex:
             )
         if conversation is None:
             return seen is not None and not await self._forget(session_id, seen)
-        known = seen if _begun(seen, conversation) else None
+        known = seen if _belongs_to(seen, conversation) else None
         if known is not None and known.version == conversation.version:
             return False
         after = conversation.deleted_seq if known is None else known.last_seq
@@ -154,8 +154,8 @@ class SessionIndex:
             if seen is not None and known is None:
                 await delete_session(connection, self._deletion, session_id)
             if known is not None and known.revision != conversation.revision:
-                # Mark superseded answers before new rows are added, because of the answers with the same question,
-                # author and ordinal, only one may be active.
+                # Mark superseded answers before new rows are added: the table accepts only one active answer with the
+                # same question, author and ordinal.
                 await self._mark(connection, conversation, upto)
             former = None if known is None else known.version
             if not await self._write(connection, conversation, messages, upto, former=former):
@@ -178,7 +178,7 @@ class SessionIndex:
         *,
         former: int | None,
     ) -> bool:
-        """Add index rows to the rows of version `former`. If that is None, return False if the session has a row."""
+        """Add rows of messages. If `former` (the indexed version) is None, add the session's row, unless it exists."""
         row = _session_row(conversation, upto)
         if former is None and not await connection.execute(self._sql["begin_indexing"], row):
             return False
@@ -203,8 +203,8 @@ class SessionIndex:
         return {**columns, **marks_of(message), "seq": message.seq, "id": message_id}
 
 
-def _begun(seen: Indexed | None, conversation: Conversation) -> bool:
-    """Return True if there are rows, and they do not belong to an earlier conversation with the same id."""
+def _belongs_to(seen: Indexed | None, conversation: Conversation) -> bool:
+    """Return True if the row `seen` belongs to this conversation, not to an earlier one with the same id."""
     return seen is not None and seen.created_at == conversation.created_at and seen.last_seq <= conversation.last_seq
 
 

@@ -72,7 +72,7 @@ class IndexedTranscripts(GraphTranscripts):
         return superseded
 
     async def append_instead(self, turn: Turn, seq: int, seen: tuple[int, int]) -> None:
-        """Store a turn instead of the messages after a `seq`, in one transaction."""
+        """Supersede the messages after a `seq` and store a turn instead; see `Transcripts.append_instead`."""
         if seq < seen[0]:
             await self.index.follow(turn.session_id)  # forget derived data first, as in `supersede`
             await self.index.forget_derived(turn.session_id, seq + 1)
@@ -106,7 +106,7 @@ class IndexedTranscripts(GraphTranscripts):
             self._failed(branching.branch_id, error)
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Record that a caller gets the last version of an answer, and return this version if it exists."""
+        """Mark an answer, or its newest replacement, as delivered; return that message, or None if it is missing."""
         told = await super().tell(session_id, message_id)
         if told is not None:
             await self._follow(session_id)
@@ -129,8 +129,8 @@ class IndexedTranscripts(GraphTranscripts):
         await self._follow(session_id)
 
     async def reset(self, session_id: str, *, user_id: str | None = None, run_id: str | None = None) -> int | None:
-        """Let later windows begin after the stored messages. Return the last `seq`, or None if nothing was reset."""
-        # Read the conversation before the check of the run, because the reset must hide no later message.
+        """Let later model calls begin after the stored messages; return the last `seq`, or None without a reset."""
+        # Read the conversation before the run is checked, so that the reset hides no message stored after the check.
         known = await self.reader.conversation(session_id, user_id=user_id)
         if known is None:
             return None
@@ -143,12 +143,12 @@ class IndexedTranscripts(GraphTranscripts):
 
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:
         """Delete a session with all its data. Return False if it did not exist, None if the run may not delete it."""
-        # Read the time before the check of the run: a conversation that is created later must stay.
+        # Read the creation time before the run is checked: a conversation that is created after the check must stay.
         created_at = None if run_id is None else await self._created_at(session_id)
         if run_id is not None and not await self.index.may_change(session_id, run_id):
             return None
-        # Delete the rows last, because they include the run that deletes the session: if the process dies before, the
-        # run is repeated.
+        # Delete the rows last. They include the row of the run that deletes the session, so if this process dies
+        # before, the run is executed again.
         for own_session_id in await self.writer.own_sessions(session_id):
             await self.delete(own_session_id)
         existed = await self.writer.delete(session_id, created_at=created_at)
@@ -173,7 +173,7 @@ class IndexedTranscripts(GraphTranscripts):
         for session_id in list(self._behind):
             try:
                 if await self.reader.conversation(session_id) is None:
-                    # Only the rows still name the conversation, so remove its other items before them.
+                    # Another program deleted the metadata. Remove the other items first: only the rows have their id.
                     await self.writer.remove_rest(session_id)
                 await self.index.follow(session_id)
             except SessionDamaged:

@@ -22,10 +22,10 @@ type Value = Mapping[str, Any]
 
 
 class Stored(dict[str, Any]):
-    """The value of an item of `TableItems`. As long as it is unchanged, reads return the same object.
+    """The value of an item that `TableItems` has read or written. Until the item changes, reads return the same object.
 
-    `text` is its JSON if this process wrote it. `mark` identifies the stored version: the stored text on SQLite, the
-    version of the row on PostgreSQL.
+    `text` is its JSON if this process wrote it. `mark` shows whether the item has changed: on SQLite, it is the stored
+    text, and on PostgreSQL, the version of the row.
     """
 
     text: str = ""
@@ -49,13 +49,13 @@ class Readable(Protocol):
 
 
 class Writing(Readable, Protocol):
-    """A locked conversation. Other writers that use the same lock wait until the block ends."""
+    """A locked conversation. Other writers that take the same lock wait until the block of `Items.writing` ends."""
 
     async def keys(self, namespace: Namespace, beginning: str = "") -> list[str]:
         """Return the keys of a namespace that begin with `beginning`."""
 
     async def put(self, metadata: Value | None, others: Mapping[ItemKey, Value | None], *, version: int | None) -> None:
-        """Write the metadata and other items, at the latest at the end of the block. None removes an item.
+        """Write the metadata and other items, now or when the block ends. None removes an item.
 
         Call `put` or `remove` only once in a block.
 
@@ -83,10 +83,10 @@ class ReadItems:
 
 
 class ReadOnce(ReadItems):
-    """A locked conversation that reads each item once, because items do not change before the block ends.
+    """A locked conversation that reads each item only once, because items cannot change while it is locked.
 
-    The statements in `beside` are executed in the transaction of the writes, if the items are in `TableItems`; `rows`
-    then has their results.
+    If the items are in `TableItems`, the transaction that writes them also executes the statements in `beside`, and
+    `rows` gets the rows of these statements.
     """
 
     def __init__(self, writing: Writing) -> None:
@@ -269,7 +269,7 @@ class _TableWriting:
 
 
 class _Reading:
-    """The statements that read items. An item that is cached in `known` and unchanged is not parsed again."""
+    """The `statements` that read items, and the parsing of their rows. Unchanged items come from the cache `known`."""
 
     def __init__(self, sql: Mapping[str, str], keys: Sequence[ItemKey], known: MutableMapping[ItemKey, Stored]) -> None:
         self._keys = keys

@@ -52,7 +52,7 @@ class SqliteGraphStore(TabledStore, IndexedStore, AsyncSqliteStore):
                 ) from error
 
     async def _migrate(self) -> None:
-        """Call `setup`, and repair the migration of an interrupted call."""
+        """Call `setup`. If an earlier call was interrupted before it recorded a migration, record it and call again."""
         while True:
             try:
                 await self.setup()

@@ -185,7 +185,7 @@ class GraphLayout:
         return re.fullmatch(rf"{re.escape(session_id)}:chunk:\d{{6,}}", key) is not None
 
     def message_ids(self, session_id: str) -> Namespace:
-        """Return the conversation's own namespace, with notes of message ids and other items."""
+        """Return the namespace of a conversation's notes (which find messages), tool calls and recall index."""
         root, *rest = self.namespace
         return (f"{root}_ids", *rest, namespace_label(session_id))
 
@@ -198,7 +198,7 @@ class GraphLayout:
         return ItemKey(self.message_ids(session_id), RECALL_INDEX)
 
     def own(self, parent_session_id: str, session_id: str) -> ItemKey:
-        """Return the key of the item that names an agent's conversation below a session."""
+        """Return the key of the item that links a session to the conversation of one of its agents."""
         return ItemKey(self.message_ids(parent_session_id), f"{OWN}{session_id}")
 
     def note(self, session_id: str, name: str) -> ItemKey:

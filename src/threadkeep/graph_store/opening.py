@@ -224,7 +224,7 @@ class ConversationArchive:
         )
 
     def _with_reset(self, appended: Appended, part: ArchivedPart, seqs: dict[str, int]) -> Conversation:
-        """Return the conversation with the last reset of the export, if that is later than its own reset."""
+        """Return the conversation with the later one of two resets: its own, and the reset in the export."""
         here = {message.seq: seqs.get(str(message.id), 0) for message in part.messages if message.seq}
         conversation = appended.conversation
         return replace(conversation, reset_seq=max(conversation.reset_seq, here.get(part.info.reset_seq, 0)))

@@ -64,7 +64,7 @@ class ConversationReader:
         """A function that returns the owner of a conversation whose damaged metadata do not name it."""
 
     def beginning(self, session_id: str) -> list[ItemKey]:
-        """Return the keys of the metadata and, if it is cached, of the newest chunk."""
+        """Return the keys to read first: that of the metadata and, if the newest chunk is cached, that of the chunk."""
         chunk = self.known.chunk(session_id) if self.is_snapshot else None
         newest = [] if chunk is None else [self._layout.chunk(session_id, chunk)]
         return [self._layout.metadata(session_id), *newest]
@@ -72,7 +72,7 @@ class ConversationReader:
     async def opened(
         self, session_id: str, limit: int, *, user_id: str | None = None
     ) -> tuple[Conversation | None, Readable]:
-        """Return the result of `conversation`, and a cache of items for the `limit` newest messages."""
+        """Return a conversation, as `conversation` does, and a cache for reading its `limit` newest messages."""
         items = ReadItems(self._items)
         if limit <= self._layout.chunk_size:
             await items.get(self.beginning(session_id))
@@ -137,7 +137,7 @@ class ConversationReader:
             error.user_id = await self.owner_of(error.session_id)
 
     async def seqs_of(self, conversation: Conversation, message_ids: Sequence[str]) -> list[int]:
-        """Return the `seq` of each message that exists, from notes or, if one is damaged, from a search."""
+        """Return the `seq` of each existing message from its note; if a note is damaged, search all messages."""
         keys = [self._layout.note(conversation.session_id, id_note(message_id)) for message_id in message_ids]
         notes = zip(message_ids, await self._items.get(keys), strict=True)
         seqs = {message_id: noted_seq(note) for message_id, note in notes if note is not None}
@@ -211,7 +211,7 @@ class ConversationReader:
     ) -> AsyncIterator[tuple[Value, list[Message]]]:
         """Yield each chunk in its stored form, with its messages in `span`."""
         newest = chunk_of(max(conversation.last_seq, 1), conversation.chunk_size)
-        # Damaged metadata may name billions of messages, so do not list all chunks.
+        # Damaged metadata may claim billions of messages, so do not compute the keys of all chunks at once.
         for numbers in batched(chunks, _CHUNKS_AT_ONCE):
             keys = [self._layout.chunk(conversation.session_id, chunk) for chunk in numbers]
             values = await (items or self._items).get(keys)

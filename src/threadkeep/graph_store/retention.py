@@ -21,8 +21,8 @@ class ConversationRetention:
     """The retention of conversations that agents store in a graph store; see `RetentionRows` for the methods.
 
     Old messages are deleted, never archived, and their ids are not remembered. Conversations have no limits of their
-    own. Before a deletion, `forget_runs` deletes the runs that stored the messages, so that no derived data stays. If
-    such a run is queued or running, `forget_runs` raises `RowLocked`, and the conversation waits for the next round.
+    own. Before a deletion, `forget_runs` deletes the runs that stored the messages, so that no data derived from them
+    stays. If such a run is queued or running, `forget_runs` raises `RowLocked`, and the messages are deleted later.
     """
 
     archives = False
@@ -50,7 +50,7 @@ class ConversationRetention:
         return None if conversation is None else _prunable(conversation)
 
     async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
-        """Return the last `seq` up to which all messages after `after` were stored before `moment`."""
+        """Return the highest `seq` up to which all messages after `after` were stored before `moment`."""
         conversation = await self._reader.conversation(session.session_id)
         if conversation is None:
             return after
@@ -106,7 +106,7 @@ class ConversationRetention:
         """Do nothing; the ids of messages are deleted with the messages."""
 
     async def retention(self, session_id: str, *, user_id: str | None = None) -> tuple[bool, Retention | None]:
-        """Return True if the user has this conversation, and None, because it has no limits of its own."""
+        """Return whether the user has this conversation, and None: a conversation has no limits of its own."""
         return await self._reader.conversation(session_id, user_id=user_id) is not None, None
 
     async def set_retention(self, session_id: str, retention: Retention | None, *, user_id: str | None = None) -> bool:
@@ -139,7 +139,7 @@ def _removed(upto: int, removed: Sequence[Message]) -> Removed:
 
 
 def _prunable(conversation: Conversation) -> Prunable:
-    """Describe a conversation for retention. Its first message counts as stored when it was created."""
+    """Describe a conversation for retention. Its creation time stands for the time of its first message."""
     return Prunable(
         conversation.session_id,
         conversation.last_seq,

@@ -159,7 +159,7 @@ def conversation_of(session_id: str, value: Value) -> Conversation:
             version=read.number("version"),
             title=read.text("title", None),
             last_message=read.text("last_message", None),
-            # The search for the newest user message begins at this `seq`; without this field, at the last one.
+            # A search for the newest user message begins at this `seq`; if the field is missing, at the last message.
             last_user_seq=read.number("last_user_seq", last_seq, most=last_seq),
             reset_seq=read.number("reset_seq", 0, most=last_seq),
             deleted_seq=read.number("deleted_seq", 0, most=last_seq),
@@ -290,7 +290,7 @@ def message_value(seq: int, columns: Mapping[str, object], value_field: str) -> 
 def answer_note(value: Mapping[str, object]) -> str | None:
     """Return the name of a message's note, or None unless the message is an active, complete answer.
 
-    Answers with the same question, author and ordinal have the same name.
+    Two answers of an author to the same question have the same name, unless their `ordinal` differs.
     """
     if value.get("answers") is None or value.get("status", "complete") != "complete" or value.get("superseded_at"):
         return None

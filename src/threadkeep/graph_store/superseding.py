@@ -32,7 +32,7 @@ from threadkeep.store.transcripts import Branching, Superseded, Superseding
 
 
 class HeldChunks:
-    """The items of a locked conversation, with changes that are not written yet; `items` has only the changes."""
+    """The items of a locked conversation as they will be after the next write. `items` has those that have changed."""
 
     def __init__(self, reader: ConversationReader, writing: Writing, layout: GraphLayout, found: Conversation) -> None:
         self.writing = writing
@@ -121,7 +121,7 @@ class ConversationSuperseding:
         return HeldChunks(self._reader, writing, self._layout, conversation)
 
     async def _ranges(self, writing: Writing, chunks: HeldChunks, superseding: Superseding) -> Ranges | Superseded:
-        """Return the `seq` ranges to supersede, or the result if the same call was executed before."""
+        """Return the `seq` ranges to supersede, or the earlier result if the same request was executed before."""
         conversation, message_id = chunks.conversation, str(superseding.message_id)
         ids = [message_id]
         if superseding.by is not None and superseding.by.id is not None:
@@ -136,11 +136,11 @@ class ConversationSuperseding:
         first = seqs[message_id] + (superseding.scope == "after")
         last = first if superseding.scope == "message" else min(conversation.last_seq, superseding.upto)
         if superseding.scope == "run":
-            return await self._of_run(chunks, stored[message_id], last)
+            return await self._run_ranges(chunks, stored[message_id], last)
         return ranges_of(seqs_down(last, first, conversation.superseded))
 
-    async def _of_run(self, chunks: HeldChunks, question: Message, last: int) -> Ranges:
-        """Return the `seq` ranges of a question and of later active messages of its run."""
+    async def _run_ranges(self, chunks: HeldChunks, question: Message, last: int) -> Ranges:
+        """Return the `seq` ranges of a question and of later active messages with the same run id, up to `last`."""
         found = {question.seq or 0}
         if question.run_id is not None:
             async for message in self._reader.up(chunks.conversation, min(found) + 1, last, items=chunks):
@@ -210,7 +210,7 @@ class ConversationSuperseding:
         return Receipt(first_seq=seq, last_seq=seq, cleaned=prepared.cleaned, ids=(str(message.id),))
 
     async def tell(self, session_id: str, message_id: str, now: datetime) -> Message | None:
-        """Record that a caller gets the last version of an answer, and return this version if it exists."""
+        """Mark an answer, or its newest replacement, as delivered; return that message, or None if it is missing."""
 
         async def work(writing: Writing, found: Conversation | None) -> Message | None:
             chunks = None if found is None else self._held(writing, found)

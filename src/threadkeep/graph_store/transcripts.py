@@ -176,7 +176,7 @@ class GraphTranscripts:
         return found[::-1] or of_run[:1]
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Record that a caller gets the last version of an answer, and return this version if it exists."""
+        """Mark an answer, or its newest replacement, as delivered; return that message, or None if it is missing."""
         return await self._superseding.tell(session_id, message_id, self._clock())
 
     async def supersede(self, superseding: Superseding) -> Superseded:
@@ -187,7 +187,7 @@ class GraphTranscripts:
         return await self._superseding.supersede(superseding, new, now)
 
     async def append_instead(self, turn: Turn, seq: int, seen: tuple[int, int]) -> None:
-        """Store a turn instead of the messages after a `seq`, in one transaction."""
+        """Supersede the messages after a `seq` and store a turn instead; see `Transcripts.append_instead`."""
         now = self._clock()
         prepared = prepare_turn(turn, count=self._count, now=time_text(now))
         await self._superseding.append_instead(turn, seq, seen, prepared, now)
@@ -197,7 +197,7 @@ class GraphTranscripts:
         await self._superseding.empty(session_id, seqs, self._clock())
 
     async def superseded(self, session_id: str, *, after: int = 0, before: int = END) -> list[tuple[int, int]]:
-        """Return the ranges of superseded messages between `after` and `before`, both excluded."""
+        """Return the `seq` ranges of superseded messages between `after` and `before`, both excluded."""
         conversation = await self.reader.conversation(session_id)
         if conversation is None:
             return []
@@ -221,7 +221,7 @@ class GraphTranscripts:
         await self.writer.change(session_id, changes)
 
     async def reset(self, session_id: str, *, user_id: str | None = None, run_id: str | None = None) -> int | None:
-        """Let later windows begin after the stored messages. Return the last `seq`, or None if nothing was reset.
+        """Let later model calls begin after the stored messages. Return the last `seq`, or None if nothing was reset.
 
         `run_id` is ignored.
         """
@@ -290,12 +290,12 @@ class RecallIndexItems:
         self._layout = writer.layout
 
     async def of_session(self, session_id: str, version: str, last_seq: int) -> bytes | None:
-        """Return the index if it has this version and ends by `last_seq`; otherwise delete it."""
+        """Return the index if its format is `version` and it ends at or before `last_seq`; otherwise delete it."""
         [item] = await self._items.get([self._layout.recall_index(session_id)])
         if item is None:
             return None
         data, upto = item.get("data"), item.get("last_seq")
-        # An index with later messages is of an earlier conversation, deleted by another program.
+        # If the index ends later, it is from an earlier conversation with this id, which another program deleted.
         is_usable = item.get("version") == version and isinstance(upto, int) and upto <= last_seq
         if is_usable and isinstance(data, str):
             with contextlib.suppress(ValueError):
@@ -304,7 +304,7 @@ class RecallIndexItems:
         return None
 
     async def save(self, session_id: str, version: str, data: bytes, last_seq: int, state: IndexedState) -> None:
-        """Store an index in place of the old one, if the conversation still has the `state`."""
+        """Store an index in place of the old one, if the conversation still has the `state` in which indexing began."""
         item = {"version": version, "last_seq": last_seq, "data": b64encode(data).decode()}
 
         async def work(writing: Writing, found: Conversation | None) -> None:

@@ -33,14 +33,14 @@ _MOST_CHUNKS = 10_000
 
 @dataclass(frozen=True)
 class Beginning:
-    """The oldest messages to delete, if nothing was written since `idle_before`."""
+    """The oldest messages of a conversation, to be deleted only if its last write was before `idle_before`."""
 
     after_seq: int
     upto_seq: int
     idle_before: datetime | None = None
 
     def is_of(self, conversation: Conversation) -> bool:
-        """Return True if these still are the conversation's oldest messages, and it was idle long enough."""
+        """Return True if no older messages have been deleted, and the last write was before `idle_before`."""
         idle = self.idle_before is None or conversation.updated_at < self.idle_before
         return idle and conversation.deleted_seq == self.after_seq
 
@@ -126,7 +126,7 @@ class ConversationWriter:
     async def _losers(
         self, writing: Writing, conversation: Conversation, turn: Turn, adopted: Value | None
     ) -> list[Value]:
-        """Return the stored answers that `turn` replaces."""
+        """Return the stored answers that `turn` replaces: the answer that it completes, and `adopted`, if given."""
         names = [] if turn.completes is None else [id_note(turn.completes)]
         found = await self._noted(writing, conversation, names, lambda message: id_note(message.get("id") or ""))
         active = [one for one in found.values() if not one.get("superseded_at")]
@@ -147,7 +147,7 @@ class ConversationWriter:
     async def _locked_with_rows(
         self, session_id: str, work: Callable[..., Awaitable[Written]], needed: Sequence[ItemKey]
     ) -> Written:
-        """Do `work` with the statements of `beside`. If they may be the reason of a failure, repeat it without them."""
+        """Do `work` with the statements of `beside`. If they may have caused an error, repeat it without them."""
         async with self._order(session_id):
             if self.beside is not None:
                 try:
@@ -158,7 +158,7 @@ class ConversationWriter:
             return await self._attempts(session_id, work, needed)
 
     def _order(self, session_id: str) -> asyncio.Lock:
-        """Return this process's lock of a conversation, which callers hold until their last attempt is over."""
+        """Return the lock that orders this process's writes to a conversation. Hold it until the last attempt ends."""
         return self._items.locks.setdefault(self.layout.metadata(session_id), asyncio.Lock())
 
     def _needed(self, turn: Turn, prepared: Prepared) -> list[ItemKey]:
@@ -186,7 +186,7 @@ class ConversationWriter:
     async def _without_answered(
         self, writing: Writing, conversation: Conversation, prepared: Prepared, there: Mapping[str, int]
     ) -> tuple[Prepared, Value | None]:
-        """Leave out answers whose question has a stored answer. Return the other messages, and a stored answer."""
+        """Leave out answers to questions that have a stored answer. Return the rest, and one of the stored answers."""
         notes = {str(row["id"]): note for row in prepared.columns if (note := answer_note(row)) is not None}
         notes = {message_id: note for message_id, note in notes.items() if message_id not in there}
         if not notes or conversation.version < 0:
@@ -208,8 +208,8 @@ class ConversationWriter:
     ) -> dict[str, Value]:
         """Return the messages to which notes refer, by the name of the note.
 
-        A note may be left from an incomplete write, so `name_of` must confirm the name for a message. If a note is
-        damaged, all messages are searched.
+        An incomplete write may have left a wrong note. So a message is returned only if `name_of`, called with the
+        message, returns the note's name. If a note is damaged, all messages are searched.
         """
         keys = [self.layout.note(conversation.session_id, name) for name in names]
         notes = zip(names, await writing.get(keys), strict=True)
@@ -242,7 +242,7 @@ class ConversationWriter:
         there: Mapping[str, int],
         now: datetime,
     ) -> Appended:
-        """Return the changes that append messages. `there` maps stored ids to their `seq`."""
+        """Return the changes that append messages. `there` maps ids of already stored messages to their `seq`."""
         last, newest = await writing.get(self._ends(conversation))
         if newest is None and conversation.last_seq > conversation.deleted_seq:
             raise missing_chunk(conversation)
@@ -251,7 +251,7 @@ class ConversationWriter:
         return append(conversation, prepared, there=there, layout=self.layout, last_chunk=last, now=now)
 
     async def seqs_of(self, writing: Writing, conversation: Conversation, message_ids: Sequence[str]) -> dict[str, int]:
-        """Return a map from message ids to `seq`, for the messages that exist."""
+        """Map the ids of the messages that exist to their `seq`."""
         if conversation.version < 0:
             return {}
         names = [id_note(message_id) for message_id in message_ids]
@@ -277,10 +277,10 @@ class ConversationWriter:
         await self.hold(session_id, work)
 
     async def reset(self, session_id: str, *, user_id: str | None, known: Conversation | None = None) -> int | None:
-        """Let later windows begin after the stored messages. Return the last `seq`, or None if nothing was reset.
+        """Let later model calls begin after the stored messages. Return the last `seq`, or None if nothing was reset.
 
-        If an earlier state is given as `known`, windows begin after the last message of that state. If the conversation
-        was deleted since then, nothing is reset.
+        `known` is the conversation as the caller has read it: messages that were stored since then stay visible, and if
+        the conversation was deleted since then, nothing is reset.
         """
 
         async def work(writing: Writing, found: Conversation | None) -> int | None:
@@ -324,9 +324,9 @@ class ConversationWriter:
     ) -> bool:
         """Delete every item of a conversation, even a damaged one; return False if it did not exist.
 
-        With `idle_before`, delete it only if it is empty and nothing was written since. With `created_at`, delete it
-        only if it was created then or its metadata are damaged. If another program has deleted the metadata, delete
-        only the items in the namespace of the message ids.
+        `idle_before` keeps a conversation that has messages or was written after this time. `created_at` keeps a
+        conversation that was created at another time, unless its metadata are damaged. If another program has deleted
+        the metadata, only the notes and the other items in their namespace are deleted.
         """
 
         async def work(writing: Writing, found: Conversation | None) -> bool:
@@ -350,7 +350,7 @@ class ConversationWriter:
         return deleted
 
     async def own_sessions(self, session_id: str) -> list[str]:
-        """Return the ids of the agents' conversations that are deleted with a session."""
+        """Return the ids of the conversations of a session's agents, which are deleted together with the session."""
         async with self._items.writing(self.layout.metadata(session_id)) as writing:
             keys = await writing.keys(self.layout.message_ids(session_id), OWN)
         return [key.removeprefix(OWN) for key in keys]
@@ -395,8 +395,8 @@ class ConversationWriter:
                     raise
                 await asyncio.sleep(pauses.pop(0) * random.uniform(0.5, 1.5))
             except StoreUnavailable as error:
-                # The transaction may have been committed although the connection broke. Retry once, because the retry
-                # finds stored messages.
+                # The transaction may have been committed although the connection broke. Retry once: the retry skips
+                # messages that are stored already.
                 if broken or not error.interrupted:
                     raise
                 broken = True
@@ -418,7 +418,7 @@ class ConversationWriter:
     ) -> None:
         """Write items, and the metadata with the version after `former.version`.
 
-        If a new conversation belongs to an agent below a session, an item of this session names the conversation.
+        If a new conversation belongs to a session's agent, also write the item that links the session to it.
         """
         version, items = former.version if former.version >= 0 else None, dict(others or {})
         if version is None and conversation.agent is not None and conversation.parent_session_id is not None:
@@ -453,7 +453,7 @@ class ConversationWriter:
         if last - first > _MOST_CHUNKS:
             return ids + await self._written_chunks(writing, session_id)
         chunks = [self.layout.chunk(session_id, chunk) for chunk in range(first, last + 1)]
-        # An incomplete write may have left chunks in a store without transactions, so add them.
+        # In a store without transactions, an incomplete write may have left later chunks. Add their keys too.
         while await writing.get([left := self.layout.chunk(session_id, last := last + 1)]) != [None]:
             chunks.append(left)
         return ids + chunks
@@ -475,7 +475,7 @@ class ConversationWriter:
 
 
 def _with_reset(former: Conversation, grown: Conversation, question_seq: int) -> Conversation:
-    """Move the reset behind a new answer if its question is before the reset, and no message was stored since."""
+    """Move the reset behind a new answer, if the reset follows the question, and no message follows the reset."""
     if 0 < question_seq <= former.reset_seq == former.last_seq:
         return replace(grown, reset_seq=grown.last_seq)
     return grown
@@ -486,7 +486,7 @@ def _next_version(former: Conversation, conversation: Conversation) -> Conversat
 
 
 def _may_be_of_rows(error: StoreError) -> bool:
-    """Return True if a write that failed with its index rows must be repeated without them."""
+    """Return True if the index rows may have caused a write to fail, so that it must be repeated without them."""
     if isinstance(error, StoreUnavailable):
         return error.interrupted or isinstance(error, RowLocked | StatementCancelled)
     return not isinstance(error, SessionDamaged)
