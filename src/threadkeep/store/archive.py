@@ -57,7 +57,7 @@ class SummaryArchive:
         return stored, left_out
 
     async def _renumbered(self, connection: Connection, session_id: str, item: ArchivedSummary) -> Summary | None:
-        """Return the summary with the `seq` range of its messages in this database; None if they are not the same."""
+        """Return the summary with the `seq` range of its messages in this database, or None if the messages differ."""
         summary = item.summary
         deleted_upto = summary.last_seq - item.messages
         last_seq = await self._seq(connection, session_id, item.last_id, summary.last_seq)
@@ -72,13 +72,13 @@ class SummaryArchive:
         )
         parameters = {"session_id": session_id, "first_seq": here.first_seq, "last_seq": here.last_seq}
         [(deleted_seq, messages)] = await connection.fetch(self._sql["extent"], parameters)
-        # The export may lack covered messages, because they were deleted. Their `seq` values may belong to other
-        # messages in this database, so reject the summary unless these were deleted too.
+        # The first messages of the summary may be missing in the export, because they were deleted. In this database,
+        # other messages may have their `seq` values. Reject the summary then, unless these are deleted too.
         deleted_here = deleted_upto < summary.first_seq or deleted_upto + moved_by <= int(deleted_seq)
         return here if deleted_here and int(messages) == item.messages else None
 
     async def _seq(self, connection: Connection, session_id: str, message_id: str | None, otherwise: int) -> int | None:
-        """Return a message's `seq` in this database, or `otherwise` if the message has no id."""
+        """Return a message's `seq` in this database, None if it is missing, or `otherwise` if `message_id` is None."""
         if message_id is None:
             return otherwise
         rows = await connection.fetch(self._sql["seq_of"], {"session_id": session_id, "id": message_id})
@@ -210,12 +210,12 @@ class Archive:
     async def _restore_borders(
         self, connection: Connection, info: SessionInfo, messages: Sequence[Message], seqs: Mapping[str, int]
     ) -> None:
-        """Restore the last reset and the last archived message, each at the same message as in the export."""
+        """Restore how far the session was reset and archived: up to the same messages as in the export."""
         here = {message.seq: seqs[str(message.id)] for message in messages if message.seq}
         if info.reset_seq in here:
             parameters = {"session_id": info.session_id, "reset_seq": here[info.reset_seq]}
             await connection.execute(self._sql["restore_reset"], parameters)
-        # Archive only if the last archived message keeps its `seq`; otherwise active messages may precede it.
+        # All messages before the last archived one are archived too. If it got a new `seq`, some of them may be active.
         if here.get(info.archived_seq) == info.archived_seq:
             border = {"session_id": info.session_id, "archived_seq": info.archived_seq}
             await connection.execute(self._sql["restore_archived"], border)

@@ -31,7 +31,7 @@ _ELSEWHERE: Final[dict[TranscriptLocation, tuple[str, TranscriptLocation, str]]]
 
 
 class DamageRegister:
-    """A register of damaged items (a session's metadata or messages), each with its error, until it can be read."""
+    """The damaged items (a session's metadata or messages) and their errors. An item is removed when it can be read."""
 
     def __init__(self) -> None:
         self._items: dict[tuple[str, str], SessionDamaged] = {}

@@ -115,7 +115,7 @@ def restore_sqlite(
         for log in beside(file):
             log.unlink(missing_ok=True)
         partial.replace(file)
-        # Delete the run engine's database, which fits only the old rows. It is created again from the table of runs.
+        # Delete the run engine's database, which refers to the old rows. The engine creates it again from the runs.
         _remove(target.with_name(f"{target.name}.runs"))
     finally:
         _remove(partial)

@@ -62,7 +62,7 @@ async def _opened(
         return
     if foreign is None:
         make_folder(address.path)
-    # Use autocommit only for reading, because the saver relies on implicit transactions when it writes.
+    # Use autocommit only for reading: to write, LangGraph's saver needs the transactions that `sqlite3` begins itself.
     async with open_sqlite(address.path, options, autocommit=foreign is not None, read_only=foreign is not None) as raw:
         saver = SqliteCheckpointer(raw, serde=serde)
         saver.lock = RollbackLock(raw)

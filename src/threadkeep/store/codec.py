@@ -49,7 +49,7 @@ def time_text(moment: datetime) -> str:
 
 
 def cursor_parameters(cursor: tuple[datetime, str] | None, moment: str, name: str) -> dict[str, object]:
-    """Return a cursor as two statement parameters named `moment` and `name`; None begins with the newest row."""
+    """Return a cursor as two statement parameters named `moment` and `name`. For None, they select the newest page."""
     before, last_name = cursor or (None, "~")
     return {moment: time_text(before) if before else _LAST_TIME, name: last_name}
 

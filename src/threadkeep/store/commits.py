@@ -28,7 +28,7 @@ from threadkeep.store.superseding import SupersedingWriter
 
 
 class _Winner(NamedTuple):
-    """A stored complete answer that a new answer would duplicate. `told`: it was returned to a caller."""
+    """A stored complete answer that a new answer would duplicate. `told` is true if it was returned to a caller."""
 
     id: str
     seq: int
@@ -230,7 +230,7 @@ class GroupCommit:
             self._task = None
 
     async def _write_free(self, group: list[PreparedTurn]) -> None:
-        """Write the turns of a group; queue those of sessions for whose lock a task already waits."""
+        """Write a group's turns. If a task already waits for the lock of a session, queue its turns for that task."""
         free: list[PreparedTurn] = []
         for prepared in group:
             self._locked.get(prepared.turn.session_id, free).append(prepared)
@@ -305,7 +305,7 @@ class GroupCommit:
         _settle(group, receipts)
 
     async def _store_separately(self, group: Sequence[PreparedTurn]) -> list[_Outcome]:
-        """Store a rejected group again: each joined turn in its own transaction, others with a check of their ids."""
+        """Store a rejected group again: turns with `is_joined` in their own transactions, others after checking ids."""
         if len(group) > 1:
             for prepared in [one for one in group if one.is_joined]:
                 await self._write_group([prepared])
@@ -386,7 +386,7 @@ def _by_session(group: Sequence[PreparedTurn]) -> dict[str, list[PreparedTurn]]:
 
 
 def _graph_rows(graph_turns: GraphTurns, prepared: PreparedTurn, left: int) -> list[dict[str, object]]:
-    """Return the turn's row for Graphiti, if any; `left` is the number of the session's messages from this turn on."""
+    """Return the row that queues a turn for Graphiti, if any. `left`: the session's messages from this turn on."""
     row = graph_turns.row(prepared.turn, prepared.messages, now=prepared.now)
     seqs = {"first_behind": left - 1, "last_behind": left - len(prepared.columns)}
     return [] if row is None else [{**row, **seqs}]

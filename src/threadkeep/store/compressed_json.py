@@ -84,7 +84,7 @@ def json_of(stored: str | bytes | None, shape: type = object) -> Any:
 
 @cache
 def _compressor() -> zstandard.ZstdCompressor:
-    # Cached, because a new compressor takes longer than compressing. It serves one thread at a time.
+    # Cached, because creating a compressor takes longer than compressing. Never use it in two threads at once.
     return zstandard.ZstdCompressor(dict_data=_dictionary(_NEWEST), write_checksum=True)
 
 
@@ -103,12 +103,12 @@ def _dictionary(number: int) -> zstandard.ZstdCompressionDict:
     return dictionary
 
 
-# The format before migration 25 begins with the ids and hashes of the text, as bytes. Then follows the text without
-# them, deflated with a vocabulary. The entries of a manifest are stored as one list for each field.
+# In the format before migration 25, the ids and hashes of the text come first, as bytes. The rest of the text follows,
+# deflated with a fixed vocabulary. The entries of a manifest are stored by field: one list for each field.
 
 _FIRST_FORMAT = b"\x01"
 _RAW_DEFLATE = -15
-# Characters that stand for an extracted hash (two units of 16 bytes) and for an extracted id (one unit).
+# In the deflated text, these characters mark where a hash (two units of 16 bytes) and an id (one unit) were.
 _HASH, _ID = "\x01", "\x02"
 _UNITS: Mapping[str, int] = {_HASH: 2, _ID: 1}
 _UNIT_BYTES = 16
@@ -155,7 +155,7 @@ def _decompress_first_format(stored: bytes) -> str:
 
 
 def unpack_manifest(stored: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str, Json]:
-    """Unpack a manifest from before migration 25, and add `columns` to it; return a later manifest unchanged."""
+    """Unpack a manifest stored before migration 25, and add the values in `columns`; return later ones unchanged."""
     parts = stored.get("packed")
     if "entries" in stored or not isinstance(parts, list):
         return dict(stored)

@@ -40,7 +40,7 @@ class ContextState:
 
 @dataclass(frozen=True)
 class Steps:
-    """The tool calls and results of an agent's answer, as JSON; `seq` is the `seq` of the question."""
+    """The tool calls and results of an agent's answer, as JSON text. `seq` is that of the answered question."""
 
     seq: int
     body: str
@@ -77,7 +77,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
         return self._sql["move_anchor"], parameters
 
     async def steps(self, session_id: str, author: str, *, since: int) -> list[Steps]:
-        """Return the tool calls of answers to questions whose `seq` is at least `since`, oldest first."""
+        """Return an agent's tool calls for questions whose `seq` is at least `since`, oldest first."""
         parameters = {"session_id": session_id, "author": author, "since": since}
         rows = await self._driver.fetch(self._sql["steps"], parameters)
         return [Steps(int(seq), decompress(body)) for seq, body in rows]
@@ -85,7 +85,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
     async def keep_steps(
         self, session_id: str, steps: Steps, *, question_id: str, author: str, ordinal: int = 1, turns: int = 1
     ) -> None:
-        """Store an answer's tool calls if its question is active; keep them for the author's last `turns` turns."""
+        """Store an answer's tool calls if its question is active; keep only the author's last `turns` turns."""
         turn = {"session_id": session_id, "author": author, "turns": turns}
         row = {**turn, "seq": steps.seq, "ordinal": ordinal, "question_id": question_id}
         async with self._driver.writing() as connection:
@@ -95,7 +95,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
 
 
 def state_of(rows: Sequence[Row]) -> ContextState:
-    """Return the state from the rows of `state_statement`."""
+    """Return the `ContextState` in the rows that the statement from `state_statement` has returned."""
     if not rows:
         return ContextState()
     anchor_seq, *borders = rows[0][:5]
@@ -103,7 +103,7 @@ def state_of(rows: Sequence[Row]) -> ContextState:
 
 
 class TokenFactors(ClockedTables, sql=("token_factors.sql",)):
-    """The table `chat_token_factors`, with the learned token factor of each model."""
+    """The table `chat_token_factors`, with learned factors by which each model's token estimates are corrected."""
 
     async def all(self) -> dict[str, tuple[float, int, float | None]]:
         """Return for each model: the factor, the number of samples, and the factor for non-Latin scripts or None."""
@@ -154,7 +154,7 @@ class EmbeddingRows(Tables, sql=("embeddings.sql", "{backend}/sessions.sql")):
 
 @dataclass(frozen=True)
 class IndexedState:
-    """The state of a session when its recall index was begun; an index of an outdated state is not saved."""
+    """The state of a session when work on its recall index began. If it has changed since, the index is not saved."""
 
     created_at: datetime
     begin: int
@@ -220,7 +220,7 @@ class RecallIndexRows(Tables, sql=("{backend}/sessions.sql", "recall_indexes.sql
     async def save(self, session_id: str, version: str, data: bytes, last_seq: int, state: IndexedState) -> None:
         """Replace the stored index of a session, if the session still has this state."""
         row = {"session_id": session_id, "version": version, "data": data, "last_seq": last_seq, **asdict(state)}
-        # Use one statement, so that the server has received all data before it locks the session.
+        # Use one statement: the server then locks the session only when it has received all data, which may be long.
         await self._driver.write([(self._sql["save_index"], {**row, "created_at": time_text(state.created_at)})])
 
     async def remove(self, session_id: str) -> None:
@@ -235,7 +235,7 @@ class RecallIndexRows(Tables, sql=("{backend}/sessions.sql", "recall_indexes.sql
 
 @dataclass(frozen=True)
 class ContextTables:
-    """The tables from which model calls are built, except the transcripts."""
+    """The tables with the data for model calls, except the transcripts."""
 
     contexts: Contexts
     summaries: Summaries

@@ -53,7 +53,7 @@ def unstorable_text() -> InvalidInput:
 
 
 def check_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Raise `StoreClosed` if another event loop than `loop`, the database's, is running: a call could wait forever."""
+    """Raise `StoreClosed` if the running event loop is not the database's `loop`, because a call could wait forever."""
     if asyncio.get_running_loop() is not loop:
         raise StoreClosed(
             "This memory is closed, or was opened on another event loop; use it on the loop and in the block of its "
@@ -95,7 +95,7 @@ class NewTurns(NamedTuple):
     - `sessions`: the parameters of the statement `reserve` for each session, in ascending order of `session_id`.
     - `messages`: the parameters of `insert_message`. Instead of `seq`, they have `behind`, the number of later messages
       of the session in this group, and `question`, the id of the message that the turn answers, or None.
-    - `graph_turns`: the parameters of `add_graph_turn`, with `first_behind` and `last_behind` for the `seq` values.
+    - `graph_turns`: the parameters of `add_graph_turn`, with `first_behind` and `last_behind` instead of `seq` values.
     """
 
     sessions: Sequence[Parameters]

@@ -111,7 +111,7 @@ class ChannelState(ClockedTables, sql=("{backend}/sessions.sql", "channel_state.
 
 @dataclass(frozen=True)
 class ChannelTables:
-    """The tables of channels: the outbox, the state of channels, and the duties (such as polling)."""
+    """The tables of channels: the outbox, the channels' state, and duties (tasks for one process, such as polling)."""
 
     outbox: Outbox
     state: ChannelState

@@ -56,7 +56,7 @@ async def empty_log(driver: Driver, *, vacuum: bool) -> bool:
 class Erasable:
     """The target of an erasure: all `ids` of a person, or the session `session_id`.
 
-    `noted` is the scope in `chat_channel_state` with the list of sessions to erase, until the erasure is complete.
+    Until the erasure is complete, `chat_channel_state` has the list of sessions to erase in the scope `noted`.
     """
 
     ids: tuple[str, ...] = ()
@@ -84,7 +84,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return [str(row[0]) for row in await self._fetch("own_sessions_of", wanted)]
 
     async def note_sessions(self, wanted: Erasable, session_ids: Sequence[str]) -> None:
-        """Store the list of sessions to erase; a repeated erasure needs it, because their rows may be deleted."""
+        """Store the list of sessions to erase: when the erasure is repeated, their rows may be deleted already."""
         async with self._driver.writing() as connection:
             rows = [{"noted": wanted.noted, "session_id": session_id} for session_id in session_ids]
             await connection.execute_many(self._sql["note_session"], rows)
@@ -138,7 +138,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
             session = {"session_id": session_id}
             await connection.execute(*for_values(self._sql["drop_facts_of_messages"], "seq", seqs, session))
             if marked:
-                # Refresh the session before the texts are emptied, because its title is compared with them.
+                # Refresh the session before the texts are emptied, because its title is compared with a text.
                 await self._superseding.refresh(connection, session_id, marked)
             else:
                 await connection.execute(self._sql["note_change"], {"session_id": session_id})
@@ -174,7 +174,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return sorted((str(scope), str(name), str(value)) for scope, name, value in rows)
 
     async def facts(self, wanted: Erasable) -> list[str]:
-        """Return the ids of facts that are outside the target's scopes but have evidence in its sessions or runs."""
+        """Return the ids of facts that have evidence in the target's sessions or runs, but are outside its scopes."""
         return [str(row[0]) for row in await self._fetch("facts_of_sessions", wanted)]
 
     async def steps(self, session_id: str) -> list[dict[str, object]]:
@@ -212,7 +212,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         await self._driver.write([(self._sql["delete_group_of_session"], {"session_id": session_id})])
 
     async def episodes_elsewhere(self, wanted: Erasable) -> int:
-        """Return the number of the target's episodes that stay in shared Graphiti groups."""
+        """Return the number of the target's messages that stay in Graphiti, because others use the same groups."""
         return int((await self._fetch("episodes_elsewhere", wanted))[0][0])
 
     async def branches(self, session_id: str) -> int:
@@ -276,7 +276,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
                 [(before,)] = await connection.fetch(self._sql["total_changes"], {})
                 await connection.execute(self._sql["merge_search"], {"pages": pages})
                 [(after,)] = await connection.fetch(self._sql["total_changes"], {})
-            # Stop if nothing was merged: FTS5 counts one change for the statement itself.
+            # Stop if nothing was merged. FTS5 counts the statement itself as one change.
             if after - before <= 1:
                 return
             pages = _PAGES_AT_ONCE

@@ -49,7 +49,7 @@ class NotedManifest:
 
     @property
     def lock_key(self) -> tuple[bool, str]:
-        """The sort key of a record: the session or run that is locked to store it. Sessions come first."""
+        """The key for sorting records by the session or run that is locked to store them. Sessions come first."""
         return self.session_id is None, self.session_id or self.run_id
 
 
@@ -87,7 +87,7 @@ class _Owner:
         return self.name if self.column == "session_id" else None
 
     def statement(self, name: str) -> str:
-        """Return the name of a statement's variant for this owner."""
+        """Return the variant of a statement's name for this owner: `name` for a session, `{name}_of_run` for a run."""
         return name if self.column == "session_id" else f"{name}_of_run"
 
 
@@ -139,7 +139,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         ]
 
     def _dropping(self, session_id: str, entries: Iterable[NotedManifest]) -> Statement:
-        """Return the statement that deletes a session's texts if messages were erased after one of the calls began."""
+        """Return the statement that deletes a session's texts if messages were erased since the first call began."""
         begun = min(entry.created_at for entry in entries) - _CLOCKS_DIFFER
         key = {"session_id": session_id, "marker": erase_marker(session_id), "begun": time_text(begun)}
         return self._sql["drop_texts_after_erase"], key
@@ -250,7 +250,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         return len(rows)
 
     async def _is_there(self, connection: Connection, owner: _Owner, key: Parameters, noted: _Noted) -> bool:
-        """Return True if the record is stored already, with its owner or its run."""
+        """Return True if the record is stored already, either for its session or for its run."""
         entry, manifest = noted
         found: list[StoredManifest] = []
         for each in dict.fromkeys((owner, _Owner("run_id", entry.run_id))):
@@ -273,7 +273,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
 
 
 def erase_marker(session_id: str) -> str:
-    """Return the name for the record of an erasure in a session; it does not reveal the session's id."""
+    """Return the name under which an erasure in a session is recorded; it does not reveal the session's id."""
     return sha256(session_id.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -283,7 +283,7 @@ def _columns(session_id: str | None, run_id: str) -> dict[str, str]:
 
 
 def _without_columns(manifest: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str, Json]:
-    """Return the manifest with `true` in place of each value that is also in a column of the row."""
+    """Return the manifest with `true` in place of each value that a column of its row has too."""
     return {**manifest, **{name: _ELSEWHERE for name, value in columns.items() if manifest.get(name) == value}}
 
 
@@ -309,7 +309,7 @@ def seqs_of_ids(manifest: Mapping[str, Json]) -> set[int]:
 
 
 def without_ids(manifest: Mapping[str, Json], ids: Mapping[int, str] | None = None) -> dict[str, Json]:
-    """Return a manifest without the ids of transcript messages. With `ids` (by `seq`), omit only ids that match it."""
+    """Return a manifest without the ids of transcript messages. With `ids`, omit only those that equal `ids[seq]`."""
 
     def shorter(entry: Json) -> Json:
         seq = _seq_of(entry)

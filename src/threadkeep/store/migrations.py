@@ -45,7 +45,7 @@ _LOCK = (
 _MADE = re.compile(r"^CREATE (?:TABLE|VIEW|SEQUENCE) (chat_\w+)", re.MULTILINE)
 _IS_THERE: dict[Backend, str] = {
     "sqlite": "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'threadkeep_migrations'",
-    # Do not use the view pg_tables, because it joins more tables, which each new connection would read first.
+    # Do not use the view pg_tables: each new connection would first have to read the other tables that it joins.
     "postgres": "SELECT count(*) FROM pg_class WHERE relname = 'threadkeep_migrations' AND relkind IN ('r', 'p') "
     "AND relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = current_schema())",
 }
@@ -167,7 +167,7 @@ def _log_wait(backend: Backend) -> None:
 
 
 async def _check_search_path(driver: Driver) -> None:
-    """Raise `StoreError` if new tables would hide tables in a later schema of the search_path."""
+    """Raise `StoreError` if a later schema of the search_path has Threadkeep's tables: new tables would hide them."""
     for current, other in await driver.fetch(_SCHEMAS, {}):
         if current != other:
             raise StoreError(

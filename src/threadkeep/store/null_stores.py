@@ -1,4 +1,4 @@
-"""Null stores, which store nothing: for runs without a session, and for data that a graph store does not have."""
+"""Null stores, which store nothing. They serve runs without a session, and replace tables that a graph store lacks."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ class Outgoing:
     """A message to send: the answer of a run to the message `message_id`, or a text `content` that is in no transcript.
 
     `parts_sent` is the number of parts that have arrived. `uncertain` is true if the next part may have arrived too.
-    `partial` is the text so far of an answer that is still being written. When the answer is complete, `partial` is
-    empty, unless the platform fetched the first of several parts.
+    `partial` is the text so far of an answer that is still being written. It is empty when the answer is complete,
+    except after the platform has fetched the first of several parts.
     """
 
     number: int
@@ -144,7 +144,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
             return bool(await connection.fetch(self._sql["add"], row))
 
     async def own(self, channel: str, session_id: str, user_id: str) -> bool:
-        """Give a session without an owner to a user; return False if the session is already in use.
+        """Make a user the owner of a session that has no owner and no user message; return False for other sessions.
 
         This repairs sessions in which an earlier version stored a bot's first message without an owner.
         """
@@ -270,8 +270,8 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
     async def fail_sent(self, number: int, error: str, *, parts: int, address: Address) -> bool:
         """Mark an answer as failed although the platform had accepted it.
 
-        A retry sends all parts except the first `parts` to `address`. But a text without a run was deleted when it was
-        delivered, so a retry sends nothing. Return False if the answer is neither ready nor delivered.
+        A retry sends the parts after the first `parts` to `address`. If the text came from no run, a retry sends
+        nothing, because the text was deleted on delivery. Return False if the answer is neither ready nor delivered.
         """
         values = {"number": number, "error": error, "parts": parts, "address": json_text(address), "now": self._now()}
         return await self._execute("fail_sent", values) > 0
@@ -321,7 +321,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return replace(found, run_id=run_id, partial=partial or "")
 
     async def _drop_copies(self, connection: Connection, rows: Sequence[Row]) -> int:
-        """Delete the `message` that is stored with each of these rows; return the number of rows."""
+        """Delete the copy of a person's message that is stored with each of these rows; return the number of rows."""
         for number, text in rows:
             address = _address(text)
             if _MESSAGE in address:

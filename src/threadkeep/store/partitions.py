@@ -46,7 +46,7 @@ def check_partitions(backend: Backend, partitions: int | None) -> None:
 
 
 async def index_statements(connection: Connection, sql: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the current statements of the search index, which another process may have partitioned."""
+    """Return the statements for the search index as it is now: another process may have partitioned it meanwhile."""
     if "is_partitioned" not in sql:
         return sql
     [(is_partitioned,)] = await connection.fetch(sql["is_partitioned"], {})
@@ -63,9 +63,8 @@ async def make_partitions(connection: Connection, partitions: int) -> None:
 class PartitionState(NamedTuple):
     """The state of the tables. `partitions` is 0 if they have no partitions.
 
-    `is_begun` and `copied_into` describe an unfinished copy, and its number of partitions (0 before they are created).
-    `owner` names another PostgreSQL user who owns the tables, and `views` the views that use them; either prevents
-    partitioning.
+    If `is_begun`, a partitioned copy is unfinished; `copied_into` is its number of partitions (0 before they exist).
+    Partitioning is impossible if another PostgreSQL user, `owner`, owns the tables, or if `views` use them.
     """
 
     partitions: int
@@ -113,7 +112,7 @@ async def partition(driver: Driver, partitions: int, *, report: Progress) -> boo
     if not state.copied_into:
         await with_lock_retries(driver, _begin)
         await with_lock_retries(driver, partial(_create, partitions=partitions))
-    # `_step` returns None if another call has replaced the tables meanwhile. Then no ranges are left to copy.
+    # If another call has replaced the tables in the meantime, `_step` returns None, and there is nothing to copy.
     [(total,)] = await _step(driver, partitions, lambda connection: connection.fetch(_SQL["left"], {})) or [(0,)]
     done = copied = 0
     for is_indexed in (False, True):
@@ -163,7 +162,7 @@ async def _create(connection: Connection, *, partitions: int) -> None:
 
 
 async def _step[T](driver: Driver, partitions: int, work: Callable[[Connection], Awaitable[T]]) -> T | None:
-    """Execute one step on the copy; return None if another caller has replaced the tables."""
+    """Execute one step of the work on the copy; return None if another caller has already replaced the tables by it."""
 
     async def step(connection: Connection) -> T | None:
         state = await _lock(connection)
@@ -178,7 +177,7 @@ async def _step[T](driver: Driver, partitions: int, work: Callable[[Connection],
 
 
 async def _copy(connection: Connection) -> tuple[int, int]:
-    """Copy the `seq` ranges that changed first; return the number of ranges, and by how many messages the copy grew."""
+    """Copy some changed `seq` ranges, oldest changes first; return their number, and how many messages were added."""
     taken = await connection.fetch(_SQL["take"], {"limit": _RANGES})
     fields = ("session_id", "first_seq", "last_seq")
     ranges = {"ranges": dump_json([dict(zip(fields, row, strict=True)) for row in taken])}
@@ -190,7 +189,7 @@ async def _copy(connection: Connection) -> tuple[int, int]:
 
 
 async def _swap(connection: Connection) -> bool:
-    """Lock the tables, copy the remaining changes, and replace the tables by the copy."""
+    """Lock the tables, copy the remaining changes, replace the tables by the copy, and return True."""
     await _run(connection, "hold")
     while (await _copy(connection))[0]:
         pass

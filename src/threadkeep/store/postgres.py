@@ -37,7 +37,7 @@ from threadkeep.store.statements import load_statements
 
 type DictConnection = psycopg.AsyncConnection[DictRow]
 
-# Longer than `RunServiceOptions.owner_check_seconds`, so that connections of idle workers need no check before a query.
+# Longer than the pause between an idle worker's queries (`owner_check_seconds`), so that its connections need no check.
 TRUSTED_SECONDS = 3.0
 _CONNECT_SECONDS = 10
 _LEAST_SECONDS = 0.01

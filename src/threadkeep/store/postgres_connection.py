@@ -42,7 +42,7 @@ class PostgresConnection:
         except psycopg.OperationalError:
             if self._another is None or not self.raw.closed:
                 raise
-            # Repeat the statement: only reads have `_another`, and a read can be repeated safely.
+            # Repeat the statement on another connection. This is safe: only connections for reading have `_another`.
             self.raw, self._another = await self._another(), None
             cursor = await self.raw.execute(_query(sql), parameters)
         return await cursor.fetchall()
@@ -84,15 +84,15 @@ class PostgresConnection:
 
     async def execute_many(self, sql: str, rows: Sequence[Parameters]) -> None:
         """Execute a statement once for each row of parameters."""
-        # Open the pipeline here, because psycopg's own turns a cancellation at its start into an AssertionError.
+        # Open a pipeline here: if psycopg is cancelled while it opens one itself, it raises an AssertionError.
         async with self._pipeline(), self.raw.cursor() as cursor:
             await cursor.executemany(_query(sql), rows)
 
 
 class PostgresTransaction:
-    """A write transaction with one pipeline per call; the statements `first` are executed right after BEGIN.
+    """A write transaction. Each call is one pipeline; the first call also executes BEGIN and the statements `first`.
 
-    `limits` returns the statements that shorten the lock timeout before `commit` executes the statements `beside`.
+    `limits` returns statements that shorten the lock timeout; `commit` executes them before the statements `beside`.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ type Action = Literal["archive", "delete"]
 REDELIVERY: Final = timedelta(days=7)
 """The time for which ids of deleted messages are stored, because a repeated message must not begin a new turn."""
 
-# A margin for deleting texts of model calls by their last use, because not every use of a text updates its time.
+# Texts of model calls are deleted only if their recorded last use is this much older, as not every use is recorded.
 _TEXT_RENEWAL = timedelta(days=1)
 STEP_MESSAGES: Final = 200
 """The maximum number of messages that one step removes."""
@@ -133,7 +133,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
         return _prunable(rows[0]) if rows else None
 
     async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
-        """Return the last `seq` after `after` before the first message that was stored at `moment` or later."""
+        """Return the highest `seq` up to which all messages after `after` were stored before `moment`."""
         parameters = {"session_id": session.session_id, "after": after, "moment": time_text(moment)}
         rows = await self._driver.fetch(self._sql["first_since"], parameters)
         return int(rows[0][0]) - 1 if rows else session.last_seq
@@ -229,7 +229,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
             await connection.execute(sql[name], parameters)
 
     async def _delete(self, connection: Connection, parameters: dict[str, object], created_at: datetime) -> None:
-        # Count while the session is locked, because another process may have superseded messages meanwhile.
+        # Count active messages while the session is locked: another process may have superseded some meanwhile.
         [(active,)] = await connection.fetch(self._sql["count_active"], parameters)
         times = {
             "remember_since": time_text(self._clock() - REDELIVERY),
@@ -258,7 +258,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
 
 
 def _of_one_step(rows: list[Row]) -> list[Row]:
-    """Return the first rows whose texts together fit into one step, but at least one."""
+    """Return the first rows, at least one, whose texts are together short enough for one step."""
     characters = 0
     for count, row in enumerate(rows):
         characters += row[2]
@@ -275,7 +275,7 @@ def _prunable(row: Row) -> Prunable:
 
 @dataclass(frozen=True)
 class Cutoffs:
-    """The times before which a run must have ended to expire; `set_aside_before` is for set-aside runs (None: keep)."""
+    """The times before which a run must have ended to expire. Set-aside runs stay if `set_aside_before` is None."""
 
     before: datetime
     set_aside_before: datetime | None = None
@@ -303,7 +303,7 @@ class FinishedTree:
 class PrunedRuns(Counts):
     """The numbers of deleted trees, runs and events, and of deleted workflow versions that no run used.
 
-    `busy` is the number of trees left for the next round, because another transaction has locked one of their runs.
+    `busy` is the number of trees that stay for now, because another transaction has locked one of their runs.
     """
 
     trees: int = 0

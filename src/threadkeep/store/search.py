@@ -39,12 +39,12 @@ MUCH_UNINDEXED = 10_000
 """A number of unindexed messages, above which indexing takes noticeable time."""
 
 _SEARCH_SECONDS = 5.0
-# Fewer than the connections of a pool, so that chats can read the database during searches.
+# The number of concurrent searches: fewer than a pool's connections, so that chats can still read the database.
 _SEARCHES = 2
 _STEP_MESSAGES = 200
 _STEP_CHARACTERS = 200_000
 _SESSIONS = 100
-# The index is queried for at most this many words; for further words, the texts that it finds are checked.
+# The index is queried for at most this many words. The texts that it returns are then checked for all other words.
 _PATTERNS = 16
 _WEIGHED_WORDS = 16
 _MORE = 4
@@ -59,7 +59,7 @@ class Search(Protocol):
     async def catch_up(
         self, *, seconds: float | None = None, user_id: str | None = None, session_id: str | None = None
     ) -> bool:
-        """Update the index for at most `seconds`; return True if it is complete."""
+        """Update the index for at most `seconds`; return True if the index is complete then."""
 
     async def unindexed(self, *, user_id: str | None = None, session_id: str | None = None) -> int:
         """Return the number of messages that searches cannot find yet."""
@@ -113,7 +113,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         """Index sessions step by step; return False if the deadline passes first."""
         waiting = list(behind)
         while waiting:
-            # Short sessions share a transaction.
+            # One transaction indexes several sessions if they have few messages to index.
             count = max(1, bisect_right(list(accumulate(one.messages for one in waiting)), _STEP_MESSAGES))
             # Hold the lock for one step only, so that no search waits until a whole import is indexed.
             async with self._turn:
@@ -217,7 +217,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
             for step, documents in zip(steps, rows, strict=True):
                 if not await connection.execute(self._sql["advance"], step.parameters):
                     continue
-                # Choose once: `advance` has locked a row, so no process can partition the tables before the commit.
+                # Choose `sql` once: `advance` has locked a row, so no process can partition tables before the commit.
                 sql = sql or await index_statements(connection, self._sql)
                 await connection.execute(sql["add_text"], {**step.parameters, "rows": documents})
                 if step.upto < step.session.last_seq:

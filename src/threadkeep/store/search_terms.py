@@ -28,7 +28,7 @@ _CASED = 0x20000
 _WORDS = re.compile(r"\w+")
 # σ at the end of a word is replaced by ς, because some texts have σ there, and `lower` returns it for "Α.Σ.Δ".
 _FINAL_SIGMA = re.compile(r"σ(?!\w)")
-# Scripts without spaces between words; also hangul, because of its suffixes.
+# Scripts without spaces between words; also hangul, because Korean words have suffixes.
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff]+"
 )
@@ -62,7 +62,7 @@ def fold_fully(text: str) -> str:
 
 
 def folds_into(text: str) -> tuple[str, str]:
-    """Return the characters that `fold` changes into characters of `text`, and their folded forms in the same order."""
+    """Return the characters that `fold` replaces by characters of `text`, and in the same order, the replacements."""
     pairs = [(char, folded) for folded in sorted(set(text)) for char in _unfolded().get(folded, "")]
     return "".join(char for char, _ in pairs), "".join(folded for _, folded in pairs)
 
@@ -91,7 +91,7 @@ def trigram_expression(words: Iterable[str]) -> str:
 
 
 def _spellings(trigram: str) -> list[str]:
-    """Return a quoted trigram with each of i and İ in place of the other, because FTS5 distinguishes them."""
+    """Return the spellings of a trigram, quoted, with i or İ for each i, because FTS5 distinguishes them."""
     spelled = product(*("iİ" if char in "iIİ" else char for char in trigram))
     return ['"' + "".join(letters).replace('"', '""') + '"' for letters in spelled]
 

@@ -118,7 +118,7 @@ _LOOK_SECONDS = 0.005
 class PendingTurn:
     """A turn that waits to be stored. `tries` counts the attempts of this process.
 
-    `error` is the class name of the last error. `namespace` is set if the conversation belongs in a graph store.
+    `error` is the class name of the last error. `namespace` is the conversation's, if it belongs in a graph store.
     """
 
     entry_id: str
@@ -327,7 +327,7 @@ def read_entries(path: Path) -> list[PendingTurn]:
 def read_spool(path: Path, *, cut_off: bool = False) -> SpoolContent:
     """Return the content of a file, without locking it.
 
-    An incomplete last line is only read if `cut_off` is true, because its writer may not be done yet.
+    A last line without a line end is only read if `cut_off` is true, because another process may still be writing it.
     """
     try:
         *lines, rest = path.read_bytes().split(b"\n")

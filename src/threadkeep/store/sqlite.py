@@ -326,7 +326,7 @@ async def _open_file(connection: aiosqlite.Connection) -> aiosqlite.Connection:
     try:
         return await asyncio.shield(opening)
     except sqlite_errors(asyncio.CancelledError, StoreUnavailable):
-        # Raise this error even if `opening` fails too: if a cancellation got lost, a caller's retries would never end.
+        # Raise the first error even if `opening` fails too: if a cancellation were lost, retries would never end.
         await _to_its_end(_close_opened(connection, opening))
         raise
 
@@ -379,7 +379,7 @@ async def _stop(raw: aiosqlite.Connection) -> None:
 
 
 async def _switch_to_wal(raw: aiosqlite.Connection, seconds: float) -> None:
-    """Turn WAL mode on. Retry for up to `seconds`, because SQLite does not wait for this lock."""
+    """Turn WAL mode on. This needs a lock for which SQLite does not wait, so retry for up to `seconds`."""
     deadline = asyncio.get_running_loop().time() + seconds
     while True:
         try:

@@ -19,14 +19,14 @@ _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _INCLUDE = re.compile(r"^-- include: (\w+)$", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*--.*\n?", re.MULTILINE)
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z][a-z0-9_]*)")
-# Values of facts are not longer, and SQLite allows LIKE patterns of 50,000 bytes.
+# The maximum length of a text to search for. No fact is longer, and SQLite allows LIKE patterns of 50,000 bytes.
 _MOST_CHARACTERS = 10_000
 _ROW = re.compile(r"^VALUES \((?P<row>[^()]*)\)$", re.MULTILINE)
 
 
 @cache
 def load_statements(*paths: str) -> Mapping[str, str]:
-    """Return statements by name from files below `sql/`; `-- include: x` inserts the earlier statement `x`."""
+    """Return statements by name from files below `sql/`. A line `-- include: x` inserts the earlier statement `x`."""
     found: dict[str, str] = {}
     for path in paths:
         text = files("threadkeep.store").joinpath("sql", *path.split("/")).read_text(encoding="utf-8")
@@ -52,12 +52,12 @@ def for_rows(sql: str, count: int) -> str:
 
 
 def row_parameters(rows: Sequence[Mapping[str, object]]) -> dict[str, object]:
-    """Return the parameters of a statement from `for_rows`, one mapping per row."""
+    """Return the parameters of a statement that `for_rows` made; each mapping in `rows` has those of one VALUES row."""
     return {f"{name}_{i}": value for i, row in enumerate(rows) for name, value in row.items()}
 
 
 def for_values(sql: str, name: str, values: Collection[object], others: Parameters | None = None) -> Statement:
-    """Return a statement whose VALUES have one row per value of the parameter `name`, and all its parameters."""
+    """Return a statement with one VALUES row for each value of the parameter `name`, and all its parameters."""
     return for_rows(sql, len(values)), {**{f"{name}_{i}": value for i, value in enumerate(values)}, **(others or {})}
 
 

@@ -19,7 +19,7 @@ from threadkeep.store.statements import ClockedTables
 class Uncovered:
     """The messages of a session that no summary covers: those after `after_seq`, up to `last_seq`.
 
-    `after_seq` is the end of the last summary, reset or archive, whichever is latest. `messages` and `tokens` count
+    `after_seq` is the last `seq` that is summarised, archived or before the last reset. `messages` and `tokens` count
     only active user and assistant messages.
     """
 
@@ -49,8 +49,8 @@ _MOST_CLAIM_SECONDS = 86_400 * 365
 class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
     """The table `chat_summaries`, and the claims of processes on the work of summarising sessions.
 
-    Guarantee: exactly one active summary covers each message between the last reset and the end of the last summary,
-    except archived ones. A summary that would break this guarantee is not stored.
+    Guarantee: between the last reset and the end of the last summary, exactly one active summary covers each message
+    that is not archived. A summary that would break this guarantee is not stored.
     """
 
     async def active(self, session_id: str, *, user_id: str | None = None) -> list[Summary]:
@@ -62,17 +62,17 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         return await self._fetch("all", session_id, user_id=user_id)
 
     async def of_messages(self, session_id: str, first_seq: int, last_seq: int, limit: int) -> list[Summary]:
-        """Return the first `limit` summaries made directly from active messages in a range, merged or not, in order."""
+        """Return the first `limit` summaries that were made from active messages in a range, even if merged later."""
         between = {"first_seq": first_seq, "last_seq": last_seq, "limit": limit}
         return await self._fetch("of_messages", session_id, **between)
 
     async def newest_of_messages(self, session_id: str, first_seq: int, last_seq: int, limit: int) -> list[Summary]:
-        """Return the last `limit` summaries made directly from active messages in a range, merged or not, in order."""
+        """Return the last `limit` summaries that were made from active messages in a range, even if merged later."""
         between = {"first_seq": first_seq, "last_seq": last_seq, "limit": limit}
         return (await self._fetch("newest_of_messages", session_id, **between))[::-1]
 
     async def merged(self, session_id: str, upto_seq: int, limit: int) -> dict[str, list[Summary]]:
-        """Map ids of summaries to the summaries merged into them: the newest `limit` that end by `upto_seq`."""
+        """Return the newest `limit` merged summaries up to `upto_seq`, by the id of the summary that replaced them."""
         parameters = {"session_id": session_id, "upto_seq": upto_seq, "limit": limit}
         rows = await self._driver.fetch(self._sql["merged"], parameters)
         found: dict[str, list[Summary]] = {}
@@ -97,7 +97,7 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
     ) -> bool:
         """Store a summary that follows the active summaries, or that replaces adjacent active summaries.
 
-        Return False, and store nothing, if this would break the guarantee, or if the session was changed or deleted.
+        Return False and store nothing if this would break the class's guarantee, or if the session was changed.
 
         Args:
             summary: the summary; its `created_at` is stored unchanged.

@@ -32,7 +32,7 @@ from threadkeep.store.transcripts import END, Branching, Superseded, Superseding
 
 @dataclass(frozen=True)
 class Span:
-    """A range of `seq`, both ends included. `id` is the id of the message that gets a new version.
+    """A range of `seq`, both ends included. If a message in it gets a new version, `id` is this message's id.
 
     With a `run_id`, only the messages of that run are superseded.
     """
@@ -119,7 +119,7 @@ class SupersedingWriter:
         """Return the title; derive it again if it came from a superseded message."""
         title: str | None = (await connection.fetch(self._sql["hold"], between))[0][1]
         users = await connection.fetch(self._sql["superseded_users"], between)
-        # Ignore messages in the range that had been superseded before.
+        # The range may include messages that were superseded before. Ignore them.
         first = next((seq for (seq,) in users if seq in seqs), None)
         if title is None or first is None:
             return title
@@ -221,7 +221,7 @@ class SupersedingWriter:
 
 
 def done_before(superseding: Superseding, message: Message, version: Message | None) -> Superseded | None:
-    """Return the result of an equal earlier call, or None if the message is not superseded.
+    """Return the earlier result if the same request was executed before, or None if the message is not superseded.
 
     `version` is the stored message that has the id of the new version.
 

@@ -284,7 +284,7 @@ class TableTranscripts:
             return await delete_session(connection, self._deletion, session_id, run_id=run_id)
 
     async def _unindex(self, session_id: str) -> None:
-        """Remove most texts of a long session from SQLite's index, in steps between which others can write.
+        """Remove most texts of a long session from SQLite's index, in short transactions, so that others can write.
 
         If the session is not deleted afterwards, its messages are indexed again.
         """
@@ -325,7 +325,7 @@ def deletion_statements(backend: Backend) -> Mapping[str, str]:
 
 
 def changing(session_id: str, run_id: str) -> Parameters:
-    """Return the parameters of the statement `changing`."""
+    """Return the parameters of the statement `changing`, which checks whether a run may change a session."""
     return {"run_id": run_id, "deletion": deletion_key(session_id)}
 
 

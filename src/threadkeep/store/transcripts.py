@@ -120,7 +120,7 @@ class Marks(NamedTuple):
 
 @dataclass(frozen=True)
 class Recent:
-    """The newest active user and assistant messages, newest first, after the last reset and archiving.
+    """The newest active user and assistant messages since the last reset that are not archived, newest first.
 
     `newest_user` is set if the newest user message is older than all of `messages`; every window includes it. Messages
     up to `archived_seq` are archived, and those up to `deleted_seq` are deleted. `revision` grows when stored messages
@@ -143,7 +143,7 @@ type Scope = Literal["message", "from", "after", "run"]
 
 @dataclass(frozen=True)
 class Superseding:
-    """A request to supersede active messages: the `newest` ones, or those of `message_id` and `scope`.
+    """A request to supersede active messages: the `newest` ones, or those that `message_id` and `scope` select.
 
     `by` is stored as the new version of the message `message_id`. Messages after the `seq` in `upto` stay unchanged.
     """
@@ -173,7 +173,7 @@ class Superseded:
 
 @dataclass(frozen=True)
 class Branching:
-    """A request to copy a session's messages to a new session: all, or those up to the `seq` in `at`."""
+    """A request to copy a session's messages to a new session: all, or those up to the message whose `seq` is `at`."""
 
     session_id: str
     branch_id: str
@@ -316,7 +316,7 @@ class Transcripts(Protocol):
         """Change fields of a session; do nothing if it does not exist."""
 
     async def reset(self, session_id: str, *, user_id: str | None = None, run_id: str | None = None) -> int | None:
-        """Let later windows begin after the stored messages; return the last `seq`, or None if nothing was reset.
+        """Let later model calls begin after the stored messages; return the last `seq`, or None without a reset.
 
         If `run_id` is given, but that run is not being executed, nothing is reset.
         """
@@ -325,5 +325,5 @@ class Transcripts(Protocol):
         """Delete a session, its messages and all derived data; return False if it did not exist.
 
         With a `run_id`, return None and do nothing if that run is not being executed, or its message has already
-        deleted the session: a process that wakes up late must not delete a session that was created since.
+        deleted the session. Otherwise, a process that was paused could delete a session that was created since.
         """

@@ -24,7 +24,7 @@ class TranslatingSaver(BaseCheckpointSaver[str]):
             return await super().aget_tuple(config)
 
     async def aget_delta_channel_history(self, **asked: Any) -> Mapping[str, DeltaChannelHistory]:
-        """Return the writes that rebuild the channels that a checkpoint does not store in full."""
+        """Return the writes from which LangGraph rebuilds channels that a checkpoint does not store in full."""
         with type(self).translated():
             return await super().aget_delta_channel_history(**asked)
 

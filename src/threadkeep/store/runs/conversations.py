@@ -28,8 +28,8 @@ class RunLocks:
     def statements(self, name: Lock, **parameters: object) -> list[Statement]:
         """Return the statements that take a lock; none on SQLite, whose transactions are serial.
 
-        `lock_order` locks the order of runs in a session, which need not exist. `lock_tree` locks a tree of runs: then
-        no run can be added to it or cancelled in it.
+        `lock_order` locks the order of a session's runs; the session need not exist. `lock_tree` locks a tree of runs:
+        meanwhile, no other transaction can add a run to it, or cancel one in it.
         """
         return [(self._sql[name], parameters)] if name in self._sql else []
 
@@ -39,7 +39,7 @@ class RunLocks:
             await self.hold(connection, "lock_order", place=name)
 
     async def hold(self, connection: Connection, name: Lock, **parameters: object) -> None:
-        """Take a lock: `lock_order_of` locks each conversation of a run, `lock_below` a run and its descendants."""
+        """Take a lock: `lock_order_of` on all conversations of a run, or `lock_below` on a run and its descendants."""
         for statement in self.statements(name, **parameters):
             await connection.fetch(*statement)
 
@@ -79,7 +79,7 @@ class RunPositions(Tables, sql=("runs_order.sql",)):
             await connection.execute(self._sql["take_place"], {"run_id": run_id, "place": conversation})
 
     async def of(self, run_id: str) -> list[str]:
-        """Return the names of the conversations, except its session, in which a run has a position."""
+        """Return the names of the agents' conversations in which a run has a position; its session is omitted."""
         return [name for (name,) in await self._driver.fetch(self._sql["places_of"], {"run_id": run_id})]
 
     async def forget(self, conversation: str) -> None:
@@ -109,12 +109,12 @@ class RunPositions(Tables, sql=("runs_order.sql",)):
         return False
 
     def notify_freed(self) -> None:
-        """Wake the waiting tasks of this process, because a run has ended or waits for a person."""
+        """Wake the tasks of this process that wait in `freed`, because a run has ended or waits for a person."""
         self._freed.set()
         self._freed = asyncio.Event()
 
     async def freed(self, seconds: float) -> None:
-        """Wait until a position may be free, for at most `seconds`: other processes do not notify this process."""
+        """Wait until `notify_freed` is called, for at most `seconds`, because other processes call only their own."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._freed.wait(), seconds)
 

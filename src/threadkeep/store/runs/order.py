@@ -77,7 +77,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
             return await self._add(new, policy, owner)
 
     async def release(self, session_id: str, message_id: str) -> bool:
-        """Let a new run answer a message again; return False if the message's run is active or can be retried."""
+        """Allow another run to answer a message; return False if the message's run is active or can be retried."""
         key = {"session_id": session_id, "message_id": message_id}
         async with self._driver.writing() as connection:
             await self._locks.lock_orders(connection, [session_id])

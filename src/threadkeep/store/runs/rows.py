@@ -175,7 +175,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 
 
 def short_inputs(inputs: Sequence[RunInput], message_id: str | None) -> dict[str, str | bytes | None]:
-    """Return the parameters for omitting the text of a run's only input; all are None if it cannot be omitted."""
+    """Return the parameters to store a run's only input without its text; all are None if the text must be stored."""
     text = inputs[0].values.get("text") if len(inputs) == 1 else None
     if not isinstance(text, str) or message_id is None or inputs[0].message_id != message_id:
         return {"input": None, "asked": None, "short_input": None}
@@ -257,7 +257,7 @@ async def fetch_run(connection: Connection, run_id: str, *, damaged: bool = Fals
 
 
 def _run_of_answered(row: Row) -> Run:
-    """Make a `Run` without texts from the record that a deleted run answered a message."""
+    """Make a `Run` without texts for a deleted run, from the row that records which message it answered."""
     *texts, created_at, ended_at = row
     names = ("run_id", "session_id", "message_id", "workflow", "status", "user_id", "trigger")
     known = {**dict(zip(names, texts, strict=True)), "created_at": time_of(created_at), "ended_at": time_of(ended_at)}
@@ -297,9 +297,9 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         return found[: query.limit], (last.created_at, last.run_id)
 
     async def of_sessions(self, session_ids: Sequence[str], *, user_id: str | None = None) -> list[Run]:
-        """Return each session's newest turn, a queued or running turn, and up to 20 waiting turns, newest first.
+        """Return each session's newest turn, its first queued or running one, and its newest 20 waiting turns.
 
-        The runs lack the texts that the transcript has.
+        The list is sorted, newest first. The runs lack the texts that the transcript has.
         """
         others = {"user_id": user_id, "reset": RESET, "delete": DELETE}
         async with self._driver.reading() as connection:
@@ -323,7 +323,7 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         return RunCounts(**{state: int(count) for state, count in rows})
 
     async def forget_runs(self, run_ids: Sequence[str]) -> int:
-        """Delete the given runs, their roots and descendants, except all that have a session; return the number."""
+        """Delete those of the given runs, their roots and descendants that belong to no session; return the number."""
         async with self._driver.writing() as connection:
             return await self._forget(connection, run_ids)
 

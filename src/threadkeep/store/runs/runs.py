@@ -41,11 +41,11 @@ class RunEnding:
     asked: Run | None = None
 
     def inputs(self) -> Sequence[RunInput]:
-        """Return the run's inputs if the run is done, because the transcript may then have their texts."""
+        """Return the inputs whose texts the transcript may have: those of a run that is done, none of others."""
         return self.asked.inputs if self.asked is not None and self.status == "done" else ()
 
 
-# This allows for the duration of queries, and for differences between the clocks of processes.
+# A version with a run that is younger than this is not deleted. Queries take time, and the clocks of processes differ.
 _CLOCKS_DIFFER = timedelta(hours=1)
 
 
@@ -131,7 +131,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         return dict(await self._driver.fetch(self._sql["held"], {"owner": owner}))
 
     async def disown(self, owner: str) -> list[str]:
-        """Let any process begin the runs of a dead owner; return their ids, each to one caller only."""
+        """Let any process begin the runs of a dead owner. Return their ids; a concurrent call returns none of them."""
         async with self._driver.writing() as connection:
             rows = await connection.fetch(self._sql["disown"], {"owner": owner, "disowned": DISOWNED})
         return [run_id for (run_id,) in rows]
@@ -185,7 +185,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
     def ending(
         self, run: Run, ending: RunEnding, group: TraceGroup, others: Sequence[Statement], messages: Sequence[Message]
     ) -> Joined | None:
-        """Return the statements that end a run, for the transaction that stores its answer.
+        """Return the statements that end a run, including `others`, for the transaction that stores its answer.
 
         The answer is the only message in `messages`. The statements make the transaction fail if another process owns
         the run. Return None if the run has no session, or if its trace is too long.
@@ -246,7 +246,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
     async def resume(self, run_id: str, value: Json, *, asked: Json = None) -> bool:
         """Queue a waiting run again behind the other runs, with a person's answer; return False if it does not wait.
 
-        If `asked` is given, it is the `interrupt` that the answer is for. Return False if the run now has another.
+        `asked` is the `interrupt` that the person answered. If the run has another interrupt by now, return False.
         """
         given = {"resume_value": json_text(value), "asked": None if asked is None else json_text(asked)}
         return await self._arrive_again("resume", {"run_id": run_id, **given})
@@ -314,7 +314,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         return [cancelled for cancelled, *_ in rows]
 
     async def _continue_above(self, run_id: str) -> None:
-        """Queue a run's waiting ancestors again, and remove their open questions."""
+        """Queue a run's waiting ancestors again, and remove their interrupts, the questions to a person."""
         if above := await self._waiting_above(run_id):
             async with self._driver.writing() as connection:
                 await self._lock_orders_of(connection, above)

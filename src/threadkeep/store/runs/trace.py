@@ -110,7 +110,7 @@ class TraceGroup:
     """Events and usage that are stored together.
 
     `after` is the number of the newest event that the caller knows. If the trace has newer events, an earlier attempt
-    has stored the group, and it is not stored again. None skips this check.
+    has stored the group, and it is not stored again. If `after` is None, this is not checked.
     """
 
     events: list[TraceEvent] = field(default_factory=list)
@@ -167,7 +167,7 @@ class RunTrace:
             return await self.store(connection, run_id, held, group)
 
     def hold(self, run_id: str, group: TraceGroup | None, *, ends: bool = False) -> list[Statement]:
-        """Return the statements that read a run's trace and lock it until the commit."""
+        """Return the statements that lock a run's trace until the commit, and read the parts that `store` needs."""
         if group is None:
             return []
         texts = texts_in(event.data for event in group.events)
@@ -210,7 +210,7 @@ class RunTrace:
     async def note_cancelled(self, connection: Connection, rows: Sequence[Row]) -> None:
         """Store the end of runs that were cancelled; `rows` are the rows of the statement `cancel`.
 
-        A run that never began gets no trace: if it is retried, the process that begins it expects an empty one.
+        A run that never began gets no trace: if it is retried, the process that begins it expects an empty trace.
         """
         ended = TraceGroup([TraceEvent(STATUS, data={"status": "cancelled"})])
         for run_id in sorted(run_id for run_id, status, began in rows if status == "cancelled" and began):
@@ -310,7 +310,7 @@ class RunTrace:
         return ToolCall("finished", json_of(result)) if status == "finished" else ToolCall("begun_before")
 
     async def finish_tool(self, run_id: str, call_id: str, result: Json) -> bool:
-        """Store the result of a tool call, so that it is not run again. Return False if the call is not open."""
+        """Store a tool call's result, so that the call is not repeated. Return False unless the call is in progress."""
         parameters = {
             "run_id": run_id,
             "call_id": call_id,
