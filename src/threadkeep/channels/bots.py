@@ -40,7 +40,7 @@ class Texts:
     - `too_long`: the answer to a message with more than `max_characters`.
     - `too_many`: the answer to the first message beyond the limit per minute.
     - `later`: ends a stream if the answer takes too long.
-    - `asked_elsewhere`: follows a run's question that no text in the chat can answer.
+    - `asked_elsewhere`: is added to a run's question if a text message in the chat cannot answer it.
     - `forget_question`: the answer to /forget. After the deletion or its failure: `forgotten`, `not_forgotten`.
     - `forget_group`: rejects /forget in a group.
     """
@@ -124,7 +124,7 @@ class SenderRates:
     def __init__(self, per_minute: int = 0, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_minute = per_minute
         self._clock = clock
-        # Maps each sender to the times of messages by message id. The key None: the sender was told about the limit.
+        # Maps each sender to message ids and their times. The id None marks a sender who was told about the limit.
         self._seen: dict[str, dict[str | None, float]] = {}
 
     def count(self, sender: str, message_id: str) -> Rate:
@@ -178,7 +178,7 @@ class Bot:
 
     def allows(self, message: IncomingMessage) -> bool:
         """Return True if the bot answers the sender of this message."""
-        # A person's own id, which may have a colon, follows the kind and, for these two kinds, the company or the bot.
+        # The sender's id is `kind:id` or, for these two kinds, `kind:<company or bot>:id`. The id may have colons.
         parts = 2 if self.channel.kind in ("wecom_dm", "wecom_aibot") else 1
         sender = message.sender.id.split(":", parts)[-1] if message.sender is not None else ""
         return not self.allowed_users or sender in self.allowed_users
@@ -230,10 +230,10 @@ def is_answered_by_text(run: Run) -> bool:
 
 
 async def question_for(memory: Memory, runs: RunService, bot: Bot, message: IncomingMessage) -> Run | None:
-    """Return the run whose question a message answers.
+    """Return the waiting run that this message answers, or None.
 
-    Only the sender's newest run in the conversation counts. Its question must have been sent, and a text must be able
-    to answer it.
+    Only the sender's newest run in the conversation can be this run. Its question must have been sent to the chat, and
+    must be one that a text can answer.
     """
     if await _newest_of_sender(runs, message, "waiting") is None:
         return None
@@ -243,13 +243,13 @@ async def question_for(memory: Memory, runs: RunService, bot: Bot, message: Inco
     if run.trigger != "webhook" or run.newest_message_id is None:
         return None  # the question was not shown in this chat
     sent = await memory.channels.outbox.find(bot.name, message.session_id or "", run.newest_message_id)
-    # A missing entry was deleted after sending. After a failed attempt, the question may have arrived.
+    # An entry is deleted some time after its delivery. After a failed attempt, the question may have arrived anyway.
     is_sent = sent is None or sent.status == "delivered" or (sent.status == "ready" and sent.tries > 0)
     return run if is_sent else None
 
 
 async def end_questions(runs: RunService, message: IncomingMessage) -> None:
-    """Cancel the runs (at most 50) of a conversation that were started from the chat and wait for an answer."""
+    """Cancel up to 50 waiting runs of the message's conversation: those that messages in the chat have started."""
     query = RunQuery(session_id=message.session_id, status="waiting", limit=_NEWEST)
     for run in (await runs.list(query))[0]:
         if run.trigger == "webhook" and _may_see(message, run):
@@ -257,7 +257,7 @@ async def end_questions(runs: RunService, message: IncomingMessage) -> None:
 
 
 async def _newest_of_sender(runs: RunService, message: IncomingMessage, status: RunStatus | None = None) -> Run | None:
-    """Return the sender's newest run. In a busy group, many runs of others may be newer."""
+    """Return the sender's newest run in the conversation, of all runs or of those with this status."""
     query = RunQuery(session_id=message.session_id, status=status, limit=_NEWEST)
     while True:
         found, cursor = await runs.list(query)
@@ -298,8 +298,8 @@ def notify_trouble(memory: Memory, work: ChannelWork, error: Exception | str, ch
 class Receiver:
     """The base class of workers that receive the messages of a bot.
 
-    A worker claims a duty for some seconds, so that only one process receives the same messages. Other processes try to
-    claim the duty every few seconds.
+    Only one process receives a bot's messages: the process that has claimed this work in the database. A claim lasts
+    for `claim_seconds`. Other processes try every `look_seconds` to get the claim.
     """
 
     claim_seconds, look_seconds = 60.0, 5.0
@@ -312,7 +312,7 @@ class Receiver:
         self._pause = self.first_pause_seconds
 
     async def _keep_trying(self, receive: Callable[[], Awaitable[str | None]]) -> Never:
-        """Call `receive` until cancelled; it returns None or the name of an error. Pause longer after each error."""
+        """Call `receive` until cancelled. If it raises or returns an error, pause, longer after each further error."""
         while True:
             result = None
             with ErrorBoundary() as attempt:

@@ -55,7 +55,7 @@ class BotSettings(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=T
         return TEXTS[self.language].changed(self.texts)
 
     def options[O: DataclassInstance](self, kind: type[O], **others: object) -> O:
-        """Return options of type `kind`, from `others` or from the settings.
+        """Create an options object of type `kind`. Take each field from `others` or else from these settings.
 
         Raises:
             InvalidInput: an option is invalid.
@@ -213,7 +213,7 @@ def _check(path: Path, bots: Sequence[AnyBot]) -> None:
             bot.all_texts()
         except InvalidInput as error:
             raise InvalidInput(f"{path}: channel {bot.name!r}: {error}") from None
-        # If two channels were the same bot, each message would reach only one of them.
+        # If two channels fetched the messages of one bot, each message would reach only one of the channels.
         fetches = bot.kind == "telegram" or bot.receive == "connection"
         if fetches and (other := accounts.setdefault(channel.scope, bot.name)) != bot.name:
             raise InvalidInput(f"{path}: channels {other!r} and {bot.name!r} are the same bot; remove one.")
@@ -248,7 +248,7 @@ def _sentence(error: ValidationError) -> str:
     first = error.errors(include_input=False, include_url=False)[0]
     location = [str(part) for part in first["loc"]]
     if location[:1] == ["channels"] and len(location) > 1:
-        # Omit the third part, which is the kind of the bot if pydantic recognized the kind.
+        # Pydantic reports (channels, index, kind, field). Omit the kind, which is missing if pydantic does not know it.
         location = [f"channel {int(location[1]) + 1}", *location[3 if len(location) > 3 else 2 :]]
     problem = {
         "missing": "is missing; add it",
@@ -270,7 +270,7 @@ def add_bot(path: Path, fields: Mapping[str, Json], environment: Mapping[str, st
         InvalidInput: the result would be invalid, or `channels` is not a list at the end of the file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Lock the folder, because the file is replaced.
+    # Lock the folder instead of the file: `_append` replaces the file, and the lock would stay on the old one.
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)

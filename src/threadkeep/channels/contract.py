@@ -97,7 +97,7 @@ class IncomingMessage:
 
     @property
     def session_id(self) -> str | None:
-        """The id of the session, which contains fields of the message; None if one of these is missing."""
+        """The id of the session, built from fields such as the chat's id; None if one of these fields is missing."""
         return resolve_key(KEY_CANDIDATES, {"results": self.results}).key
 
     @property
@@ -373,7 +373,7 @@ def id_in(fields: Mapping[str, Json], name: str) -> str:
 
 
 def time_in(fields: Mapping[str, Json], name: str) -> datetime | None:
-    """Return the time in a field of seconds since 1970, a number or its digits; None if it is not valid."""
+    """Return the time in a field that has the seconds since 1970 as an integer or a string; None if not valid."""
     text = id_in(fields, name)
     seconds = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
     return datetime.fromtimestamp(seconds, UTC) if 0 < seconds < 253_402_300_800 else None

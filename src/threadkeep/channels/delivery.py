@@ -90,7 +90,7 @@ class Delivery:
                 await self.deliver_due(of_all=polls)
                 if polls:
                     await take_orphaned(timedelta(seconds=self._options.take_again_seconds))
-                    # End old messages only now, because after a long stop all messages are old.
+                    # End old messages only after `take_orphaned` has tried them: after a long stop, all are old.
                     await self._outbox.end_without_run(older_than=timedelta(seconds=self._options.unasked_seconds))
 
     async def finish(self, *, seconds: float) -> None:
@@ -103,7 +103,7 @@ class Delivery:
             task.cancel()
 
     async def deliver_due(self, *, of_all: bool = True) -> None:
-        """Start sending due answers. With `of_all`, include answers of other processes, and remove old entries."""
+        """Start sending due answers. If `of_all`, first find answers of other processes, and delete old entries."""
         if of_all:
             await self._outbox.make_ready()
             await self._outbox.remove_ended(older_than=timedelta(seconds=self._options.keep_seconds))
@@ -119,7 +119,7 @@ class Delivery:
 
     def _sent(self, task: asyncio.Task[None]) -> None:
         self._sending = {key: each for key, each in self._sending.items() if each is not task}
-        # The session's next message can be sent now, and the bot is below its limit.
+        # The session's next message may be sent now, and the bot may start another task.
         self.wake()
 
     async def _deliver(self, bot: Bot, number: int) -> None:
@@ -167,7 +167,7 @@ class Delivery:
         notify_sent(self._memory, bot, message, "delivered", parts=index)
 
     async def _send_part(self, bot: Bot, address: Address, part: Part) -> Outcome:
-        """Send a part before the claim expires, because another process could then send it too."""
+        """Send a part. Give up shortly before the claim expires: after that, another process may send the part too."""
         try:
             async with asyncio.timeout(0.9 * self._options.claim_seconds):
                 return await bot.client.send(address, part)
@@ -176,8 +176,8 @@ class Delivery:
 
     async def _postpone(self, bot: Bot, message: Outgoing, later: Later) -> None:
         now, options = self._memory.clock(), self._options
-        # The age of the message includes times in which the bot was off, so sum the pauses between the attempts. Assume
-        # that a pause that the platform demands now was also demanded before.
+        # Sum the pauses between the attempts, because the age of the message includes times when the bot was off. If
+        # the platform demands a pause now, assume that it demanded the same pause after each earlier attempt.
         tried = sum(max(self._pause(tries), later.seconds or 0) for tries in range(1, message.tries))
         if min((now - message.created_at).total_seconds(), tried) > options.give_up_seconds:
             await self._outbox.fail(message.number, self._owner, later.error)

@@ -82,7 +82,7 @@ class Intake:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def take_page(self, bot: Bot, updates: Iterable[Update]) -> None:
-        """Take all updates of a page before executing their runs, so that one run can answer several.
+        """Take all updates of a page, and only then execute their runs, so that one run can answer several messages.
 
         Raises:
             StoreUnavailable: some updates were not taken.
@@ -165,7 +165,7 @@ class Intake:
         self.notify(bot, "taken")
 
     async def _in_first_chat(self, bot: Bot, message: IncomingMessage) -> IncomingMessage:
-        """Return the message with the first id that its chat had, because the session's key contains that id."""
+        """Return the message with its chat's first id, which stays in the session's key if Telegram changes the id."""
         chat = message.reply_to.get("chat_id")
         # Only a group that becomes a supergroup (-100…) changes its id.
         if bot.channel.kind != "telegram" or not str(chat).startswith("-100"):
@@ -250,7 +250,7 @@ class Intake:
         return await self._start(bot, message, request, started=started)
 
     async def _reply(self, bot: Bot, message: IncomingMessage, run: Run, started: StartedRuns) -> bool:
-        """Answer the question of a run with a message. Return False if it was already processed."""
+        """Answer the question of a run with a message. Return False if the message was already processed."""
         session_id = message.session_id or ""
         added = await self._expect_answer(bot, message, None)
         if not added and not await self._outbox.waits(bot.name, session_id, message.message_id):
@@ -260,7 +260,7 @@ class Intake:
         try:
             await runs.resume(run.run_id, message.text, user_id=message.user_id, message_id=message.message_id)
         except (InvalidInput, RunNotFound):
-            # Another delivery or another person has answered the question, so start a run instead.
+            # The question was answered already, by another person or by a repeated message, so start a run instead.
             return await self._answer(bot, message, started) or added
         self.in_background(self._until_ready(bot, (message, run.run_id)))
         return added
@@ -293,7 +293,7 @@ class Intake:
         content: str | None = None,
         started: StartedRuns = None,
     ) -> bool:
-        """Add an outbox entry for the answer, and start the run. Return False if it was done already."""
+        """Add an outbox entry for the answer, and start the run. Return False if the message was already processed."""
         session_id = message.session_id or ""
         added = await self._expect_answer(bot, message, content)
         # A process may have died after it added the entry: if the entry still waits for a run, start one again.
@@ -304,7 +304,7 @@ class Intake:
         except (SessionBusy, WrongUser, WorkflowNotFound, InvalidInput) as error:
             busy = isinstance(error, SessionBusy)
             if not busy:
-                # The workflow is missing, or the session belongs to another user.
+                # Report these errors, because an operator must act: for example, the workflow is missing.
                 self._notify_trouble(error, bot)
             text = bot.texts.busy if busy else bot.texts.failed
             await self._outbox.answer(bot.name, session_id, message.message_id, text)
@@ -321,7 +321,7 @@ class Intake:
         try:
             return await runs.submit(request, mode=mode)
         except WrongUser:
-            # The key of a private chat identifies its person, who therefore owns the session.
+            # An earlier version may have stored this private chat's session without an owner. Give it to the person.
             owner, session_id = request.user_id, request.session_id
             if owner is None or session_id is None or not await self._outbox.own(bot.name, session_id, owner):
                 raise
@@ -340,8 +340,8 @@ class Intake:
     async def _expect_answer(
         self, bot: Bot, message: IncomingMessage, content: str | None, *, waits: bool = True
     ) -> bool:
-        """Add an outbox entry for an answer. Return False if the outbox has one already."""
-        # Without a long connection, WeCom itself fetches an AI bot's answer within `STREAM_TIME`.
+        """Add an outbox entry for an answer: `content`, or a run's text. Return False if the entry exists already."""
+        # Without a long connection, WeCom itself fetches an AI bot's answer, so send it only after `STREAM_TIME`.
         channel = bot.channel
         is_fetched = isinstance(channel, WeComAIBotChannel) and not channel.options.connection
         after = STREAM_TIME if is_fetched else _ALBUM_PAUSE if message.album and not message.text else timedelta()
@@ -416,14 +416,14 @@ class Intake:
         self._wake()
 
     async def _forget(self, bot: Bot, message: IncomingMessage, text: str) -> bool:
-        """Request the deletion of a person's conversations in this chat. Return False if it was done already.
+        """Request the deletion of a person's conversations in this chat. Return False if it was already requested.
 
         Each conversation is deleted after its earlier turns end, together with messages that arrive in the meantime.
         Then the deletion is confirmed.
         """
         session_id = message.session_id or ""
-        # The entry needs its own key, which names no person. Under the session's id, it would be deleted with the
-        # session. Under the key of the deletion's record, the outbox would treat that record as the answering run.
+        # The outbox entry needs a key of its own that names no person. An entry under the session's id would be deleted
+        # with the session. An entry under `deletion_key` would take the record of the deletion for its run.
         key = (bot.name, f"{FORGOTTEN}{deletion_key(session_id)}", message.message_id)
         stored = stored_message(message)
         added = await self._outbox.add(
@@ -433,7 +433,7 @@ class Intake:
             return False
         runs = await self._runs.service()
         sessions = [info.session_id async for info in self._memory.sessions(user_id=message.user_id)]
-        # Delete the message's own session last, because `_is_requested` checks only this deletion.
+        # Request the deletion of the message's own session last: `_is_requested` checks only this request.
         own = {name for name in (*sessions, session_id) if f"{name}:".startswith(f"{session_id}:")}
         if not await self._is_requested(message):
             for name in sorted(own, reverse=True):

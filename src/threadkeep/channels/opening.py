@@ -130,7 +130,7 @@ async def open_channels(memory: Memory, runs: RunsOnDemand, file: ChannelsFile) 
         stack.push_async_callback(delivery.finish, seconds=_FINISH_SECONDS)
         work = running(delivery.keep_delivering(intake.take_orphaned), "threadkeep-deliveries")
         _ = await stack.enter_async_context(work)
-        # A closed intake must take no messages, so register its end first: the stack then ends the polling before it.
+        # Register `intake.close` before the polling tasks. The stack closes in reverse order, so polling ends first.
         stack.push_async_callback(intake.close)
         for each_work in fetching:
             _ = await stack.enter_async_context(running(each_work, "threadkeep-receiving"))

@@ -288,6 +288,6 @@ def _name(fields: Mapping[str, Json]) -> str:
 
 
 def _quoted(message: Mapping[str, Json]) -> str:
-    """Return the text, or the quoted part of it, to which a message replies."""
+    """Return the text that a message replies to: the part that its sender has quoted, or else the whole text."""
     answered = object_in(message, "reply_to_message")
     return text_in(object_in(message, "quote"), "text") or text_in(answered, "text") or text_in(answered, "caption")

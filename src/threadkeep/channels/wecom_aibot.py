@@ -60,10 +60,10 @@ _MENTION = re.compile(r"@\S+(?:\s+|$)")
 class WeComAIBotOptions:
     """Options of an AI bot.
 
-    Group messages mention the bot as `bot_name`; if it is empty, a mention at the beginning of a message means the bot.
-    With a `bot_id`, callbacks for other bots are ignored. `receive_id` is empty for a company's own bot. `own_api` is
-    the address of an API that replaces WeCom's. A bot with a `connection` needs no token and no key, and accepts no
-    callbacks over HTTP.
+    A group message begins with a mention of the bot, which is removed: `@bot_name`, or any mention if `bot_name` is
+    empty. With a `bot_id`, callbacks for other bots are ignored. `receive_id` is empty for a company's own bot.
+    `own_api` is the address of an API that replaces WeCom's. A bot with a `connection` needs no token and no key, and
+    accepts no callbacks over HTTP.
     """
 
     name: str
@@ -81,7 +81,7 @@ class WeComAIBotOptions:
 
 
 class WeComAIBotChannel:
-    """A WeCom AI bot."""
+    """The channel of a WeCom AI bot: it reads callbacks, and formats the responses to them."""
 
     kind: Literal["wecom_aibot"] = "wecom_aibot"
 
@@ -199,7 +199,7 @@ class AnswerStreams:
         self._outbox = memory.channels.outbox
 
     async def response(self, bot: Bot, channel: WeComAIBotChannel, update: Update) -> CallbackResponse | None:
-        """Return the response to an update that was taken, or None if the response is empty."""
+        """Return the response to an update that is already stored, or None to respond with an empty body."""
         match update:
             case ChatEntered() if bot.texts.welcome:
                 timestamp, nonce = self._timestamp_and_nonce()
@@ -232,7 +232,7 @@ class AnswerStreams:
             await asyncio.wait([writing])
 
     async def _keep_writing(self, number: int, pieces: Sequence[RunPiece]) -> None:
-        """Write the newest message into the outbox as its text grows."""
+        """Write the text of the run's newest message into the outbox entry `number`, as `pieces` grows."""
         written = 0
         while True:
             if len(pieces) > written:
@@ -262,7 +262,7 @@ class AnswerStreams:
                 notify_sent(self._memory, bot, outgoing, "delivered", parts=len(parts[:1]))
                 return self._sealed(channel, stream_id, first)
             outgoing = await self._outbox.entry(bot.name, outgoing.number) or outgoing
-        # Do not stream an answer that was sent to the message's address instead.
+        # If the answer was sent as a separate message instead, do not show it in the stream too.
         is_sent = not outgoing.partial if len(parts) > 1 else outgoing.status == "ready" or outgoing.parts_sent > 0
         return self._sealed(channel, stream_id, bot.texts.later if is_sent else first)
 

@@ -228,7 +228,7 @@ class WeComServiceClient(WeComClient):
     async def page(self, desk: str, *, cursor: str | None, token: str | None) -> WeComAnswer:
         """Fetch up to 1,000 messages of a desk after a cursor, or from the oldest on.
 
-        If WeCom refuses `token`, which comes from the callback that announced messages, fetch without it.
+        `token` comes from the callback that announced the messages. If WeCom refuses it, fetch without a token.
         """
         values: dict[str, Json] = {"open_kfid": desk, "limit": 1000, **({"cursor": cursor} if cursor else {})}
         answer = await self.api.call("kf/sync_msg", values | ({"token": token} if token else {}))
@@ -238,7 +238,7 @@ class WeComServiceClient(WeComClient):
 
 
 class WeComAIBotClient:
-    """A client for AI bot answers that WeCom has not fetched. Each message accepts one answer."""
+    """A client that sends the AI bot answers that WeCom has not fetched. A message can be answered only once."""
 
     can_send = True
 
@@ -247,7 +247,7 @@ class WeComAIBotClient:
         self._own_api = "" if api == API else api
 
     async def send(self, address: Address, part: Part) -> Outcome:
-        """Send a part to the response URL, which accepts only one message. Mark an answer with more parts as cut."""
+        """Send a part to the response URL, which accepts one message. If more parts follow, note that it is cut."""
         url = text_in(address, "response_url")
         if not is_response_url(url, self._own_api):
             return Refused("NoResponseAddress")

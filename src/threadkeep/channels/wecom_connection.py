@@ -93,7 +93,7 @@ class AIBotConnection(Receiver):
         self._acks: dict[str, asyncio.Future[Mapping[str, Json]]] = {}
         self._streams: dict[str, _Stream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        # One lock per session keeps its messages in order, even if the database rejects some for a while.
+        # One lock per session keeps its messages in order, even if storing one of them is retried for a while.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def __repr__(self) -> str:
@@ -106,7 +106,7 @@ class AIBotConnection(Receiver):
         return self._subscribed
 
     async def send(self, address: Address, part: Part) -> Outcome:
-        """End the stream of a message with its answer, or else send the answer as a new message."""
+        """Send the answer as the last text of its stream. If there is none, or WeCom rejects it, send a new message."""
         stream = self._streams.pop(text_in(address, "req_id"), None)
         if stream is not None:
             async with stream.lock:
@@ -153,7 +153,7 @@ class AIBotConnection(Receiver):
                     self._subscribed, self._pause = True, self.first_pause_seconds
                 while answer.ok and not reading.done():
                     await asyncio.wait([reading], timeout=_PING_SECONDS)
-                    # Without the database, stay connected, because WeCom does not repeat messages.
+                    # Stay connected if the database does not answer, because WeCom does not repeat messages.
                     with contextlib.suppress(StoreError, TimeoutError):
                         async with asyncio.timeout(_ACK_SECONDS):
                             if not await self._claim(self._duty):
@@ -207,7 +207,7 @@ class AIBotConnection(Receiver):
     def _addressed(
         self, update: Update, req_id: str, body: Mapping[str, Json]
     ) -> tuple[Update, IncomingMessage | None]:
-        """Add the address of the answer to an update, and return the update with its message."""
+        """Set `reply_to` in the update's message. Return the update, and this message or None."""
         message = update.message if isinstance(update, Ignored) else update
         if not isinstance(message, IncomingMessage):
             return update, None
@@ -220,8 +220,8 @@ class AIBotConnection(Receiver):
         shown = None
         while self._streams.get(stream.req_id) is stream:
             found = await self._memory.channels.outbox.find(bot.name, message.session_id or "", message.message_id)
-            # Without an entry, the message gets no answer. If the entry belongs to another request, the message was
-            # repeated, and the answer is in the stream of that request.
+            # Without an outbox entry, the message gets no answer. An entry with another `req_id` means that WeCom has
+            # repeated the message, and that the stream of the other request shows the answer.
             if found is None or text_in(found.address, "req_id") not in ("", stream.req_id):
                 self._streams.pop(stream.req_id, None)
                 return

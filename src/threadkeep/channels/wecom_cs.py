@@ -154,8 +154,8 @@ class WeComServiceChannel(WeComXmlChannel[WeComServiceOptions]):
 class DeskFetching(Receiver):
     """A worker that fetches the messages of one bot's desks.
 
-    A notice is stored before its callback is answered, and deleted when all messages of the desk have been fetched. The
-    cursor is stored after the messages of its page. A message that arrives twice is processed once.
+    A callback's notice of new messages is stored before the callback is answered, and deleted after they are fetched.
+    The cursor is stored after the messages of its page. A message that arrives twice is processed once.
     """
 
     _channel: WeComServiceChannel
@@ -195,7 +195,7 @@ class DeskFetching(Receiver):
             self._has_begun = True
         error = None
         for name, value in (await self._state.values_of(self._channel.scope, _NOTICE_PREFIX)).items():
-            # Skip desks of another bot of the corporation, because that bot would miss messages read here.
+            # Skip desks that another bot of the corporation serves: it would never see messages that are fetched here.
             if self._channel.serves(desk := name.removeprefix(_NOTICE_PREFIX)):
                 error = await self.fetch(desk, value) or error
         if error is None:
@@ -227,7 +227,7 @@ class DeskFetching(Receiver):
         cursor = await self._state.value(scope, position)
         if cursor is None:
             await self._state.keep_first(scope, beginning, self._memory.clock().isoformat())
-        # Keep the time at which the first fetch began until all its pages are read, because it may be interrupted.
+        # A first fetch may be interrupted and continued, so store the time when it began until all pages are read.
         began = await self._state.value(scope, beginning)
         while True:
             answer = await self._client.page(desk, cursor=cursor, token=token)
