@@ -30,7 +30,7 @@ _FULL = 0.9
 
 @dataclass(frozen=True)
 class Extent:
-    """The size of a range of a session: the number of its user and assistant messages, and of their tokens."""
+    """The size of a range of messages: the number of user and assistant messages, and their tokens in all."""
 
     messages: int
     tokens: int
@@ -81,7 +81,7 @@ class WindowRoom:
     step: float = 0.4
 
     def nearly_full(self, extent: Extent) -> tuple[Size, ...]:
-        """Return the sizes to which a window is cut because it is nearly full; an empty tuple if it is not."""
+        """If `extent` nearly fills the window, return the sizes to cut the window to, otherwise an empty tuple."""
         keep: list[Size] = []
         if self.tokens is not None and extent.tokens > self.tokens * _FULL:
             keep.append(("tokens", max(1, int(self.tokens * self.step))))
@@ -127,18 +127,18 @@ def reaches(extent: Extent, trigger: Size, budget: int) -> bool:
 
 
 def is_worth_it(extent: Extent, trigger: Size, budget: int) -> bool:
-    """Return True if a range has at least an eighth of the trigger's size.
+    """Return True if a range is long enough to be summarised: at least an eighth of `trigger`.
 
-    Without this rule, a tail larger than the trigger would cause a compression in every turn.
+    Without this rule, a session whose newest messages alone exceed the trigger would be compressed in every turn.
     """
     unit, value = in_units(trigger, budget)
     return extent.messages > 0 and reaches(extent, (unit, max(1, value // _LEAST_SHARE)), budget)
 
 
 def kept_from(rows: Sequence[Message], keep: Size, budget: int, *, complete: bool) -> int | None:
-    """Return the `seq` at which the kept tail begins, or None if older rows are needed to find out.
+    """Return the `seq` at which the tail begins, or None if older rows are needed to find out.
 
-    The tail starts with a turn, and always contains the newest user message.
+    The tail is the newest turns, which are not summarised. It always contains the newest user message.
 
     Args:
         rows: the newest rows, newest first, without gaps.
@@ -160,7 +160,7 @@ def kept_from(rows: Sequence[Message], keep: Size, budget: int, *, complete: boo
 
 
 def kept_after(rows: Sequence[Message], left_out_upto_seq: int, *, complete: bool) -> int | None:
-    """Return the `seq` of the first turn to keep, or None if older rows are needed to find out.
+    """Return the `seq` of the first turn that is not summarised, or None if older rows are needed to find out.
 
     This is the first turn after `left_out_upto_seq` or, if there is none, the newest turn.
 
@@ -177,9 +177,9 @@ def kept_after(rows: Sequence[Message], left_out_upto_seq: int, *, complete: boo
 
 
 def part_length(rows: Sequence[Message], sizes: Sequence[int], room: int) -> int:
-    """Return the number of rows, from the oldest one, that a model reads in its next call: whole turns if possible.
+    """Return how many of the oldest rows a model reads in its next call: whole turns if possible, at least one row.
 
-    The rows have at most `room` tokens together (`sizes` has the tokens of each), but there is always at least one.
+    These rows have at most `room` tokens together, unless a single row has more. `sizes` has the tokens of each row.
     """
     used = fitting = 0
     for size in sizes:
@@ -264,7 +264,7 @@ def _fitting(rows: Sequence[Message], tokens: int) -> int:
 
 
 def _starts_turn(spoken: Sequence[Message], index: int, *, complete: bool) -> bool:
-    """Return True if the row at `index` begins a turn; the rows are sorted newest first."""
+    """Return True if a turn begins at `index`. Rows are newest first; the oldest begins a turn only if `complete`."""
     if spoken[index].role != "user":
         return False
     return spoken[index + 1].role != "user" if index + 1 < len(spoken) else complete

@@ -25,7 +25,7 @@ def middle_mark(characters: int) -> str:
 
 
 def cut_end(text: str, budget: int, counter: TokenCounter) -> str:
-    """Return a text without its end, so that it has at most `budget` tokens with `CUT_MARK`; "" if nothing fits.
+    """Replace the end of a text by `CUT_MARK`, so that the result has at most `budget` tokens; "" if nothing fits.
 
     A text that fits is returned unchanged. Each attempt is counted, because a shorter text may have more tokens.
     """
@@ -33,7 +33,7 @@ def cut_end(text: str, budget: int, counter: TokenCounter) -> str:
 
 
 def cut_middle(text: str, budget: int, counter: TokenCounter) -> str:
-    """Return a text without its middle, so that it has at most `budget` tokens with the mark; "" if nothing fits."""
+    """Replace the middle of a text by a mark, so that the result has at most `budget` tokens; "" if nothing fits."""
     return _cut(text, budget, counter, partial(keep_ends, text))
 
 

@@ -34,7 +34,7 @@ FAMILIES: tuple[Family, ...] = get_args(Family.__value__)
 
 class _Vocabulary(Protocol):
     def count(self, text: str, /) -> int:
-        """Return the number of tokens of a valid text; special tokens count as plain text."""
+        """Return the number of tokens of a text without lone surrogates; special tokens count as plain text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +97,9 @@ type Pattern = tuple[bytes, tuple[float, ...]]
 class Patterns:
     """The patterns of one script, or the general patterns, which apply to texts in any script.
 
-    kinds: sequences of letters of `KINDS`. A script's first sequence is the one letter of the script's lead bytes.
+    kinds: sequences of byte kinds, which are letters (see `KINDS`). A script's first one is the kind of its lead bytes.
     text: sequences of characters.
-    capitals: sequences of letters of `CAPITALS`.
+    capitals: sequences in a text that was translated with the table `CAPITALS`.
     runs: a word, and a group of up to three digits; only in the general patterns.
     """
 
@@ -111,7 +111,7 @@ class Patterns:
 
 @cache
 def patterns_by_script() -> dict[str, Patterns]:
-    """Return the patterns of each script by its letter in `KINDS`; "" has the general patterns."""
+    """Map the letter of each script (see `KINDS`) to the script's patterns, and "" to the general patterns."""
     found = json.loads(files("threadkeep.context").joinpath("token_costs.json").read_text(encoding="utf-8"))
     return {key: _patterns(groups) for key, groups in ({"": found} | found["scripts"]).items()}
 
@@ -193,7 +193,7 @@ _IN_NO_OTHER_SCRIPT = bytes(byte for byte in range(256) if KINDS[byte] not in _I
 def other_scripts(text: str) -> int:
     """Return how many thousandths of a text's tokens are in scripts other than Latin, approximately.
 
-    A character of such a script counts twice. An exact share would take as long as an estimate.
+    The result is computed from characters: each character of such a script counts twice. Counting tokens is slower.
     """
     if text.isascii():
         return 0
@@ -206,7 +206,7 @@ _BYTES = tuple(range(256))
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Patterns of more than two bytes, with their costs. Shorter patterns are in `TokenCosts.pairs`."""
+    """Patterns of more than two bytes, and the cost of each. The costs of shorter ones are in `TokenCosts.pairs`."""
 
     patterns: tuple[bytes, ...]
     costs: tuple[float, ...]
@@ -214,7 +214,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class ScriptCosts:
-    """The patterns of a script with more than two bytes, and their costs. `lead` is the script's letter in `KINDS`."""
+    """The costs of one script's patterns. A text without the letter `lead` (see `KINDS`) does not have this script."""
 
     lead: bytes
     kinds: Counted
@@ -224,7 +224,7 @@ class ScriptCosts:
 
 @dataclass(frozen=True, slots=True)
 class TokenCosts:
-    """All costs of one tokenizer family. `pairs` has the cost of each pair of bytes, at the pair's 16-bit number."""
+    """All costs of one tokenizer family. `pairs` has the cost of each pair of bytes; the index is the pair's number."""
 
     pairs: list[float]
     digit_group: float

@@ -60,7 +60,7 @@ class FactReference:
 
 @dataclass(frozen=True)
 class ScopeRecall:
-    """The outcome of a Graphiti query for one scope."""
+    """The outcome of a Graphiti query for the facts of one scope: the session, the workspace or the user."""
 
     scope: ScopeKind
     outcome: GraphOutcome = "ok"
@@ -102,7 +102,7 @@ class FactsLeftOut:
 
 @dataclass(frozen=True)
 class ConversationLocation:
-    """A conversation that an agent stores in a graph store: its key, and the layout of its items."""
+    """A conversation that an agent stores in a LangGraph store: its key, and the names that the agent's items use."""
 
     key: str
     namespace: tuple[str, ...]
@@ -116,8 +116,8 @@ class ConversationLocation:
 class Entry:
     """A message of a model call: its section, its tokens, and the source of its text.
 
-    A text that is in no transcript, such as a system prompt or a cut message, is stored under its digest. `snippets`
-    and `facts` are in the order in which the text quotes them.
+    A text that is in no transcript, such as a system prompt or a cut message, is stored apart from the manifest, and
+    `digest` refers to it. `snippets` and `facts` are in the order in which the text quotes them.
     """
 
     section: Section
@@ -146,9 +146,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A message of the run that was not sent and is not in the transcript, and the reason.
+    """A message of the run that is in no transcript and was not sent, or a range of such messages, and the reason.
 
-    It can also be a range of messages, which may include messages of the transcript; their `seq` is also in `excluded`.
+    A range may include messages of the transcript, which are then in `ContextManifest.excluded` too.
     """
 
     id: str | None
@@ -172,7 +172,7 @@ class ReportedUsage:
 
 @dataclass(frozen=True)
 class StablePrefix:
-    """The first messages of a model call, which do not depend on the input, so that later calls may repeat them."""
+    """The first messages of a model call, none of which depends on the input. Later calls may begin with them too."""
 
     messages: int
     tokens: int
@@ -185,8 +185,8 @@ class ContextManifest:
     """The record of one model call: which messages were sent, which were not, and why.
 
     A manifest contains no text. It is stored with its session, or with its run if `session_id` is None. Each `seq` is a
-    position in the session's transcript or, if `conversation` is set, in that conversation, which the node stores
-    itself. Fields with default values are absent in JSON.
+    position in the session's transcript or, if `conversation` is set, in this conversation of a LangGraph store.
+    Fields with default values are absent in JSON.
     """
 
     session_id: str | None = None
@@ -251,7 +251,7 @@ class ContextManifest:
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Return the JSON schema. It also requires the fields that every stored manifest has."""
+        """Return the JSON schema. It also requires `call` and `created_at`, which every stored manifest has."""
         found = handler(schema)
         handler.resolve_ref_schema(found)["required"] += ["call", "created_at"]
         return found

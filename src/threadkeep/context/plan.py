@@ -85,14 +85,14 @@ class ContextPlan:
     def rooms(
         self, budget: int, fixed: int, wanted: Collection[Section], *, shared: int | None = None, newest: int = 0
     ) -> dict[Section, int]:
-        """Return how many tokens each wanted extra may use after the window's share has been reserved.
+        """Return how many tokens each wanted extra may use. The window's share is reserved first.
 
         Args:
             budget: the tokens of the whole call.
             fixed: the tokens of the system message, the summary and the turn.
-            wanted: the extras that may be present.
-            shared: the tokens of which the extras get their shares; by default `budget`.
-            newest: the tokens of the newest messages; if they exceed the window's share, at least half of the budget is
+            wanted: the extras (facts, snippets, selected) that the call may have.
+            shared: the tokens that are divided among the extras by their shares; by default `budget`.
+            newest: the tokens of the newest messages. If they exceed the window's share, at least half of the budget is
                 reserved for the window.
         """
         whole = min(budget, shared or budget)
@@ -116,18 +116,18 @@ class ContextPlan:
 
     @property
     def extras_before_window(self) -> tuple[Section, ...]:
-        """The extras that are sent before the window, in order."""
+        """The extras (facts, snippets, selected) that are sent before the window, in order."""
         return tuple(section for section in self.order[: self.order.index("window")] if section in EXTRAS)
 
     @property
     def extras_before_input(self) -> tuple[Section, ...]:
-        """The extras that are sent between the window and the input, in order."""
+        """The extras (facts, snippets, selected) that are sent between the window and the input, in order."""
         window, input_ = self.order.index("window"), self.order.index("input")
         return tuple(section for section in self.order[window:input_] if section in EXTRAS)
 
     @property
     def extras_after_input(self) -> tuple[Section, ...]:
-        """The extras that are sent after the input, in order."""
+        """The extras (facts, snippets, selected) that are sent after the input, in order."""
         return tuple(section for section in self.order[self.order.index("input") :] if section in EXTRAS)
 
 

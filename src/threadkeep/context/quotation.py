@@ -84,7 +84,7 @@ def in_stable_order(facts: Iterable[Fact]) -> list[Fact]:
 
 
 def _safe(line: str) -> str:
-    """Escape the line, so that its text cannot end the line or the block."""
+    """Escape a line of a block of facts, so that its text can end neither the line nor the block."""
     line = line.replace("</", "<\\/")
     # Escape the characters that some programs treat as line ends but JSON leaves unescaped.
     return line if line.isascii() else _LINE_ENDS.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
@@ -165,9 +165,9 @@ class QuotedTurn:
 
     @cached_property
     def said(self) -> str:
-        """The text of the turn after the speaker's name.
+        """The speaker's name and the quoted text, as lines for a prompt.
 
-        All lines but the first begin with a mark, so that no line can imitate another turn.
+        All lines but the first begin with the mark `> `, so that no line can imitate another turn.
         """
         first, *others = self.text.splitlines() or [""]
         speaker = attribution(self.message.role, self.message.author)
@@ -193,7 +193,7 @@ def turns_text(turns: Sequence[QuotedTurn], *, home: str) -> str:
 
 
 def quoted_by(block: str, role: str) -> list[str]:
-    """Return the texts that a block of `turns_text` quotes from one role. Named speakers have the role `user`."""
+    """Return the texts of one role in a block of `turns_text`. A turn that begins with a name has the role `user`."""
     texts: list[list[str]] = []
     speaker = ""
     for line in block.removeprefix(TURNS_HEADER).splitlines():

@@ -53,10 +53,10 @@ def level_of(step: Step, room: int) -> int:
 
 
 def shares(parts: Sequence[Step], steps: Sequence[Step], room: int) -> list[int | None]:
-    """Return the number of tokens for each part and then for each step; None means that it is excluded.
+    """Return the number of tokens for each part and then for each step; None for an excluded part or step.
 
     Args:
-        parts: the question's messages except the last one, oldest first; the older steps are cut before them.
+        parts: the question's messages except the last one, oldest first. They are cut only after the older steps.
         steps: the messages after the question, oldest first. The newest step must fit in its shortest form.
         room: the tokens for all parts and steps.
     """
@@ -96,7 +96,7 @@ def whole_shares(steps: Sequence[Step], room: int) -> list[int | None]:
 
 
 def _replayed(steps: Sequence[Step], parts: int, room: int) -> list[int]:
-    """Return the tokens for each step, computed from the first step on, so that cuts of earlier calls are repeated."""
+    """Return the tokens for each step. Repeat the cuts of the turn's earlier calls by computing all steps in order."""
     granted: list[int] = []
     older = 0
     for step in steps:

@@ -176,7 +176,7 @@ class TokenFactor:
         return replace(self, value=_bounded(math.exp(here + step)), samples=self.samples + 1)
 
     def _learn_scripts(self, values: tuple[float, float], estimated: tuple[int, int], reported: int) -> TokenFactor:
-        """Move both factors by normalised least mean squares on logarithms."""
+        """Adapt both factors to one report. They move on a logarithmic scale (normalised least mean squares)."""
         bounds = (GREATEST_FACTOR, GREATEST_OF_OTHER)
         factors = [_bounded(value, bound) for value, bound in zip(values, bounds, strict=True)]
         parts = [tokens * value for tokens, value in zip(estimated, factors, strict=True)]
@@ -219,7 +219,7 @@ class ScaledCounter:
 def scaled(counter: TokenCounter, factor: TokenFactor) -> TokenCounter:
     """Return a counter that multiplies each count by the factor, and rounds the result up.
 
-    An exact counter is returned unchanged: only the provider's tokens around messages are missing in its counts.
+    An exact counter is returned unchanged. Its counts lack only the tokens that the provider adds around messages.
     """
     if isinstance(counter, ExactCounter):
         return counter

@@ -46,7 +46,7 @@ class Anchor:
     begin: the index of this message; the messages before it are excluded.
     set: True if an earlier model call has set the anchor.
     overflowing: True if older messages of history were not passed in, so history counts as too large.
-    fraction: if history is cut back, it may use this part of its limits, together with the question.
+    fraction: if history is cut back, history and question together may use this part of the limits.
 
     If `set` is True or the turn has steps already, history that does not fit is cut back further than necessary, so
     that the next model calls begin with the same messages. History then begins with a user message.
@@ -66,8 +66,8 @@ class Plan:
     cuts: maps a cut message to its new size.
     begin: the message at which history begins or, if there is no history, the turn.
     cut_back: True if history does not begin at the anchor.
-    lasting: True if history begins at `begin` in later turns too; False if messages are excluded only because of this
-        turn's steps, so that later turns send them again.
+    lasting: True if history was cut back, and begins at `begin` in later turns too. False if only the steps of this
+        turn (tool calls and results) push messages out, which later turns then send again.
     opened: True if `tokens` includes the opening message (see `plan`).
     """
 
@@ -170,7 +170,7 @@ class _Planner:
         self._left -= tokens
 
     def _units(self, user: int | None) -> list[list[int]]:
-        """Return the messages in groups, except the newest user message; exclude results without a tool call."""
+        """Group tool calls with their results; leave out `user` and system messages. Exclude results without a call."""
         units: dict[int, list[int]] = {}
         for index, item in enumerate(self._items):
             if item.kind == "system" or index == user:
@@ -204,7 +204,7 @@ class _Planner:
         return bool(self._cuts) or None in granted
 
     def _place_user(self, user: int | None, current: Sequence[list[int]], needs_newest: bool) -> bool:
-        """Place the newest user message. Return True if the newest step in its shortest form fits beside it."""
+        """Place the newest user message. Return True if the newest step fits too, at least in its shortest form."""
         size = self._measure(user) if user is not None else Size(0, 0)
         if size.minimum > self._left:
             raise BudgetTooSmall(
@@ -232,7 +232,7 @@ class _Planner:
     def _place_history(
         self, history: Sequence[list[int]], places: int | None, anchor: Anchor | None, reason: Reason
     ) -> Sequence[list[int]]:
-        """Place the newest history that fits, and return it."""
+        """Place and return the newest groups of history that fit; at most `places` messages if it is not None."""
         fitting, stopped = self._newest(history, self._left, places)
         if _overflows(anchor) or len(fitting) < len(history):
             self._pushed_out = bool(self._steps)
@@ -250,7 +250,7 @@ class _Planner:
         return fitting
 
     def _stepped(self, fitting: Sequence[list[int]], places: int | None, fraction: float) -> Sequence[list[int]]:
-        """Return the newest groups in `fraction` of history's limits, but at least the last exchange."""
+        """Cut history back: return its newest groups that fit `fraction` of the limits, at least the last exchange."""
         # After the turn, its question and answer (2 messages) are part of history, so count them too.
         allowed = None if places is None else max(int(fraction * places) - 2, 0)
         # Compute the room without the turn's steps, so that history can begin at the same message in later turns. If
@@ -268,7 +268,7 @@ class _Planner:
         return fewer or fitting
 
     def _opened_by_user(self, fitting: Sequence[list[int]]) -> Sequence[list[int]]:
-        """Place the opening message if history needs one. Return the newest history that fits together with it."""
+        """Place the opening message if no user message begins history. Return the newest history that fits with it."""
         needed = self._opening_of(fitting)
         left = self._left - sum(map(self._tokens, fitting)) if needed else 0
         while needed > left:
@@ -281,7 +281,7 @@ class _Planner:
         return fitting
 
     def _opening_of(self, history: Sequence[Sequence[int]]) -> int:
-        """Return the tokens of the opening message, or 0 if history does not need it."""
+        """Return the tokens of the opening message, or 0 if a user message begins history."""
         asked = self._opened or not history or self._items[history[0][0]].kind == "user"
         return 0 if asked else self._opening
 

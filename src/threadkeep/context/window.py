@@ -128,9 +128,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Extent:
-    """The bounds of a session's messages, from which a window computes excluded ranges that were not read.
+    """Three `seq` values of a session, with which a window reports excluded messages that it has not read.
 
-    Each is a `seq`: of the oldest stored message, the last reset, and the newest archived message; 0 means none.
+    They belong to the oldest stored message, the last reset and the newest archived message; 0 means none.
     """
 
     first_seq: int = 1
@@ -139,7 +139,7 @@ class Extent:
 
 
 def with_superseded(window: Window, superseded: Sequence[tuple[int, int]]) -> Window:
-    """Return the window with the `superseded` ranges as separate exclusions."""
+    """Return the window with the `seq` ranges of superseded (taken back or replaced) messages as extra exclusions."""
     if not superseded:
         return window
     excluded = [*window.manifest.excluded]
@@ -179,9 +179,9 @@ class WindowChooser:
     """
 
     def __init__(self, limits: Limits, *, newest_user: Message | None = None, before_question: bool = False) -> None:
-        """Create a chooser. If `before_question` is true, the newest user message will follow the stored rows.
+        """Create a chooser. If `before_question` is true, the rows are the history before a question.
 
-        In that case nothing is cut, and the newest row is included even if it exceeds the budget.
+        The question is not a row itself. In that case no message is cut, and the newest row is always included.
         """
         self._limits = limits
         self._counter = limits.counter or estimate
@@ -271,7 +271,7 @@ class WindowChooser:
             self._pinned = None
             return
         if self._full:
-            # With smaller pages, this row would not have been read, so treat it as unread.
+            # The result must not depend on the size of pages, so treat a row beyond the limit as if it was not read.
             self._stop = (_seq(self._chosen[-1][0]) - 1 if self._chosen else _seq(row), "over_limit")
             return
         tokens, budget = self._tokens(row), self._limits.max_tokens
@@ -289,7 +289,7 @@ class WindowChooser:
             self._stop = (_seq(row) - 1, "over_budget")
 
     def _shorten(self, message: Message, tokens: int, budget: int) -> tuple[Message, int] | None:
-        """Return the message cut to the budget, and its tokens; None if at most the mark fits."""
+        """Return the message cut to `budget` tokens, and its new size; None if none of its text fits."""
         counter = _scaled(self._counter, message.content, tokens)
         content = cut_end(message.content, budget, counter)
         if content in ("", CUT_MARK):

@@ -1,4 +1,4 @@
-"""Hits: positions in a conversation with terms of a query, or with substitutes such as synonyms."""
+"""Hits: the turns of a conversation that contain terms of a query, or substitutes such as synonyms."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ NOBODY: Final = -1
 
 
 class TurnColumns:
-    """The turns by position, in columns, because each query reads hundreds of turns.
+    """The data of all turns as columns, one list per field. A query reads columns faster than hundreds of objects.
 
-    Empty positions (with the id "") separate episodes, so that a turn has neighbours only in its own episode.
+    A turn's position is its index. Empty positions (id "") separate episodes: turns of two episodes are no neighbours.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class TurnColumns:
         self.voices.append(voice)
 
     def extend(self, other: Self, episodes: int, changes: Sequence[float]) -> None:
-        """Add the turns of `other`; add `changes` to their priors, and `episodes` to their episode numbers."""
+        """Append the turns of `other`. Add `episodes` to episode numbers and, by position, `changes` to priors."""
         self.ids += other.ids
         for column, priors in zip(self.priors, other.priors, strict=True):
             column.extend(map(add, priors, changes))
@@ -77,7 +77,7 @@ class TurnColumns:
         self.voices.extend(NOBODY if voice == NOBODY else voices[voice] for voice in other.voices)
 
     def negated_priors(self, begin: int) -> dict[str, list[tuple[float, int]]]:
-        """Map speakers to pairs for their turns from `begin` on: the negated prior of the kind `other`, a position."""
+        """Map each speaker to pairs for the turns from `begin` on: negated prior (kind `other`) and position."""
         names, priors = list(self.speakers), self.priors[-1]
         found: dict[str, list[tuple[float, int]]] = {}
         for index in range(begin, len(self)):
@@ -86,7 +86,7 @@ class TurnColumns:
         return found
 
     def dump(self) -> Iterator[Packed]:
-        """Yield the state in parts, as copies that can be stored."""
+        """Yield copies of the columns in parts, from which `load` restores them."""
         width = max(1, (reduce(or_, self.topics).bit_length() + 7) // 8)
         priors = {f"priors_{number}": column[:] for number, column in enumerate(self.priors)}
         values = {"ids": list(self.ids), "speakers": list(self.speakers), "topic_bytes": width}
@@ -107,7 +107,7 @@ class TurnColumns:
         return found
 
     def voices_of(self, speaker: str) -> tuple[int, int]:
-        """Return a speaker's two values in `voices`; the second is for turns with words such as "I"."""
+        """Return a speaker's two numbers in the column `voices`: for turns without and with words such as "I"."""
         number = self.speakers.get(speaker, NOBODY)
         return (2 * number, 2 * number + 1) if number >= 0 else (NOBODY, NOBODY)
 
@@ -117,18 +117,18 @@ _MISSPELT, _SAME, _TOPIC, _ALIKE = 0.9, 0.7, 0.6, 0.4
 _MOST_MISSPELT = 3
 _MOST_TERMS = 16
 _MOST_ALIKE = 6
-# The number of positions that a query reads for its own terms and for substitutes, however long the conversation is:
-# the newest ones, and those near the best hits so far.
+# The number of positions that a query reads for its own terms, and for substitutes. In a long conversation, these are
+# the newest positions, and those near the best hits so far.
 _OWN_POSITIONS, _OTHER_POSITIONS = 350, 300
 _LEAST_POSITIONS = 30
 _BEST_POSITIONS = 24
 
 
 class Coverage(dict[int, float]):
-    """A cache that maps a set of sources, as bits, to the share of the query that the sources cover.
+    """A cache of the share of the query (0 to 1) that a set of sources covers. A key has one bit for each source.
 
-    A source is a term of the query or a substitute for the term. Of several sources for one term, only the best counts;
-    it has the lowest bit.
+    A source is a term of the query, or a substitute for a term. If a set has several sources for one term, only the
+    best counts, which has the lowest bit.
     """
 
     def __init__(self) -> None:
@@ -137,13 +137,13 @@ class Coverage(dict[int, float]):
         self._counts: dict[int, tuple[float, int]] = {}
 
     def bit(self, term: int, part: float) -> int:
-        """Return the bit of the source that covers the share `part` of the weight of a term."""
+        """Return the bit of a source for term number `term`. It counts as `part` (0 to 1) of the term's weight."""
         if (term, part) not in self._sources:
             self._sources.append((term, part))
         return 1 << self._sources.index((term, part))
 
     def weigh(self, weights: Sequence[float]) -> None:
-        """Set the weights of the terms, after all sources have their bits."""
+        """Set the weights of the query's terms. Call this after `bit` was called for all sources."""
         others = [0] * len(weights)
         for number, (term, _) in enumerate(self._sources):
             others[term] |= 1 << number
@@ -159,9 +159,9 @@ class Coverage(dict[int, float]):
 class Hits:
     """The positions at which terms of a query or their substitutes occur.
 
-    masks: maps a position to the bits of the sources that occur there (see `Coverage`).
-    scores: maps a position to its BM25 score; `scale` makes short and long queries comparable.
-    shares: the share of the query that each entry of `masks` covers, in the same order.
+    masks: maps a position to the bits of the sources (see `Coverage`) that occur there.
+    scores: maps a position to its BM25 score. Multiplied by `scale`, the scores of different queries are comparable.
+    shares: for each entry of `masks`, in the same order, the share of the query that it covers.
     """
 
     def __init__(self, postings: Postings, query: Query) -> None:
@@ -206,7 +206,7 @@ class Hits:
             self._found[number] = self._found[number] or bool(positions)
 
     def _read[Value](self, positions: Sequence[int], values: Sequence[Value], left: int) -> Iterable[tuple[int, Value]]:
-        """Return about `left` positions with their values: the newest ones, and those near the best hits so far."""
+        """Return about `left` of the positions with their values: the newest, and those near the best hits so far."""
         count = len(positions)
         if count <= left:
             return zip(positions, values, strict=True)
@@ -217,7 +217,7 @@ class Hits:
 
 
 def _substitutes(postings: Postings, terms: Sequence[tuple[float, str]]) -> Iterator[tuple[int, float, Sequence[int]]]:
-    """Yield, for each substitute, the number of its term, its part of the term's weight, and its positions."""
+    """Yield for each substitute: the number of the term that it replaces, its part of that weight, its positions."""
     for number, (weight, term) in enumerate(terms):
         for topic in ASKS.get(term, ()):
             positions = postings.of_topic(topic)
@@ -236,11 +236,11 @@ _BEST_TURNS = 3
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The input of the scoring, apart from the hits.
+    """The parameters of `Matching` that the index computes for a query.
 
     dates: maps each episode near the days that the query names to two numbers (see `RecallIndex._dates`).
-    certain: positions that are always scored.
-    telling: positions of informative turns, scored if there are few others.
+    certain: positions that are always scored: turns near these days, and turns with a similar embedding.
+    telling: positions of informative turns, which are scored if there are few others to score.
     everybody: the number of speakers.
     left_out: ids of turns that are never scored.
     """
@@ -253,7 +253,7 @@ class Match:
 
 
 def positions_of(hits: Hits, match: Match, columns: TurnColumns) -> list[int]:
-    """Return the positions to score: the best hits, certain positions, then informative turns."""
+    """Return the positions to score: `match.certain`, the best hits with their neighbours, then informative turns."""
     if not hits.masks and not match.certain:
         return []
     best: Sequence[int] = list(hits.masks)
@@ -274,7 +274,7 @@ def positions_of(hits: Hits, match: Match, columns: TurnColumns) -> list[int]:
 
 
 def episodes_of(hits: Hits, columns: TurnColumns) -> dict[int, tuple[float, float]]:
-    """Map each episode with hits to the share of the query that it covers, and to its score relative to the best."""
+    """Map each episode with hits to the share of the query that it covers, and its score divided by the best score."""
     masks: defaultdict[int, int] = defaultdict(int)
     scores: defaultdict[int, list[float]] = defaultdict(list)
     for position, mask in hits.masks.items():

@@ -213,7 +213,7 @@ class RecallIndex:
         return [new(Ranked, (ids[position], score, position, matching)) for score, position in scores[:limit]]
 
     def weights_of(self, query: str) -> dict[str, float]:
-        """Return the rarity of each term of an input, as weights for choosing passages."""
+        """Map each term of an input to its weight for `passage_of`; rare terms weigh more."""
         terms = dict.fromkeys(terms_of(words_of(query[:_READ_CHARACTERS])))
         return {term: self._postings.rarity(len(self._postings.of_term(term)[0])) for term in terms}
 
@@ -225,7 +225,7 @@ class RecallIndex:
         return meaningful(query[:_READ_CHARACTERS], self._names)
 
     def candidates(self, query: str) -> Iterator[tuple[str, Kind, dict[str, float]]]:
-        """Yield each candidate's id, the kind of the query, and the candidate's signals, to fit the weights."""
+        """Yield the id of each turn to score, the query's kind, and the turn's signals, for `bench.fit_recall`."""
         matching = self._matching(query, (), None, None)
         for position in matching.positions:
             yield self._columns.ids[position], matching.kind, matching.signals(position)
@@ -269,7 +269,7 @@ class RecallIndex:
         return spans_of(query[:2_000], known, now.toordinal() if now else known.last)[:12]
 
     def _dates(self, spans: Sequence[Span]) -> dict[int, tuple[float, float]]:
-        """Map each episode that began near a span to its nearness (0 to 1), and to 1.0 if it began in the span."""
+        """Map each episode that began near a span of days to its nearness (0 to 1), and to 1.0 if inside, else 0.0."""
         near: dict[int, tuple[float, float]] = {}
         for span in spans:
             reach = 4 + (span.last - span.first) / 4
@@ -286,7 +286,7 @@ class RecallIndex:
         return Likeness(known, len(self._by_id), self._columns) if known else None
 
     def _askers(self, asker: str | None) -> frozenset[str]:
-        """Return the speaker of an input, or all users if `asker` is not a known speaker."""
+        """Return the possible speakers of an input: `asker` or, if `asker` is not a known speaker, all users."""
         return frozenset((asker,)) if asker in self._speakers else frozenset(self._of_role.get("user", ()))
 
     def _others(self, asker: str | None) -> frozenset[str]:
@@ -352,7 +352,7 @@ def select(
     group_of: Callable[[str], Hashable] | None = None,
     group_cost: int = 0,
 ) -> list[Ranked]:
-    """Return the turns to quote, best value (see `COST_SHARE`) first, as far as they fit.
+    """Return the turns to quote, as many as fit, best first. Long turns count less than their score (`COST_SHARE`).
 
     Args:
         ranked: Turns with their scores, from `RecallIndex.rank`.

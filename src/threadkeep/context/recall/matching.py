@@ -14,16 +14,16 @@ from threadkeep.context.recall.postings import Postings, Profile
 from threadkeep.context.recall.query import KINDS, Query
 from threadkeep.context.recall.weights import LIKENESS, MATCH
 
-# For up to about this many turns, a list is faster than a dict, although it needs an entry for every position.
+# Up to about this number of turns, a list is faster than a dict, although it has an element for every position.
 _SHORT = 4_000
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The data from which `Scoring` scores turns.
+    """The data of one query from which `Scoring` computes the scores of turns.
 
-    `episodes` maps an episode to the part of the score that its turns share. `per_score` and, for questions about a
-    time, `per_when_score` scale BM25 scores.
+    `episodes` maps an episode to the part of the score that each of its turns gets. `per_score` scales BM25 scores;
+    `per_when_score` does so for questions about a time, and is 0 for others.
     """
 
     hits: Hits
@@ -36,9 +36,9 @@ class Found:
 
 
 class Scoring:
-    """The weighted sum of the signals of `Matching.signals`, plus the prior of each turn.
+    """The scores of turns: the weighted sum of `Matching.signals`, plus the turn's prior (how informative it is).
 
-    The terms are written out instead of a loop, because each query computes hundreds of sums.
+    The sum is written out instead of a loop over the signals, because each query computes hundreds of sums.
     """
 
     def __init__(self, columns: TurnColumns, found: Found, weights: Mapping[str, float]) -> None:
@@ -65,7 +65,7 @@ class Scoring:
         for position, (a, b, c, d, e, own, f, g, h, i, j) in zip(chosen, self._windows(chosen), strict=True):
             score = priors[position] + amounts[position] + shares.get(episodes[position], 0.0)
             if asked:
-                # The turn and its two neighbours count. If the previous turn was scored last, reuse two of the values.
+                # Add the topics of the turn and its two neighbours. Reuse values if the previous turn was just scored.
                 if position == following:
                     before, here = here, after
                 else:
@@ -87,7 +87,7 @@ class Scoring:
         return scores
 
     def _windows(self, chosen: Sequence[int]) -> list[Sequence[int]]:
-        """Return the bits of the hits at each chosen position, and on both sides of it."""
+        """Return, for each chosen position, the entries of `Hits.masks` there and up to `BESIDE` positions away."""
         found = self._found.hits.masks
         if len(self._columns) > _SHORT:
             get, none = found.get, repeat(0)
@@ -98,7 +98,7 @@ class Scoring:
         return [masks[position - BESIDE : position + BESIDE + 1] for position in chosen]
 
     def _amounts(self) -> list[float] | defaultdict[int, float]:
-        """Map each position to a weighted sum of BM25 scores, its own and those of its neighbours."""
+        """Map each position to the part of its score that comes from BM25 scores, its own and its neighbours'."""
         weights, found = self._weights, self._found
         beside = weights["near_score"] * found.per_score
         here = beside + weights["score"] * found.per_score + weights["when_score"] * found.per_when_score
@@ -141,7 +141,7 @@ class Matching:
         self._weights = {**MATCH, **{name: MATCH[name] + self._many * MATCH[name + OF_MANY] for name in _OF_MANY}}
 
     def _of_many(self) -> float:
-        """Return the scaled logarithm of the number of turns that match about as well as the best one."""
+        """Return the factor of `OF_MANY` weights. It grows with the number of turns that match almost best."""
         shares = self._hits.shares
         nearly = _NEARLY * max(shares, default=0.0)
         return _MANY_SCALE * math.log1p(sum([share >= nearly for share in shares]))
@@ -160,7 +160,7 @@ class Matching:
         return Scoring(self._columns, found, self._weights).scores(self.positions)
 
     def _episode_shares(self) -> dict[int, float]:
-        """Map an episode to the part of the score that all its turns share."""
+        """Map an episode to the part of the score that each of its turns gets for the episode's words and date."""
         weights = self._weights
         of_words, of_score = weights["episode_words"], weights["episode_score"]
         shares = {episode: of_words * words + of_score * score for episode, (words, score) in self._episodes.items()}
@@ -214,7 +214,7 @@ class Matching:
         return {"topics": here, "topics_near": here + (before + after) / 2}
 
     def prior(self, position: int) -> float:
-        """Return the prior of a turn for the kind of answer that the query asks for."""
+        """Return a turn's prior: how informative it is for the kind of answer that the query asks for."""
         return self._columns.priors[self._kind][position]
 
     def why(self, position: int) -> tuple[str, ...]:
@@ -265,7 +265,7 @@ class Likeness:
         return sum(LIKENESS[name] * signal for name, signal in self.signals(position).items())
 
     def signals(self, position: int) -> dict[str, float]:
-        """Return the signals that `LIKENESS` weighs."""
+        """Return the similarity of a turn, its neighbours and its episode, as signals that `LIKENESS` weighs."""
         one = self._at(position - 1) + self._at(position + 1)
         two = self._at(position - 2) + self._at(position + 2)
         return {

@@ -19,7 +19,7 @@ from threadkeep.context.recall.words import ASKS, COUNTS
 # The parameters of BM25. The average length is fixed, so that stored weights stay valid.
 _SATURATION, _LENGTH_SHARE, _USUAL_TERMS = 1.2, 0.6, 22.0
 _BEGINNING = 4
-# The least similarity of a misspelling: one of seven letters may differ.
+# The least similarity of a term and its misspelling: one of seven letters may differ.
 _LEAST_ALIKE = 0.8
 _ROUNDING = 1e-9
 # Bytes that a term takes with its arrays, and that a position takes with its weight (measured averages).
@@ -80,9 +80,9 @@ class Postings:
         return found
 
     def extend(self, other: Self, begin: int, turns: Sequence[int]) -> list[float]:
-        """Add the turns of `other`, which have the positions `turns` in `other`; add `begin` to each position.
+        """Append the turns of `other`. `turns` has their positions there, and `begin` is added to each position.
 
-        Return, by position in `other`, the change of the rarity of a turn's terms, because more turns precede it.
+        The rarity of a turn's terms depends on all turns before it. Return its change, by position in `other`.
         """
         end = max(turns, default=-1) + 1
         counts, alone, behind = [0] * end, [0.0] * end, [0.0] * end
@@ -108,7 +108,7 @@ class Postings:
         return changes
 
     def dump(self) -> Iterator[Packed]:
-        """Yield the state in parts, as copies that can be stored."""
+        """Yield copies of the posting lists in parts, from which `load` restores them."""
         of_topics = array("I", map(len, self._topics.values()))
         yield Packed(
             {"turns": self._turns, "terms": list(self._terms), "topics": list(self._topics)},
@@ -178,7 +178,7 @@ def _letters_of(term: str) -> int:
 
 
 def beside(positions: Sequence[int], known: Iterable[int], first: int) -> Iterator[int]:
-    """Yield indexes of `positions`: all near a `known` position, and all from `first` on. Both lists are sorted."""
+    """Yield the indexes of `positions` with a value near one of `known`, and all from `first` on. Both are sorted."""
     last = -1
     for position in known:
         index = max(bisect_left(positions, position - _REACH, 0, first), last + 1)
@@ -189,12 +189,12 @@ def beside(positions: Sequence[int], known: Iterable[int], first: int) -> Iterat
     yield from range(first, len(positions))
 
 
-# The weight of a topic that a word of the query asks for (see `ASKS`), and of one to which the word only belongs.
+# The weight of a topic that a word of the query asks for (see `ASKS`), and of a topic that only contains the word.
 _ASKED, _BELONGING = 1.5, 1.0
 
 
 class Profile(dict[int, float]):
-    """A cache that maps a set of topics, as bits, to the share of the query's topics that the set covers."""
+    """A cache of the share of the query's topics that a set of topics covers. A key has one bit for each topic."""
 
     def __init__(self, postings: Postings, terms: Sequence[str], shares: Mapping[str, float]) -> None:
         super().__init__()

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from threadkeep.context.recall.weights import ANSWER, PRIOR
 from threadkeep.context.recall.words import BASE_FORMS, WordTable, is_unspaced, words_of
 
-# A sign is a feature of a text, such as a time or a place: a bit with a pattern for lower-case words or, in scripts
-# without spaces, for lower-case texts.
+# A sign is a feature of a text, such as a time or a place. It has one bit and one pattern, which is matched with each
+# lower-case word or, in scripts without spaces, with the whole lower-case text.
 _TIME, _NUMBER, _CAUSE, _PLACE, _FIRST_PERSON, _SECOND_PERSON, _CLOCK_WORD = (1 << number for number in range(7))
 _PATTERNS = {
     _TIME: re.compile(

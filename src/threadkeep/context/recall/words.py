@@ -244,7 +244,7 @@ _SYNONYMS = lines_of("synonyms_en.txt")
 
 
 def _groups() -> Iterator[tuple[list[str], list[str]]]:
-    """Yield two lists for each group of synonyms and each topic: the words that ask for it, and all of its words."""
+    """Yield each group of synonyms and each topic: the words that ask for it, and all words that belong to it."""
     for group in _SYNONYMS:
         yield group.split(), group.split()
     for topic in (*lines_of("topics_en.txt"), *lines_of("topics_zh.txt")):
@@ -253,7 +253,7 @@ def _groups() -> Iterator[tuple[list[str], list[str]]]:
 
 
 def _terms(word: str) -> list[str]:
-    """Return a list with the only term by which a word is found, or an empty list."""
+    """Return the term under which a word is indexed, as a list of one; an empty list if there is none."""
     if word.isascii():
         return [stem(word)]
     return [term for term in terms_of([word]) if len(term) == min(len(word), 2)][:1]
