@@ -130,11 +130,11 @@ class AllSessions:
         return found[:cut], _cursor_of(found[:cut][-1])
 
     async def locations(self) -> list[tuple[GraphLayout | None, Memory]]:
-        """Return the memory of each layout. The first layout is None, for the memory of the sessions."""
+        """Return each graph store layout with its conversations' memory. The first pair is None and the main memory."""
         return [(None, self._memory), *[one async for one in self._namespaces()]]
 
     async def memory_of(self, layout: GraphLayout | None) -> Memory:
-        """Return the memory of a layout's conversations, or that of the sessions if `layout` is None."""
+        """Return the memory of the conversations with this layout in a graph store; for None, that of the sessions."""
         if layout is None:
             return self._memory
         store = await self._memory.graph_store()
@@ -313,7 +313,7 @@ class AllRetention:
         raise SessionNotFound(session_id)
 
     async def _chosen(self, session_ids: Sequence[str], user_id: str | None) -> list[tuple[Pruner, list[str]]]:
-        """Return each pruner that has some of the sessions, with their ids; if no ids are given, all pruners."""
+        """Return the pruner of each memory that has some of the sessions, with their ids; without ids, all pruners."""
         wanted = list(dict.fromkeys(session_ids))
         for session_id in wanted:
             check_session_id(session_id)

@@ -177,7 +177,7 @@ class CompressionRequest:
 
 @dataclass(frozen=True)
 class Part:
-    """Messages that are summarised together, with their records for the summarizer.
+    """Messages that one summary will cover. `records` are the texts that the summarizer reads, one in each call.
 
     `revision` is the revision of the session before the messages were read.
     """
@@ -190,7 +190,7 @@ class Part:
 
 
 def is_due(uncovered: Uncovered, request: CompressionRequest) -> bool:
-    """Return True if the messages without a summary may need one."""
+    """Return True if a summary may be due: messages without one reach the trigger, fill the window or were left out."""
     if _is_triggered(uncovered, request) or request.window.nearly_full(_extent(uncovered)):
         return True
     return uncovered.after_seq < request.left_out_upto_seq <= uncovered.last_seq
@@ -249,7 +249,7 @@ class RangeReader:
         return Part(after + 1, _seq(rows[length - 1]), rows[length - 1].id, records, revision)
 
     def _sizes(self, rows: Sequence[Message], lines: Sequence[str], limit: int) -> list[int]:
-        """Return the tokens of each line; for very long messages, return the stored count."""
+        """Return the tokens of each line. Do not count very long messages, but return their stored count."""
         return [
             row.tokens if row.tokens is not None and row.tokens > 2 * limit else self._counter(line) + 1
             for row, line in zip(rows, lines, strict=True)
@@ -274,7 +274,7 @@ class RangeReader:
 def _tail_start(
     rows: list[Message], uncovered: Uncovered, request: CompressionRequest, *, complete: bool
 ) -> int | None:
-    """Return the `seq` of the first message to keep, or None if older rows are needed to find it."""
+    """Return the `seq` of the first message that is not summarised, or None if older rows are needed to find it."""
     after, left_out = uncovered.after_seq, request.left_out_upto_seq
     starts: list[int | None] = [after + 1]
     if _is_triggered(uncovered, request):

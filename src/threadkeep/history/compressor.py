@@ -51,7 +51,7 @@ class CompressorOptions:
 
 @dataclass(frozen=True)
 class _Trouble:
-    """A session's consecutive failures, and its pause: until the time `until` or for `turns` turns at most."""
+    """A session's consecutive failures. The session is skipped until `until`, but for at most `turns` turns."""
 
     failures: int
     until: datetime
@@ -85,7 +85,7 @@ class Compressor:
         self._closed = False
 
     def consider(self, request: CompressionRequest) -> None:
-        """Queue a session, which is then compressed if that is due; return at once.
+        """Queue a session, to be compressed if enough messages have no summary, and return at once.
 
         The newest answer must be stored already. If too many sessions wait, the oldest request is dropped and reported.
         After `close`, nothing is queued.
@@ -172,7 +172,7 @@ class Compressor:
                 self._put(self._waiting.get(session_id, writer.rest), writer.rest.upto_seq)
 
     def _put(self, request: CompressionRequest, left_out_upto_seq: int = 0) -> None:
-        """Queue a session at the end, with the highest `left_out_upto_seq` of its requests."""
+        """Queue a request last, in place of the session's earlier one; keep the highest `left_out_upto_seq`."""
         before = self._waiting.pop(request.session_id, request)
         left_out = max(request.left_out_upto_seq, before.left_out_upto_seq, left_out_upto_seq)
         self._waiting[request.session_id] = replace(request, left_out_upto_seq=left_out)

@@ -76,10 +76,10 @@ class ConversationIndex:
 
     Attributes:
         first, read: the first and the last indexed `seq` of each session.
-        stored: the last `seq` in the stored index of each session, even while that index is still being written.
+        stored: the last `seq` of each session's stored index. It is set before the index has been written completely.
         texts: the indexed messages of each session.
         summaries: the indexed summaries, by the turn id of the last message that each of them covers.
-        superseded: turns that were superseded after they had been indexed.
+        superseded: turns that were taken back or replaced after they had been indexed.
         taken_back: ids of messages that a person took back in a chat.
         embedded: the pairs of an embedding model and a session whose stored vectors are in `vectors`.
         newest: an index of only the newest messages, until the whole index is built.
@@ -124,7 +124,7 @@ class ConversationIndex:
     def is_outdated(self, infos: Mapping[str, SessionInfo], *, complete: bool) -> bool:
         """Return True if indexed turns were reset, archived or deleted, or if indexed sessions are missing.
 
-        If `complete` is false, `infos` is only a page, and up to `len(infos)` indexed sessions may be missing from it.
+        If `complete` is false, `infos` is only a page of the sessions. Then up to `len(infos)` sessions may be missing.
         """
         missing = sum(session_id not in infos for session_id in self._marks)
         if missing > (0 if complete else len(infos)):
@@ -133,9 +133,9 @@ class ConversationIndex:
         return any(self._marks[session_id].begins != IndexedState.of(infos[session_id]).begins for session_id in known)
 
     async def leave_out_superseded(self, infos: Mapping[str, SessionInfo], transcripts: Transcripts) -> bool:
-        """Add newly superseded turns to `superseded`; return False if the index must be built again.
+        """Add turns that were taken back or replaced to `superseded`. Return False if the index must be built again.
 
-        A rebuild is necessary if a text was erased, because its words must not stay, or if a summary may be invalid.
+        It must be if a text was erased, because its words must not stay, or if it has summaries, which may be outdated.
         """
         for session_id, mark in list(self._marks.items()):
             info = infos.get(session_id)
@@ -174,7 +174,7 @@ class ConversationIndex:
     async def catch_up(
         self, info: SessionInfo, transcripts: Transcripts, summaries: Sequence[Summary] = (), most: int = MOST_TURNS
     ) -> None:
-        """Index the new messages of a session, but only among its newest `most`; let other tasks run in between.
+        """Index those of a session's newest `most` messages that are not indexed yet; let other tasks run in between.
 
         For a session that is new in the index, the `summaries` are indexed first.
         """
@@ -285,7 +285,7 @@ class ConversationIndex:
         return found
 
     def extent_of(self, session_id: str) -> tuple[int, IndexedState]:
-        """Return the last indexed `seq` of a session, and its state when indexing began."""
+        """Return the last indexed `seq` of a session, and the session's state (such as its revision) at the start."""
         return self.read[session_id], self._marks[session_id]
 
     def texts_of(self, session_id: str) -> IndexedTexts:
@@ -359,6 +359,6 @@ async def _messages(transcripts: Transcripts, session_id: str, first: int, last:
         end = min(start + _PAGE - 1, last)
         page = await transcripts.newest(session_id, limit=end - start + 1, before=end + 1)
         for message in page.messages:
-            # If messages of the range are superseded, the page has older ones in their place: skip these.
+            # If some messages of the range were taken back or replaced, `newest` adds older messages: skip these.
             if (message.seq or 0) >= start:
                 yield message

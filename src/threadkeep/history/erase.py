@@ -72,7 +72,7 @@ class Eraser:
         return (await self.rows.counts(wanted))["chat_graph_groups"]
 
     async def continued(self, wanted: Erasable, *, dry_run: bool) -> Erasable:
-        """Return `wanted` with all ids that an interrupted erasure has recorded, and with the scope of its record."""
+        """Return `wanted` with all ids that an interrupted erasure has recorded, and with the key of its record."""
         subject = _subject(wanted, await self._digest(dry_run=dry_run))
         ids = tuple(dict.fromkeys([*wanted.ids, *(await self._interrupted(subject)).get("ids", [])]))
         return replace(wanted, ids=ids, noted=f"{_SCOPE}:{subject}")
@@ -116,7 +116,7 @@ class Eraser:
             done = not any(after.values()) and not remains
             counts = json.dumps({"found": before})
             if done:
-                # Delete the recorded ids here, so that they are overwritten below. Keep the counts for a retry.
+                # Delete the recorded ids before `overwrite`, which then overwrites them. Keep the counts for a retry.
                 await self.rows.forget_notes(wanted)
                 await state.keep(_SCOPE, subject, counts)
             if not await self.rows.overwrite(vacuum=vacuum):
@@ -149,7 +149,7 @@ class Eraser:
         return replace(receipt, signature=digest(receipt.signed_text()))
 
     async def _elsewhere(self, wanted: Erasable) -> list[str]:
-        """Describe data about the person or the session that belong to others and are not erased."""
+        """Describe data that belong to others and are not erased, such as branches with copies of the session."""
         found: list[str] = []
         if episodes := await self.rows.episodes_elsewhere(wanted):
             found.append(f"{episodes} episodes in Graphiti's groups of workspaces and of sessions of others")
@@ -296,7 +296,7 @@ class Eraser:
         return [(await self._memory.graph_store(), namespace, key) for namespace, key in found]
 
     async def _named(self, wanted: Erasable, *, others: bool) -> list[tuple[str, ...]]:
-        """Return the namespaces that name the person, either with or without another user.
+        """Return the namespaces with the person's id: those that name another user too if `others`, otherwise the rest.
 
         A namespace with another user is not erased: the person's id may be a common word such as `memories`.
         """
@@ -321,7 +321,7 @@ class Eraser:
     async def _digest(self, *, dry_run: bool = False) -> Callable[[str], str]:
         digest = await self._memory.text_digests.digest()
         if digest is None and dry_run:
-            # Without a stored key no erasure has begun, and the receipt of a dry run is not verified.
+            # Use a random digest: nobody verifies the receipt of a dry run, and without a key no erasure has begun.
             return lambda text: secrets.token_hex(16)
         if digest is None:
             raise StoreUnavailable(

@@ -228,6 +228,6 @@ async def _with_origin(info: SessionInfo, memory: Memory, view: View) -> Session
 
 
 def _beginning_with(info: SessionInfo, messages: Sequence[Message]) -> SessionInfo:
-    """Return metadata in which all messages before `messages` count as deleted."""
+    """Return the metadata of a session that begins with `messages`: earlier messages count as deleted."""
     deleted_seq = (messages[0].seq or 1) - 1 if messages else info.last_seq
     return replace(info, deleted_seq=deleted_seq, archived_seq=max(info.archived_seq, deleted_seq))

@@ -47,7 +47,7 @@ class Opening(NamedTuple):
 
 
 class GraphConversations:
-    """The graph store of a memory, opened on first use, and the conversations in any store.
+    """Access to a memory's LangGraph store, which is opened on first use, and to conversations in any such store.
 
     `given` is an open store or the database of one; `layouts` has the registered layouts of conversations.
     """
@@ -160,7 +160,7 @@ def location_in(layout: GraphLayout, key: str) -> ConversationLocation:
 
 
 def order_name(layout: GraphLayout, key: str) -> str:
-    """Return the name by which the turns of a conversation are ordered; no session id is equal to such a name."""
+    """Return the name of a conversation for the queue that orders its turns; no session id is equal to such a name."""
     parts = [layout.namespace, layout.meta_key_suffix, layout.value_field, key]
     return _NO_SESSION + json.dumps(parts, ensure_ascii=False, separators=(",", ":"))
 

@@ -69,7 +69,7 @@ _KEY_CURES: Mapping[Reason, str] = {
 
 @dataclass(frozen=True)
 class Refusal:
-    """A candidate or the key template, as given, and the reason why it was rejected."""
+    """A rejected candidate for a key, or the rejected key template, and the reason."""
 
     candidate: str
     reason: Reason

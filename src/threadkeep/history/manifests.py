@@ -198,10 +198,10 @@ class Manifests:
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
     async def _write(self, group: list[NotedManifest]) -> None:
-        """Write a group of records; afterwards, the list has only the records that must be written again later.
+        """Write the records in `group`, and remove them from the list, except those that must be tried again later.
 
         Raises:
-            StoreError, TimeoutError: the database is not available; the list is left as it is.
+            StoreError, TimeoutError: the database is not available; `group` is unchanged.
         """
         # Catch all errors: one rejected row must not block the others, and each database driver has its own errors.
         with ErrorBoundary() as attempt:

@@ -153,9 +153,9 @@ class Memory:
         """Return the memory of the conversations that agents store in a LangGraph store, by default `graph_store()`.
 
         The memory is opened on first use and closes with this memory. The tables have no rows for these conversations,
-        so they have no anchors and no summaries. Turns that cannot be written wait in a separate folder below this
-        memory's folder. If this memory's own store is passed, the layout is registered for other processes in the
-        background.
+        so they have no summaries and no stored start of the window. Turns that cannot be written wait in a separate
+        folder below this memory's folder. If this memory's own store is passed, the layout is registered for other
+        processes in the background.
         """
         check_argument("layout", layout, GraphLayout, required=True)
         given = store is not None
@@ -230,7 +230,7 @@ class Memory:
             self.session_cache.forget(session_id)
 
     async def memory_of(self, conversation: ConversationLocation) -> Self:
-        """Return the open memory that has messages of a conversation, or else open the memory of its layout.
+        """Return the memory of a conversation: an open one that has its messages, or else one opened for its layout.
 
         Raises:
             StoreUnavailable: the database of the graph store does not answer.
@@ -332,7 +332,7 @@ class Memory:
     async def settle_run(self, run_id: str, *, elsewhere: bool = False) -> None:
         """Store the partial answer of an interrupted run before its session continues.
 
-        If `elsewhere` is true, discard it instead: another process produces it again, or the run is taken back.
+        If `elsewhere` is true, discard it instead: another process executes the run again, or its messages are removed.
         """
         for speaker in list(self._speakers):
             await speaker.settle_run(run_id, elsewhere=elsewhere)

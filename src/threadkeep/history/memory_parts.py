@@ -39,13 +39,13 @@ _DIGITS: Final = 32
 
 
 def factor_key(model: str) -> str:
-    """Return the key under which a model's factor is stored: the model, and the name of its token estimate, if any."""
+    """Return the key of a model's learned token factor: the model's name and, if any, that of its token estimate."""
     counter = counter_for(model)
     return f"{model} {counter.name}" if isinstance(counter, FamilyEstimate) else model
 
 
 def is_in_use(key: str) -> bool:
-    """Return True if a stored factor was learned with the model's present token estimate."""
+    """Return True if a stored factor was learned with the token estimate that the model uses now."""
     return factor_key(key.partition(" estimate_")[0]) == key
 
 

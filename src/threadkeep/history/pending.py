@@ -125,7 +125,7 @@ class PendingTurns:
         return sum(len(each.own) for each in self._all)
 
     def turns_of(self, session_id: str) -> list[Turn]:
-        """Return the pending turns of a session in order, without rejected turns, which later turns do not wait for."""
+        """Return a session's pending turns in order, without rejected ones, for which later turns need not wait."""
         return [entry.turn for entry in self.own if entry.turn.session_id == session_id and not entry.refused]
 
     @property
@@ -210,7 +210,7 @@ class PendingTurns:
                 self._note_failed_write(turn, error)
         if earlier := self._answer_at(turn):
             return Receipt(0, 0, adopted=earlier.id)
-        # Record that a waiting caller gets the answer now, although it is not in the database yet.
+        # The caller gets the answer now, before it is in the database, so keep this time with the turn.
         await self._keep(replace(turn, told_at=self._clock()) if turn.told else turn)
         return None
 
@@ -222,7 +222,7 @@ class PendingTurns:
         return next((one for one in pending if one.answer_key == key and one.id != turn.messages[0].id), None)
 
     async def tell(self, message: Message) -> Message:
-        """Record that a caller gets a pending answer, which then replaces an answer that no caller has got."""
+        """Record that a caller receives this pending answer. It later replaces a stored one that no caller received."""
         for entry in self.own:
             if message in entry.turn.messages and entry.turn.told_at is None:
                 entry.turn = replace(entry.turn, told_at=self._clock())
@@ -273,11 +273,11 @@ class PendingTurns:
                 await each._drop(entry.entry_id)  # noqa: SLF001 - ours
 
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool:
-        """Delete a session with its pending turns; return False if it did not exist or must stay.
+        """Delete a session with its pending turns; return False if there is none, or if run `run_id` may not do so.
 
-        It stays if the run `run_id` may not delete it. During the deletion, pending turns are not written; a turn that
-        becomes pending meanwhile stays. Cancelling the caller, for example by deleting its own run, does not interrupt
-        the deletion, because pending turns that are left would create the session again.
+        During the deletion, pending turns are not written; a turn that becomes pending meanwhile stays. Cancelling the
+        caller, for example by deleting its own run, does not interrupt the deletion: pending turns that are left would
+        create the session again.
         """
         return await self._uninterrupted(self._delete(session_id, run_id), "threadkeep-delete")
 
@@ -349,7 +349,7 @@ class PendingTurns:
         return True
 
     async def _append_again(self, turn: Turn) -> None:
-        """Write a turn whose answer a caller got. It replaces another process's answer that no caller has got."""
+        """Write a turn again after a caller received its answer. It replaces a stored one that no caller received."""
         with contextlib.suppress(QuestionGone):
             receipt = await self._transcripts.append(turn)
             for message_id in receipt.duplicates:
@@ -419,7 +419,7 @@ class PendingTurns:
         await self._files.keep(self.own, self._report_failure)
 
     async def _note_failure(self, entry: PendingTurn, error: Exception) -> None:
-        """Report that a turn is still pending; record a new kind of error on disk."""
+        """Report that a turn is still pending. If the error has changed, record its type on disk."""
         self._report_failure(entry.turn, error)
         kind = type(error).__name__
         if kind != entry.error:
@@ -482,7 +482,7 @@ class PendingTurns:
 
 
 def is_outage(error: Exception) -> bool:
-    """Return True if writing other turns would fail too, unlike after a locked row."""
+    """Return True if an error affects the whole database. A locked row, for example, affects only one session."""
     return isinstance(error, StoreUnavailable) and not isinstance(error, RowLocked)
 
 

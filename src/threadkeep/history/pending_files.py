@@ -119,7 +119,7 @@ class PendingFiles:
     async def keep(self, waiting: Sequence[PendingTurn], failed: Callable[[Turn, OSError], None]) -> None:
         """Write the pending turns that are not on disk yet; if the disk fails, call `failed` and stop.
 
-        Turns of a file that was removed or replaced are written to a new one.
+        If another program has removed or replaced a file, its turns are written to a new file.
         """
         if self._folder is None or not waiting:
             return

@@ -23,7 +23,7 @@ _STATUS = attrgetter("status")
 
 @dataclass(frozen=True)
 class ReadPast:
-    """A session's stored state for a profile, and its newest messages, read in one round trip.
+    """A session's newest messages, and the state that says where its window begins, read in one round trip.
 
     `rows` is None if there are no messages, if cached messages have changed, or if only the state was read.
     """
@@ -149,7 +149,7 @@ class WindowReader:
         window = chooser.window(Extent(first_seq, reset_seq=recent.reset_seq, archived_seq=recent.archived_seq))
         known = pages.known
         if recent.revision:
-            # Older ranges are not needed, and there may be very many.
+            # Read only the superseded ranges after the oldest row, because a session may have very many of them.
             oldest = rows[-1].seq or 0 if len(rows) == page_rows else 0
             after = max(oldest, first_seq - 1, recent.reset_seq, recent.archived_seq)
             if known is not None:
@@ -209,7 +209,7 @@ class WindowReader:
         if covered + 1 < begin:
             gaps.append(Exclusion(covered + 1, begin - 1, "before_anchor"))
             dropped += begin - 1 - covered
-        # The state was read before the rows, so use the reset that was read with the rows.
+        # A reset may have happened after the state was read, so use the reset that was read with the rows.
         reset_seq = state.reset_seq if known is None else known.marks.reset_seq
         if known is not None:
             if reset_seq and known.forgotten is None:
@@ -234,7 +234,7 @@ class WindowReader:
     def statements(
         self, tables: TableTranscripts, profile: str, limit: int, known: SessionRows | None
     ) -> list[Statement]:
-        """Return the statements that read the state, and up to `limit` messages from the newest cached one on."""
+        """Return the statements for a `ReadPast`: its state, and up to `limit` rows from the last cached one on."""
         after = 0 if known is None else known.last_seq - 1
         return [
             self.contexts.state_statement(self.session_id, profile, user_id=self.user_id),
@@ -318,7 +318,7 @@ class _Pages:
 
 
 def _before_window(state: ContextState) -> tuple[int, list[Exclusion]]:
-    """Return the last `seq` that no window can include, and the excluded ranges up to this `seq`."""
+    """Return the last deleted, reset, archived or summarised `seq`, and the excluded ranges up to this `seq`."""
     gaps: list[Exclusion] = []
     last = state.deleted_seq
     if state.reset_seq > last:

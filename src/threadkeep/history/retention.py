@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 type Retaining = RetentionRows | ConversationRetention
 """The sessions in tables or in a graph store; see the guarantees of `RetentionRows`."""
 
-# Steps of a slow or busy database are smaller, because appends wait while a step runs.
+# Appends wait while a step removes messages, so the next step is smaller if one takes longer than this.
 _LONG_STEP_SECONDS = 0.03
 _LEAST_MESSAGES = 25
 
@@ -153,7 +153,7 @@ class RetentionOptions:
 class Pruner:
     """A service that applies retention limits; `rules` are for sessions without their own limits.
 
-    If `session_ids` are given, `plan` and `prune` raise `SessionNotFound` at the first session that the user lacks.
+    `plan` and `prune` raise `SessionNotFound` when they reach a given session id that is not a session of the user.
     """
 
     def __init__(

@@ -125,7 +125,7 @@ class RetentionSchedule:
         )
 
     async def _keeps_claim(self) -> bool:
-        """Return True if this process still has the claim, and renew the claim in time."""
+        """Return True if this process still has the claim on the round. Renew the claim long before it expires."""
         return time.monotonic() - self._claimed < _CLAIM_SECONDS / 3 or await self._claim()
 
 
@@ -137,8 +137,8 @@ _STEP_ROWS = 500
 class RunRetention:
     """The number of days for which finished runs are kept; None keeps them forever.
 
-    A run that was set aside is kept for `keep_set_aside_days`, because it waits for a person's decision. If one of the
-    limits is None, such runs are never deleted.
+    A run that has failed too often is set aside until a person decides what to do. It is kept for
+    `keep_set_aside_days`. If one of the limits is None, such runs are never deleted.
     """
 
     keep_days: float | None = 30.0
@@ -242,7 +242,7 @@ class RunPruner:
                 large = replace(large, events=max(0, large.events - removed.events))
                 await work.end_step(removed)
                 if removed.events < _STEP_ROWS:
-                    # No rows are left, even if `large.events` is above 0: one row can have many events.
+                    # All rows are deleted now. `large.events` may still be above 0, because a row can have many events.
                     break
             group = [large]
         if not await work.begin_step():

@@ -60,7 +60,7 @@ class AgentInput(TypedDict):
 
 @dataclass(frozen=True)
 class BegunTurn:
-    """The result of `begin_joined`: the stored question, the rows of the joined statements, and the history."""
+    """The result of `begin_joined`: the stored question, the rows of the caller's statements, and the history."""
 
     question: tuple[Message, ...]
     receipt: Receipt
@@ -280,7 +280,7 @@ class Session:
         return await self._if_visible(lambda: self._transcripts.superseded(self.session_id), [])
 
     async def answers_to(self, question: Message) -> list[Message]:
-        """Return the complete answers to a message, one for each author and ordinal, in order, pending ones last."""
+        """Return the complete answers to a message in order, pending ones last. An author may have several answers."""
         check_argument("question", question, Message, required=True)
         waiting = [one for one in self.waiting() if one.answers == question.id and one.status == "complete"]
         if question.seq is None:
@@ -288,13 +288,13 @@ class Session:
         stored: list[Message] = await self._if_visible(
             lambda: self._transcripts.answers_to(self.session_id, question), []
         )
-        # A message with the id `<run id>:<node>` was added by a node of the run, and is no answer.
+        # A node of a workflow has added each message with an id `<run id>:<node>`, so leave these out.
         stored = [one for one in stored if one.answers is not None or not str(one.id).startswith(f"{one.run_id}:")]
         known = {key for one in stored for key in _keys(one)}
         return [*stored, *(one for one in waiting if known.isdisjoint(_keys(one)))]
 
     async def tell(self, message_id: str) -> Message | None:
-        """Record that a caller gets the last version of an answer, and return this version if it exists."""
+        """Record that a caller receives the newest version of an answer. Return this version, if there is one."""
         check_argument("message_id", message_id, str, required=True)
         waiting = next((message for message in self.waiting() if message.id == message_id), None)
         if waiting is not None:
@@ -372,7 +372,7 @@ class Session:
             return
         async with ReportedRead(self._events):
             info = await self._transcripts.session(self.session_id)
-        # The user's own session may have been created since the first read.
+        # Since the first read, which found no session of this user, the user may have created one.
         if info is not None and info.user_id != self.user_id:
             raise WrongUser(self.session_id)
 
@@ -528,8 +528,8 @@ class Session:
         """Create and return a session with copies of this session's active messages, all or up to the `seq` `at`.
 
         The copies keep their ids and times, and are numbered from 1. If the message `at` is superseded, the messages
-        that were active just before that are copied. Title, tags, metadata, the last reset, retention limits, and
-        summaries that cover only copied messages are copied too. Repeating the call with this `session_id` changes
+        that were active before it was superseded are copied. Title, tags, metadata, the last reset, retention limits,
+        and summaries that cover only copied messages are copied too. Repeating the call with this `session_id` changes
         nothing.
 
         Raises:
@@ -559,8 +559,8 @@ class Session:
     async def append_instead(self, messages: Sequence[Message], seq: int, seen: tuple[int, int]) -> bool:
         """Supersede the messages after a `seq` and store messages instead of them, in one transaction.
 
-        Store nothing and return False if the session has changed since `seen`, its `last_seq` and `revision`, or has
-        one of the messages already.
+        `seen` is the session's `last_seq` and `revision` when the caller read it. Store nothing and return False if
+        the session has changed since then, or has one of the messages already.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -587,7 +587,7 @@ class Session:
     async def delete(self, *, run_id: str | None = None) -> bool:
         """Delete the session with all its messages; return False if the user has no such session.
 
-        If the run `run_id` is not being executed, or its message has already deleted the session, do nothing.
+        With `run_id`, do nothing if this run is not being executed, or the message that started it deleted the session.
         """
         with contextlib.suppress(SessionDamaged):
             if self.user_id is not None and await self._info() is None:

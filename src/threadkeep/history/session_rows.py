@@ -31,8 +31,8 @@ class SessionRows:
     """The newest active messages of users and assistants in a session, oldest first.
 
     The rows are complete from `first_seq` on; 0 means since the last reset or archiving. `superseded` (None until read)
-    is a `seq` and the ranges of superseded messages after it. `forgotten` (None until read) has the ids of messages on
-    the newest page before the last reset. `derived` has objects that callers computed from the messages for a model
+    is a pair: a `seq`, and the ranges of superseded messages after it. `forgotten` (None until read) has the ids of the
+    newest messages before the last reset. `derived` has objects that callers computed from the messages for a model
     call; they are valid while the `marks` are unchanged.
     """
 
@@ -101,8 +101,8 @@ class _TokenSums:
 def rows_of(found: Sequence[Row], limit: int, known: SessionRows | None = None) -> SessionRows | None:
     """Append the rows that the statement `recent` has found (newest first) to the cached rows in `known`.
 
-    The statement must have begun at the newest row of `known`. If rows may be missing in between, only the found rows
-    are returned. None means that there are no rows, or that the cached rows are no longer valid.
+    The statement must begin with the newest cached row. If its limit has cut it off before this row, return only the
+    found rows. Return None if there are no rows, or if the cached rows are no longer valid.
     """
     if not found:
         return None
@@ -138,7 +138,7 @@ class SessionCache:
         return found[0]
 
     def put(self, session_id: str, rows: SessionRows, *, window: int) -> None:
-        """Cache a session's newest rows; while the cache is too large, drop the least recently used session."""
+        """Cache a session's rows; only the newest if they are many more than `window`. If full, drop other sessions."""
         if len(rows.messages) > 4 * window + _SPARE_ROWS:
             rows = rows.newest(2 * window + _SPARE_ROWS)
         size = self._size(session_id, rows)

@@ -108,7 +108,7 @@ class TurnVectors:
     async def _embed_some(
         self, session_id: str, seqs: Sequence[int], index: ConversationIndex, embedder: Embedder
     ) -> None:
-        """Embed messages and summaries; store the vectors of messages, and only index those of summaries."""
+        """Embed messages and summaries. Store the vectors of the messages; the summaries' vectors are only cached."""
         summaries = {seq: one for seq in seqs if (one := index.summaries.get(id_at(session_id, seq))) is not None}
         messages = await self._transcripts.at(session_id, [seq for seq in seqs if seq not in summaries])
         texts = {message.seq or 0: message.content for message in messages}
