@@ -83,7 +83,7 @@ class _StoreWriting:
         return list({item.key async for item in self._items.search(namespace) if item.key.startswith(beginning)})
 
     async def put(self, metadata: Value | None, others: Mapping[ItemKey, Value | None], *, version: int | None) -> None:
-        """Write items in one batch, the metadata last, because readers ignore messages above their `last_seq`."""
+        """Write items in one batch, the metadata last: until then, readers ignore messages above the old `last_seq`."""
         [found] = await self._items.get([self._metadata])
         if (found is None) != (version is None) or (found is not None and found.get("version") != version):
             raise ConversationChanged

@@ -37,7 +37,7 @@ class Indexed(NamedTuple):
 
 
 class SessionIndex:
-    """A writer that updates the index rows of conversations."""
+    """A writer of index rows: the rows in the tables for conversations whose messages are in a graph store."""
 
     def __init__(self, driver: Driver, reader: ConversationReader, *, count: Counter) -> None:
         self._driver = driver
@@ -178,7 +178,7 @@ class SessionIndex:
         *,
         former: int | None,
     ) -> bool:
-        """Add rows of messages. If `former` (the indexed version) is None, add the session's row, unless it exists."""
+        """Add rows of messages. If `former` is None, first add the session's row, or return False if it exists."""
         row = _session_row(conversation, upto)
         if former is None and not await connection.execute(self._sql["begin_indexing"], row):
             return False

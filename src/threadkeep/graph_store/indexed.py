@@ -72,7 +72,7 @@ class IndexedTranscripts(GraphTranscripts):
         return superseded
 
     async def append_instead(self, turn: Turn, seq: int, seen: tuple[int, int]) -> None:
-        """Supersede the messages after a `seq` and store a turn instead; see `Transcripts.append_instead`."""
+        """Supersede the messages after a `seq` and store a turn instead, unless the session has changed from `seen`."""
         if seq < seen[0]:
             await self.index.follow(turn.session_id)  # forget derived data first, as in `supersede`
             await self.index.forget_derived(turn.session_id, seq + 1)
@@ -173,7 +173,7 @@ class IndexedTranscripts(GraphTranscripts):
         for session_id in list(self._behind):
             try:
                 if await self.reader.conversation(session_id) is None:
-                    # Another program deleted the metadata. Remove the other items first: only the rows have their id.
+                    # The metadata are gone. Delete the other items first: only the rows still name the conversation.
                     await self.writer.remove_rest(session_id)
                 await self.index.follow(session_id)
             except SessionDamaged:

@@ -29,8 +29,8 @@ _RECORD_NEXT: Final = "INSERT INTO store_migrations (v) SELECT coalesce(max(v), 
 class SqliteGraphStore(TabledStore, IndexedStore, AsyncSqliteStore):
     """LangGraph's store on SQLite, with Threadkeep's errors, and separate batches for reads and writes.
 
-    LangGraph executes concurrent operations in one transaction. If another process writes between its reads and writes,
-    SQLite rejects these writes at once instead of waiting for the lock.
+    LangGraph executes concurrent operations in one transaction. If another process writes after the transaction's
+    reads, SQLite rejects the transaction's writes at once instead of waiting for the lock.
     """
 
     async def set_up(self) -> None:

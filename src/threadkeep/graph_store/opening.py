@@ -231,7 +231,7 @@ class ConversationArchive:
 
 
 class IndexedArchive(ConversationArchive):
-    """A service that restores sessions with index rows in the tables, and their summaries."""
+    """A service that restores sessions into a graph store, and their index rows and summaries into the tables."""
 
     def __init__(
         self,

@@ -117,7 +117,7 @@ class GraphTranscripts:
     async def recent(
         self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
     ) -> Recent:
-        """Return the messages for a window; see `Recent` for what is included."""
+        """Return the messages for a model call's window; see `Recent` for what is included."""
         conversation, items = await self.reader.opened(session_id, limit, user_id=user_id)
         if conversation is None:
             return Recent(())
@@ -187,7 +187,7 @@ class GraphTranscripts:
         return await self._superseding.supersede(superseding, new, now)
 
     async def append_instead(self, turn: Turn, seq: int, seen: tuple[int, int]) -> None:
-        """Supersede the messages after a `seq` and store a turn instead; see `Transcripts.append_instead`."""
+        """Supersede the messages after a `seq` and store a turn instead, unless the session has changed from `seen`."""
         now = self._clock()
         prepared = prepare_turn(turn, count=self._count, now=time_text(now))
         await self._superseding.append_instead(turn, seq, seen, prepared, now)

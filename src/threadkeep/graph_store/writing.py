@@ -74,9 +74,9 @@ class ConversationWriter:
     async def append(self, turn: Turn, prepared: Prepared, now: datetime, replace_answers: ReplaceAnswers) -> Written:
         """Append a turn to a conversation; create it if it does not exist.
 
-        While the store was down, a caller may have got the turn's answer, although the question has a stored answer. If
-        a caller also got the stored answer, the turn's answer is stored as superseded; otherwise it replaces the stored
-        one, with `replace_answers`. If the turn has `completes`, its answer replaces the message with this id.
+        An answer is not stored if its question already has a stored answer, unless a caller got the new answer while
+        the store was down (`Turn.told_at`). Then it replaces the stored answer (`replace_answers`) or, if a caller also
+        got that one, is stored as superseded. If the turn has `completes`, its answer replaces this message.
 
         Raises:
             WrongUser: the conversation belongs to another user.
@@ -416,7 +416,7 @@ class ConversationWriter:
         conversation: Conversation,
         others: Mapping[ItemKey, Value | None] | None = None,
     ) -> None:
-        """Write items, and the metadata with the version after `former.version`.
+        """Write items, and the metadata with the next version number.
 
         If a new conversation belongs to a session's agent, also write the item that links the session to it.
         """

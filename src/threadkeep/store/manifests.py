@@ -34,7 +34,7 @@ _CLOCKS_DIFFER = timedelta(minutes=1)
 
 @dataclass(frozen=True)
 class NotedManifest:
-    """A record of a model call that is not stored yet. It will belong to its session or, if it has none, to its run.
+    """A record of a model call that is not stored yet. It will belong to the call's session, or else to the call's run.
 
     `manifest` is called when the record is written, and returns the manifest. `texts` maps digests to those texts of
     the model call that are in no transcript. `again` means that an earlier attempt may have stored the record.

@@ -162,7 +162,7 @@ async def _create(connection: Connection, *, partitions: int) -> None:
 
 
 async def _step[T](driver: Driver, partitions: int, work: Callable[[Connection], Awaitable[T]]) -> T | None:
-    """Execute one step of the work on the copy; return None if another caller has already replaced the tables by it."""
+    """Execute one step of copying the tables into partitioned ones; return None if another caller has finished it."""
 
     async def step(connection: Connection) -> T | None:
         state = await _lock(connection)

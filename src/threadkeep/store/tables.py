@@ -117,7 +117,7 @@ class TableTranscripts:
         return await self._commits.append(prepared), prepared.rows
 
     async def append_instead(self, turn: Turn, seq: int, seen: tuple[int, int]) -> None:
-        """Supersede the messages after a `seq` and store a turn instead of them, in one transaction."""
+        """Supersede the messages after a `seq` and store a turn instead, unless the session has changed from `seen`."""
         await self._append_instead(self._prepare(turn), seq, seen)
 
     async def _append_instead(
@@ -159,7 +159,7 @@ class TableTranscripts:
     async def recent(
         self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
     ) -> Recent:
-        """Return a window's messages, and the `Marks` that show later changes of their session."""
+        """Return the messages for a model call's window, and the `Marks` that show later changes of the session."""
         sql, parameters = self.recent_statement(session_id, limit=limit, before=before, after=after, user_id=user_id)
         async with self._driver.reading() as connection:
             rows = await connection.fetch(sql, parameters)

@@ -261,7 +261,7 @@ class Transcripts(Protocol):
     async def recent(
         self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
     ) -> Recent:
-        """Return the messages between `after` and `before`, both excluded, for a window."""
+        """Return the messages between `after` and `before`, both excluded, for a model call's window."""
 
     async def find(self, session_id: str, message_id: str) -> Message | None:
         """Return the message with an id, even if it is superseded, or None."""
@@ -298,7 +298,7 @@ class Transcripts(Protocol):
         """Create a session with copies of another session's messages, numbered from 1, in one transaction.
 
         Active messages up to `at` are copied with their ids, times and tokens. If the message at `at` is superseded,
-        the messages that were active just before are copied. A branch that exists already stays unchanged.
+        the messages that were active before it was superseded are copied. An existing branch stays unchanged.
 
         Raises:
             SessionNotFound: there is no such session.

@@ -79,7 +79,7 @@ class RunPositions(Tables, sql=("runs_order.sql",)):
             await connection.execute(self._sql["take_place"], {"run_id": run_id, "place": conversation})
 
     async def of(self, run_id: str) -> list[str]:
-        """Return the names of the agents' conversations in which a run has a position; its session is omitted."""
+        """Return the names of the agents' conversations in which a run has a position, without the run's session."""
         return [name for (name,) in await self._driver.fetch(self._sql["places_of"], {"run_id": run_id})]
 
     async def forget(self, conversation: str) -> None:
@@ -114,7 +114,7 @@ class RunPositions(Tables, sql=("runs_order.sql",)):
         self._freed = asyncio.Event()
 
     async def freed(self, seconds: float) -> None:
-        """Wait until `notify_freed` is called, for at most `seconds`, because other processes call only their own."""
+        """Wait, for at most `seconds`, until `notify_freed` is called in this process; others cannot call it."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._freed.wait(), seconds)
 

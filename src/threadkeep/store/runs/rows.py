@@ -323,7 +323,7 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         return RunCounts(**{state: int(count) for state, count in rows})
 
     async def forget_runs(self, run_ids: Sequence[str]) -> int:
-        """Delete those of the given runs, their roots and descendants that belong to no session; return the number."""
+        """Delete runs with their roots and descendants, but no run that belongs to a session; return the number."""
         async with self._driver.writing() as connection:
             return await self._forget(connection, run_ids)
 

@@ -41,7 +41,7 @@ class RunEnding:
     asked: Run | None = None
 
     def inputs(self) -> Sequence[RunInput]:
-        """Return the inputs whose texts the transcript may have: those of a run that is done, none of others."""
+        """Return the inputs to store without text if the transcript has it: those of a run that is done, else none."""
         return self.asked.inputs if self.asked is not None and self.status == "done" else ()
 
 
