@@ -73,7 +73,7 @@ class CallMeasure:
     other: int = 0
 
     def unscaled(self, tokens: int) -> int:
-        """Return the counter's estimate before the learned factors corrected it to `tokens`."""
+        """Undo the learned correction: return the counter's own estimate for a corrected count of `tokens`."""
         if not isinstance(self.counter, ScaledCounter):
             return tokens
         other_hundredths = self.counter.other_hundredths or self.counter.hundredths

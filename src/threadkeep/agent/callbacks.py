@@ -81,7 +81,7 @@ class RootCall:
     at_end: list[OnEnd] = field(default_factory=list)
 
     def first_of(self, inputs: object) -> Asked:
-        """Return `first` for a run inside this run. If it has the same input, it may be a retry, so add `asked`."""
+        """Return `first` for a run inside this run. Add `asked` if the run has the same input: it may be a retry."""
         if self.input is inputs:
             self.first, self.asked = {**self.first, **self.asked}, {}
         return self.first
@@ -141,7 +141,7 @@ class RootCallbacks(BaseCallbackHandler):
         return None if config is None else self._innermost() or self._only_call(config.get("metadata", {}))
 
     def _only_call(self, metadata: Mapping[str, Any]) -> RootCall | None:
-        """Return the thread's root run if there is only one, because a stream's `next()` may run in another context."""
+        """Return the thread's root run if there is only one. Needed if a stream's `next()` runs in another context."""
         thread = metadata.get("thread_id")
         found = [] if thread is None else [call for call in list(self._calls.values()) if call.thread == thread]
         return found[0] if len(found) == 1 else None
@@ -204,7 +204,7 @@ class RootCallbacks(BaseCallbackHandler):
             self.branch.set(path[1] if len(path) > 1 and isinstance(path[1], int) else 0)
 
     def _add_to_attempt(self, metadata: Mapping[str, Any], run_id: UUID, parent_run_id: UUID) -> None:
-        """Add a run to the attempt of its node, or begin a new attempt."""
+        """Add a run to the current attempt of its node's task. If LangGraph repeats the task, begin a new attempt."""
         namespace = str(metadata.get(_NAMESPACE, ""))
         if not namespace:
             return

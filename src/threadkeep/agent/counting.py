@@ -60,7 +60,7 @@ _MOST_PDF_PAGES = 1_000
 
 
 def is_call(block: Mapping[str, object], known: frozenset[str]) -> bool:
-    """Return True if a content block repeats a tool call of its message. `known` has the ids of these tool calls."""
+    """Return True if a content block repeats a tool call of its message. `known` has the ids of the message's calls."""
     if block.get("type") not in _CALLS or not known:
         return False
     given = call_id_of(block)

@@ -37,10 +37,10 @@ are deleted except those of the newest `tool_memory` turns.
 
 @dataclass(frozen=True)
 class EarlierSteps:
-    """The steps of earlier turns that a model call receives.
+    """The tool calls and results of earlier turns that a model call receives.
 
-    `messages` maps the `seq` of a question to the steps that follow it. `tokens_before` maps the id of each cut message
-    to its number of tokens before the cut.
+    `messages` maps the `seq` of a question to the tool calls and results that follow it. `tokens_before` maps the id of
+    each cut message to its number of tokens before the cut.
     """
 
     messages: Mapping[int, Sequence[BaseMessage]] = field(default_factory=dict)
@@ -109,16 +109,16 @@ class TurnSteps:
                 self._own[at] = message.model_copy(update={"id": None, "tool_calls": calls})
 
     def forget(self) -> None:
-        """Discard the steps of this turn."""
+        """Discard the collected tool calls and results."""
         self._own = []
 
     @property
     def waiting(self) -> bool:
-        """True if there are steps to store."""
+        """True if there are tool calls and results to store."""
         return bool(self._own and self._turns)
 
     async def keep(self, question_id: str, question_seq: int) -> None:
-        """Store the collected steps of this turn, and clear the list. Raise `StoreError` on failure."""
+        """Store the collected tool calls and results, and clear the list. Raise `StoreError` on failure."""
         own, self._own = self._own, []
         fitting = _cut([_reduced(message) for message in repair(own).messages], KEPT_TOKENS, estimate)
         if not fitting:
@@ -134,7 +134,7 @@ class TurnSteps:
         )
 
     def _has_room(self, body: str) -> bool:
-        """Return True if this turn's steps (`body`, JSON) and those of earlier turns fit into their share of tokens."""
+        """Return True if the tool calls in `body` (JSON) and those of earlier turns fit into their share of tokens."""
         if self._options.plan.window == "sliding" or self._shown_turns >= _MOST_TURNS:
             return False
         return sum(count_message(message, self._counter) for message in _loaded(body)) <= self._left
@@ -164,7 +164,7 @@ class TurnSteps:
 
 
 def shown_steps(rows: Sequence[Steps], earlier: Sequence[Message], room: int, counter: TokenCounter) -> EarlierSteps:
-    """Return the stored steps of earlier turns that fit into `room` tokens, preferring newer turns."""
+    """Return the tool calls and results of earlier turns that fit into `room` tokens. Prefer newer turns."""
     left = room
     messages: dict[int, list[BaseMessage]] = {}
     tokens_before: dict[str | None, int] = {}
@@ -196,7 +196,7 @@ def first_of_turns(earlier: Sequence[Message], turns: int) -> int | None:
 
 
 def _reduced(message: BaseMessage) -> BaseMessage:
-    """Return a copy of a step for storing: with an id, and with only its text and tool calls."""
+    """Return a copy of a tool call or result for storing: with an id, and with only its text and tool calls."""
     message_id = message.id or str(uuid7())
     if isinstance(message.content, str):
         return message if message.id else message.model_copy(update={"id": message_id})

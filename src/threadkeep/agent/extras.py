@@ -52,7 +52,7 @@ class ExtraRequest:
     - `graph`: a list to which a source that queries Graphiti adds the outcome.
     - `facts_left_out`: a list to which a source of facts adds the facts that it omits.
     - `reads`: maps a source to the scopes and rows that were read when the question was stored.
-    - `notes`: a list to which a section is added that has too few tokens to be searched.
+    - `notes`: a list of remarks, such as that a section has too few tokens to be searched.
     """
 
     session: Session
@@ -143,7 +143,7 @@ def block_of(section: ExtraSection, text: str, counter: TokenCounter, **referenc
 
 @lru_cache(maxsize=500)
 def _body_of(section: ExtraSection, text: str) -> tuple[str, str]:
-    """Return the JSON of a message with this text, and its digest. Many turns send the same text."""
+    """Return the JSON of a message with this text, and its digest; cached, because many turns send the same text."""
     body = dump_message(section_message(section, text))
     return body, digest_of(body)
 

@@ -95,7 +95,7 @@ class TurnHooks:
             await part.root.order.acquire(part.root, self.memory.observers)
 
     async def begin_model_call(self, call: AgentCall, request: ModelRequest[Any]) -> ModelStep | None:
-        """Store the question. Return the model call as a step, or None if the agent does not take part in the turn."""
+        """Store the question. Return an object for the model call, or None if the agent does not use the session."""
         part = await self._part(call)
         if part.silent:
             return None
@@ -130,7 +130,7 @@ class TurnHooks:
         return ModelStep(part, call, changed, listening, turn=turn, others=self._others, partial=partial, sent=whole)
 
     async def begin_tool_call(self, call: AgentCall, request: ToolCallRequest) -> ToolStep | None:
-        """Return the tool call as a step, or None if the agent does not take part in the turn.
+        """Return an object for the tool call, or None if the agent does not use the session.
 
         If the run is cut off during the call, the text of the assistant message with the call is stored.
         """
@@ -176,13 +176,13 @@ class TurnHooks:
         return {"messages": [RemoveMessage(id=str(answer.id)), named_as_agent(winner, call.config)]}
 
     def _run_ended(self, part: Participation, state: object, error: BaseException | None) -> Awaitable[None] | None:
-        """Release the session. After an error, instead return a coroutine that stores the call's texts and releases it.
+        """Release the session. After an error, return a coroutine that first stores the texts of the agent's call.
 
         This method is called in the OS thread of the run.
         """
         # The outer graph of a nested agent may end with a text of its own, so pass no question id.
         self._others.check_end(state, part.root.answers, None if part.key[1] else part.root.question_id)
-        # Leave a cancelled turn to the worker: another process may continue the run.
+        # If a worker executes the run, leave a cancelled turn to it: another process may continue the run.
         by_owner = run_hold.get() is not None and not isinstance(error, Exception)
         if error is None or by_owner:
             part.root.release_session()

@@ -71,7 +71,7 @@ def check_scopes(kinds: Sequence[ScopeKind]) -> None:
 
 
 class OwnScopes(NamedTuple):
-    """The usable scopes of a run, most specific first, and an error for each scope with an invalid owner."""
+    """The usable scopes of a run (session, workspace, user), and an error for each scope with an invalid owner."""
 
     usable: dict[ScopeKind, Scope]
     refused: dict[ScopeKind, InvalidInput]
@@ -80,7 +80,7 @@ class OwnScopes(NamedTuple):
 def scopes_of(
     kinds: Collection[ScopeKind], session_id: str | None, workspace: object, user_id: str | None
 ) -> OwnScopes:
-    """Return the scopes of a run of these kinds. A kind without an owner (None or empty) is left out."""
+    """Return the scopes of the given kinds for a run. A kind without an owner (None or empty) is left out."""
     found = OwnScopes({}, {})
     for kind, owner in zip(ALL_SCOPES, (session_id, workspace, user_id), strict=True):
         if owner and kind in kinds:

@@ -43,7 +43,7 @@ _TIMEOUT_SECONDS = 3.0
 _MOST_FACTS = 60
 _MOST_SELECTIONS = 1_000
 _MOST_NAMED = 20
-# A previous selection is reused if it has the best facts for the new input, as many as this number.
+# A previous selection is reused if it contains the best facts for the new input: this number of them.
 _DECISIVE = 3
 
 UNOWNED_LINE = (

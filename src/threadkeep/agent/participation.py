@@ -67,7 +67,7 @@ class OpenCalls:
             del self.calls[next(iter(self.calls))]
 
     async def settle_before(self, new: Participation) -> None:
-        """Store the held answers of ended runs of the session, before `new` begins.
+        """Store the answers of ended runs of the session that are still held in memory, before `new` begins.
 
         Answers of runs that may be alive stay in memory. If `new` repeats the question of a failed or ended run, the
         held answer of that run is discarded.
@@ -82,7 +82,7 @@ class OpenCalls:
                 await call.settle()
 
     async def settle_all(self) -> None:
-        """Store all held answers and the texts of unfinished model calls. Then raise the first error."""
+        """Store all answers held in memory, and the texts of unfinished model calls. Then raise the first error."""
         errors: list[Exception] = []
         for call in list(self.calls.values()):
             # A failure must not stop the storing of the other answers.
@@ -92,7 +92,7 @@ class OpenCalls:
             raise first
 
     async def settle_run(self, run_id: str, *, elsewhere: bool) -> None:
-        """Store the held answers of a run that ended, or drop them if the run continues in another process."""
+        """Store the answers that an ended run holds in memory, or drop them if the run continues in another process."""
         for call in list(self.calls.values()):
             if call.turn is not None and call.turn.run_id == run_id:
                 if elsewhere:
@@ -242,7 +242,7 @@ class Participation:
         return root.claim_resumed(self.author, self.key, after, taken)
 
     async def _join(self, first: OpenTurn, messages: Sequence[BaseMessage]) -> OpenTurn:
-        """Take part in the turn that another agent of the run began."""
+        """Join the turn that another agent of the run began."""
         turn = self._open(self._question_in(messages))
         turn.join(first)
         if self._tried_before:
@@ -374,7 +374,7 @@ class Participation:
         return turn
 
     def hand_over(self) -> None:
-        """Discard the held answer, because a tool hands over to another agent, and free its number for that agent."""
+        """Discard the held answer and free its number, because a tool hands over to another agent."""
         self.discard()
         self.handed_over = True
         self.root.release(self.author, self.key)
@@ -392,7 +392,7 @@ class Participation:
         self.stop_waiting()
         self.text, self.status = answer, status
         writer = weakref.ref(runtime.stream_writer)
-        # Two weak references are equal if they refer to the same living object.
+        # These weak references are equal only if both refer to the same writer, and it still exists.
         self._all_runs_known = self._all_runs_known and writer == self.writer
         self._runs = [run for run in self._runs if run() is not None] + [writer]
         self._check_later(_MOST_CHECKS)

@@ -124,7 +124,7 @@ def repair(messages: Sequence[BaseMessage]) -> Repaired:
 
 
 def _calls_of(messages: Sequence[BaseMessage]) -> tuple[dict[int, _Calls], dict[int, ExclusionReason]]:
-    """Return assistant messages with the results of their calls, and reasons for dropped results, by index."""
+    """Return the assistant messages with the results of their calls, and the reasons for dropped results, by index."""
     calls: dict[int, _Calls] = {}
     open_calls: dict[str, _Calls] = {}
     reasons: dict[int, ExclusionReason] = {}

@@ -127,8 +127,8 @@ def sent_by_caller(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
 def question_asked(messages: Sequence[BaseMessage]) -> list[BaseMessage] | None:
     """Return the question with which an agent begins a turn: the newest human messages, up to the caller's last one.
 
-    If none of them is from the caller, return the caller's question if earlier messages contain it. If they do not,
-    return None in a branch (of `Send`), and elsewhere all of the newest human messages.
+    If the caller sent none of them, return the caller's own question, if the agent has it. In a branch (of `Send`)
+    without the caller's question, return None; elsewhere, return all of the newest human messages.
     """
     question, own = question_before(messages), callers_question(messages)
     if ends := [at for at, message in enumerate(question, start=1) if id(message) in map(id, own)]:
@@ -205,7 +205,7 @@ type _Pair = tuple[int, int]
 
 @dataclass
 class KnownMessages:
-    """The rows of sent messages that are stored, by the message's index, and the indexes of changed human messages."""
+    """The stored rows of sent messages, by the message's index, and the indexes of changed human messages."""
 
     rows: dict[int, Message] = field(default_factory=dict)
     changed: list[int] = field(default_factory=list)

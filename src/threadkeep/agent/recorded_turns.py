@@ -200,7 +200,7 @@ class GraphTurn:
         self.given = _with_messages(self.given, [*outdated, *self._messages])
 
     async def find_end(self) -> None:
-        """If the caller repeats the message of a finished turn, set `ended` to its stored end.
+        """If the caller repeats the message of a finished turn, read the turn's stored end into `ended`.
 
         If the caller sends the turn's answer and a message after it, the turn is not repeated, but continues.
         """
@@ -230,7 +230,7 @@ class GraphTurn:
         return {**values, "messages": whole, **restored_values(end.values, classes)}
 
     async def end(self, state: object) -> AIMessage | None:
-        """Store the turn's end, and the answer unless an agent stored it. Return an answer that was stored first."""
+        """Store the turn's end, and the answer if no agent stored it. Return another answer that was stored first."""
         self._attempts = None
         if self.ended is not None or self.part.silent:
             return None

@@ -48,7 +48,7 @@ tool_of_sessions: ContextVar[tuple[tuple[Identity, str], ...]] = ContextVar("thr
 
 @contextmanager
 def calling_tool(memory: Memory, session: Session) -> Iterator[None]:
-    """Mark the block as a tool call of an agent. Agents inside it do not take part in the agent's turn."""
+    """Mark the block as a tool call of an agent. Agents inside it neither read nor write this session."""
     token = tool_of_sessions.set((*tool_of_sessions.get(), (memory.identity, session.session_id)))
     try:
         yield
@@ -138,7 +138,7 @@ class RootRun:
         self.turn, self.answers, self._claims = None, [], {}
 
     def use_first_attempt(self, first: Asked) -> None:
-        """Use the question of a failed attempt, with its stored id: without an id, each attempt gives it a new one."""
+        """Use the question of a failed attempt: its id is stored. The new attempt may have given it another id."""
         if asked := first.get(self.session_id):
             question, sent = asked
             if [*map(text_of, question)] == [*map(text_of, self.question[-len(question) :])]:

@@ -103,7 +103,7 @@ class TurnContext:
 
     @property
     def manifest(self) -> ContextManifest | None:
-        """The manifest of the last model call; None after it was queued or stored."""
+        """The manifest (the record) of the last model call; None after it was queued or stored."""
         return self._manifest(*self._open) if self._open is not None else None
 
     async def context(
@@ -188,7 +188,7 @@ class TurnContext:
             self.keep()
 
     def keep(self) -> None:
-        """Queue the last call's manifest, or add it to the transaction that ends the run."""
+        """Queue the last call's manifest for storing, or add it to the transaction that ends the run."""
         if (entry := self._entry()) is None:
             return
         if self._hold is not None and self._hold.joins is not None and self._hold.joins == entry.session_id:
@@ -274,7 +274,7 @@ class TurnContext:
         return [*in_order(messages[:start], known.rows), *messages[start:]]
 
     async def _of_later_turns(self, messages: Sequence[BaseMessage]) -> set[str | None]:
-        """Return the ids of messages of later turns. In a checkpoint, they may follow a question that is repeated."""
+        """Return the ids of messages of turns after this one. A checkpoint has them if an old question is repeated."""
         begin, end = self._end(messages) if self.question_seq else len(messages), len(messages)
         with contextlib.suppress(StoreError, TimeoutError):
             # A later turn begins with a question or with a reply to a question; find its first message.
@@ -420,7 +420,7 @@ class TurnContext:
 
 
 def _is_step(before: BaseMessage, message: BaseMessage) -> bool:
-    """Return True if a message is a step that directly follows a question or another step."""
+    """Return True if a message is a tool call or result that follows a question or another tool call or result."""
     follows = is_question(before) or not is_utterance(before)
     return follows and not is_utterance(message) and ANSWERS not in message.response_metadata
 

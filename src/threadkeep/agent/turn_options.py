@@ -146,7 +146,7 @@ class TurnOptions:
         return self.max_messages == 0 or self.max_tokens == 0
 
     def budget_in(self, room: int, *, known: bool) -> int:
-        """Return the token budget of a call: at most `room`, the model's limit (if not `known`, a default)."""
+        """Return the token budget of a call, at most `room`. `known` is False if the model's real limit is unknown."""
         if self.max_tokens == "auto":
             return room if known else min(AUTO_TOKENS, room)
         return min(self.max_tokens or room, room)

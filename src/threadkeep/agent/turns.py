@@ -187,7 +187,7 @@ class OpenTurn(TurnContext):
             return None
 
     def join(self, first: OpenTurn) -> None:
-        """Take part in the turn of another agent of the run, which has stored the question."""
+        """Join the turn of another agent of the run, which has stored the question."""
         self.run_id, self._run_is_known = first.run_id, first._run_is_known
         self.earlier, self._repeated = first.earlier, first._repeated
         self._known_question_id, self._forgotten = first._known_question_id, first._forgotten
@@ -277,7 +277,7 @@ class OpenTurn(TurnContext):
         return await self._store_answer(answer, told=told)
 
     async def _store_answer(self, answer: Message, *, told: bool) -> AIMessage | None:
-        """Store the answer, if possible with the manifest and the anchor. Return an answer that was stored first."""
+        """Store the answer and, if possible, the manifest and the window's start. Return an answer stored before it."""
         question_id = self._known_question_id
         try:
             joined = await self.session.record_joined([answer], self.joined, answers=question_id, told=told)
