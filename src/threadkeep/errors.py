@@ -410,7 +410,7 @@ class GraphitiClosed(ThreadkeepError, PermissionError):
     """Nothing may be sent to Graphiti; `reason` says why."""
 
     def __init__(self, reason: GraphitiClosure, data_class: str = "chat_text") -> None:
-        # Name the class of data: without `--data`, the command grants consent only to the classes that its options use.
+        # Name the class of data in the command: without `--data`, it grants consent only to what its options send.
         other = reason == "no_consent" and data_class != "chat_text"
         kinds = f" --data chat_text --data {data_class}" if other else ""
         super().__init__(_GRAPHITI_CLOSURES[reason] + kinds)

@@ -431,7 +431,7 @@ def unknown_variables() -> list[str]:
 
 @contextmanager
 def _readable() -> Iterator[None]:
-    """Raise `InvalidSettings` in place of the error of a file in the block that cannot be read, such as `.env`."""
+    """Raise `InvalidSettings` if the block fails to read a file, such as `.env`, that is not UTF-8 or not permitted."""
     try:
         yield
     except (UnicodeDecodeError, PermissionError) as error:

@@ -80,7 +80,7 @@ async def messages_after(
     view: View = "active",
     keep: Callable[[Message], bool] | None = None,
 ) -> list[Message]:
-    """Return the newest `limit` messages with a `seq` above `after` that `keep` accepts, oldest first."""
+    """Return the newest `limit` messages that have a `seq` above `after` and are accepted by `keep`, oldest first."""
     found: list[Message] = []
     before: int | None = None
     while (missing := LONGEST_PAGE if limit is None else limit - len(found)) > 0:

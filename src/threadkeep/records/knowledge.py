@@ -346,7 +346,7 @@ def _value(what: str, value: Json, most: int) -> Json:
 
 
 def _is_flat(value: Json, levels: int) -> bool:
-    """Return True if a JSON value has at most `levels` nested lists and objects."""
+    """Return True if the lists and objects of a JSON value are nested at most `levels` deep."""
     if isinstance(value, Mapping):
         return levels > 0 and all(_is_flat(inner, levels - 1) for inner in value.values())
     if isinstance(value, Sequence) and not isinstance(value, str):
