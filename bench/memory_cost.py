@@ -1,6 +1,7 @@
 """`python -m bench memory-cost`: CPU that `SessionMemory` adds to an agent's turn, and that `AsyncSqliteSaver` adds.
 
-`hooks` is an agent with a middleware that has the same hooks as `SessionMemory` and does nothing.
+`hooks` is an agent with a middleware that has the same hooks as `SessionMemory` and does nothing. `commits` also stores
+the question, the answer and a manifest of 600 bytes with plain `sqlite3`, in two commits and without any checks.
 """
 
 from __future__ import annotations
@@ -8,25 +9,36 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sqlite3
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
+from uuid import uuid4
 
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse
-from langchain_core.messages import HumanMessage
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.runtime import Runtime
 
 from threadkeep import SessionMemory, open_memory
-from threadkeep.agent.models import make_model
 
 _TURNS_OF_THREAD = 10
+_TABLES = """
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = FULL;
+CREATE TABLE messages (id BLOB PRIMARY KEY, role TEXT, content TEXT);
+CREATE TABLE manifests (id BLOB PRIMARY KEY, content TEXT);
+"""
 _QUESTION = "What do you think about the weather in the mountains at this time of the year, number {}?"
+_ANSWER = "It is mostly sunny, but the nights are cold: take a warm jacket with you."
 
 
 class _Hooks(AgentMiddleware[Any, Any, Any]):
@@ -45,6 +57,34 @@ class _Hooks(AgentMiddleware[Any, Any, Any]):
         """Do nothing."""
 
 
+class _Commits(_Hooks):
+    """A middleware that stores each turn in two commits, in a thread, because a commit waits for the disk."""
+
+    def __init__(self, connection: sqlite3.Connection, thread: ThreadPoolExecutor) -> None:
+        super().__init__()
+        self._connection = connection
+        self._thread = thread
+        connection.executescript(_TABLES)
+
+    async def abefore_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> None:
+        """Store the question."""
+        await self._store(state)
+
+    async def aafter_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> None:
+        """Store the answer and a manifest."""
+        await self._store(state, manifest="x" * 600)
+
+    async def _store(self, state: AgentState[Any], manifest: str | None = None) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._commit, state["messages"][-1], manifest)
+
+    def _commit(self, message: BaseMessage, manifest: str | None) -> None:
+        with self._connection as connection:
+            row = (uuid4().bytes, message.type, str(message.content))
+            connection.execute("INSERT INTO messages VALUES (?, ?, ?)", row)
+            if manifest is not None:
+                connection.execute("INSERT INTO manifests VALUES (?, ?)", (uuid4().bytes, manifest))
+
+
 def main(arguments: Sequence[str]) -> int:
     """Measure, and print one line of JSON; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench memory-cost", description=__doc__)
@@ -56,32 +96,37 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def _measured(threads: int, rounds: int) -> dict[str, float]:
-    with tempfile.TemporaryDirectory() as folder:
-        async with (
-            open_memory(f"sqlite:///{Path(folder) / 'memory.db'}") as memory,
-            AsyncSqliteSaver.from_conn_string(str(Path(folder) / "saver.db")) as saver,
-        ):
-            agents = {
-                "alone": create_agent(make_model("demo")),
-                "hooks": create_agent(make_model("demo"), middleware=[_Hooks()]),
-                "memory": create_agent(make_model("demo"), middleware=[SessionMemory(memory)]),
-                "saver": create_agent(make_model("demo"), checkpointer=saver),
-            }
-            costs: dict[str, list[float]] = {name: [] for name in agents}
-            for number in range(rounds + 1):
-                for name, agent in agents.items():
-                    cost = await _turn_ms(agent, threads, f"round-{number}")
-                    if number:  # the first round warms up
-                        costs[name].append(cost)
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        memory = await stack.enter_async_context(open_memory(f"sqlite:///{folder / 'memory.db'}"))
+        saver = await stack.enter_async_context(AsyncSqliteSaver.from_conn_string(str(folder / "saver.db")))
+        connection = sqlite3.connect(folder / "commits.db", check_same_thread=False)
+        stack.callback(connection.close)
+        thread = stack.enter_context(ThreadPoolExecutor(1))
+        model = FakeListChatModel(responses=[_ANSWER])
+        agents = {
+            "alone": create_agent(model),
+            "hooks": create_agent(model, middleware=[_Hooks()]),
+            "commits": create_agent(model, middleware=[_Commits(connection, thread)]),
+            "memory": create_agent(model, middleware=[SessionMemory(memory)]),
+            "saver": create_agent(model, checkpointer=saver),
+        }
+        costs: dict[str, list[float]] = {name: [] for name in agents}
+        for number in range(rounds + 1):
+            for name, agent in agents.items():
+                cost = await _turn_ms(agent, threads, f"round-{number}")
+                if number:  # the first round warms up
+                    costs[name].append(cost)
     found = {name: median(each) for name, each in costs.items()}
     adds = {
         name: median(with_it - alone for with_it, alone in zip(costs[name], costs["alone"], strict=True))
-        for name in ("hooks", "memory", "saver")
+        for name in ("hooks", "commits", "memory", "saver")
     }
     return {
         **{f"{name}_cpu_ms": round(cost, 3) for name, cost in found.items()},
         **{f"{name}_adds_ms": round(added, 3) for name, added in adds.items()},
         "hooks_ratio": round(adds["hooks"] / adds["saver"], 2),
+        "commits_ratio": round(adds["commits"] / adds["saver"], 2),
         "added_ratio": round(adds["memory"] / adds["saver"], 2),
         "whole_ratio": round(found["memory"] / found["saver"], 2),
     }
