@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from contextvars import Context
 from typing import Any
+from uuid import uuid4
 
 import anyio
 import pytest
@@ -39,7 +42,7 @@ from tests.agent.talking import (
 from tests.limits import HANG_SECONDS
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, Message, SessionMemory, WrongUser, open_memory, recorded, session_turn
-from threadkeep.agent.callbacks import root_callbacks
+from threadkeep.agent.callbacks import RootCall, root_callbacks
 from threadkeep.agent.provider_messages import NO_ANSWER
 from threadkeep.agent.root_runs import RootRun
 from threadkeep.observe import ModelFailed
@@ -364,6 +367,23 @@ async def test_many_chains_do_not_displace_the_run_of_an_agent(
         ("user", "hi", "complete"),
         ("assistant", "hello", "interrupted"),
     ]
+
+
+def test_many_threads_may_start_chains_while_many_agents_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """LangChain would log an error of the handler, and the run would not be known."""
+    monkeypatch.setattr("threadkeep.agent.callbacks._MOST_RUNS", 300)
+    agents = {uuid4(): RootCall("hi", at_end=[lambda *_: None]) for _ in range(300)}
+    monkeypatch.setattr(root_callbacks, "_calls", agents)
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map((RunnableLambda(str.upper) | RunnableLambda(str.lower)).invoke, ["hello"] * 1500))
+    finally:
+        sys.setswitchinterval(usual)
+    assert caplog.messages == []
 
 
 async def test_the_number_of_open_runs_is_limited(small_memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,8 +176,8 @@ class RootCallbacks(BaseCallbackHandler):
             self._around.set((*[one for one in self._around.get() if one in self._calls], run_id))
             if len(self._calls) >= _MOST_RUNS:
                 # Prefer to remove the run of a chain: unlike an agent's run, it has no functions to call at its end.
-                without_end = (one for one, call in self._calls.items() if not call.at_end)
-                del self._calls[next(without_end, next(iter(self._calls)))]
+                calls = list(self._calls.items())
+                self._calls.pop(next((one for one, call in calls if not call.at_end), calls[0][0]), None)
             first = {} if outer is None else outer.first_of(inputs)
             self._calls[run_id] = RootCall(inputs, known.get("thread_id"), outer, first)
 
