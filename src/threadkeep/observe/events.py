@@ -56,14 +56,14 @@ class WorkflowRunEvent(SessionEvent):
 
 
 class StoreRead(StoreEvent):
-    """A read of the store ended, with the outcome `fallback` if the caller continued without the data."""
+    """A read of the store ended. The outcome is `fallback` if the caller continued without the data."""
 
     outcome: Outcome = "ok"
     milliseconds: float
 
 
 class StoreWrite(StoreEvent):
-    """A write to the store ended, with the outcome `fallback` if the turn became pending."""
+    """A write to the store ended. The outcome is `fallback` if the turn must wait, and is written later."""
 
     outcome: Outcome = "ok"
     milliseconds: float
@@ -79,9 +79,9 @@ class ReadFailed(StoreEvent):
 class WriteFailed(StoreEvent):
     """A turn, or data of a turn such as its tool steps, could not be written.
 
-    The outcome is `fallback` if the turn became pending, and `conflict` if another writer changed the conversation in a
-    graph store. Each failed attempt emits this event, and only this event raises the counter of failed writes. `reason`
-    is set if retries alone cannot succeed; it says what the operator has to do.
+    The outcome is `fallback` if the turn waits for a retry, and `conflict` if another writer changed the conversation
+    in a graph store. Each failed attempt emits this event, and only this event raises the counter of failed writes. If
+    retries alone cannot succeed, `reason` says what the operator has to do.
     """
 
     outcome: Outcome = "error"
@@ -90,19 +90,19 @@ class WriteFailed(StoreEvent):
 
 
 class WriteDeferred(StoreEvent):
-    """A turn became pending, until it is written or a person drops it."""
+    """A turn could not be written and is pending: this process tries again until it succeeds or a person drops it."""
 
     messages: int
 
 
 class WriteRecovered(StoreEvent):
-    """A turn from the pending writes has been written."""
+    """A pending turn was written, after `tries` attempts."""
 
     tries: int
 
 
 class WriteDropped(StoreEvent):
-    """A person dropped a turn from the pending writes."""
+    """A person dropped a pending turn: it will not be written."""
 
 
 class AgentOutsideTurn(SessionEvent):
@@ -130,7 +130,7 @@ class AnswerDiscarded(StoreEvent):
 
 
 class PendingWrites(Event):
-    """This process has `count` pending writes; the number may have changed."""
+    """This process has `count` pending turns, which wait to be written; the number may have changed."""
 
     backend: Backend
     count: int
@@ -163,7 +163,7 @@ class ContextBuilt(SessionEvent):
 
 
 class MemoryUpdated(Event):
-    """Messages were added to a candidate graph's memory, which was then trimmed to its limits.
+    """Messages were added to the memory of a graph from `candidate_graph`, and the memory was cut to its limits.
 
     `trimmed_by_chars` characters and `trimmed_by_count` messages were removed, each because of its own limit.
     """
@@ -176,7 +176,7 @@ class MemoryUpdated(Event):
 
 
 class PromptSent(Event):
-    """A candidate graph sent its messages to a model, as one text if `flat` is true. `tokens` is an estimate."""
+    """A graph from `candidate_graph` called its model, with one text if `flat` is true. `tokens` is an estimate."""
 
     messages: int
     characters: int
@@ -186,7 +186,7 @@ class PromptSent(Event):
 
 
 class SummaryMade(SessionEvent):
-    """A summary of `messages` messages was stored. `of` is `summaries` if the model read older summaries of them."""
+    """A summary of `messages` messages was stored. If `of` is `summaries`, it was written from older summaries."""
 
     channel: Channel = "other"
     messages: int
@@ -215,7 +215,7 @@ class FactsProposed(SessionEvent):
 
 
 class LearningFailed(SessionEvent):
-    """Facts could not be learned from a session, or for one scope; the session's next turn tries again."""
+    """Facts could not be learned from a session, or not for one owner; the session's next turn tries again."""
 
     error: str
 
@@ -297,7 +297,7 @@ class EmbeddingsSkipped(SessionEvent):
 
 
 class RecallIndexNotStored(SessionEvent):
-    """The recall index of a session could not be stored; the next attempt follows when the index has grown."""
+    """The search index of a session could not be stored. It is stored later, when the session has more messages."""
 
     error: str
 

@@ -63,13 +63,13 @@ _task_channel: ContextVar[Channel | None] = ContextVar("threadkeep_task_channel"
 
 
 def work_for(channel: Channel) -> None:
-    """Set the channel for the events of the current task."""
+    """Set the channel (a platform or `http`) for the events that the current task emits."""
     _task_channel.set(channel)
 
 
 @contextmanager
 def working_for(channel: Channel) -> Iterator[None]:
-    """Set the channel of the events inside the block."""
+    """Set the channel (a platform or `http`) for the events that are emitted inside the block."""
     token = _task_channel.set(channel)
     try:
         yield
@@ -78,9 +78,9 @@ def working_for(channel: Channel) -> Iterator[None]:
 
 
 class FromChannel:
-    """An observer that sets the channel of events whose channel is `other`, and passes all events on.
+    """An observer that replaces the channel `other` of events with `channel`, and passes all events on.
 
-    A channel set for the current task (see `work_for`) takes precedence.
+    A channel that `work_for` has set for the current task takes precedence over `channel`.
     """
 
     def __init__(self, channel: Channel, observer: Observer) -> None:

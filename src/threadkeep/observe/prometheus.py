@@ -93,8 +93,8 @@ def _values(closed_set: TypeAliasType) -> tuple[str, ...]:
 class PrometheusObserver:
     """An observer that counts events. `render` returns the body of `/metrics`.
 
-    The time series of the given backend exist from the start with the value zero, so that rates and alerts work from
-    the first scrape. Runs are counted for each workflow in `workflows`, and together for all others.
+    The time series of the memory's `backend` exist from the start with the value zero, so that rates and alerts work
+    from the first scrape. Runs are counted for each workflow in `workflows`, and together for all others.
     """
 
     content_type = CONTENT_TYPE_LATEST
@@ -136,18 +136,18 @@ class PrometheusObserver:
         ok = {"backend": (backend,), "channel": ("http", _OTHER), "outcome": ("ok",)}
         failed = {"backend": (backend,), "outcome": _FAILURES}
         prefix = "threadkeep_agent_history_store"
-        self._time(events.StoreRead, f"{prefix}_read_latency_ms", LATENCY_BUCKETS_MS, *labels, first=ok)
-        self._time(events.StoreWrite, f"{prefix}_write_latency_ms", LATENCY_BUCKETS_MS, *labels, first=ok)
-        self._count(events.ReadFailed, f"{prefix}_read_failures_total", *labels, first=failed)
-        self._count(events.WriteFailed, f"{prefix}_write_failures_total", *labels, first=failed)
+        self._time(events.StoreRead, f"{prefix}_read_latency_ms", LATENCY_BUCKETS_MS, *labels, zeros=ok)
+        self._time(events.StoreWrite, f"{prefix}_write_latency_ms", LATENCY_BUCKETS_MS, *labels, zeros=ok)
+        self._count(events.ReadFailed, f"{prefix}_read_failures_total", *labels, zeros=failed)
+        self._count(events.WriteFailed, f"{prefix}_write_failures_total", *labels, zeros=failed)
         name = "threadkeep_agent_history_pending_writes"
         gauge = Gauge(name, METRICS[name], ("backend",), registry=self.registry)
         pending = _Series(gauge, {"backend": events.BACKENDS}, {"backend": (backend,)})
         self._counts[events.PendingWrites].append(lambda e: pending.of(e.backend).set(e.count))
         own = {"backend": (backend,)}
-        self._count(events.ManifestWriteFailed, "threadkeep_manifest_write_failures_total", "backend", first=own)
+        self._count(events.ManifestWriteFailed, "threadkeep_manifest_write_failures_total", "backend", zeros=own)
         name = "threadkeep_manifests_dropped_total"
-        self._count(events.ManifestsDropped, name, "backend", "reason", amount="count", first=own)
+        self._count(events.ManifestsDropped, name, "backend", "reason", amount="count", zeros=own)
 
     def _add_turns(self) -> None:
         name = "threadkeep_agent_history_key_resolution_failures_total"
@@ -207,7 +207,7 @@ class PrometheusObserver:
         deliveries = self._counter("threadkeep_channel_deliveries_total", {**channels, "result": sent}, platforms)
         errors = {**channels, "reason": (*events.DELIVERY_FAILURES, _OTHER)}
         failures = self._counter("threadkeep_channel_failures_total", errors, platforms)
-        self._count(events.ChannelTrouble, "threadkeep_channel_troubles_total", "channel", "work", first=platforms)
+        self._count(events.ChannelTrouble, "threadkeep_channel_troubles_total", "channel", "work", zeros=platforms)
         times = self._histogram("threadkeep_channel_answer_latency_ms", ANSWER_BUCKETS_MS, channels, platforms)
 
         def count_update(event: events.UpdateReceived) -> None:
@@ -242,10 +242,10 @@ class PrometheusObserver:
         self._counts[events.GraphRecalled].append(lambda e: recalls.of(e.outcome).inc())
 
     def _count(
-        self, kind: type[events.Event], name: str, *labels: str, amount: str | None = None, first: _Labels | None = None
+        self, kind: type[events.Event], name: str, *labels: str, amount: str | None = None, zeros: _Labels | None = None
     ) -> None:
-        """Count events of a kind, or add up their field `amount`."""
-        series = self._counter(name, self._closed_sets(kind, labels), first)
+        """Register a counter of the events of a kind, or of the sum of their field `amount`; `labels` are fields."""
+        series = self._counter(name, self._closed_sets(kind, labels), zeros)
 
         def count(event: Any) -> None:
             counter = series.of(*[getattr(event, label) for label in labels])
@@ -259,10 +259,10 @@ class PrometheusObserver:
         name: str,
         buckets: tuple[float, ...],
         *labels: str,
-        first: _Labels | None = None,
+        zeros: _Labels | None = None,
     ) -> None:
-        """Observe the milliseconds of events of a kind. Labels are fields of the event."""
-        series = self._histogram(name, buckets, self._closed_sets(kind, labels), first)
+        """Register a histogram of the field `milliseconds` of the events of a kind; `labels` are fields, too."""
+        series = self._histogram(name, buckets, self._closed_sets(kind, labels), zeros)
 
         def count(event: Any) -> None:
             series.of(*[getattr(event, label) for label in labels]).observe(event.milliseconds)
@@ -273,27 +273,27 @@ class PrometheusObserver:
         hints = get_type_hints(kind)
         return {field: self._workflows if field == "workflow" else _values(hints[field]) for field in fields}
 
-    def _counter(self, name: str, labels: _Labels, first: _Labels | None = None) -> _Series[Counter]:
-        return _Series(Counter(name, METRICS[name], tuple(labels), registry=self.registry), labels, first or {})
+    def _counter(self, name: str, labels: _Labels, zeros: _Labels | None = None) -> _Series[Counter]:
+        return _Series(Counter(name, METRICS[name], tuple(labels), registry=self.registry), labels, zeros or {})
 
     def _histogram(
-        self, name: str, buckets: tuple[float, ...], labels: _Labels | None = None, first: _Labels | None = None
+        self, name: str, buckets: tuple[float, ...], labels: _Labels | None = None, zeros: _Labels | None = None
     ) -> _Series[Histogram]:
         known = labels or {}
         histogram = Histogram(name, METRICS[name], tuple(known), buckets=buckets, registry=self.registry)
-        return _Series(histogram, known, first or {})
+        return _Series(histogram, known, zeros or {})
 
 
 class _Series[M: MetricWrapperBase]:
     """The time series of a metric, whose label values come from closed sets.
 
-    All series exist from the start, except for label values that `first` leaves out.
+    `zeros` maps labels to the values whose series exist from the start; a missing label stands for all its values.
     """
 
-    def __init__(self, metric: M, labels: _Labels, first: _Labels) -> None:
+    def __init__(self, metric: M, labels: _Labels, zeros: _Labels) -> None:
         self._metric = metric
         self._allowed = tuple(labels.values())
-        for values in product(*(first.get(name, allowed) for name, allowed in labels.items())):
+        for values in product(*(zeros.get(name, allowed) for name, allowed in labels.items())):
             self.of(*values)
 
     def of(self, *values: str) -> M:

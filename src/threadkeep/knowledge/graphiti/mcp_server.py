@@ -196,7 +196,6 @@ class _Connection:
         return await asyncio.shield(self._opened)
 
     async def close(self) -> None:
-        """Close the connection."""
         self._stop.set()
         if not self._opened.done():
             self._task.cancel()
