@@ -233,11 +233,11 @@ class Chat:
             async with limit:
                 return await self._runs.service()
         except InvalidInput:
-            # There is no engine, or it belongs to another database: the chat uses unrecorded runs.
+            # This process cannot have an engine for this database, so the chat uses unrecorded runs.
             return None
 
     async def _end_of(self, turn: ChatTurn, runs: RunService, submitted: Submitted) -> Run | Outcome:
-        """Wait until a run ends or waits for a person; return the run or its outcome."""
+        """Wait until a run ends or waits for a person; return the run, or its outcome if the database is too slow."""
         stream = submitted.stream
         ending = asyncio.create_task(runs.end_of(submitted.run_id, user_id=turn.request.user_id))
 
@@ -260,14 +260,14 @@ class Chat:
                 with contextlib.suppress(RunNotFound, StoreError, TimeoutError, Interrupted):
                     async with self._memory.session(turn.session_id).timeout():
                         ended = await asyncio.shield(ending)
-                # The outcome is not final if a failure of the database caused it, because the run then continues.
+                # Wait again if the outcome has changed: after a failure of the database, the run has continued.
                 if ended is not outcome or stream.outcome is outcome:
                     return ended
         finally:
             ending.cancel()
 
     async def _answer_unstored(self, turn: ChatTurn) -> ChatAnswer:
-        # If the message has a recorded run too, it could be answered twice. Let that run wait until this block ends.
+        # If there is a recorded run for the message too, it waits until this block ends, so that only one run answers.
         with self._runs.in_flight.answering(turn.session_id, turn.message_id):
             async with self._locks.setdefault(turn.order_key, asyncio.Lock()):
                 if turn.stopped:
@@ -358,7 +358,7 @@ class Chat:
         )
 
     async def check_free(self, session: Session, message_id: str | None) -> None:
-        """Raise `SessionBusy` if the session has an active root run that does not answer `message_id`."""
+        """Raise `SessionBusy` if the session has an active run, except a child, that does not answer `message_id`."""
         statuses: tuple[RunStatus, ...] = ("running", "queued")
         for status in statuses:
             found, _ = await self._memory.runs.records.runs(RunQuery(session_id=session.session_id, status=status))

@@ -72,7 +72,7 @@ class ChatUsage:
 
 @dataclass(frozen=True)
 class ChatContext:
-    """The context of the turn's last model call."""
+    """The size of the context that the turn's last model call received."""
 
     __pydantic_config__ = DESCRIBED
 
@@ -138,7 +138,7 @@ class ChatTurn:
     """A turn that runs in the background; any number of callers may follow it, at any time.
 
     `session_id` and `run_id` may change until the turn has begun. `user_key` combines the user and the workflow.
-    `stored_id` is None until the answer is certainly stored.
+    `stored_id` is the id of the stored answer, or None while it is not known whether the answer is stored.
     """
 
     def __init__(self, request: ChatRequest, *, stream: bool) -> None:
@@ -223,7 +223,7 @@ class ChatTurn:
             await changed.wait()
 
     def _tokens_end_with_answer(self, response: str) -> bool:
-        """Return whether the sent tokens, if any, end with the answer."""
+        """Return True if the text of the sent tokens ends with the answer `response`, or if no token was sent."""
         pieces = "".join(event.text for event in self._events if isinstance(event, ChatToken))
         return not pieces or pieces.endswith(response)
 
@@ -307,7 +307,7 @@ class ChatAnswers:
         """
         stream = submitted.stream
         stands: Message | None = None
-        # If the run was over before this request, ignore `stream.hold`: its answer may have been replaced since then.
+        # If the run was over before this request, its answer may have been replaced since then: look in the database.
         hold, usage = None if submitted.over else stream.hold, stream.usage or ()
         turn.stored_id = None if hold is None else hold.told_id
         if ended.status == "done":
@@ -374,7 +374,7 @@ class ChatAnswers:
 
     @contextlib.asynccontextmanager
     async def _optional(self, turn: ChatTurn) -> AsyncIterator[None]:
-        """Suppress the errors of a slow database and of a deleted session."""
+        """End the block without an error if the database is too slow or unavailable, or the session was deleted."""
         with contextlib.suppress(RunNotFound, StoreError, TimeoutError):
             async with self._memory.session(turn.session_id).timeout():
                 yield

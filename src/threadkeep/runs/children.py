@@ -67,7 +67,7 @@ class RunChildren:
             data: dict[str, Json] = {"run_id": run_id, "workflow": workflow.name}
             parent.tracer.note("child_started", request.node_id, data)
             return run, self._worker.owned(run, workflow=workflow) if run.status == "running" else None
-        # A child that was cancelled while its parent waited stays cancelled until the parent is retried.
+        # If a child was cancelled while its parent waited for a person, only a retry of the parent runs it again.
         is_final = run.status == "done" or (run.status == "cancelled" and parent.run.resumed)
         if run.over and not is_final:
             workflow = await self._worker.workflows.newest(request.workflow)
@@ -76,7 +76,7 @@ class RunChildren:
         return run, None
 
     async def _go_on(self, run: Run, begun: ActiveRun | None) -> Run:
-        """Continue a child and return its new state."""
+        """Execute a child, or pass a person's answer to it; return its new record. `begun`: the child, if owned."""
         if run.status == "waiting":
             await self._runs.resume(run.run_id, _answer_to(run))
             return await self._seen(run)

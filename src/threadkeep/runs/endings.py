@@ -43,8 +43,7 @@ class ActiveRun(RunExecution):
     """A run that this process owns and executes.
 
     `begins` is true if no process has executed the run before. `workflow` is set only if this process created the run.
-    `over` is the record of the run after its end. `has_following` is false if no other run was waiting for this run to
-    end.
+    `over` is the record of the run after its end. `has_following` is false if no other run waited for that end.
     """
 
     owner: str
@@ -58,7 +57,7 @@ class ActiveRun(RunExecution):
     has_following: bool = True
 
     def cancel(self, stop: RunStop) -> None:
-        """Cancel the run. The reason `lost` replaces an earlier reason."""
+        """Cancel the run's task for the reason `stop`. A later call has no effect, unless its reason is `lost`."""
         if self.stop is None or stop == "lost":
             self.stop = stop
             self.hold.lost = stop == "lost"
@@ -156,7 +155,7 @@ class RunEndings:
             if await self._end_with_answer(active, outcome):
                 active.stream.set_outcome(outcome)
                 return outcome
-            # Check `lost` again after `_is_lost`, because a write of the trace may notice the loss during that wait.
+            # Check `lost` twice: while `_is_lost` waits, a write of the trace may find that another process took over.
             if active.hold.lost or await self._is_lost(active.run) or active.hold.lost:
                 active.hold.lost = True
                 await self._memory.settle_run(active.run.run_id, elsewhere=True)
@@ -185,8 +184,8 @@ class RunEndings:
         """Store an answer and the end of its run in one transaction, with the trace and the model calls.
 
         The database rejects both if another process owns the run or has answered the question. Return False if nothing
-        was stored, or if the result is unknown. If the caller still owns the run then, it must store first the answer
-        and then the end of the run.
+        was stored, or if this is uncertain. Then a caller that still owns the run must store first the answer and then
+        the end of the run.
         """
         hold, run, answer = active.hold, active.run, active.hold.answer
         if answer is None:
@@ -215,14 +214,14 @@ class RunEndings:
         return True
 
     async def set_aside(self, run: Run, owner: str) -> Outcome:
-        """End a run's turn, and set the run aside for a person, because it used up its attempts."""
+        """End a run that used up its attempts, and its turn. The run is set aside: only a person can retry it."""
         outcome = Outcome("failed", error="GaveUp", set_aside=True)
         await self._end_turn(run)
         await self._runs.finish(run.run_id, owner, "failed", error=outcome.error, set_aside=True)
         return outcome
 
     async def _end_turn(self, run: Run, hold: RunHold | None = None) -> None:
-        """Store the question and the partial answer of a run without a result, or roll its turn back.
+        """End the turn of a run without a result: store its question and partial answer, or roll the turn back.
 
         Call this before the end of the run is recorded, because that end lets the session's next turn begin. A failed
         write is reported, and the run ends anyway.
@@ -263,7 +262,7 @@ class RunEndings:
     async def _keep_question(self, run: Run) -> None:
         """Store the question of a run if it is not stored yet, because later turns must see it.
 
-        If middleware could still have rejected or changed it, store it as `failed`, without text.
+        If the workflow has middleware that may reject or change questions, store it as `failed`, without its text.
         """
         if run.parent_run_id is not None:
             return
@@ -283,8 +282,8 @@ class RunEndings:
     async def release(self, active: ActiveRun) -> None:
         """End a cancelled run; if the process closes, release the run for another process to resume.
 
-        A child is not released, because its parent resumes it. A run that a person's reply has resumed is not released
-        either, because its `attempts` show if a process may have used the reply. Store errors are ignored.
+        A child is not released, because its parent resumes it. Neither is a run that a person's reply has resumed: a
+        release lowers `attempts`, which show whether a process may have used the reply. Store errors are ignored.
         """
         run = active.run
         with contextlib.suppress(StoreError):
@@ -302,7 +301,7 @@ class RunEndings:
                 await self._runs.give_back(run.run_id, active.owner)
 
     async def _stored(self, run: Run) -> Run | None:
-        """Return the stored run, even if its record is damaged, because the run must be able to end."""
+        """Return the stored run without any damaged records, because every run must be able to end."""
         return await self._runs.run(run.run_id, damaged=True)
 
     async def _is_to_stop(self, run: Run) -> bool:
@@ -356,7 +355,7 @@ class RunEndings:
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _is_kept(self, active: ActiveRun) -> bool:
-        """Store the pending progress of a run; return False if a retry may help."""
+        """Store the pending progress of a run; return False if the database is unavailable, so a retry may help."""
         # Only report errors other than `StoreUnavailable`: the run must end, even if a retry starts from the beginning.
         with ErrorBoundary(lambda error: self._notify_unstored(type(error).__name__)):
             try:
@@ -370,7 +369,7 @@ class RunEndings:
 
 
 def _instead(outcome: Outcome, winner: AIMessage | None) -> Outcome:
-    """Return `outcome`, with the answer `winner` if that was stored instead of the run's own answer."""
+    """Return `outcome` with the text of `winner`: the answer that was stored instead of the run's own, or None."""
     if winner is None or outcome.result is None:
         return outcome
     text = text_of(winner)

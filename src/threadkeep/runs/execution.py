@@ -67,7 +67,7 @@ class Dependencies:
     _plans: WeakKeyDictionary[Workflow, RunPlan] = field(default_factory=WeakKeyDictionary)
 
     def plan(self, workflow: Workflow) -> RunPlan:
-        """Return the plan of a workflow; make and cache it at the first call."""
+        """Return the facts about a workflow that all its runs need; compute them at the first call, and cache them."""
         known = self._plans.get(workflow)
         if known is None:
             known = self._plans[workflow] = RunPlan.of(workflow, self.resources)
@@ -78,7 +78,8 @@ class Dependencies:
 class RunExecution:
     """An execution of a run in this process.
 
-    `begins` is true for the first execution, which has no checkpoints yet. An unrecorded run has no `hold`.
+    `begins` is true for the first execution, which has no checkpoints yet. `hold` is the state that the run shares with
+    its agents; a run that is not recorded in the database has none.
     """
 
     run: Run
@@ -108,11 +109,11 @@ class RunExecution:
             async with asyncio.timeout(self._seconds_left()):
                 outcome = await self._execute_with_retries()
         except TimeoutError:
-            # The block itself handles timeouts of models and tools, so this error means that the deadline has passed.
+            # `_execute_with_retries` catches the timeouts of models and tools, so this is the deadline of the run.
             return Outcome("failed", error="DeadlinePassed")
         finally:
             built_contexts.reset(token)
-        # Nested agents may have sessions of their own.
+        # Ignore the contexts of nested agents that have their own sessions.
         run_id, session_id = self._run.run_id, self._run.session_id
         own = [one for one in contexts if one.run_id == run_id or one.session_id == session_id]
         if outcome.result is None or not own:
@@ -143,7 +144,7 @@ class RunExecution:
             again = True
 
     async def _execute_once(self, *, again: bool) -> Outcome:
-        """Execute the run once, unless an unrecorded run has answered already."""
+        """Execute the run once, unless the chat has answered the messages during an outage, with an unrecorded run."""
         memory, in_flight, saver = self._memory, self.dependencies.in_flight, self.dependencies.saver
         await in_flight.wait_for(self._run)
         if len(self._run.inputs) > 1:
@@ -216,15 +217,15 @@ class RunExecution:
             )
         )
 
-    async def _run_graph(self, given: object) -> None:
-        """Run the graph until it ends or waits for a person, and record what it streams."""
+    async def _run_graph(self, graph_input: object) -> None:
+        """Run the graph until it ends or waits for a person; publish its tokens, and record its events and state."""
         self._interrupts = {}
         modes: list[StreamMode] = ["values", "tasks", "custom"]
         if self.stream.wants_pieces:
             modes.append("messages")
         stream: Any = self.dependencies.compiler.compiled(self._workflow).astream(
-            given,
-            self._config([ToolTrace(self.tracer), *self._question()]),
+            graph_input,
+            self._config([ToolTrace(self.tracer), *self._question_handlers()]),
             context=context_of(self._run, self.dependencies.resources),
             stream_mode=modes,
             subgraphs=self.stream.wants_pieces,
@@ -232,7 +233,7 @@ class RunExecution:
             version="v2",
         )
         async for part in stream:
-            self._take(part)
+            self._record_part(part)
         if self.ledger.spent is not None:
             # Raise the budget's error again, because a node may have caught it and returned an incomplete result.
             raise self.ledger.spent
@@ -270,8 +271,8 @@ class RunExecution:
         assert isinstance(whole, AIMessage)  # noqa: S101 - it is made of such chunks
         return whole
 
-    def _take(self, part: Mapping[str, Any]) -> None:
-        """Record a part of a graph's stream, in any stream mode."""
+    def _record_part(self, part: Mapping[str, Any]) -> None:
+        """Process a part of the graph's stream: publish a token, keep the state, or add an event to the trace."""
         data = part["data"]
         if part["type"] == "messages":
             self._publish(*data)
@@ -343,7 +344,7 @@ class RunExecution:
         return Outcome("done", result={name: value for name, value in result.items() if value is not None})
 
     def _asked(self) -> Json:
-        """Return the run's `interrupt`, with its open questions and the last reply's id."""
+        """Return the value to store as the run's `interrupt`: its open questions, their number, and the last reply."""
         earlier = self._run.interrupt if isinstance(self._run.interrupt, Mapping) else {}
         before, reply = earlier.get("number"), earlier.get(REPLY)
         asked: list[Json] = [{"id": one.id, "value": jsonable(one.value)} for one in self._interrupts.values()]
@@ -361,7 +362,7 @@ class RunExecution:
     async def _graph_input(self, *, again: bool) -> object:
         """Return the graph's input: the initial state, a person's new answer, or None to continue.
 
-        Pass an answer to the first question of a task only if the graph has not stored it, for example before a crash.
+        Leave out an answer to a task's first question if the graph has stored it already, for example before a crash.
         """
         run, saver = self._run, self.dependencies.saver
         if (self.begins and not again) or saver is None:
@@ -373,15 +374,15 @@ class RunExecution:
         # Without ids there is no answer to pass: the run goes on because one of its children was cancelled.
         if not run.resumed or not ids or not isinstance(answers, Mapping):
             return None
-        # LangGraph ignores a repeated answer to a later question of a task, because the id has the question's number.
+        # Only first questions are checked, because LangGraph itself ignores a repeated answer to a later question.
         used = await self._used(saver, map_of(run.interrupt, _FIRST) if isinstance(run.interrupt, dict) else {})
         answers = {one: answer for one, answer in answers.items() if one not in used}
         return Command(resume=answers) if answers else None
 
     async def _used(self, saver: ProgressSaver, first: Mapping[str, Any]) -> set[str]:
-        """Return the ids of the `first` questions that have a stored answer.
+        """Return the ids of the questions whose answers are stored; `first` has the first question of each task.
 
-        LangGraph would take a second copy of such an answer for the answer to the task's next question.
+        If such an answer were passed again, LangGraph would take it for the answer to the task's next question.
         """
         answered = set[str]()
         for namespace in {namespace for namespace, _ in first.values()}:
@@ -403,8 +404,8 @@ class RunExecution:
             "recursion_limit": self._workflow.options.recursion_limit,
         }
 
-    def _question(self) -> list[BaseCallbackHandler]:
-        """Return the handler, if needed, that stores the question after other middleware has changed it."""
+    def _question_handlers(self) -> list[BaseCallbackHandler]:
+        """Return a handler that stores the question after middleware has changed it; none if no middleware can."""
         run, resources = self._run, self.dependencies.resources
         recorder = self._workflow.recorder
         if recorder is None or not recorder.waits or run.session_id is None:
@@ -414,20 +415,20 @@ class RunExecution:
         return [LateQuestion(resources.memory.loop, asked, keep)]
 
     def _seconds_left(self) -> float | None:
-        """Return the seconds until the deadline; a reply, a retry or a release restores the full time."""
+        """Return the seconds until the deadline. A person's reply, a retry or a release restores the full time."""
         run = self._run
         if run.deadline_at is None:
             return None
         tried_anew = run.attempts <= 1 and run.started_at != run.heartbeat_at
         total = run.deadline_at - run.created_at
-        # The clock of the process that stored the run may have been ahead.
+        # Limit the rest to the full time, because the clock of the process that stored the run may have been ahead.
         left = total if run.resumed or tried_anew else min(run.deadline_at - self._memory.clock(), total)
         return max(left.total_seconds(), 0.0)
 
 
-def _agent_messages(given: Json) -> dict[str, Json]:
-    """Return the data of an `agent_messages` event, always as a map."""
-    data: dict[str, Json] = dict(given) if isinstance(given, Mapping) else {"value": given}
+def _agent_messages(payload: Json) -> dict[str, Json]:
+    """Return the payload of an `agent_messages` event as a map, with shortened messages."""
+    data: dict[str, Json] = dict(payload) if isinstance(payload, Mapping) else {"value": payload}
     if isinstance(messages := data.get("messages"), list):
         data["messages"] = list(map(_without_empty, messages))
     return data

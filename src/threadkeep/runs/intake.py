@@ -268,15 +268,15 @@ class RunIntake:
         with waiting_until(until):
             added = await self._runs.order.add(new, policy=policy, owner=owner)
         if added.run.run_id == new.run_id and added.run.status == "running":
-            # The run is new, or `_begin_at_once` has stored it but the database's reply was lost.
+            # The run is new. (Maybe `_begin_at_once` has stored it already, but the database's reply was lost.)
             await self._worker.start(added.run.run_id, self._worker.owned(added.run, workflow=workflow))
         elif added.outcome != "joined" and added.run.status == "queued" and mode == "background":
-            # Enqueue a known run too, because the process that stored it may have died before enqueuing it.
+            # Also enqueue a run that was stored before: the process that stored it may have died before enqueuing it.
             await self._worker.engine.enqueue(added.run.run_id)
         return added
 
     async def _begin_at_once(self, new: NewRun, workflow: Workflow, policy: DoubleTexting, owner: str) -> Run | None:
-        """Store a run with its question in one transaction and start it, if that is possible."""
+        """Store a run with its question in one transaction, and start it; return None if this is not possible."""
         options = self._worker.dependencies.plan(workflow).at_once
         if options is None or new.session_id is None or new.conversations or not new.input.get("text"):
             return None

@@ -51,7 +51,7 @@ class RunCheckpoints:
             await self._records.checkpoints_removed(run_ids)
 
     async def remove_before(self, moment: datetime, *, limit: int) -> int:
-        """Remove checkpoints of up to `limit` runs that are done, deleted or ended before `moment`; return how many."""
+        """Remove the checkpoints of up to `limit` runs: done or deleted ones, and those that ended before `moment`."""
         run_ids = await self._records.with_checkpoints(moment, limit=limit)
         await self.remove(run_ids)
         return len(run_ids)
@@ -136,9 +136,9 @@ class RunProgress(Debounced):
       stored if a newer one replaces it or the run succeeds before that.
     - While `starts_again` is true, `add` stores nothing, because a crashed run starts from the beginning. `keep` still
       stores everything, for example when the run fails or waits.
-    - A `fresh` run has no checkpoints of an earlier execution.
-    - `first` maps the id of a question to the namespace and the id of its task, or to None if the task has an answer to
-      an earlier question.
+    - If `fresh` is true, no earlier execution of the run has made checkpoints.
+    - `first` maps the id of a question to the namespace and the id of the task that asks it, if it is the first
+      question of the task; otherwise to None.
 
     Storing in the background is retried while the database is unavailable; any other error is raised by the next `add`.
     """
@@ -171,7 +171,7 @@ class RunProgress(Debounced):
         if isinstance(new, PendingWrites):
             written = dict(new.writes)
             for one in written.get(INTERRUPT, ()):
-                # A question of a subgraph is written for the subgraph first, then for the graphs around it.
+                # LangGraph writes a question of a subgraph for the subgraph first, then for the graphs around it.
                 self.first.setdefault(one.id, None if RESUME in written else (namespace, new.task_id))
         if isinstance(new, PendingCheckpoint) and new.is_whole:
             for older in self._pending_of(namespace):

@@ -173,7 +173,7 @@ def _answer_within(run_id: str, question: Mapping[str, Json], value: Json) -> Js
 
 
 def _asked_by_child(question: Mapping[str, Json]) -> list[Mapping[str, Json]]:
-    """Return the questions of a child that the run only passes on."""
+    """Return the questions of the child run whose questions are passed on in `question`; none for an own question."""
     value = question.get("value")
     asked = (
         value.get("interrupts")

@@ -114,8 +114,8 @@ class RunWorkflows:
 class RunPlan:
     """Facts about a workflow that its runs in this process share.
 
-    `chat` has the name, node and options of the built-in chat if it needs no agent. `at_once` has the options for
-    storing the question together with the run. The model output of `silent` nodes is not part of the run's answer.
+    `chat` has the name, node and options of the built-in chat if it needs no agent. `at_once`: the options for storing
+    the question together with the run, or None if it is stored later. `silent`: nodes that do not answer the question.
     """
 
     chat: tuple[str, ChatNode, Mapping[ConversationKind, TurnOptions]] | None
@@ -124,7 +124,7 @@ class RunPlan:
 
     @classmethod
     def of(cls, workflow: Workflow, resources: Resources) -> RunPlan:
-        """Return the plan of a workflow."""
+        """Collect the facts about a workflow."""
         nodes, chat = workflow.nodes.items(), None
         for name, node in nodes:
             if len(nodes) == 1 and isinstance(node, ChatNode) and not node.needs_agent(resources):
@@ -139,9 +139,9 @@ class RunPlan:
 def order_keys(
     workflow: Workflow, request: RunRequest, session_id: str | None, memory: Memory, store: BaseStore | None
 ) -> tuple[str, ...]:
-    """Return the other conversations in which a requested run must wait for its turn.
+    """Return the names of conversations outside the session in which a new run must wait for earlier turns.
 
-    A conversation whose key depends on a node's result is not included; the run waits for it when it reaches that node.
+    If the key of a conversation depends on a node's result, it is left out: the run waits when it reaches the agent.
     """
     if store is None or not (keeping := workflow.known_conversations):
         return ()
@@ -155,7 +155,7 @@ def order_keys(
 
 
 async def sessions_known(workflow: Workflow, run: Run, memory: Memory, store: BaseStore | None) -> list[Session]:
-    """Return the conversations that get a run's question, and whose keys depend only on the run's request."""
+    """Return the agents' own conversations that store the run's question, if its request determines their keys."""
     keeping = [node for node in workflow.known_conversations if isinstance(node, AgentNode)]
     if store is None or not keeping:
         return []
@@ -168,7 +168,7 @@ async def sessions_known(workflow: Workflow, run: Run, memory: Memory, store: Ba
 
 
 async def sessions_reached(run: Run, memory: Memory, store: BaseStore | None) -> list[Session]:
-    """Return the conversations that a run has used in any process. They are in `positions`, which orders turns."""
+    """Return the conversations in which a run has waited for its turn, in any process, as the database records them."""
     found = []
     for name in await memory.runs.positions.of(run.run_id):
         conversation = of_order_name(name)
@@ -181,9 +181,9 @@ async def sessions_reached(run: Run, memory: Memory, store: BaseStore | None) ->
 
 
 def _keys(
-    keeping: Iterable[ConversationFields], state: WorkflowState, values: Mapping[str, Any], trigger: RunTrigger
+    nodes: Iterable[ConversationFields], state: WorkflowState, values: Mapping[str, Any], trigger: RunTrigger
 ) -> list[tuple[GraphLayout, str]]:
-    """Return the layout and the key of each conversation that the nodes store."""
+    """Return the layout and the key of each conversation that the nodes store; leave out nodes without a key."""
     scope = key_scope(state, values["session_id"], {"configurable": dict(values)})
-    found = [(node.layout, node.resolve(scope, by_hand=trigger in BY_HAND).key) for node in keeping]
+    found = [(node.layout, node.resolve(scope, by_hand=trigger in BY_HAND).key) for node in nodes]
     return list(dict.fromkeys((layout, key) for layout, key in found if key is not None))

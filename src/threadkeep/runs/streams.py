@@ -162,7 +162,7 @@ class InFlightMessages:
             end.set()
 
     def set_answered(self, session_id: str, message_id: str) -> None:
-        """Remember an answered message, so that no recorded run answers it again or reports its turn."""
+        """Remember that a message is answered, so that a recorded run neither answers it again nor reports its turn."""
         self._answered[session_id, message_id] = None
         if len(self._answered) > _MOST_REMEMBERED:
             del self._answered[next(iter(self._answered))]

@@ -116,9 +116,9 @@ class IdempotentToolsOnly(AgentMiddleware[AgentState[Any], Any, Any]):
 
 
 def last_answer(question: dict[str, Json], number: int) -> Json:
-    """Ask a person and return the answer.
+    """Ask a person the question `number` of a step, and return the answer.
 
-    LangGraph replays all earlier answers to the step; the last of the `number` answers is the new one.
+    When a step is resumed, LangGraph runs it again from the beginning, and returns its earlier answers in order.
     """
     answer: Json = None
     for _ in range(number):

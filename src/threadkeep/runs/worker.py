@@ -38,8 +38,8 @@ class Worker:
     database rejects the former owner's writes to the run. The record of a run counts how often the run was acquired. A
     run that was acquired too often is set aside for a person.
 
-    `open` sets the `engine` and the `dependencies`, and then the event `opened`. The name of the engine is stored as
-    the owner of this process's runs.
+    `open` sets the `engine` and the `dependencies`, and then the event `opened`. Runs of this process are stored with
+    the engine's name as their owner.
     """
 
     engine: Engine
@@ -156,7 +156,7 @@ class Worker:
         for _ in range(_TAKEOVERS):
             found = await self._runs.order.begin(run_id, self.engine.name)
             if isinstance(found, Begun):
-                # `begin` also succeeds for a run of this process, so check that no other task here executes the run.
+                # `begin` succeeds again for a run that this process owns, so check that no other task executes it.
                 return None if run_id in self.active else self.owned(found.run, new=found.new)
             if isinstance(found, Over) or found.behind != run_id or found.run.owner is None:
                 return None
@@ -238,7 +238,7 @@ class Worker:
             ledger=Ledger(options.prices, tracer, partial(self._usage_in_tree, run.root_run_id)),
             stream=stream,
             begins=new,
-            # A run with a `workflow` was created here and not queued, so a caller in this process waits for its answer.
+            # If `workflow` is set, a caller in this process has just created the run, and waits for its answer.
             hold=RunHold(told=workflow is not None, begun=turn),
             owner=owner,
             progress=progress,
@@ -250,7 +250,7 @@ class Worker:
             active.cancel("lost")
 
     async def _leave(self, active: ActiveRun, outcome: Outcome | None) -> bool:
-        """Forget a run that is over or released. Return True if no checkpoint of it is stored."""
+        """Remove a run that is over or released from this process. Return True if no checkpoint of it is stored."""
         has_children = active.ledger.has_children
         if outcome is not None and outcome.status != "waiting" and (has_children or not active.begins):
             # Cancel the children before a caller learns of the end, because an immediate retry would continue them.
@@ -299,7 +299,7 @@ class Worker:
         _set_channel(run)
         run_hold.set(active.hold)
         if run.attempts > 1 and run.session_id is not None:
-            # The answer may be among the pending turns of the process that executed the run before, so write these now.
+            # The process that executed the run before may have left its answer in a file: write it to the database now.
             await self._memory.pending.adopt(run.session_id)
         if (workflow := active.workflow) is None:
             try:
@@ -381,6 +381,6 @@ class Worker:
 
 
 def _set_channel(run: Run) -> None:
-    """Set the channel of the current task, unless it is the task of a parent run."""
+    """Set the channel for events of the current task. A child runs in its parent's task, which has a channel."""
     if run.trigger != "child":
         work_for("http" if run.trigger == "http" else "other")

@@ -23,9 +23,10 @@ _POLL_SECONDS = 2.0
 
 
 class DbosEngine:
-    """An engine for the event loop that creates it. It launches dbos to enqueue a run, or if dbos has records of runs.
+    """An engine that executes runs in the event loop that creates it, and queues runs with the library dbos.
 
-    dbos is stopped some minutes after the last run, because its polls cost an idle process 3 % of a core.
+    dbos is launched when there are queued runs. It is stopped some minutes after the last run, because its polls cost
+    an idle process 3 % of a core.
     """
 
     def __init__(self, address: DatabaseAddress, execute: Execute, options: EngineOptions, troubled: Troubled) -> None:
@@ -70,7 +71,7 @@ class DbosEngine:
         task.add_done_callback(self._ended)
 
     async def enqueue(self, run_id: str, *, alone: bool = False) -> None:
-        """Enqueue a run for any worker."""
+        """Enqueue a run for any worker; for `alone` see `Engine.enqueue`."""
         # Shield the write, because a cancelled caller must not leave a run half recorded.
         await asyncio.shield(self._call(lambda queue: queue.enqueue(run_id, alone=alone)))
 
@@ -119,7 +120,7 @@ class DbosEngine:
         return self._lease
 
     async def _call[T](self, call: Callable[[RunQueue], Awaitable[T]]) -> T:
-        """Await `call(queue)` on a launched dbos, which the watcher does not stop meanwhile."""
+        """Launch dbos if necessary, and await `call` with its queue; dbos is not stopped during the call."""
         self._calls += 1
         try:
             return await call(await self._launched())
@@ -127,7 +128,7 @@ class DbosEngine:
             self._calls -= 1
 
     def _watch(self) -> None:
-        """Begin to watch dbos's records, unless this process does so already."""
+        """Start the task that stops dbos when it has no records of runs; in a worker, it also launches dbos again."""
         if not self._closed and (self._watching is None or self._watching.done()):
             self._watching = asyncio.create_task(self._watch_records())
 
@@ -136,7 +137,7 @@ class DbosEngine:
             await asyncio.sleep(_POLL_SECONDS)
             try:
                 if self._queue is not None:
-                    # Ignore that the database is unavailable: the lease reports it, and this check can wait.
+                    # Do not report an unavailable database: the renewal of the lease reports it.
                     with contextlib.suppress(ThreadkeepError):
                         await self._stop_if_unused()
                 elif self._options.works:
@@ -187,7 +188,7 @@ class DbosEngine:
         return "left" if self._closed else await self._runs.execute(run_id)
 
     def _ended(self, task: asyncio.Task[Ending]) -> None:
-        """Forget the run of a finished task, unless `close` must enqueue it again."""
+        """Remove a finished task, unless the engine stopped it: `close` then enqueues its run for other processes."""
         if task.cancelled() or task.exception() is not None or task.result() != "left":
             self._started.pop(task, None)
 
@@ -225,7 +226,7 @@ class DbosEngine:
             try:
                 await (self.work() if self._options.works else self.ready())
             except ThreadkeepError as error:
-                # Report and retry: a process that lost its lease may still be unable to reach the database.
+                # Report and retry: the failure that made this process lose its lease may continue.
                 self._troubled(type(error).__name__)
                 await asyncio.sleep(_PAUSE_SECONDS)
             else:

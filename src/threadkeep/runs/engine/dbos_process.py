@@ -42,7 +42,7 @@ _OVER = ("SUCCESS", "ERROR", "CANCELLED")
 _VERSION = "2"
 _APPLICATION = "threadkeep"
 _QUEUE = "threadkeep-runs"
-# The queue of runs that may have crashed a process, executed one at a time so that a crash shows its cause.
+# The queue of runs that may have crashed a process. A worker executes one at a time, so a crash shows the guilty run.
 _ALONE = "threadkeep-alone"
 _THREADS = 16
 # dbos needs a second connection only while it migrates its tables.
@@ -212,7 +212,7 @@ class RunQueue:
         If this process stops or loses the run, record no outcome of the attempt, so that another process takes the run.
         """
         if (task := asyncio.current_task()) is not None:
-            # Track the current task of dbos, because only its end shows that dbos has recorded the outcome.
+            # Keep this task of dbos for `stop`: dbos records the outcome of the attempt before the task ends.
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         while not self._lease.is_fresh() and not self._closing.is_set():  # noqa: ASYNC110 - another thread renews it
@@ -221,7 +221,7 @@ class RunQueue:
             raise asyncio.CancelledError
 
     def _enqueue(self, run_id: str, alone: bool) -> None:
-        """Enqueue an attempt at a run unless one is enqueued already; an `alone` attempt replaces other attempts."""
+        """Enqueue an attempt at a run unless one is enqueued already; for an `alone` run, replace the enqueued one."""
         number = 1
         while True:
             with contextlib.suppress(dbos_error.DBOSWorkflowIDInUseError):

@@ -63,7 +63,7 @@ class Engine(Protocol):
         """
 
     async def enqueue(self, run_id: str, *, alone: bool = False) -> None:
-        """Enqueue a run for any worker. A worker executes several runs at a time, but of `alone` runs only one.
+        """Enqueue a run for any worker. With `alone`, a worker executes only one such run at a time.
 
         Raises:
             StoreClosed: the engine accepts no more runs.

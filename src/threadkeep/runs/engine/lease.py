@@ -85,7 +85,7 @@ class Heartbeats:
 
     Clocks of different processes are never compared. A process declares another one dead if the other's counter does
     not change for `dead_seconds`, during which it is read repeatedly. A process that was suspended, or could not reach
-    the database for a while, starts its observation again, so that it does not declare others dead by mistake.
+    the database for a while, observes the counters for this time again before it declares any process dead.
     """
 
     def __init__(self, pool: sqlalchemy.Engine, name: str, dead_seconds: float) -> None:
