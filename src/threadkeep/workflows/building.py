@@ -27,7 +27,7 @@ from threadkeep.workflows.yaml_source import Path
 
 
 def targets_of(entry: Entry) -> Iterator[tuple[Path, str]]:
-    """Yield the possible next nodes of a node, with the paths of the options that name them."""
+    """Yield the possible next nodes of a node, each with the option that names it, such as `("rules", 0, "next")`."""
     if isinstance(entry, Continuing):
         if isinstance(entry.next, str):
             yield ("next",), entry.next
@@ -187,7 +187,7 @@ class TurnPlan:
 
     @classmethod
     def of(cls, document: WorkflowDocument) -> TurnPlan:
-        """Return the plan of a document in which no check has found problems."""
+        """Return the plan for a valid document; see `threadkeep.workflows.loading` for the checks."""
         paths = Paths.of(document)
         beside, repeated = paths.beside(), paths.repeated()
         speaking = frozenset(name for name, entry in document.nodes.items() if _speaks(entry))
@@ -210,7 +210,7 @@ class TurnPlan:
 
 
 def build_graph(document: WorkflowDocument) -> Graph:
-    """Return the uncompiled graph of a document in which no check has found problems."""
+    """Return the uncompiled graph of a valid document; see `threadkeep.workflows.loading` for the checks."""
     plan = TurnPlan.of(document)
     builder: Graph = StateGraph(WorkflowState, context_schema=RunContext)
     ends = ANSWER if plan.records_answer else END_NAME
@@ -240,7 +240,7 @@ def _add_ends(builder: Graph, document: WorkflowDocument, plan: TurnPlan) -> Non
 
 
 def _with_options(name: str, entry: Entry, document: WorkflowDocument, plan: TurnPlan, ends: str) -> Entry:
-    """Return a node with the options that follow from the rest of the workflow."""
+    """Return a node with options adapted to the rest of the workflow, for example whether it stores the answer."""
     changes: dict[str, object] = {}
     if isinstance(entry, SpeakingNode) and stores_question(entry) and name not in plan.answering:
         changes["answers"] = False
@@ -255,7 +255,7 @@ def _with_options(name: str, entry: Entry, document: WorkflowDocument, plan: Tur
 
 
 def _ending_at(entry: Entry, ends: str) -> Mapping[str, object]:
-    """Return the options that make a node continue at `ends` instead of ending the run."""
+    """Return the changed options of a node that continues at the node `ends` where it would end the run."""
 
     def there(target: str) -> str:
         return ends if target == END_NAME else target

@@ -50,7 +50,7 @@ class ChatNode(AgentNode):
         return ()
 
     def system_message(self, state: WorkflowState) -> SystemMessage | None:
-        """Return a message with the prompt, and with the text to which the person replies, or None without both."""
+        """Return a message with the prompt and any text that the person quotes in a reply; None if both are empty."""
         quoted = (state.get("inputs") or {}).get("quoted_text")
         parts = [self.system_prompt] if self.system_prompt.strip() else []
         if isinstance(quoted, str) and quoted.strip():

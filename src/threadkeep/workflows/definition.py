@@ -78,7 +78,7 @@ class Workflow:
 
     @cached_property
     def recorder(self) -> RecordQuestionNode | None:
-        """A node that stores a question in the way of this workflow's nodes; None if no node stores the question."""
+        """A node that stores a question as the workflow's own nodes do it; None if none of them stores questions."""
         nodes = tuple(self.nodes.values())
         if not any(map(stores_question, nodes)):
             return None
@@ -116,7 +116,7 @@ class Workflow:
 
     @cached_property
     def keeps_each_step(self) -> bool:
-        """True if each step must be stored before the next, because some node's `again` is unknown."""
+        """True if each step must be stored before the next, because some node may do anything if it is repeated."""
         return len(self._known) < len(self.builder.nodes)
 
     def is_stored_in_background(self, namespace: str) -> bool:
@@ -128,12 +128,12 @@ class Workflow:
 
     @cached_property
     def _known(self) -> frozenset[str]:
-        """The names of the nodes whose cost of a second execution (`Node.again`) is known."""
+        """The names of the nodes of which it is known what a second execution would repeat (`Node.again`)."""
         return frozenset(name for name, node in self.nodes.items() if node.again != "unknown")
 
     @cached_property
     def known_conversations(self) -> tuple[ConversationFields, ...]:
-        """The nodes with a graph-store conversation whose key depends on no other node, except agents with `input`."""
+        """The nodes that store turns in the graph's store, under a key that depends on no result of another node."""
         found: list[ConversationFields] = []
         for node in self.nodes.values():
             if not isinstance(node, AgentNode | AppendMessageNode) or not node.use_graph_chat_history:
@@ -215,9 +215,9 @@ def _digest_of_module(name: str) -> str:
 
 
 def options_at_once(workflow: Workflow, resources: Resources) -> TurnOptions | None:
-    """Return the options of a workflow's only node; None if the question must not be stored before the node runs.
+    """Return the options of a workflow's only node, with which the question can be stored before the node runs.
 
-    For example, middleware may change the question first.
+    Return None if the workflow has several nodes, or if middleware may change the question first.
     """
     if not workflow.has_one_speaker or any(map(sees_question, resources.middleware)):
         return None

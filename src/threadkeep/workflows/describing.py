@@ -87,7 +87,7 @@ def explain_key(workflow: Workflow, payload: Mapping[str, Json], *, by_hand: boo
     """Return the key of each agent of a workflow for a payload, without using the database.
 
     A payload with any of `inputs`, `results`, `node_outputs`, `configurable` and `user_context` is used as it is. Any
-    other payload becomes `inputs`. Only with `by_hand`, when a person starts the run, may candidates use `thread_id`.
+    other payload becomes `inputs`. The key templates may use `thread_id` only if a person starts the run (`by_hand`).
     """
     if not isinstance(payload, Mapping):
         raise InvalidInput("A payload must be a JSON object; wrap the data of the channel in one.")
@@ -147,7 +147,7 @@ def draw_mermaid(workflow: Workflow) -> str:
     kinds = {name: node.node_kind for name, node in workflow.nodes.items()}
     ids = {name: _id_of(name, number) for number, name in enumerate(graph.nodes)}
     drawn = DrawableGraph(
-        # The labels already have the metadata of the nodes, so LangGraph must not draw it again.
+        # Remove the metadata: `_label` has put it into the label, and LangGraph would draw it a second time.
         {
             ids[name]: node._replace(id=ids[name], name=_label(workflow, name, kinds), metadata=None)
             for name, node in graph.nodes.items()

@@ -103,7 +103,7 @@ class SubworkflowEntry(SubworkflowNode, Continuing):
 
 
 class IngestPromptEntry(IngestPromptNode):
-    """A node that makes the question of the run from an event and its prompt annotations."""
+    """A node that makes the question of the run from an event: its text, and its annotations of the kind `prompt`."""
 
     kind: Literal["ingest_prompt"]
 
@@ -189,7 +189,7 @@ def published_schema() -> dict[str, Any]:
     return schema
 
 
-# `_PYTHON_ONLY` has the types of errors that only options in Python can have.
+# `_PYTHON_ONLY` has pydantic's types of errors that concern only options in Python, not YAML.
 _NOTHING = object()
 _PYTHON_ONLY = frozenset({"is_instance_of"})
 
@@ -321,7 +321,7 @@ def _unknown(value: Json, path: Path) -> str:
 
 
 def _known_names(value: Json, path: Path) -> list[str]:
-    """Return the names that the schema allows in the workflow, its options or a node."""
+    """Return the names that the schema allows at a path in the file: in the workflow, in its options, or in a node."""
     if not path:
         return _names(WorkflowDocument)
     if path == ("options",):

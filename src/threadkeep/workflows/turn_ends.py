@@ -43,7 +43,7 @@ def has_middleware(builder: StateGraph[Any, Any, Any, Any]) -> bool:
 class LateQuestion(BaseCallbackHandler):
     """A callback that stores the question just before the first model call, after middleware.
 
-    Agents may get the question in a message with another id, so the first hook recognises it by its text.
+    An agent may get the question in a message with another id; the first middleware hook recognises it by its text.
     """
 
     run_inline = True
@@ -61,7 +61,7 @@ class LateQuestion(BaseCallbackHandler):
         self._stored = False
 
     def on_chain_start(self, serialized: Any, inputs: object, *, name: str | None = None, **_: Any) -> None:
-        """Remember the ids of the question's messages in the input of a middleware hook."""
+        """If a hook of a middleware starts, find the question in its input by id or text, and remember its id."""
         if self._stored or name is None or not _is_hook(name) or not isinstance(inputs, Mapping):
             return
         for message in inputs.get("messages") or ():

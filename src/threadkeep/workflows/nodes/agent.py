@@ -115,7 +115,7 @@ class AgentNode(SpeakingNode, HistoryFields):
         result = await self._agent(step, conversation).ainvoke({"messages": given}, limit, context=context)
         loop = result["messages"][len(given) :]
         get_stream_writer()({"kind": "agent_messages", "node": step.name, "data": {"messages": messages_to_dict(loop)}})
-        # If the agent added no message, the answer may have been stored before.
+        # If the agent added no message (its answer may have been stored before), look in all messages that it returned.
         return reply_update(step, _final(loop or result["messages"]))
 
     def tool_objects(self) -> list[Tool]:
@@ -127,7 +127,7 @@ class AgentNode(SpeakingNode, HistoryFields):
         return [tool for reference in self.tools for tool in _tools_of(reference)]
 
     def turn_options(self, step: Step) -> TurnOptions:
-        """Return the options of the node's turn, with the node's own `tool_memory` if it is set."""
+        """Return the options of the node's turn. Its option `tool_memory`, if set, replaces that of the service."""
         options = super().turn_options(step)
         return options if self.tool_memory is None else replace(options, tool_memory=self.tool_memory)
 
@@ -193,7 +193,7 @@ class AgentNode(SpeakingNode, HistoryFields):
         named = replace(placed, sources=sources, session_id=_session_of, user_id=_user_of)
         if kind == "session":
             return named
-        # Anchors, summaries and learning do not exist for conversations in a store.
+        # Turn off what does not exist for conversations in a store: anchored windows, summaries, and learning.
         return replace(named, plan=replace(options.plan, window="sliding"), compression=None, learning=None)
 
 

@@ -33,7 +33,7 @@ def _key_template(template: str) -> str:
 
 
 def _checked_as(name: str) -> AfterValidator:
-    """Return a validator that accepts what the field `name` of `GraphLayout` accepts."""
+    """Return a validator of an option that becomes the field `name` of `GraphLayout`: it makes the same checks."""
     return AfterValidator(lambda value: getattr(GraphLayout(**{name: value}), name))
 
 
@@ -76,7 +76,7 @@ class ConversationFields(BaseModel):
         )
 
     def channel_in(self, state: WorkflowState) -> Channel:
-        """Return the channel whose parser has a result in this run, or `other`."""
+        """Return the channel of the first key template that has values in this run, or `other`."""
         results = state.get("results") or {}
         for candidate in self.history_key_candidates:
             if not isinstance(candidate, str):
@@ -86,7 +86,7 @@ class ConversationFields(BaseModel):
         return "other"
 
     def resolve(self, scope: Mapping[str, object], *, by_hand: bool) -> KeyResolution:
-        """Return the key of a conversation, or the reason why it has none."""
+        """Return the key of a conversation, or why it has none. `by_hand`: a person started the run."""
         return resolve_key(self.history_key_candidates, scope, template=self.history_key_template, manual=by_hand)
 
     def resolve_in(self, state: WorkflowState, step: Step) -> KeyResolution:
@@ -136,7 +136,7 @@ _LONGEST_LOOK_SECONDS: Final = 0.5
 
 @dataclass(frozen=True)
 class Conversation:
-    """A session in a memory, and the run and node (`call`) to which its model calls belong.
+    """The conversation that a node continues. `call` names the run and the node, for the records of its model calls.
 
     A conversation of kind `run` is never stored, and ends with the node.
     """
@@ -180,19 +180,19 @@ def session_conversation(step: Step) -> Conversation:
 
 
 def order_of(memory: Memory, store: BaseStore, layout: GraphLayout, key: str) -> str:
-    """Return the name under which the turns of a conversation are ordered.
+    """Return the name of a conversation's queue, in which its turns wait for each other.
 
-    If the memory itself stores its sessions in this `store` and `layout`, the key is a session id, and also the name.
-    Otherwise the name is not the key, because a session may have the same id.
+    If the memory stores its sessions in this `store` and `layout`, the conversation is the session with the id `key`,
+    and `key` is the name. Otherwise the name differs from `key`, because a session may have this id, too.
     """
     return key if memory.has_namespace(store, layout) else order_name(layout, key)
 
 
 async def wait_for_turn(step: Step, name: str) -> None:
-    """Wait for the earlier turns of the conversation whose turns are ordered under `name` (see `order_of`).
+    """Wait for the earlier turns in the queue `name` of a conversation (see `order_of`).
 
-    A run that would wait for itself (a deadlock) gives up its position and continues. If the order cannot be read, the
-    run continues, too.
+    If the run would wait for itself (a deadlock), it leaves the queue and continues. It also continues if the database
+    cannot be read.
     """
     memory, run_id, seconds = step.context.resources.memory, step.context.run_id, _FIRST_LOOK_SECONDS
     with contextlib.suppress(StoreError):

@@ -147,7 +147,7 @@ class AppendMessageNode(Node, ConversationFields):
         return self
 
     def templates(self) -> Iterable[tuple[str, str]]:
-        """Yield the option `text`. Leave out `session`: it renders a session id, to which other rules apply."""
+        """Yield the option `text`. The option `session` is a template too, but other placeholders are allowed in it."""
         yield "text", self.text
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:

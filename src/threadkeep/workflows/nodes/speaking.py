@@ -137,7 +137,7 @@ class SpeakingNode(AskingNode):
             yield "input", self.input
 
     def turn_options(self, step: Step) -> TurnOptions:
-        """Return the options of the node's turn, to which the caller adds the source of passages."""
+        """Return the options of the node's turn: those of the service, changed as the options of this node say."""
         given = step.context.resources.turn_options
         return replace(
             given,

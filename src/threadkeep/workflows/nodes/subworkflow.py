@@ -141,7 +141,7 @@ def _text_of(output: Json) -> str:
 
 
 class IngestPromptNode(Node):
-    """A node that creates the run's question from an event's text and prompt annotations.
+    """A node that creates the run's question from an event's text and its annotations of the kind `prompt`.
 
     If the event has neither, the run continues with the node `skip`. The event is `inputs.event` or, without this
     input, all inputs.
