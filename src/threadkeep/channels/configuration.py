@@ -47,7 +47,7 @@ class BotSettings(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=T
     double_texting: DoubleTexting | None = None
 
     def all_texts(self) -> Texts:
-        """Return the texts in the bot's language, with the bot's own texts.
+        """Return the default texts in the bot's language, replaced by the bot's own `texts` where it has any.
 
         Raises:
             InvalidInput: a text has an unknown name.

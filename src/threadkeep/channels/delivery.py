@@ -211,7 +211,7 @@ async def note_failure(memory: Memory, bot: Bot, failed: AnswerFailed) -> None:
 
 
 async def answer_text(memory: Memory, bot: Bot, message: Outgoing) -> str:
-    """Return the text to send for a message, or an empty string if it gets no answer of its own."""
+    """Return the text to send for a message; empty if the run has no answer, or a later message gets it."""
     if message.run_id is None:
         return message.content or ""
     try:

@@ -75,7 +75,7 @@ def _cut(text: str, fits: int, avoid: Callable[[str, int], bool] | None = None) 
 
 
 def _in_markup(text: str, position: int) -> bool:
-    """Return True if a position is inside bold text, code or a link of its line."""
+    """Return True if a cut at this position would be inside bold text, code or a link."""
     before = _NO_MARKUP.sub("", text[text.rfind("\n", 0, position) + 1 : position])
     if before.count("**") % 2 or before.count("`") % 2:
         return True

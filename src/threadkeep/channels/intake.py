@@ -61,7 +61,7 @@ type StartedRuns = list[Started] | None
 
 
 class Intake:
-    """The intake of updates from callbacks and polling.
+    """A service that takes updates from callbacks and polling, and starts runs for their messages.
 
     To take a message means to store it, first in the outbox and then as a run. `wake` is called when an answer is ready
     to be sent.
@@ -96,7 +96,7 @@ class Intake:
                 self.in_background(self._until_ready(bot, each))
 
     async def take(self, bot: Bot, update: Update, started: StartedRuns = None, *, again: bool = False) -> None:
-        """Take one update; taking it again changes nothing.
+        """Take one update: store it, and start a run for its message. Taking it again changes nothing.
 
         If `started` is a list, the run is appended to it and not executed. An update that can never be taken is
         reported and skipped, so that it does not block later ones. With `again`, the rate limit is not checked.

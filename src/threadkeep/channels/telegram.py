@@ -264,7 +264,7 @@ def in_chat(message: IncomingMessage, chat_id: str) -> IncomingMessage:
 
 
 def _migration(message: Mapping[str, Json]) -> ChatMigrated | None:
-    """Return the change of a chat's id that a message announces."""
+    """Return the old and the new id of a chat if the message announces a change, otherwise None."""
     here = id_in(object_in(message, "chat"), "id")
     new, old = id_in(message, "migrate_to_chat_id"), id_in(message, "migrate_from_chat_id")
     if here and new:

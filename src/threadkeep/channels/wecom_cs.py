@@ -250,7 +250,7 @@ class DeskFetching(Receiver):
                 return "LostDuty"
 
     def _token_in(self, notice: str) -> str | None:
-        """Return the token of a notice unless it has expired. Without a token, WeCom allows fewer calls."""
+        """Return the token of a notice, or None if it has expired. WeCom allows fewer calls without a token."""
         fields = object_in(read_json(notice))
         at = time_of(text_in(fields, "at"))
         is_valid = self._memory.clock() - at < timedelta(seconds=_TOKEN_SECONDS)
