@@ -352,7 +352,7 @@ def family_of(model: str | None) -> Family | None:
 
 
 def name_of(counter: TokenCounter) -> str:
-    """Return a counter's name, if possible such that `counter_named` accepts it."""
+    """Return a counter's name. For the built-in counters, it is a name that `counter_named` accepts."""
     if isinstance(counter, ScaledCounter | RememberingCounter):
         return counter.name
     known = [name for name, estimating in _ESTIMATES.items() if counter is estimating]
@@ -382,7 +382,7 @@ class RememberingCounter:
 
 
 class RememberedCounts:
-    """The caching counters of one memory. Exact counters are fast and need no cache."""
+    """A memory's token counters, each with a cache of its own. Exact counters are fast and get no cache."""
 
     def __init__(self) -> None:
         self._counters: dict[TokenCounter, RememberingCounter] = {}

@@ -183,7 +183,7 @@ class _Planner:
         return list(units.values())
 
     def _place_turn(self, user: int | None, current: Sequence[list[int]]) -> bool:
-        """Place all messages of the turn; return True if any of them is cut or excluded."""
+        """Add all messages of the turn to the plan. Return True if any of them is cut or excluded."""
         parts = [unit for unit in current if user is not None and unit[0] < user]
         steps = current[len(parts) :]
         fits = self._place_user(user, current, bool(steps) and not self._whole_steps)
@@ -204,7 +204,7 @@ class _Planner:
         return bool(self._cuts) or None in granted
 
     def _place_user(self, user: int | None, current: Sequence[list[int]], needs_newest: bool) -> bool:
-        """Place the newest user message. Return True if the newest step fits too, at least in its shortest form."""
+        """Add the newest user message to the plan. Return True if the newest step fits too, perhaps shortened."""
         size = self._measure(user) if user is not None else Size(0, 0)
         if size.minimum > self._left:
             raise BudgetTooSmall(
@@ -232,7 +232,7 @@ class _Planner:
     def _place_history(
         self, history: Sequence[list[int]], places: int | None, anchor: Anchor | None, reason: Reason
     ) -> Sequence[list[int]]:
-        """Place and return the newest groups of history that fit; at most `places` messages if it is not None."""
+        """Add to the plan, and return, the newest groups of history that fit, at most `places` messages."""
         fitting, stopped = self._newest(history, self._left, places)
         if _overflows(anchor) or len(fitting) < len(history):
             self._pushed_out = bool(self._steps)
@@ -268,7 +268,7 @@ class _Planner:
         return fewer or fitting
 
     def _opened_by_user(self, fitting: Sequence[list[int]]) -> Sequence[list[int]]:
-        """Place the opening message if no user message begins history. Return the newest history that fits with it."""
+        """Reserve tokens for the opening message if no user message begins history. Return the history that fits."""
         needed = self._opening_of(fitting)
         left = self._left - sum(map(self._tokens, fitting)) if needed else 0
         while needed > left:
@@ -290,7 +290,7 @@ class _Planner:
         self._left -= self._opening
 
     def _cut_newest(self, unit: Sequence[int]) -> bool:
-        """Place the newest message of history, cut to the rest of the budget, if enough of it fits."""
+        """Cut the newest message of history to the rest of the budget. Return False if too little of it would fit."""
         opening = self._opening_of([unit])
         if sum(self._measure(index).minimum for index in unit) + _LEAST_TOKENS + opening > self._left:
             return False
@@ -317,7 +317,7 @@ class _Planner:
         return history, None
 
     def _place(self, unit: Sequence[int], tokens: int) -> None:
-        """Place a group of messages. If it exceeds `tokens`, cut its largest messages to the same size."""
+        """Add a group of messages to the plan. If it exceeds `tokens`, cut its largest messages to the same size."""
         sizes = [self._measure(index) for index in unit]
         level = level_of(sizes, tokens) if whole_of(sizes) > tokens else tokens
         for index, size in zip(unit, sizes, strict=True):

@@ -50,7 +50,7 @@ class Scoring:
         }
 
     def scores(self, chosen: Sequence[int]) -> list[tuple[float, int]]:
-        """Return a pair (score, position) for each of the positions."""
+        """Return a pair (score, position) for each of the `chosen` positions."""
         columns, found = self._columns, self._found
         priors, voices, episodes, shares = columns.priors[found.kind], columns.voices, columns.episodes, found.episodes
         named, amounts = self._voices, self._amounts()

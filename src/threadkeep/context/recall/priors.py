@@ -158,6 +158,6 @@ def answer_signals(signs: Signs) -> Sequence[float]:
 
 
 def priors_of(signals: Sequence[float], answers: Sequence[float]) -> Priors:
-    """Return the prior of a turn for each of `KINDS`."""
+    """Return a turn's prior, a score for how informative it is, for each kind of answer in `KINDS`."""
     base = math.sumprod(PRIOR.values(), signals)
     return (*(base + weight * answer for weight, answer in zip(ANSWER.values(), answers, strict=True)), base)

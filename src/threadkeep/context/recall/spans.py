@@ -69,7 +69,7 @@ _HAN_NEAR_DAYS: dict[str, tuple[int, int]] = {
 
 
 def _read_words() -> dict[str, dict[str, int]]:
-    """Read the date words of other languages by kind, with their numbers."""
+    """Return the date words of other languages: for each kind, such as `day`, a map from words to numbers."""
     kinds: dict[str, dict[str, int]] = {}
     for line in lines_of("dates.txt"):
         name, words = line.split(":")
