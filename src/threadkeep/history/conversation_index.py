@@ -285,7 +285,7 @@ class ConversationIndex:
         return found
 
     def extent_of(self, session_id: str) -> tuple[int, IndexedState]:
-        """Return the last indexed `seq` of a session, and the session's state (such as its revision) at the start."""
+        """Return a session's last indexed `seq`, and the state (such as its revision) that it had at the beginning."""
         return self.read[session_id], self._marks[session_id]
 
     def texts_of(self, session_id: str) -> IndexedTexts:

@@ -174,7 +174,7 @@ class Manifests:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(next_purge):
                     await self._wake.wait()
-                    # Wait for more records, to write them together and not to delay the write of their turn.
+                    # Wait a moment: the turn is then written first, and more records can be written together.
                     await asyncio.sleep(_GATHERING_SECONDS)
             self._wake.clear()
             await self._write_until_done()

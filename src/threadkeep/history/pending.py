@@ -222,7 +222,7 @@ class PendingTurns:
         return next((one for one in pending if one.answer_key == key and one.id != turn.messages[0].id), None)
 
     async def tell(self, message: Message) -> Message:
-        """Record that a caller receives this pending answer. It later replaces a stored one that no caller received."""
+        """Record that a caller receives this pending answer. It later replaces any answer that no caller received."""
         for entry in self.own:
             if message in entry.turn.messages and entry.turn.told_at is None:
                 entry.turn = replace(entry.turn, told_at=self._clock())
@@ -326,7 +326,7 @@ class PendingTurns:
         return not any(session_id in (None, entry.turn.session_id) for entry in self.own)
 
     def _next(self, session_id: str | None, blocked: set[str], tried: set[str]) -> PendingTurn | None:
-        """Return the oldest turn that was not tried in this pass and is not blocked."""
+        """Return the oldest turn that is not in `tried`, and whose session is not in `blocked`."""
         for entry in self.own:
             wanted = session_id in (None, entry.turn.session_id)
             if wanted and entry.turn.session_id not in blocked and entry.entry_id not in tried:
@@ -349,7 +349,7 @@ class PendingTurns:
         return True
 
     async def _append_again(self, turn: Turn) -> None:
-        """Write a turn again after a caller received its answer. It replaces a stored one that no caller received."""
+        """Write a turn again after a caller received its answer. It replaces a stored answer that nobody received."""
         with contextlib.suppress(QuestionGone):
             receipt = await self._transcripts.append(turn)
             for message_id in receipt.duplicates:

@@ -250,7 +250,7 @@ def drop_unreadable(folder: Path, entry_id: str) -> bool:
         if turn.entry_id != entry_id:
             continue
         if turn.path.stem != entry_id:
-            # The line is still in a pending file: `entries` moves unreadable lines to files of their own.
+            # The line is still in a pending file, so call `entries`, which moves it to a file of its own.
             if (file := SpoolFile.take_over(turn.path)) is None:
                 raise EntryInUse("The process of this file is running: stop it first, or wait until it is done.")
             file.entries()

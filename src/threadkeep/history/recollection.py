@@ -242,7 +242,7 @@ class WindowReader:
         ]
 
     async def _read_past(self, past: Past, page_rows: int) -> ReadPast:
-        """Return the state and the rows of the session; read only uncached rows."""
+        """Return the data from which the window is computed. Read only rows that are not cached."""
         profile = past.profile or ""
         if past.read is not None and past.read.profile == profile and past.read.rows is not None:
             return past.read
@@ -276,14 +276,14 @@ class WindowReader:
         )
 
     async def _forgotten(self, reset_seq: int, known_ids: Collection[str], known: SessionRows | None) -> frozenset[str]:
-        """Return the ids among `known_ids` whose messages are on the newest page before the last reset."""
+        """Return the ids among `known_ids` that the newest 200 messages before the last reset have."""
         if not known_ids:
             return frozenset()
         before = known.forgotten if known is not None else None
         return (before if before is not None else await self._ids_before(reset_seq)).intersection(known_ids)
 
     async def _ids_before(self, reset_seq: int) -> frozenset[str]:
-        """Return the ids of the messages on the newest page before the last reset."""
+        """Return the ids of the newest 200 messages before the last reset."""
         page = await self.transcripts.newest(self.session_id, limit=PAGE_ROWS, before=reset_seq + 1)
         return frozenset(message.id for message in page.messages if message.id)
 

@@ -104,7 +104,7 @@ class MessageRound:
             self.skip()
 
     async def _remove(self, removal: Removal) -> bool:
-        """Remove messages step by step; return False if the session's other removals must wait too."""
+        """Remove messages step by step. Return False if the session's other removals must wait for the next round."""
         sessions, after = 1, removal.after_seq
         while after < removal.upto_seq:
             if not await self._work.begin_step():

@@ -259,7 +259,7 @@ class RunPruner:
 
 
 def _groups(trees: Sequence[FinishedTree]) -> list[list[FinishedTree]]:
-    """Group trees for one step each; a tree that is too large is a group of its own."""
+    """Divide trees into groups that are deleted in one step each. A tree that is too large is a group of its own."""
     groups: list[list[FinishedTree]] = []
     rows = _STEP_ROWS
     for tree in trees:

@@ -120,7 +120,7 @@ class Session:
         self._observer = observer
         self._cache = cache
 
-    # Many session objects are never read, so these two are created on first use.
+    # Create `_windows` and `_events` on first use, because many session objects are never read.
     @cached_property
     def _windows(self) -> WindowReader:
         return WindowReader(self.session_id, self._transcripts, self._backend.contexts, self.user_id, self._cache)

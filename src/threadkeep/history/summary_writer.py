@@ -184,7 +184,7 @@ class SummaryWriter:
         except asyncio.CancelledError:
             if _is_stopped():
                 raise
-            # The model raised this error, not our task: it must not end the compression of other sessions.
+            # The model raised the error, but this task was not cancelled, and must go on with other sessions.
             raise CompressionFailed("model", "CancelledError") from None
         if call.error is not None:
             # Do not chain the error, because the error of a model may quote the record.
