@@ -45,13 +45,22 @@ class FakeTelegram:
         """Call a webhook with each update this many times at once; return the statuses in order."""
         return list(self._control("deliver", url=url, secret=secret, updates=updates, times=times))
 
-    def refuse(self, status: int, description: str = "", *, page: str = "", times: int = 1, **parameters: int) -> None:
-        """Refuse the next messages; for status 0, accept them and break the connection before the response.
+    def refuse(
+        self,
+        status: int,
+        description: str = "",
+        *,
+        page: str = "",
+        times: int = 1,
+        method: str = "sendMessage",
+        **parameters: int,
+    ) -> None:
+        """Refuse the next calls of a method; for status 0, accept them and break the connection before the response.
 
         If `page` is not empty, send it as the response, as a proxy would.
         """
         body = page or {"ok": False, "error_code": status, "description": description, "parameters": parameters}
-        self._control("refuse", refusals=[{"status": status, "body": body}] * times)
+        self._control("refuse", refusals=[{"method": method, "status": status, "body": body}] * times)
 
     def calls(self, method: str = "sendMessage") -> list[Values]:
         """Return the accepted calls of a method, in order."""
@@ -101,17 +110,19 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def _call(self, method: str, values: Values) -> tuple[int, Values]:
-        if method == "getUpdates":
-            return 200, {"ok": True, "result": self._updates(values)}
         call: Values = {"method": method, "values": values, "accepted": True}
         with self.known.changed:
-            if method == "sendMessage" and self.known.refusals:
-                refusal = self.known.refusals.pop(0)
+            refusal = next((one for one in self.known.refusals if one["method"] == method), None)
+            if refusal is not None:
+                self.known.refusals.remove(refusal)
                 if refusal["status"] == 0:
                     self.known.calls.append({**call, "seen": _seen(values)})
                     raise ConnectionAbortedError
                 self.known.calls.append({**call, "accepted": False})
                 return refusal["status"], refusal["body"]
+        if method == "getUpdates":
+            return 200, {"ok": True, "result": self._updates(values)}
+        with self.known.changed:
             if method == "sendMessage":
                 try:
                     call["seen"] = _seen(values)

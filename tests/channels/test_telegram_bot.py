@@ -29,7 +29,7 @@ from threadkeep.channels.bots import TEXTS
 from threadkeep.channels.contract import IncomingMessage, stored_message
 from threadkeep.channels.delivery import DeliveryOptions
 from threadkeep.channels.telegram import TelegramChannel
-from threadkeep.channels.telegram_client import TelegramAnswer, TelegramClient
+from threadkeep.channels.telegram_client import TelegramAnswer, TelegramClient, TelegramPolling
 from threadkeep.errors import StoreUnavailable
 from threadkeep.history.session import Session
 from threadkeep.observe import ChannelTrouble, Event
@@ -38,6 +38,7 @@ from threadkeep.records.messages import OutboxStatus
 from threadkeep.records.runs import DELETE, RunQuery, deletion_key
 from threadkeep.runs.requests import RunRequest, Submitted
 from threadkeep.runs.service import RunService
+from threadkeep.store.duties import Duties
 from threadkeep.store.outbox import Outbox
 from threadkeep.testing import Gate, ScriptedModel
 
@@ -1088,6 +1089,27 @@ async def test_polling_continues_after_a_quiet_week(tmp_path: Path, telegram: Fa
         telegram.push(update("b", 5))
         await until(lambda: _has_offset(desk, "6"))
         assert await desk.answered(2) == ["one", "two"]
+
+
+async def test_polling_pauses_for_the_seconds_that_telegram_demands(
+    shared_url: str, tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other process polls the bot meanwhile."""
+    pauses: list[tuple[float, bool]] = []
+
+    async def pause(polling: TelegramPolling, seconds: float) -> None:
+        memory, duty = polling._memory, f"poll:{polling._channel.scope}"  # noqa: SLF001
+        later = Duties(memory._driver, clock=lambda: memory.clock() + timedelta(seconds=seconds))  # noqa: SLF001
+        pauses.append((seconds, await later.claim(duty, "other", seconds=60.0, every_seconds=0.0)))
+
+    monkeypatch.setattr(TelegramPolling, "_sleep", pause)
+    telegram.refuse(429, "Too Many Requests", method="getUpdates", retry_after=300)
+    telegram.refuse(502, method="getUpdates")
+    telegram.push(update("hi"))
+    settings = {"receive": "polling", "secret": ""}
+    async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["hello"]), **settings) as desk:
+        assert await desk.answered() == ["hello"]
+    assert pauses == [(300.0, False), (30.0, False)]
 
 
 @pytest.mark.slow

@@ -304,6 +304,7 @@ class Receiver:
 
     claim_seconds, look_seconds = 60.0, 5.0
     first_pause_seconds, longest_pause_seconds = 1.0, 30.0
+    longest_claim_seconds = 1_800.0
 
     def __init__(self, memory: Memory, channel: Channel) -> None:
         self._memory = memory
@@ -330,7 +331,8 @@ class Receiver:
 
     async def _claim(self, duty: str) -> bool:
         duties = self._memory.channels.duties
-        return await duties.claim(duty, self._owner, seconds=self.claim_seconds, every_seconds=0.0)
+        seconds = self.claim_seconds + min(self._pause, self.longest_claim_seconds)
+        return await duties.claim(duty, self._owner, seconds=seconds, every_seconds=0.0)
 
     async def _release(self, duty: str) -> None:
         with contextlib.suppress(StoreError):  # the claim expires

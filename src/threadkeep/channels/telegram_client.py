@@ -34,6 +34,7 @@ from threadkeep.records import Json
 API = "https://api.telegram.org"
 
 _CALL_SECONDS = 20.0
+_LONGEST_DEMAND_SECONDS = 86_400.0
 _MARGIN_SECONDS = 10.0
 _WAIT_SECONDS = 25
 _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
@@ -60,6 +61,12 @@ class TelegramAnswer:
         return self.status == 200
 
     @property
+    def retry_after(self) -> float | None:
+        """The pause in seconds that Telegram demands before the next call, at most a day; None if it demands none."""
+        after = number_in(self.parameters, "retry_after")
+        return None if after is None else min(max(float(after), 0.0), _LONGEST_DEMAND_SECONDS)
+
+    @property
     def problem(self) -> str:
         """The error's name. `Conflict` means that a webhook is set, or that another program polls this bot."""
         return self.error or _PROBLEMS.get(self.status, f"Status{self.status}")
@@ -71,10 +78,6 @@ class TelegramClient:
     def __init__(self, token: str, http: httpx2.AsyncClient, *, api: str = API) -> None:
         self._root = f"{api.rstrip('/')}/bot{token}"
         self._http = http
-
-    def __repr__(self) -> str:
-        """Hide the secrets."""
-        return "TelegramClient()"
 
     async def call(
         self, method: str, values: Mapping[str, Json] | None = None, *, seconds: float = _CALL_SECONDS
@@ -186,6 +189,10 @@ class TelegramPolling(Receiver):
         wanted = {"offset": offset, "timeout": _WAIT_SECONDS, "limit": 100, "allowed_updates": kinds}
         answer = await self._client.call("getUpdates", wanted, seconds=_WAIT_SECONDS + _MARGIN_SECONDS)
         if not answer.ok:
+            if answer.retry_after is not None:
+                # Keep the duty during the pause, because Telegram demands it of the bot and not of this process.
+                self._pause = answer.retry_after
+                await self._claim(self._duty)
             return answer.problem
         for update in map(object_in, list_in({"result": answer.result}, "result")):
             await self._intake.take(self._bot, self._channel.read_update(update))
@@ -204,13 +211,12 @@ def _outcome(answer: TelegramAnswer, address: Address) -> Outcome:
         return Sent()
     if chat := id_in(answer.parameters, "migrate_to_chat_id"):
         return Moved({**address, "chat_id": chat})
-    after = number_in(answer.parameters, "retry_after")
     if answer.status == 429:
-        return Later("TooManyRequests", float(after or 1))
+        return Later("TooManyRequests", answer.retry_after or 1.0)
     if answer.status in (400, 403):
         return Refused(answer.problem)
     # Retry also after 401 and 404 (a wrong token), because an operator can correct the token.
-    return Later(answer.problem, None if after is None else float(after), uncertain=answer.uncertain)
+    return Later(answer.problem, answer.retry_after, uncertain=answer.uncertain)
 
 
 def _chat_of(address: Address) -> dict[str, Json]:

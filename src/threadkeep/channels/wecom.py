@@ -75,10 +75,6 @@ class WeComCrypto:
         self._receive_id = receive_id
         self._cipher = Cipher(algorithms.AES(key), modes.CBC(key[:16]))
 
-    def __repr__(self) -> str:
-        """Hide the secrets."""
-        return "WeComCrypto()"
-
     def sign(self, timestamp: str, nonce: str, encrypted: str) -> str:
         """Return the signature of an encrypted text."""
         parts = sorted(part.encode("utf-8", "surrogatepass") for part in (self._token, timestamp, nonce, encrypted))

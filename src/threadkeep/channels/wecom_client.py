@@ -93,10 +93,6 @@ class WeComApi:
         self._asking = asyncio.Lock()
         self._failed: tuple[float, WeComAnswer] | None = None
 
-    def __repr__(self) -> str:
-        """Hide the secrets."""
-        return "WeComApi()"
-
     async def call(self, method: str, values: Mapping[str, Json]) -> WeComAnswer:
         """Call a method with the access token. Repeat the call if WeCom rejects the token."""
         answer = WeComAnswer(None, error="NoToken")

@@ -96,10 +96,6 @@ class AIBotConnection(Receiver):
         # One lock per session keeps its messages in order, even if storing one of them is retried for a while.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    def __repr__(self) -> str:
-        """Hide the secret."""
-        return "AIBotConnection()"
-
     @property
     def can_send(self) -> bool:
         """True while this process is connected."""
