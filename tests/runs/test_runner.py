@@ -158,6 +158,29 @@ async def test_an_answer_is_not_used_for_the_next_question_after_a_retry(
         assert (await service.result(run_id)).text == "yes, no"
 
 
+async def test_a_retry_uses_the_answer_that_a_failed_run_had_not_used(every_desk: RunDesk) -> None:
+    """Neither question is asked again, although the step fails after each answer, before it uses the answer."""
+    calls = count(1)
+
+    async def ask(state: WorkflowState) -> WorkflowState:
+        if next(calls) in (2, 4):
+            raise ValueError
+        return {"messages": [AIMessage(f"{interrupt('name')} is {interrupt('age')}")]}
+
+    builder: StateGraph[WorkflowState, RunContext, Any, Any] = StateGraph(WorkflowState, context_schema=RunContext)
+    builder.add_node("ask", ask)
+    builder.add_edge(START, "ask")
+    builder.add_edge("ask", END)
+    async with every_desk.open(python_workflow("form", builder)) as service:
+        run_id = (await carried_out(service, RunRequest(workflow="form", text="register me"))).run.run_id
+        for answer in ("Ann", "Ann"):
+            await service.resume(run_id, answer)
+            assert (await service.result(run_id)).status == "failed"
+            await service.retry(run_id)
+            result = await service.result(run_id)
+        assert (result.status, result.text) == ("done", "Ann is Ann")
+
+
 async def test_an_answer_is_not_used_for_the_next_question_if_recording_that_fails(
     every_desk: RunDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

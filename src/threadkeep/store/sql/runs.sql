@@ -168,10 +168,14 @@ UPDATE chat_runs SET
 WHERE run_id = :run_id AND status = 'waiting' AND (CAST(:asked AS TEXT) IS NULL OR CAST(interrupt AS TEXT) = :asked)
 
 -- name: retry
--- Only an interrupted run keeps a person's answer, because no process has used the answer yet. Any other run would use
--- it as the answer to its next question.
+-- A run keeps a person's answer, because it may have ended before it used the answer. A run with children drops an
+-- answer that a process may have used: the retry continues its children, and each asks again.
 UPDATE chat_runs SET
-    resume_value = CASE WHEN status = 'interrupted' AND attempts <= 1 THEN resume_value END,
+    resume_value = CASE
+        WHEN status = 'interrupted' AND attempts <= 1 THEN resume_value
+        WHEN EXISTS (SELECT 1 FROM chat_runs c WHERE c.parent_run_id = chat_runs.run_id) THEN NULL
+        ELSE resume_value
+    END,
     status = 'queued', owner = NULL, heartbeat_at = NULL, result = NULL, error = NULL, ended_at = NULL, attempts = 0,
     set_aside = FALSE, cancel_requested_at = NULL, cancel_reason = NULL,
     budget = CASE WHEN CAST(:has_budget AS BOOLEAN) THEN :budget ELSE chat_runs.budget END,
