@@ -74,6 +74,18 @@ async def test_a_waiting_child_whose_workflow_was_removed_ends_with_its_stored_v
     assert (result.run.error, result.text) == (None, "thanks")
 
 
+async def test_a_failed_child_whose_workflow_was_removed_is_retried_with_its_stored_version(desk: RunDesk) -> None:
+    parent = "schema: 1\nname: parent\nnodes:\n  help: {kind: subworkflow, workflow: helper, next: end}"
+    desk.model = ScriptedModel([ValueError(), "well"])
+    async with desk.open(HELPER, parent) as service:
+        failed = await carried_out(service, RunRequest(workflow="parent", text="go", session_id="room"))
+        assert failed.run.error == "ChildFailed"
+    async with desk.open(parent) as service:
+        await service.retry(failed.run.run_id)
+        result = await service.result(failed.run.run_id)
+    assert (result.run.error, result.text) == (None, "well")
+
+
 async def test_a_queued_run_is_executed_by_new_code(every_desk: RunDesk) -> None:
     """A queued run begins with the new code. A run that had begun with the old code is interrupted."""
     gate = Gate()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import timedelta
 from uuid import NAMESPACE_OID, uuid5
 
 from langgraph.config import get_config
 
-from threadkeep.errors import ChildFailed
+from threadkeep.errors import ChildFailed, WorkflowNotFound
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json
 from threadkeep.records.runs import NewRun, Run, RunResult
@@ -70,8 +71,10 @@ class RunChildren:
         # If a child was cancelled while its parent waited for a person, only a retry of the parent runs it again.
         is_final = run.status == "done" or (run.status == "cancelled" and parent.run.resumed)
         if run.over and not is_final:
-            workflow = await self._worker.workflows.newest(request.workflow)
-            if await self._runs.retry(run_id, budget=workflow.options.budget):
+            budget = run.budget
+            with contextlib.suppress(WorkflowNotFound):  # the child continues with its stored version
+                budget = (await self._worker.workflows.newest(request.workflow)).options.budget
+            if await self._runs.retry(run_id, budget=budget):
                 run = await self._seen(run)
         return run, None
 
