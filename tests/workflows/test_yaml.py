@@ -50,6 +50,8 @@ WRONG = [
     (changed("name: support\n", ""), 1, "has no name; add it", True),
     (changed("schema: 1", "schema: 2"), 1, "write schema: 1", True),
     (changed("schema: 1", "schema: '1'"), 1, "write schema: 1", True),
+    (changed("schema: 1", "schema: true"), 1, "write schema: 1", True),
+    (changed("schema: 1", "schema: 1.0"), 1, "write schema: 1", False),
     (changed("name: support", "name: 1support"), 2, "begins with a letter", True),
     (changed("description:", "descriptionn:"), 3, "did you mean description?", True),
     (changed("max_tokens: 20000", "max_tokens: many"), 6, "max_tokens cannot be used", True),

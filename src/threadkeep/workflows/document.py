@@ -157,7 +157,8 @@ ENTRIES: dict[str, type[BaseModel]] = {
 class WorkflowDocument(_Part):
     """A workflow in a YAML file."""
 
-    schema_version: Literal[1] = Field(alias="schema", description="The version of this format.")
+    # Not `Literal[1]`, which accepts `true`.
+    schema_version: int = Field(alias="schema", ge=1, le=1, description="The version of this format.")
     name: Name = Field(description="The name of the workflow.")
     description: str = Field("", max_length=2000, description="The purpose of the workflow, in one sentence.")
     start: str | None = Field(None, description="The node that runs first; by default the first one in the document.")
@@ -272,7 +273,7 @@ def _problem_of(source: YamlSource, error: Mapping[str, Any]) -> tuple[Path, Wor
             given = error.get("ctx", {}).get("tag")
             path = (*path, "kind")
             sentence = f"There is no kind of node {given!r}; kinds are {_kinds()}."
-        case "literal_error" if path == ("schema",):
+        case _ if path == ("schema",):
             sentence = "This version of Threadkeep does not know this schema; write schema: 1, or upgrade Threadkeep."
         case "string_pattern_mismatch":
             sentence = f"{where} has the wrong form: {_pattern_cure(path)}"
