@@ -169,7 +169,7 @@ WHERE run_id = :run_id AND status = 'waiting' AND (CAST(:asked AS TEXT) IS NULL 
 
 -- name: retry
 -- A run keeps a person's answer, because it may have ended before it used the answer. A run with children drops an
--- answer that a process may have used: the retry continues its children, and each asks again.
+-- answer that a process may have used, because the retry also continues children that were stopped.
 UPDATE chat_runs SET
     resume_value = CASE
         WHEN status = 'interrupted' AND attempts <= 1 THEN resume_value
