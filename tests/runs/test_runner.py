@@ -177,8 +177,8 @@ async def test_a_retry_uses_the_answer_that_a_failed_run_had_not_used(every_desk
             await service.resume(run_id, answer)
             assert (await service.result(run_id)).status == "failed"
             await service.retry(run_id)
-            result = await service.result(run_id)
-        assert (result.status, result.text) == ("done", "Ann is Ann")
+            await service.result(run_id)
+        assert (await service.result(run_id)).text == "Ann is Ann"
 
 
 async def test_an_answer_is_not_used_for_the_next_question_if_recording_that_fails(
