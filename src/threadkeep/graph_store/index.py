@@ -130,7 +130,7 @@ class SessionIndex:
             return await delete_session(connection, self._deletion, session_id, run_id=run_id)
 
     async def _step(self, session_id: str) -> bool:
-        """Index up to 500 messages of a conversation; return True if it must be called again."""
+        """Index up to 500 messages of a conversation; return True if another call is needed."""
         parameters = {"session_id": session_id}
         seen = _indexed(await self._driver.fetch(self._sql["indexed"], parameters))
         # Read the conversation after its row, so that it is not older than the row's version.

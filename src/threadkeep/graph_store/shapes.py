@@ -91,7 +91,7 @@ class Conversation:
     foreign: Mapping[str, Json] = field(default_factory=dict)
 
     def superseded_between(self, first_seq: int, last_seq: int) -> Ranges:
-        """Return the ranges of superseded messages between these `seq`, both included."""
+        """Return the `seq` ranges of superseded messages from `first_seq` to `last_seq`, both included."""
         return clipped(self.superseded, first_seq, last_seq) if self.superseded else ()
 
     def info(self) -> SessionInfo:

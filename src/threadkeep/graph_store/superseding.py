@@ -175,7 +175,7 @@ class ConversationSuperseding:
         return Superseded(size_of(ranges), *bounds, tuple(taken) if superseding.newest else (), by)
 
     async def _retitled(self, chunks: HeldChunks, conversation: Conversation, taken: Sequence[Message]) -> Conversation:
-        """Return the conversation with the title, last message and last user message that remain without `taken`."""
+        """Return the conversation with its title, last message and last user message after `taken` were superseded."""
         last_message, last_user_seq = None, 0
         last_seq = conversation.last_seq
         async for message in self._reader.down(conversation, last_seq, 1, active=True, items=chunks):

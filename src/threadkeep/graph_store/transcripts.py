@@ -193,7 +193,7 @@ class GraphTranscripts:
         await self._superseding.append_instead(turn, seq, seen, prepared, now)
 
     async def empty(self, session_id: str, seqs: Collection[int]) -> None:
-        """Remove the content of messages, for an erasure. Windows and searches then omit them."""
+        """Remove the content of messages, for an erasure. Model calls and searches then omit the messages."""
         await self._superseding.empty(session_id, seqs, self._clock())
 
     async def superseded(self, session_id: str, *, after: int = 0, before: int = END) -> list[tuple[int, int]]:

@@ -72,7 +72,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
     def anchor_statement(
         self, session_id: str, profile: str, seq: int, *, revision: int | None = None
     ) -> Statement | None:
-        """Return the statement of `move_anchor` for a transaction that locks the session; None if nothing is stored."""
+        """Return the statement of `move_anchor` for a transaction that locks the session. A null store returns None."""
         parameters = {"session_id": session_id, "profile": profile, "seq": seq, "revision": revision}
         return self._sql["move_anchor"], parameters
 
@@ -196,10 +196,10 @@ class RecallIndexes(Protocol):
     """
 
     async def of_session(self, session_id: str, version: str, last_seq: int) -> bytes | None:
-        """Return a session's stored index of this version, if it ends at or before `last_seq`."""
+        """Return a session's stored index if its format is `version` and it ends at or before `last_seq`."""
 
     async def save(self, session_id: str, version: str, data: bytes, last_seq: int, state: IndexedState) -> None:
-        """Replace the index of a session by one that ends at `last_seq`, if the session still has this state."""
+        """Replace the index of a session by one that ends at `last_seq`, unless the session's `state` has changed."""
 
     async def remove(self, session_id: str) -> None:
         """Delete the index of a session; errors of the store are ignored."""
@@ -212,13 +212,13 @@ class RecallIndexRows(Tables, sql=("{backend}/sessions.sql", "recall_indexes.sql
     """The table `chat_recall_indexes`; the caller defines the format of an index."""
 
     async def of_session(self, session_id: str, version: str, last_seq: int) -> bytes | None:
-        """Return a session's stored index of this version, if it ends at or before `last_seq`."""
+        """Return a session's stored index if its format is `version` and it ends at or before `last_seq`."""
         parameters = {"session_id": session_id, "version": version, "last_seq": last_seq}
         rows = await self._driver.fetch(self._sql["index_of"], parameters)
         return bytes(rows[0][0]) if rows else None
 
     async def save(self, session_id: str, version: str, data: bytes, last_seq: int, state: IndexedState) -> None:
-        """Replace the stored index of a session, if the session still has this state."""
+        """Replace the stored index of a session, unless the session's `state` has changed."""
         row = {"session_id": session_id, "version": version, "data": data, "last_seq": last_seq, **asdict(state)}
         # Use one statement: the server then locks the session only when it has received all data, which may be long.
         await self._driver.write([(self._sql["save_index"], {**row, "created_at": time_text(state.created_at)})])

@@ -62,7 +62,7 @@ def check_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class TurnRefused(StoreError):
-    """A turn cannot be stored in one transaction with the statements that its caller joined; nothing was stored."""
+    """A turn cannot be stored in one transaction with the caller's statements; nothing was stored."""
 
 
 class DuplicateRow(StoreError):

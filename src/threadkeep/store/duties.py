@@ -73,7 +73,7 @@ class ChannelState(ClockedTables, sql=("{backend}/sessions.sql", "channel_state.
         return {str(name): str(value) for name, value in rows}
 
     async def keep(self, scope: str, name: str, value: str, *, expires_at: datetime | None = None) -> None:
-        """Store a value instead of the previous one; with `expires_at`, also delete up to 100 expired ones."""
+        """Store a value instead of the previous one; with `expires_at`, also delete up to 100 expired values."""
         await self._keep(self.keep_statement(scope, name, value, expires_at=expires_at))
 
     def keep_statement(self, scope: str, name: str, value: str, *, expires_at: datetime | None = None) -> Statement:
@@ -95,7 +95,7 @@ class ChannelState(ClockedTables, sql=("{backend}/sessions.sql", "channel_state.
         return bool((await self._driver.write(statements))[0])
 
     async def keep_for_duty(self, scope: str, name: str, value: str, *, duty: str, owner: str) -> bool:
-        """Store a value if this owner has the duty; return False if another process has it."""
+        """Store a value if `owner` has claimed the duty; otherwise, store nothing and return False."""
         held = {"duty": duty, "owner": owner, "now": time_text(self._clock())}
         return await self._execute("keep_for_duty", {"scope": scope, "name": name, "value": value, **held}) > 0
 

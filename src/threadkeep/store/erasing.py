@@ -268,7 +268,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return await empty_log(self._driver, vacuum=vacuum)
 
     async def _merge_search(self) -> None:
-        """Merge SQLite's search index in steps, between which other processes can write."""
+        """Merge SQLite's search index in short steps, so that other processes can write between them."""
         [(stored,)] = await self._driver.fetch(self._sql["search_pages"], {})
         pages = -_PAGES_AT_ONCE
         for _ in range(2 * int(stored) // _PAGES_AT_ONCE + 10):

@@ -117,12 +117,12 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
             return await add_summary(connection, self._sql, summary, frozenset(replaces), now=self._clock())
 
     async def uncovered(self, session_id: str) -> Uncovered:
-        """Return the range and the counts of the messages that no summary covers, after the last reset and archive."""
+        """Return the range and the counts of the messages that no summary covers; see `Uncovered`."""
         rows = await self._driver.fetch(self._sql["uncovered"], {"session_id": session_id})
         return Uncovered(*(int(value) for value in rows[0])) if rows else Uncovered()
 
     async def claim(self, session_id: str, purpose: str, owner: str, seconds: float) -> bool:
-        """Claim work on a session for some seconds. Return False if another process has it, or there is no session.
+        """Claim work on a session for some seconds. Return False if another process has a claim, or without a session.
 
         A claim that ends over 30 minutes later than the new one comes from a wrong clock, and is replaced.
         """

@@ -182,7 +182,7 @@ class SupersedingWriter:
         return None if first_seq is None else Span(int(first_seq), int(last_seq))
 
     async def _named(self, connection: Connection, superseding: Superseding, last_seq: int) -> Span | Superseded:
-        """Return the range that `message_id` and `scope` select, or the result of an equal earlier call."""
+        """Return the range that `message_id` and `scope` select, or the earlier result of the same request."""
         session_id, message_id = superseding.session_id, str(superseding.message_id)
         message = await self._message(connection, session_id, message_id)
         if message is None:

@@ -51,7 +51,7 @@ _ANSWER_REACH = 10_000
 _KEYS_AT_ONCE = 500
 _UNINDEXED_AT_ONCE = 1000
 _PAUSE_SECONDS = 0.01
-# In the order of execution. SQLite and PostgreSQL each omit the statements that they do not need.
+# The statements that delete a session, in order. SQLite and PostgreSQL each omit those that they do not need.
 _DELETION = (
     "hold_runs",
     "delete_runs",
@@ -183,7 +183,7 @@ class TableTranscripts:
     def recent_statement(
         self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
     ) -> Statement:
-        """Return the statement that reads a window's messages, each with the `Marks` of the session."""
+        """Return the statement that reads the messages for a model call's window, each with the session's `Marks`."""
         between = {"session_id": session_id, "after": after, "before": min(before, END)}
         return self._sql["recent"], {**between, "user_id": user_id, "limit": limit}
 
@@ -193,7 +193,7 @@ class TableTranscripts:
             return await connection.fetch_each(statements)
 
     async def find(self, session_id: str, message_id: str) -> Message | None:
-        """Return the message with an id, even if it is superseded, or None."""
+        """Return the message with an id, also if it is superseded; None if it is missing."""
         if clean_text(message_id) != message_id:
             return None
         rows = await self._driver.fetch(self._sql["message_with_id"], {"session_id": session_id, "id": message_id})
@@ -210,7 +210,7 @@ class TableTranscripts:
         return await self._messages("at_places", session_id, "seq", sorted(set(seqs)))
 
     async def answers_to(self, session_id: str, question: Message) -> list[Message]:
-        """Return the complete answers to a question, in order; superseded ones only if the question is, too."""
+        """Return the complete answers to a question, in order; superseded ones only if the question is superseded."""
         key = {"session_id": session_id, "question": question.id, "run_id": question.run_id}
         followers = {**key, "after": question.seq or 0, "reach": _ANSWER_REACH}
         async with self._driver.reading() as connection:

@@ -264,7 +264,7 @@ class Transcripts(Protocol):
         """Return the messages between `after` and `before`, both excluded, for a model call's window."""
 
     async def find(self, session_id: str, message_id: str) -> Message | None:
-        """Return the message with an id, even if it is superseded, or None."""
+        """Return the message with an id, also if it is superseded; None if it is missing."""
 
     async def with_ids(self, session_id: str, message_ids: Collection[str]) -> list[Message]:
         """Return the existing messages with these ids, including superseded ones, in order."""
@@ -273,7 +273,7 @@ class Transcripts(Protocol):
         """Return the existing messages with these `seq` values, including superseded ones, in order."""
 
     async def answers_to(self, session_id: str, question: Message) -> list[Message]:
-        """Return the complete answers to a question, in order; superseded ones only if the question is, too."""
+        """Return the complete answers to a question, in order; superseded ones only if the question is superseded."""
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
         """Mark an answer, or the answer that superseded it, as delivered, and return it.

@@ -173,7 +173,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return run_of(rows[len(joined.before) - 1][0], inputs=(RunInput(clean_json(new.input), new.message_id),))
 
     async def _arrive(self, new: NewRun, policy: DoubleTexting, owner: str | None) -> Run | None:
-        """Store a run in one round trip if nothing blocks it; otherwise store nothing."""
+        """Store a run in one round trip and return it; if something blocks it, store nothing and return None."""
         arrival = self._arrival(new, policy, owner)
         rows = await self._driver.write([*arrival.before, *arrival.after])
         return self.begun(new, arrival, rows) if rows[len(arrival.before) - 1] else None

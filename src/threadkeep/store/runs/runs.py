@@ -152,10 +152,8 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
     ) -> bool:
         """Record the end of a run, also in its trace; return False if the owner has lost the run.
 
-        Repeating the call changes nothing.
-
-        `error` is the name of a kind of error, not a message. A run that is `set_aside` stays failed until a person
-        retries it.
+        Repeating the call changes nothing. `error` is the name of a kind of error, not a message. A run that is
+        `set_aside` stays failed until a person retries it.
         """
         ending = RunEnding(status, result, error, set_aside)
         data: dict[str, Json] = {"status": status} if error is None else {"status": status, "error": error}
@@ -209,7 +207,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         )
 
     def ended(self, run: Run, ending: RunEnding) -> Run:
-        """Return the run as the statements returned by `ending` have stored it."""
+        """Return the run as it is after the statements from `ending` were executed."""
         result, now = None if ending.result is None else clean_json(ending.result), self._clock()
         return replace(run, status=ending.status, result=result, error=ending.error, heartbeat_at=now, ended_at=now)
 
