@@ -41,7 +41,7 @@ async def _talk(
     model: ScriptedModel,
     *,
     as_json: bool = False,
-    keep_on: bool = True,
+    prompted: bool = True,
     interrupt: Gate | None = None,
 ) -> tuple[bool, list[Stored]]:
     """Run a chat; return whether it succeeded, and the stored messages.
@@ -52,7 +52,7 @@ async def _talk(
         chats = Chats()
         chat = chats(memory, model)
         conversation = _conversation(memory, chat, as_json=as_json)
-        task = asyncio.create_task(conversation.run(typed(lines), keep_on=keep_on))
+        task = asyncio.create_task(conversation.run(typed(lines), prompted=prompted))
         if interrupt is not None:
             await interrupt.reached()
             os.kill(os.getpid(), signal.SIGINT)
@@ -102,17 +102,17 @@ async def test_ctrl_c_ends_a_chat_by_pipe() -> None:
     """A pipe is not read further after Ctrl-C."""
     gate = Gate()
     model = ScriptedModel([["This is ", gate]])
-    well, stored = await _talk(["tell me", "not asked"], model, interrupt=gate, keep_on=False)
+    well, stored = await _talk(["tell me", "not asked"], model, interrupt=gate, prompted=False)
     assert not well
     assert [content for _, content, _ in stored] == ["tell me", "This is "]
 
 
 async def test_a_failing_model_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     """The question is stored and the chat continues. A pipe reports the failure by its exit code."""
-    for keep_on in (True, False):
+    for prompted in (True, False):
         model = ScriptedModel([RuntimeError("it quotes what you said"), "Now it works."])
-        well, stored = await _talk(["hi", "again"], model, keep_on=keep_on)
-        assert well is keep_on
+        well, stored = await _talk(["hi", "again"], model, prompted=prompted)
+        assert well is prompted
         captured = capsys.readouterr()
         assert captured.out == "Now it works.\n"
         assert captured.err.startswith("The model did not answer (RuntimeError).")
@@ -180,7 +180,7 @@ async def test_memory_failures_are_shown_after_the_turn(
             patch.setattr("threadkeep.store.tables.TableTranscripts.append", fail)
             patch.setattr("threadkeep.store.tables.TableTranscripts.append_joined", fail)
             patch.setattr("threadkeep.store.tables.TableTranscripts.recent", fail)
-            assert await conversation.run(typed(["hi"]), keep_on=False)
+            assert await conversation.run(typed(["hi"]), prompted=False)
         await chats.close()
     captured = capsys.readouterr()
     assert captured.out == "Here I am.\n"

@@ -1,7 +1,7 @@
 """The command line `threadkeep`, for people and for scripts.
 
 Results go to stdout, as text or as JSON (`--json`); problems and progress go to stderr. Exit codes: 0 success, 1
-failure, 2 wrong usage. Without the extra `cli`, the version is shown, or the missing package is named.
+failure, 2 wrong usage. Without the extra `cli`, only `--version` works; other commands name the missing package.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     finally:
         _drop_unwritten()
-        # Skip the garbage collection at exit, unless a workflow was drawn: mermaidx reports uncollected objects.
+        # Skip the garbage collection at exit to save time. After a drawing, mermaidx would report uncollected objects.
         if "mermaidx" not in sys.modules:
             gc.freeze()
 

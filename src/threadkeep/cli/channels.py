@@ -49,9 +49,9 @@ async def list_channels() -> None:
 
 @commands.command("status")
 async def show_status() -> None:
-    """Show when each bot last received a message, and the age of its oldest open answer.
+    """Show when each bot last received a message, and the age of its oldest undelivered answer.
 
-    Bots that were removed from the channels file are shown while they have open answers.
+    Bots that were removed from the channels file are shown while they have undelivered answers.
     """
     bots = _bots()
     async with opened_memory() as memory:
@@ -224,7 +224,7 @@ async def drop_answer(
 
 
 def _answer_counts(name: str, counts: Mapping[tuple[str, OutboxStatus], int]) -> dict[str, object]:
-    """Return how many answers of a bot are waiting, ready or failed."""
+    """Return the number of a bot's undelivered answers by status: waiting for a run, ready to send, or failed."""
     return {status: counts.get((name, status), 0) for status in _OPEN}
 
 
@@ -301,12 +301,12 @@ def _refusal(error: str) -> str:
     return f"The platform rejected the call or did not answer ({error}); check the network and the bot's field `api`."
 
 
-def _fields(given: Sequence[str] | None) -> dict[str, Json]:
-    """Parse the values `FIELD=VALUE` of `--set`. Lists, mappings and booleans are parsed as YAML."""
+def _fields(options: Sequence[str] | None) -> dict[str, Json]:
+    """Parse the options `--set FIELD=VALUE`. Lists, mappings, booleans and the numeric fields are parsed as YAML."""
     import yaml
 
     found: dict[str, Json] = {}
-    for each in given or ():
+    for each in options or ():
         field, equals, value = each.partition("=")
         if not field or not equals:
             raise WrongUse("Write --set FIELD=VALUE.")

@@ -60,7 +60,7 @@ async def chat(
 ) -> None:
     """Talk to the agent, in the terminal or through a pipe.
 
-    Each line is a turn. Ctrl-C stops an answer; the part shown so far is kept. With --json each turn prints an object.
+    Each line is a turn. Ctrl-C stops an answer and stores the part shown. With --json, each turn prints a JSON object.
     """
     settings = command_settings(model=model, system_prompt=system)
     session_id = str(uuid4()) if session is None else session
@@ -72,7 +72,7 @@ async def chat(
         if terminal.interactive:
             terminal.note(f"Session {session_id}, model {settings.model}. /help lists the commands.")
         lines = prompted_lines() if terminal.interactive else piped_lines()
-        succeeded = await conversation.run(lines, keep_on=terminal.interactive)
+        succeeded = await conversation.run(lines, prompted=terminal.interactive)
         if terminal.interactive:
             command = f"threadkeep chat --session {shlex.quote(session_id)}"
             terminal.note(f"Continue with: {on_this_database(command)}")
@@ -119,11 +119,11 @@ class Conversation:
         self._turn: ChatTurn | None = None
         self._stopped = False
 
-    async def run(self, lines: AsyncIterator[str], *, keep_on: bool) -> bool:
-        """Answer the lines one after another. `keep_on` is true if a person enters the lines at a prompt.
+    async def run(self, lines: AsyncIterator[str], *, prompted: bool) -> bool:
+        """Answer the lines one after another. `prompted` is true if a person enters them at a prompt, not in a pipe.
 
-        Ctrl-C stops the current answer; if no answer is running or `keep_on` is false, it ends the chat. The shown part
-        of a stopped answer is stored. Return False if `keep_on` is false and a turn failed or was stopped.
+        Ctrl-C stops the current answer and stores the part shown. It ends the chat if no answer is running, or if the
+        lines come from a pipe. Return False if the lines come from a pipe and a turn failed or was stopped.
         """
         with handled_signals(self._signal_handlers()):
             async for line in lines:
@@ -134,9 +134,9 @@ class Conversation:
                     await self._show_answer(line)
                     for sentence in self._notices.take():
                         terminal.note(sentence)
-                if self._stopped and not keep_on:
+                if self._stopped and not prompted:
                     break
-        return keep_on or not (self._failed or self._stopped)
+        return prompted or not (self._failed or self._stopped)
 
     async def _show_answer(self, text: str) -> None:
         from threadkeep.runs.chat_turns import ChatRequest

@@ -124,7 +124,7 @@ def _verbs_of(noun: str, verb: str | None) -> typer.Typer:
 
 
 def _attribute(path: str) -> Any:
-    """Import a module of this package, and return one of its functions or command groups."""
+    """Import the object at `path` (`MODULE.NAME` in this package): the function of a command, or a command group."""
     module, _, name = path.partition(".")
     return getattr(import_module(f"threadkeep.cli.{module}"), name)
 
@@ -162,7 +162,7 @@ def run(arguments: Sequence[str]) -> int:
             standalone_mode=False,
         )
     except SystemExit as end:
-        # Do not end the process, although Typer raises SystemExit when it has completed a word for the shell.
+        # Typer raises SystemExit after it has completed a word for the shell. Return the code, as after other commands.
         return end.code if isinstance(end.code, int) else 0
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the outermost handler: no traceback for a person
         return _fail(error, arguments)
@@ -237,7 +237,7 @@ def _add(command: TyperCommand | TyperGroup, database: TyperOption, as_json: Typ
 
 
 def _common() -> typer.Typer:
-    """Return an application whose only command declares the options `--database` and `--json` of all commands."""
+    """Return an application with one empty command: all others get copies of its options `--database` and `--json`."""
     application = typer.Typer()
 
     @application.command()

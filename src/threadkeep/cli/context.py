@@ -86,7 +86,7 @@ async def show_context(
 
 
 def preview_options(settings: Settings) -> PreviewOptions:
-    """Return the configured chat's parameters for the preview of its next model call."""
+    """Return the options with which the configured chat would make its next model call, for a preview."""
     from threadkeep.agent.context_view import PreviewOptions
     from threadkeep.app import chat_options
 
@@ -107,7 +107,7 @@ def model_of(settings: Settings) -> BaseChatModel | None:
 async def show_now(memory: Memory, choice: CallChoice, parameters: PreviewOptions, *, only_next: bool = False) -> None:
     """Show the session's last model call, and a preview of the built-in chat's next call.
 
-    In a conversation that an agent stores itself, the built-in chat makes no calls, so there is no preview.
+    If a workflow's agent stores the conversation in the graph store, the chat makes no calls there: show no preview.
     """
     from threadkeep.agent.context_view import preview, recorded_view
     from threadkeep.history.all_sessions import AllSessions
@@ -205,7 +205,7 @@ class CallChoice:
         return await AllSessions(memory).calls(session_id, user_id=self.user_id, limit=limit, before=before)
 
     async def before(self, memory: Memory, call: StoredManifest) -> StoredManifest:
-        """Return the last call before `call` in the same session or run."""
+        """Return the last call before `call` in the same session or run. If there is none, raise `CallNotFound`."""
         from threadkeep.agent.context_view import call_before
 
         if self.session_id is not None:
@@ -236,7 +236,7 @@ class CallChoice:
 
 
 def _key_of(call: StoredManifest) -> object:
-    """Return the key of the conversation if an agent stores the conversation itself, outside of the session."""
+    """Return the graph store's key of the conversation that a call belongs to, or None if it belongs to a session."""
     conversation = call.manifest.get("conversation")
     return conversation.get("key") if isinstance(conversation, dict) else None
 
@@ -287,9 +287,9 @@ def _show_title(manifest: ContextManifest, label: str = "") -> None:
 
 
 def _show_rows(groups: Iterable[tuple[str, str, Sequence[_Row]]], *, marked: bool = False) -> None:
-    """Print groups of rows, each with a mark and an optional heading, in columns.
+    """Print groups of rows in columns. A group is its mark (such as + or -), its heading (may be empty), and its rows.
 
-    Rows are cut to the width of the terminal. `marked` adds a column for the marks.
+    Rows are cut to the width of the terminal. `marked` adds a column that repeats the mark of the group in each row.
     """
     filled = [(mark, heading, rows) for mark, heading, rows in groups if rows]
     every = [_COLUMNS, *(row for _, _, rows in filled for row in rows)]
@@ -389,7 +389,7 @@ def _range_of_run(one: LeftOut) -> str:
 
 
 def _content(entry: Entry, manifest: ContextManifest) -> str:
-    """Describe the turns, facts or passages that the message of `entry` quotes, or the messages that it summarises."""
+    """Describe what a message of the context contains: quoted turns, facts or passages, or a summary of messages."""
     if entry.turns:
         return f"quotes {'; '.join(_cited(entry.turns, manifest.session_id or ''))}:"
     if entry.summaries:
@@ -402,7 +402,7 @@ def _content(entry: Entry, manifest: ContextManifest) -> str:
 
 
 def _origins(entry: Entry) -> Iterator[str]:
-    """Yield a phrase for each scope: the number of its facts, and the messages that are their evidence."""
+    """Yield a phrase for each scope of the entry's facts: their number, and the messages that are their evidence."""
     for scope in dict.fromkeys(fact.scope for fact in entry.facts):
         facts = [fact for fact in entry.facts if fact.scope == scope]
         messages = ", ".join(_cited(turn for fact in facts for turn in fact.evidence))
@@ -410,7 +410,7 @@ def _origins(entry: Entry) -> Iterator[str]:
 
 
 def _cited(turns: Iterable[TurnReference], home: str | None = None) -> list[str]:
-    """Return the `seq` numbers of messages as ranges, grouped by session. The session `home` comes first, unnamed."""
+    """Return messages as ranges of `seq`, one text for each session. The session `home` comes first, without its id."""
     found: dict[str, list[int]] = {} if home is None else {home: []}
     for turn in turns:
         found.setdefault(turn.session_id, []).append(turn.seq)

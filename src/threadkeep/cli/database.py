@@ -44,8 +44,8 @@ async def migrate_schema(
 ) -> None:
     """Update the database's schema and its search index.
 
-    Every start also updates the schema, and fills the index in the background. Run this command to do both beforehand.
-    It can be interrupted and repeated.
+    A service also updates the schema when it starts, and then fills the index in the background. Run this command to
+    do both beforehand. It can be interrupted and repeated.
     """
     values, condition = await _migrate(apply=not check, fill=search_index and not check)
     if terminal.as_json:
@@ -57,9 +57,9 @@ async def migrate_schema(
 
 
 async def _migrate(*, apply: bool, fill: bool) -> tuple[dict[str, Any], Condition | None]:
-    """Migrate the schema if `apply`, fill the search index if `fill`, and return the results and the condition.
+    """Migrate the schema if `apply`, fill the search index if `fill`, and return the results and the database's state.
 
-    The condition is None if the file does not exist. `unindexed` is None if the schema is too old to count messages.
+    The state is None if the SQLite file is missing. The result `unindexed`, a number of messages, is None if unknown.
     """
     from threadkeep.store.condition import read_condition
     from threadkeep.store.migrations import check_schema, known_migrations, schema_version
@@ -92,7 +92,7 @@ async def _migrate(*, apply: bool, fill: bool) -> tuple[dict[str, Any], Conditio
 
 
 async def _apply(driver: Driver, found: int, partitions: int | None) -> list[int]:
-    """Apply the missing migrations and return their versions."""
+    """Apply the migrations after schema version `found` (0: an empty database), and return their versions."""
     from threadkeep.store.migrations import migrate
 
     reached = -1
@@ -244,7 +244,7 @@ async def _check_source(settings: Settings) -> None:
 
 
 async def _check_target(settings: Settings, version: int, *, replace: bool) -> None:
-    """Check that a copy of schema `version` is usable, and that it can and may (`replace`) replace the database."""
+    """Check that a copy of schema `version` may be restored into the database, which is empty or may be replaced."""
     from threadkeep.store.condition import check_unused
     from threadkeep.store.migrations import check_schema, schema_version
     from threadkeep.store.opening import open_database

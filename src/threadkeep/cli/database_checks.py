@@ -152,7 +152,7 @@ def _schema(backend: Backend, condition: Condition) -> Finding:
 
 
 async def _location(driver: Driver, settings: Settings, condition: Condition) -> list[Finding]:
-    """Return a finding if messages are not stored where the settings say. In this case, no process can start."""
+    """Return a finding if the setting for messages (tables or graph store) contradicts the sessions in the database."""
     try:
         if condition.schema == condition.newest and condition.sessions is not None:
             await check_location(driver, settings.transcripts)
@@ -217,7 +217,7 @@ def _rights(missing: Sequence[MissingRights], condition: Condition) -> list[Find
 def _holding(
     address: DatabaseAddress, holders: Sequence[LockHolder], *, hidden: Mapping[str, str] | None = None
 ) -> list[Finding]:
-    """Return a finding about connections whose locks may block others."""
+    """Return a finding about connections whose locks may block others. `hidden` counts those that are invisible."""
     if address.path is not None:
         holders = lock_holders(address.path)
     busy = [holder for holder in holders if holder.doing != "open"]
@@ -295,7 +295,7 @@ async def _token_factors(driver: Driver) -> Finding:
 
 
 async def check_all_integrity(settings: Settings, *, reachable: bool) -> list[Finding]:
-    """Check the databases of the memory, the graph store and the runs for damage."""
+    """Check the databases of the memory (if `reachable`), of the graph store and of the runs for damage."""
     found = await _check_integrity(settings, "integrity", settings.database, transcripts=True) if reachable else []
     if settings.graph_store != settings.database:
         found += await _check_integrity(settings, "graph store database", settings.graph_store, writing=True)
@@ -304,7 +304,7 @@ async def check_all_integrity(settings: Settings, *, reachable: bool) -> list[Fi
     except ModuleNotFoundError:
         return found
     if (path := settings.database.path) is not None:
-        # Omit the key, because the engine's file is not encrypted; see `engine_path`.
+        # Omit the key, because the workflow engine's own file is not encrypted; see `engine_path`.
         settings = settings.model_copy(update={"database_key": None})
         found += await _check_integrity(settings, "runs database", DatabaseAddress("sqlite", path=engine_path(path)))
     return found
@@ -352,7 +352,7 @@ def _integrity(check: str, address: DatabaseAddress, integrity: Integrity, secon
 
 
 async def check_graph_store(settings: Settings, integrity: Sequence[Finding]) -> list[Finding]:
-    """Check that the conversations in the graph store can be read. Stop after 30 seconds."""
+    """Check for up to 30 seconds that the graph store can be read. Do not repeat a failure that is in `integrity`."""
     address, found = settings.graph_store, _Conversations()
     try:
         layouts = await _layouts(settings)
@@ -373,7 +373,7 @@ async def check_graph_store(settings: Settings, integrity: Sequence[Finding]) ->
 
 
 async def _layouts(settings: Settings) -> list[GraphLayout]:
-    """Return the layouts of all conversations in the graph store."""
+    """Return the layouts (namespaces and field names) with which conversations are stored in the graph store."""
     found = [GraphLayout()] if settings.transcripts == "graph_store" else []
     if settings.database.path is None or os.access(settings.database.path, os.F_OK):
         async with open_database(settings.database, settings.store_options()) as driver:
@@ -394,7 +394,7 @@ class _Conversations:
     complete: bool = False
 
     async def read(self, reader: ConversationReader) -> None:
-        """Read the conversations of a layout, and count lost messages."""
+        """Read all conversations of a reader, and count their lost messages."""
         try:
             async for conversation in reader.all():
                 self.count += 1

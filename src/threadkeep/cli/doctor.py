@@ -167,7 +167,7 @@ def _graphiti_fails(problem: str) -> Finding:
 
 
 def check_pending(settings: Settings) -> list[Finding]:
-    """Return findings about pending turns, which wait on disk until the database is available, and their folder."""
+    """Return findings about the folder of pending turns, which wait on disk until the database is available."""
     from threadkeep.history.pending import folder_of
     from threadkeep.history.pending_files import waiting_files
 
@@ -206,12 +206,12 @@ def _waiting(files: list[WaitingFile]) -> Finding:
     return Finding("pending writes", "fail" if age > _OLD_SECONDS else "warn", f"{detail}.", cure)
 
 
-def _unusable(own: Path) -> list[Finding]:
+def _unusable(folder: Path) -> list[Finding]:
     """Return a finding if the folder of pending turns cannot store the next turn."""
     from threadkeep.history.pending_files import check_folder
 
     try:
-        check_folder(nearest_existing(own))
+        check_folder(nearest_existing(folder))
     except PendingFolderUnusable as error:
         detail, _, cure = str(error).partition("). ")
         return [Finding("pending writes", "fail", f"{detail}).", cure)]

@@ -61,7 +61,7 @@ def scope_named(session: str | None, workspace: str | None, user: str | None) ->
 
 
 def needed_scope(session: str | None, workspace: str | None, user: str | None, *, what: str = "fact") -> Scope:
-    """Return the scope that the options name. Raise `WrongUse` if they name no scope or several scopes."""
+    """Return the scope that the options name. Otherwise raise `WrongUse`: the scope of `what` (a noun) is missing."""
     scope = scope_named(session, workspace, user)
     if scope is None:
         raise WrongUse(f"Name the scope of the {what}: --session ID, --workspace NAME or --user ID.")
@@ -135,7 +135,7 @@ async def add_fact(
     kind: _Kind = None,
     confidence: Annotated[float, typer.Option(min=0, max=1, help="The confidence, from 0 to 1.")] = 1.0,
 ) -> None:
-    """Remember a value of a key. The same value confirms the fact; another value replaces it."""
+    """Store a fact: the value of a key. The same value confirms a stored fact; another value replaces it."""
     scope = needed_scope(session, workspace, user)
     fact_kind = one_of("--kind", kind, FACT_KINDS)
 
@@ -287,7 +287,7 @@ async def export_facts(
 
 
 async def _pages_of(memory: Memory, scope: Scope | None) -> AsyncIterator[list[Fact]]:
-    """Yield each value once, in pages. Values that change move to the first page, so repeat until no value is new."""
+    """Yield each value once, in pages. A changed value moves to the first page, so read again until no value is new."""
     seen: set[str] = set()
     since = None
     while True:

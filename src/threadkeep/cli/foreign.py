@@ -98,7 +98,7 @@ class Unreadable:
 
 @dataclass(kw_only=True)
 class Source(ABC):
-    """The conversations of another system. `done` of `total` is the progress; `left_out` counts skipped entries."""
+    """The conversations of another system. `done` of `total` parts were read; `left_out` counts skipped entries."""
 
     total: int
     done: int = 0
@@ -152,7 +152,7 @@ def check_kind(source: str, wanted: Kind, kinds: Collection[Kind]) -> None:
         if Path(source).is_fifo():
             raise WrongUse(f"Save {_NAMES[wanted]} to a file: only JSON lines can be read from a pipe.")
         raise WrongUse(f"This is not {_NAMES[wanted]}; see what can be imported with: threadkeep import --help")
-    # A Threadkeep database can also have the tables of other kinds, so check `threadkeep` first.
+    # A Threadkeep database can also contain tables of another kind, such as a graph store. Try `threadkeep` first.
     kind = "threadkeep" if "threadkeep" in kinds else next(iter(kinds))
     # Show the address instead of the URL, because the URL may contain a password.
     shown = source if (address := address_of(source)) is None else str(address)
@@ -161,7 +161,7 @@ def check_kind(source: str, wanted: Kind, kinds: Collection[Kind]) -> None:
 
 
 def kinds_of_file(path: Path) -> list[Kind]:
-    """Return the kind of a file that is not a database, in a list that is empty if the kind is unknown."""
+    """Return the kind of a file that is not a database, as a list of one item, or an empty list if it is unknown."""
     head = _head(path)
     if head.startswith(b"PK") and zipfile.is_zipfile(path):
         head = _head_in_zip(path)
@@ -284,7 +284,7 @@ class ChatGptExport(Source):
             return Unreadable(name, str(error))
 
     def _messages(self, nodes: list[Mapping[str, Any]], moment: datetime | None) -> list[Message]:
-        """Return the messages to import. Count the skipped messages in `left_out`."""
+        """Return the messages to import. A message without a time gets the time before it, and the first `moment`."""
         messages: list[Message] = []
         for values in nodes:
             text = _text(values)

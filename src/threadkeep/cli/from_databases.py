@@ -130,7 +130,7 @@ class StoredHistories(Source):
             self.done += 1
 
     def _conversation(self, key: str, row: Row) -> Conversation | Unreadable | None:
-        """Return the history in an item, if it contains one."""
+        """Return the history that an item of the store contains, or None if it is another item."""
         value, created_at, updated_at = row
         try:
             item = json.loads(value) if isinstance(value, str | bytes) else value
@@ -149,7 +149,7 @@ class StoredHistories(Source):
         return Conversation(line, [found for one in item["messages"] if (found := self._message(one, changed))])
 
     def _message(self, value: object, moment: datetime | None) -> Message | None:
-        """Return the message of an entry, unless the entry is skipped."""
+        """Return the message in an entry of a history, with the time `moment`, or None if the entry is skipped."""
         if not isinstance(value, dict) or value.get("role") not in SPEAKERS:
             system = isinstance(value, dict) and value.get("role") == "system"
             self.left_out["system" if system else "other"] += 1

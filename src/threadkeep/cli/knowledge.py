@@ -25,7 +25,7 @@ _SAY_YES = "Add --yes to do it without confirmation."
 
 @commands.command("status")
 async def show_status() -> None:
-    """Show which kinds of data may be sent to Graphiti, and how far the deliveries are."""
+    """Show which kinds of data may be sent to Graphiti, and how many messages wait, were delivered, or failed."""
     status = await _with_graphiti(lambda graphiti: graphiti.status())
     if terminal.as_json:
         terminal.json(status)
@@ -130,7 +130,7 @@ async def promote_fact(
     user: OfUser = None,
     key: Annotated[str | None, typer.Option(help="The key of the fact; by default derived from its words.")] = None,
 ) -> None:
-    """Store a fact here, and send it to Graphiti if that is allowed."""
+    """Store a fact in the database, and send it to Graphiti if that is allowed."""
     from threadkeep.knowledge.graphiti.views import PromotedView
     from threadkeep.knowledge.promotion import Promotion
 
@@ -147,7 +147,7 @@ async def promote_fact(
 async def undo_promotion(
     fact_id: Annotated[str, typer.Argument(metavar="FACT", help="The id of the fact, as shown by `facts show`.")],
 ) -> None:
-    """Retract a promoted fact, here and in Graphiti."""
+    """Retract a promoted fact, in the database and in Graphiti."""
     retracted = await _with_graphiti(lambda graphiti: graphiti.undo_promotion(fact_id))
     sentence = "Retracted here and in the graph."
     if retracted.remains:

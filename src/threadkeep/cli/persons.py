@@ -113,7 +113,7 @@ async def export_person(
         finally:
             if not count:
                 partial.unlink()
-        if _is_of_nobody(file):
+        if _is_of_unknown_person(file):
             partial.unlink()
             raise NotDone(f"There are no data of {person!r}; check the id with: threadkeep persons list")
         file.seek(0)
@@ -126,7 +126,7 @@ async def export_person(
 
 @contextmanager
 def _continuing(partial: Path, after: str | None) -> Iterator[None]:
-    """If the export cannot continue from the partial file, name this file in the error."""
+    """Name the partial file in the error if the export cannot continue from it, after the position `after`."""
     try:
         yield
     except InvalidInput as error:
@@ -135,8 +135,8 @@ def _continuing(partial: Path, after: str | None) -> Iterator[None]:
         raise WrongUse(f"{partial} cannot be continued; delete it, or name another file. {error}") from None
 
 
-def _is_of_nobody(file: BinaryIO) -> bool:
-    """Return True if an export has no data, because the person is unknown."""
+def _is_of_unknown_person(file: BinaryIO) -> bool:
+    """Return True if an export is empty because the database has no such person."""
     file.seek(0)
     lines = [json.loads(line) for line in islice(file, 4)]
     return [line["type"] for line in lines] == ["person", "position", "end"] and "id" not in lines[0]

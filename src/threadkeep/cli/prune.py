@@ -182,7 +182,7 @@ def _show_plan[T](
     nothing: str,
     words: str,
 ) -> None:
-    """Show the planned removals: all values as JSON, or a table of the first 50."""
+    """Show a plan: `values` as JSON, or a table of 50 removals and the total (`words`), or `nothing` if it is empty."""
     if terminal.as_json:
         terminal.json({"dry_run": True, **values})
         return

@@ -125,7 +125,7 @@ async def show_queued(service: RunService, run_id: str, user_id: str | None) -> 
         return
     terminal.say(run_id)
     if not run.over:
-        # A child run that got its answer stays `waiting` until its parent passes the answer on.
+        # After a person has answered a child run, it stays `waiting` until its parent run passes the answer to it.
         state = "The run has its answer" if run.status == "waiting" else f"The run is {run.status}"
         terminal.note(f"{state}; `threadkeep serve` or `threadkeep worker` on this database executes it.")
     terminal.note(f"See its state with: {on_this_database(f'threadkeep runs show {run_id}')}")
@@ -318,7 +318,7 @@ class Answer:
         terminal.say(text, end="")
 
     def end(self, text: str) -> None:
-        """End the answer `text`. If it differs from the pieces that were shown, show the whole answer."""
+        """End an answer, whose whole text is `text`. If it differs from the pieces that were shown, show all of it."""
         if text and text.strip() != self._shown.strip():
             if self._shown:
                 terminal.say()

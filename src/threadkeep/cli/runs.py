@@ -247,7 +247,7 @@ async def retry_run(
 
 
 async def _change(run_id: str, user: str | None, change: Change, *, wait: bool) -> None:
-    """Resume or retry a run, in this process or in a worker of this database."""
+    """Resume or retry a run (`change`). If `wait`, show its output; otherwise another process executes it."""
     check_exists(command_settings().database)
     works = wait and await _waits_for_others(run_id)
     async with opened_runs(in_background=not wait, works=works) as service:
@@ -265,7 +265,7 @@ async def _change(run_id: str, user: str | None, change: Change, *, wait: bool) 
 
 
 async def _waits_for_others(run_id: str) -> bool:
-    """Return True if other turns of the run's conversations must be executed before this run."""
+    """Return True if a run must wait for other queued or running turns of its session or its agents' conversations."""
     async with opened_memory() as memory:
         found = await memory.runs.run(run_id)
         return found is not None and await memory.runs.order.has_concurrent_runs(found.root_run_id)
@@ -276,16 +276,16 @@ async def _cancel(run_id: str, user: str | None) -> tuple[list[str], Run]:
     async with opened_memory() as memory:
         if not (await _find(memory, run_id, user)).unbegun:
             stopped = await memory.runs.request_cancel(run_id)
-            await _begin_following(memory, stopped)
+            await _enqueue_following(memory, stopped)
             return stopped, await _find(memory, run_id, user)
-    # The run has not started. Only the service can cancel it and store its message, which later turns need.
+    # The run has not started. Cancel it with the service, which stores its message: later turns need the message.
     async with opened_runs(in_background=True) as service:
         stopped = await service.cancel(run_id, user_id=user)
         return stopped, await service.run(run_id, user_id=user)
 
 
-async def _begin_following(memory: Memory, stopped: Sequence[str]) -> None:
-    """Enqueue the turns that waited for the cancelled runs, because no worker is notified of the cancellation."""
+async def _enqueue_following(memory: Memory, stopped: Sequence[str]) -> None:
+    """Enqueue the turns that waited for the cancelled runs `stopped`. Workers would start them half a minute later."""
     following: dict[str, None] = {}
     for run_id in stopped:
         run = await memory.runs.run(run_id)

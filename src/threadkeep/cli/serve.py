@@ -54,7 +54,7 @@ async def serve_http(
     """
     settings = read_settings(host=host, port=port, log_json=True if terminal.as_json else None)
     with terminal.waiting("Starting"), stopped_by_ctrl_c():
-        # Import this below the spinner: FastAPI, LangChain and LangGraph take some seconds on a slow machine.
+        # Import this while the spinner turns: FastAPI, LangChain and LangGraph take some seconds on a slow machine.
         from threadkeep.web.service import serve
 
     await serve(settings, lambda text: terminal.result({"announcement": text.splitlines()}, text))
@@ -80,7 +80,7 @@ async def work() -> None:
 
     def end() -> None:
         stop.set()
-        # Let a second Ctrl-C end the process. Still handle SIGHUP: the shell and the kernel may both send it.
+        # Let a second Ctrl-C end the process, but not a second SIGHUP: the shell and the kernel may both send it.
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
 
@@ -232,7 +232,7 @@ async def rotate_key(
     name: _Name,
     hours: Annotated[float, typer.Option(min=0, max=876_000, help="Hours that the old key stays valid.")] = 24.0,
 ) -> None:
-    """Add a new key with the old key's name, scope, user and end. The old key stays valid for a day, or --hours."""
+    """Add a new key with the old key's name, scope, user and expiry. The old key stays valid for a day, or --hours."""
     async with opened_memory() as memory:
         _show(await memory.api_keys.rotate(name, overlap=timedelta(hours=hours)))
 

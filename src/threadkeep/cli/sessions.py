@@ -147,7 +147,7 @@ async def search_messages(
 
 @commands.command("reset")
 async def reset_session(session: SessionIdArgument, user: UserId = None) -> None:
-    """Exclude all earlier messages from later windows. The transcript stays."""
+    """Hide all messages so far from the model. The transcript keeps them."""
     async with opened_session(session, user) as (handle, _):
         await handle.reset()
         info = await handle.info()

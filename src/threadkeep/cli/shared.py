@@ -130,7 +130,7 @@ async def opened_memory(*, background: bool = False, creates: bool = False) -> A
 
 @asynccontextmanager
 async def opened_sessions() -> AsyncIterator[AllSessions]:
-    """Open the configured memory; yield the access to all sessions, in its tables and in a graph store."""
+    """Open the configured memory; yield an object that reads all sessions, in its tables and in a graph store."""
     from threadkeep.history.all_sessions import AllSessions
 
     async with opened_memory() as memory:
@@ -148,7 +148,7 @@ async def opened_session(session_id: str, user_id: str | None) -> AsyncIterator[
 async def opened_tables() -> AsyncIterator[TableSessions | None]:
     """Open only the table of sessions, so that a short command need not import `Memory`, which is slow.
 
-    Yield None if the table cannot be used alone. The command must then open a memory.
+    Yield None if the schema is not the newest, or a graph store may have sessions. The command must then open a memory.
     """
     from threadkeep.environment import has_unknown_variables, plain_database
     from threadkeep.store.driver import StoreOptions
@@ -183,10 +183,10 @@ async def opened_app(
     async with AsyncExitStack() as stack:
         with terminal.waiting("Opening"):
             if settings.database.dsn is not None and not waits:
-                # `open_app` waits for an unreachable server, so open the database first, which fails at once.
+                # `open_app` waits for an unreachable server. To fail at once instead, open the database first.
                 async with open_database(settings.database, settings.store_options()):
                     pass
-            # Import this below the spinner: LangChain and LangGraph take some seconds on a slow machine.
+            # Import this while the spinner turns: LangChain and LangGraph take some seconds on a slow machine.
             with stopped_by_ctrl_c():
                 from threadkeep.app import open_app
 
@@ -196,10 +196,10 @@ async def opened_app(
 
 @asynccontextmanager
 async def opened_runs(*, in_background: bool, works: bool = True) -> AsyncIterator[RunService]:
-    """Open the runs of the configured database.
+    """Open the service that starts and changes runs in the configured database.
 
-    If `works` is true, the command first executes the runs that are queued before its run, because there may be no
-    worker. If `in_background` is true, only other processes execute runs.
+    If `in_background` is true, only other processes execute runs. Otherwise, if `works` is true, this process also
+    executes the runs that were queued before the command's own run, because there may be no worker.
     """
     settings = command_settings()
     if in_background:
@@ -212,7 +212,7 @@ async def opened_runs(*, in_background: bool, works: bool = True) -> AsyncIterat
 
 
 def on_this_database(command: str) -> str:
-    """Return a command for a hint. If this command has `--database`, add the option without the password."""
+    """Return `command`, which a hint names, with the `--database` of the running command, but without the password."""
     url = chosen_database.get()
     return command if url is None else f"{command} --database {shlex.quote(without_password(url))}"
 

@@ -209,7 +209,7 @@ class Terminal:
         """Show the progress of the work in the block, as a bar or as lines; with `--json`, show nothing.
 
         Lines are at least two seconds apart unless `every` is true. If the block is interrupted or the database fails,
-        and there is advice (`again`), a note shows it after the last report (or after the result of `so_far()`).
+        and `again` is advice, a note shows the last report (or the result of `so_far()`), and then the advice.
         """
 
         def reach(done: int, words: str) -> None:
@@ -281,9 +281,9 @@ def signal_handler(number: signal.Signals, handler: Callable[[int, FrameType | N
 
 
 def stopped_by_ctrl_c() -> AbstractContextManager[None]:
-    """Let a first Ctrl-C stop the block, which waits for input or imports slow modules.
+    """Let the first Ctrl-C interrupt the block, which waits for input or imports slow modules.
 
-    The event loop's own handler only cancels the task, which takes effect after the block.
+    The event loop's own handler only cancels the task, and the task notices that only after the block.
     """
     return signal_handler(signal.SIGINT, signal.default_int_handler)
 
@@ -401,7 +401,7 @@ def _json(value: object) -> object:
         return value.isoformat()
     if isinstance(value, Mapping):
         return dict(value)
-    # Avoid `to_jsonable_python` where possible: it writes times with Z, and all other output has +00:00.
+    # Avoid `to_jsonable_python` where possible: it ends times with Z, but all other output ends them with +00:00.
     if (dumped := getattr(value, "model_dump", None)) is not None:
         return dumped()
     if is_dataclass(value):

@@ -158,7 +158,7 @@ def explain_keys(
         bool, typer.Option("--by-hand", help="Resolve keys as in a run that a person starts, where thread_id is used.")
     ] = False,
 ) -> None:
-    """Show the key that each agent of a workflow derives from a payload, and why other candidates failed."""
+    """Show the key under which each agent stores the conversation of a payload, and why other candidates failed."""
     from threadkeep.workflows.describing import explain_key
 
     found = explain_key(_named(workflow), read_payload(payload), by_hand=by_hand)
