@@ -1,9 +1,9 @@
 """Callers of the service and their credentials: API keys and tokens of users.
 
-A key has a scope, and may be limited to one user. `Access` checks each request before it reaches its route. GET and
-HEAD need the scope `read`, other methods `write`; for another scope, a route has `openapi_extra=READS` or
-`openapi_extra=ADMINISTERS`. Callers who are limited to one user reach only routes with a parameter `UserId` or
-`CallerInUse`, and `openapi_extra=PUBLIC` routes, which show no user's data.
+A key has a scope, and may be limited to one user. The middleware `Access` checks each request before it reaches its
+route. GET and HEAD need the scope `read`, and other methods `write`, unless the route has `openapi_extra=READS` or
+`openapi_extra=ADMINISTERS`. A caller who is limited to one user reaches two kinds of routes: those with a parameter
+`UserId` or `CallerInUse`, and those with `openapi_extra=PUBLIC`, which show no user's data.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Caller:
         return self.user_id
 
     def repeat_id(self, user_id: str | None, key: str | None) -> str | None:
-        """Return an id for a request, derived from its idempotency key, so that a repetition has the same id."""
+        """Return an id derived from an idempotency key, the same for a repeated request, or None without a key."""
         if key is None:
             return None
         return hashlib.sha256(f"{self.name}\n{user_id or ''}\n{key}".encode()).hexdigest()[:32]
@@ -224,7 +224,7 @@ class KeyRing:
     def __init__(self, keys: ApiKeys, configured: Mapping[str, str], *, clock: Callable[[], datetime]) -> None:
         self._keys = keys
         self._clock = clock
-        # Keys are looked up by their digests, so that the duration reveals nothing about them.
+        # Look keys up by their digests, because the time that a comparison of keys takes would reveal a part of them.
         self._configured = {digest_of(key.encode()): name for name, key in configured.items()}
         self._known: dict[str, ApiKey] = {}
         self._was_read = False
@@ -240,7 +240,7 @@ class KeyRing:
         return bool(self._configured or self._known)
 
     async def refresh(self) -> bool:
-        """Read the database's keys if the last read is five seconds old. Return False if no read has succeeded yet."""
+        """Read the keys from the database, at most every five seconds. Return False if no read has succeeded yet."""
         if time.monotonic() >= self._next_read:
             if self._work is None or self._work.done():
                 self._work = asyncio.create_task(self._read(), name="threadkeep-keys")
@@ -248,7 +248,7 @@ class KeyRing:
         return self._was_read
 
     def caller(self, given: bytes, limits: RateLimits) -> Caller | None:
-        """Return the caller to whom a valid key belongs, and record the use of a database key."""
+        """Return the caller who owns a key, or None if the key is not valid. Record the use of a database key."""
         digest = digest_of(given)
         key = self._known.get(digest)
         if key is None:

@@ -53,7 +53,7 @@ _REQUEST: TypeAdapter[ChatKitReq] = TypeAdapter(ChatKitReq)
 
 @dataclass(frozen=True)
 class ChatKitRequest:
-    """The user of a ChatKit request, an id from its idempotency key, and True if it asks for a new answer."""
+    """The context of a request. `repeat_id` comes from its idempotency key; `asks_again` requests a new answer."""
 
     user_id: str | None = None
     repeat_id: str | None = None
@@ -103,7 +103,7 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
         """Process a request after checking that its attachments and items exist for this user.
 
         Raises:
-            NotFoundError: an attachment or the item does not exist; nothing was stored.
+            NotFoundError: an attachment or an item that the request names does not exist; nothing was stored.
             ProblemRaised: a message or a title is too long.
         """
         match _REQUEST.validate_json(request):
@@ -187,7 +187,7 @@ async def _events(turn: ChatTurn, thread_id: str, session: Session) -> AsyncIter
         elif isinstance(event, ChatAnswer):
             stored = _answer_item(event.answer_id or event.run_id, thread_id)
             for item_id in sorted(items - {stored.id}):
-                async for ended in _closing_other(_answer_item(item_id, thread_id), session):
+                async for ended in _closing_events(_answer_item(item_id, thread_id), session):
                     yield ended
             for last in (*(_begun(stored) if stored.id not in items else ()), *_ended(stored, event.response)):
                 yield last
@@ -203,7 +203,7 @@ def _begun(item: AssistantMessageItem) -> Iterator[ThreadStreamEvent]:
     yield ThreadItemUpdatedEvent(item_id=item.id, update=added)
 
 
-async def _closing_other(item: AssistantMessageItem, session: Session) -> AsyncIterator[ThreadStreamEvent]:
+async def _closing_events(item: AssistantMessageItem, session: Session) -> AsyncIterator[ThreadStreamEvent]:
     """Yield the events that complete a streamed item, or that remove it if its message is not stored."""
     message = await session.find(item.id)
     if message is None or message.superseded_at is not None:

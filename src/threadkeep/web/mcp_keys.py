@@ -39,7 +39,7 @@ class KeyVerifier:
         """Return the owner of a valid key or token, and count the request.
 
         Raises:
-            ProblemRaised: 429 if the owner sent too many requests or has too many open; 503 if keys cannot be read.
+            ProblemRaised: 429 after too many requests or with too many open requests; 503 if keys cannot be read.
         """
         try:
             caller = await self._credentials.caller(token.encode("utf-8", "surrogateescape"))
@@ -79,7 +79,7 @@ async def serve_keyed(
         stateless_http=True,
         json_response=True,
         max_request_body_size=settings.body_limit,
-        # Accept any host name, such as a proxy's: pages of other sites have no key.
+        # Accept any host name, such as a proxy's. Pages of other sites can do no harm, because they have no key.
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
     )
     app.add_middleware(Requests)

@@ -79,7 +79,7 @@ class Access:
             await self.app(scope, receive, send)
 
     async def _caller(self, scope: Scope) -> Caller:
-        """Return the owner of a request's key or token, or a client on this machine."""
+        """Return a request's sender: the owner of its key or token, or a client on this machine if no keys exist."""
         headers = Headers(scope=scope)
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = (token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")).encode("latin-1")

@@ -64,7 +64,7 @@ _NOT_AS_IT_IS = "The request is not valid; `errors` lists the faults."
 _LISTED = "/docs lists the known ones"
 _FLAT = "a JSON object whose lists and objects are at most 100 levels deep"
 _WANTED = "a JSON object with Content-Type: application/json"
-# By status: the end of the problem's `type`, and a sentence (None: the error's own text).
+# Maps a status to the last part of the problem's `type`, and to its sentence (None: the text of the error).
 _STATUSES: Mapping[int, tuple[str, str | None]] = {
     400: ("unreadable-body", f"The body is not JSON in UTF-8; send {_WANTED}."),
     404: ("not-found", "There is nothing at this address; /docs lists all addresses."),
@@ -85,7 +85,7 @@ _DOCUMENTED: Mapping[int, str] = {
     502: "The model did not answer, or the workflow failed; the message is stored.",
     503: "The database is unavailable, locked, full or read-only, or the service is stopping; try again.",
 }
-# By class of errors: the status and the end of the `type`. Subclasses precede their base classes.
+# Maps a class of errors to the status and the last part of the `type`. Subclasses precede their base classes.
 _KINDS: Mapping[type[ThreadkeepError], tuple[int, str]] = {
     InvalidKey: (422, "invalid-session-id"),
     InvalidInput: (422, "invalid-request"),
@@ -110,7 +110,7 @@ _KINDS: Mapping[type[ThreadkeepError], tuple[int, str]] = {
     RecordUnreadable: (500, "record-unreadable"),
     StoreError: (503, "database-unavailable"),
 }
-# By the end of a `type`: the sentence of the problem, instead of the error's message.
+# Maps the last part of a `type` to the sentence of the problem, which replaces the message of the error.
 _SENTENCES: Mapping[str, str] = {
     "session-not-found": "This session does not exist, or it belongs to another user; GET /api/v1/sessions lists "
     "sessions.",
@@ -214,7 +214,7 @@ def problem_response(problem: Problem, headers: Mapping[str, str] | None = None,
     """Return the response for a problem.
 
     Under `/v1/`, it also has the `error` object that OpenAI's clients expect. These clients repeat failed requests
-    without message ids. If the message is already stored, a header forbids that, so that it is not stored twice.
+    without message ids. A header tells them not to, if the message is already stored and would be stored twice.
     """
     more = {**SAFE_HEADERS, **(headers or {})}
     if problem.status == 503:

@@ -45,7 +45,7 @@ CLEANED = BeforeValidator(lambda value: clean_text(value) if isinstance(value, s
 CleanText = Annotated[str, CLEANED]
 GivenId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS), AfterValidator(_printable)]
 Metadata = Annotated[dict[str, JsonValue], AfterValidator(_storable)]
-# Put limits before `CLEANED`: after it, the errors of limits would count "items" instead of characters.
+# Put the limits before `CLEANED`. After it, pydantic's errors would say "items" instead of characters.
 Tag = Annotated[str, Field(min_length=1, max_length=100), CLEANED]
 
 

@@ -38,8 +38,8 @@ _IDLE_SECONDS = 75
 class ConnectionLimits:
     """The maximum number of open connections, and the seconds for the headers and the body of a request.
 
-    A request with more than `header_bytes` in its address and headers is rejected, but bytes of the first and the last
-    read are not counted.
+    A request with more than `header_bytes` in its address and headers is rejected. The count is approximate: it omits
+    the first and the last piece of data that the socket returns for them.
     """
 
     connections: int = 1000

@@ -108,7 +108,7 @@ async def readyz(app: AppInUse) -> Readiness:
     backend = app.settings.database.backend
     state = Readiness(
         backend=backend,
-        # The database has this schema, because it was migrated when the memory was opened.
+        # The database has the newest schema, because it was migrated when the memory was opened.
         schema_version=known_migrations(backend)[-1][0],
         pending_writes=app.memory.pending.count,
         unreadable_writes=len(await app.memory.pending.damaged()),
@@ -177,7 +177,7 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
         service.router.routes.extend(part.router.routes)
     for route in service.router.routes:
         if isinstance(route, APIRoute):
-            # Generated clients use the ids as function names, and FastAPI's ids contain the whole path.
+            # Generated clients use operation ids as function names, and FastAPI's ids would contain the whole path.
             route.operation_id = route.operation_id or route.name
     # Serve Swagger UI from local files. The routes of fastapi-swagger would add other pages.
     service.mount(DOCS_FILES, StaticFiles(packages=[("fastapi_swagger", "resources")]))
@@ -203,7 +203,7 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
             allow_headers=["*"],
-            # Chrome asks for this if a public page calls a service in this machine's network.
+            # Chrome requires this header if a public page calls a service in a private network.
             allow_private_network=True,
             expose_headers=["Content-Location", "Location", "Retry-After", "X-Session-Id"],
             max_age=_PREFLIGHT_SECONDS,

@@ -237,5 +237,5 @@ async def begin_with[T](first: T, rest: AsyncGenerator[T]) -> AsyncGenerator[T]:
 
 
 def json_event(data: Mapping[str, object], name: str | None = None, *, number: str | None = None) -> bytes:
-    """Return a server-sent event with JSON data."""
+    """Return a server-sent event with JSON data. `number` is the id of the event."""
     return format_sse_event(event=name, id=number, data_str=clean_text(json.dumps(data, ensure_ascii=False)))

@@ -318,11 +318,11 @@ async def retry_deliveries(choice: DeliveryChoice, app: AppInUse) -> Changed:
     "/deliveries/drop", summary="Drop messages", responses=_GRAPHITI_WRITING, openapi_extra=ADMINISTERS
 )
 async def drop_deliveries(choice: DeliveryChoice, app: AppInUse) -> Changed:
-    """Permanently drop queued or dead messages: one by its `number`, all with a `status`, or, without both, all."""
+    """Permanently drop queued or dead messages: the one with this `number`, all with this `status`, or all."""
     return Changed(changed=await app.memory.graphiti.drop(choice.number, status=choice.status))
 
 
 @graphiti_router.post("/purge", summary="Delete a group", responses=_ASKING, openapi_extra=ADMINISTERS)
 async def purge_group(what: PurgeInput, app: AppInUse) -> Purged:
-    """Delete the group of a scope on the Graphiti server, and check that it is gone."""
+    """Delete all data of a scope on the Graphiti server, and check that it is gone."""
     return await app.memory.graphiti.purge(Scope(what.scope, what.owner))

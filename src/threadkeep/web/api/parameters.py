@@ -110,7 +110,7 @@ def scope_in_query(scope: ScopeKind | None, owner: str | None) -> Scope | None:
 
 
 def number_in(last_event_id: str | None) -> int:
-    """Return the number of the event with this id, or 0 if the id is not the number of an event."""
+    """Return the event number in the header `Last-Event-ID`, or 0 if the header is missing or is not a number."""
     known = last_event_id or ""
     return int(known) if known.isascii() and known.isdigit() and len(known) < 19 else 0
 
@@ -141,10 +141,10 @@ def read_cursor(of: ListName, cursor: str | None) -> tuple[datetime, str] | None
 
 
 def read_call_cursor(cursor: str | None) -> tuple[datetime, str, int] | None:
-    """Return the time, the run's id and the call's number in a cursor.
+    """Return the time, the run's id and the number of the model call in a cursor, or None without a cursor.
 
     Raises:
-        InvalidInput: the text is not a cursor of a list of calls.
+        InvalidInput: the text is not a cursor of a list of model calls.
     """
     if not cursor:
         return None

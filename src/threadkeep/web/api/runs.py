@@ -80,8 +80,8 @@ class RunRequestBody(
         return RunRequest(
             workflow=workflow,
             text=self.message,
-            # The sender of a channel does not know the session id, so the keys of the run must not contain it; the
-            # trigger `webhook` ensures that.
+            # A channel sends `results` and does not know the id of the new session, so agents must not use this id as
+            # the key of their conversation. The trigger `webhook` ensures that.
             trigger="webhook" if self.results and self.session_id is None else "http",
             budget=self.budget.limits(),
             stream=self.mode == "stream",
@@ -143,7 +143,7 @@ EXAMPLE = (
 
 
 def _stream(runs: RunService, events: AsyncGenerator[Followed | Mapping[str, str | None] | None]) -> EventStream:
-    """Return a stream of a run's events. A mapping in `events` has ids, and is sent as the event `start`."""
+    """Return a stream of a run's events. `events` may begin with a mapping of ids, which becomes the event `start`."""
 
     async def encode(event: Followed | Mapping[str, str | None] | None) -> AsyncIterator[bytes]:
         match event:
@@ -333,7 +333,7 @@ async def retry_run(
 
 async def _result(runs: RunService, run_id: str, user_id: str | None, response: Response, *, mode: WaitMode) -> RunBody:
     if mode == "wait":
-        # Wait for the root run: until the root run passes the answer on, a child run shows its old question.
+        # Wait for the root run. Until it has passed a person's answer to a child run, the child shows its old question.
         await runs.result((await runs.run(run_id, user_id=user_id)).root_run_id)
     else:
         response.status_code = 202

@@ -1,4 +1,4 @@
-"""Routes of sessions: metadata, retention, search, changes to messages, and manifests of model calls."""
+"""Routes of sessions: metadata, retention, search, changes to messages, and records (manifests) of model calls."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ async def _begin_again(
     """Start the turn that answers a question again.
 
     Raises:
-        InvalidInput: an agent stores this conversation itself, or the body names both a run and a message.
+        InvalidInput: an agent stores the conversation in a graph store, or the body names both a run and a message.
     """
     session, found = await AllSessions(app.memory).find(session_id, user_id=user_id)
     if found.namespace:
@@ -242,14 +242,14 @@ class RetentionBody(
     from_attributes=True,
     json_schema_extra=example(archive={"max_age_days": 30}, delete={"max_age_days": 365}),
 ):
-    """The limits for archiving and for deletion. Archived messages stay stored, but windows and searches omit them."""
+    """The limits for archiving and for deletion. Archived messages stay stored; models and searches do not get them."""
 
     archive: RetentionLimitsBody = RetentionLimitsBody()
     delete: RetentionLimitsBody = RetentionLimitsBody()
 
 
 class SessionRetention(BaseModel):
-    """The limits of a session, and the `seq` up to which messages are archived and deleted."""
+    """The limits of a session, and the positions (`seq`) of its last archived and its last deleted message."""
 
     session_id: str
     own: RetentionBody | None = Field(description="The session's own limits; null if the rules apply.")
@@ -324,14 +324,14 @@ _EXAMPLE = {
 class RunManifests(
     BaseModel, use_attribute_docstrings=True, json_schema_extra=example(run_id=_EXAMPLE["run_id"], manifests=[_EXAMPLE])
 ):
-    """The model calls of a run, in order."""
+    """The records (manifests) of a run's model calls, in order."""
 
     run_id: str
     manifests: list[ContextManifest]
 
 
 class SessionManifests(BaseModel, use_attribute_docstrings=True):
-    """A page of a session's model calls, newest first."""
+    """A page of the records (manifests) of a session's model calls, newest first."""
 
     session_id: str
     manifests: list[ContextManifest]
@@ -373,7 +373,7 @@ async def manifests_of_run(run_id: RunId, app: AppInUse, user_id: UserId = None)
 async def manifests_of_session(
     session_id: SessionId, app: AppInUse, user_id: UserId = None, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
 ) -> SessionManifests:
-    """Return the manifests of a session's model calls, newest first."""
+    """Return the manifests of a session's model calls, newest first: sent and excluded messages, and tokens."""
     everything, before = AllSessions(app.memory), read_call_cursor(cursor)
     found = await everything.calls(session_id, user_id=user_id, limit=limit + 1, before=before)
     page, more = found[:limit], len(found) > limit

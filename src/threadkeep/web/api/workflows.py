@@ -1,4 +1,4 @@
-"""The registered workflows, and the session keys that they derive from a payload."""
+"""Routes of the registered workflows, and of the keys under which their agents store conversations."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class KeyRequestBody(
     extra="forbid",
     json_schema_extra=example(payload={"results": {"telegram_events_parser": {"bot_id": "b1", "chat_id": 12345}}}),
 ):
-    """A request to explain which session keys a workflow derives from a payload."""
+    """A request to explain the keys under which a workflow's agents store the conversation of a payload."""
 
     payload: dict[str, Any] = Field(
         description="The payload of a run: `inputs`, `results`, `configurable`, `user_context`. Any other object is "
@@ -70,7 +70,7 @@ class KeyRequestBody(
 
 
 class ExplainedKeys(BaseModel):
-    """The keys of all agents of a workflow."""
+    """For each agent of a workflow, the key under which it stores a conversation."""
 
     workflow: str
     agents: list[KeyExplanation]
@@ -101,7 +101,7 @@ async def get_workflow(name: WorkflowName, app: AppInUse) -> WorkflowBody:
     openapi_extra=READS,
 )
 async def explain_keys(name: WorkflowName, body: KeyRequestBody, app: AppInUse) -> ExplainedKeys:
-    """Return the session keys that a workflow's agents derive from a payload, and why other candidates were rejected.
+    """Return the keys under which a workflow's agents store the conversation of a payload, and why other keys failed.
 
     The request reads and stores no data.
     """

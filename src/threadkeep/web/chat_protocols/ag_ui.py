@@ -69,7 +69,7 @@ class RunAgentBody(
 class _Events(StreamParts):
     """An encoder of the events of a turn for AG-UI.
 
-    A snapshot of the newest 200 messages follows the first event. If the turn succeeds, another one precedes the last.
+    Snapshots of the newest 200 messages follow the first event and, if the turn succeeds, precede the last event.
     """
 
     def __init__(self, app: App, body: RunAgentBody, user_id: str | None, before: list[dict[str, Any]]) -> None:

@@ -198,7 +198,7 @@ async def _streamed(turn: ChatTurn, request: Request) -> EventStream:
 
 
 async def _edited(session: Session, message: BaseMessage) -> BaseMessage:
-    """If the text of a message was edited, store a new version. Return the message with its newest version's id."""
+    """Store a new version of a message if its text was edited. Return the message with the id of the newest version."""
     newest, previous = await _versions(session, id_of(message))
     if newest is None or newest.role != "user":
         return message

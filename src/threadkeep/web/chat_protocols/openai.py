@@ -65,7 +65,7 @@ class CompletionMessage(BaseModel, json_schema_serialization_defaults_required=T
 
 
 class CompletionChoice(BaseModel, json_schema_serialization_defaults_required=True):
-    """The only choice."""
+    """A choice of a completion, which has only this one."""
 
     index: int = 0
     message: CompletionMessage
@@ -228,7 +228,7 @@ def _from_header(value: str) -> str:
 
 
 def _as_header(session_id: str) -> str:
-    """Return a session id for a header, so that it is sent as UTF-8, although servers encode headers as Latin-1."""
+    """Return a session id as a header value. Servers encode it as Latin-1, which results in the bytes of UTF-8."""
     return session_id.encode().decode("latin-1")
 
 

@@ -70,7 +70,7 @@ class Sent:
         return asked
 
     async def _store_earlier(self, app: App, session_id: str, count: int) -> None:
-        """Store earlier messages in an empty session, without system messages."""
+        """If the session is empty, store the first `count` messages of the request in it, except system messages."""
         session = app.memory.session(session_id, user_id=self.user_id)
         rows = [from_langchain(one) for one in self.messages[:count] if one.type in ("human", "ai")]
         earlier: list[Message] = [one for one in rows if one is not None and one.content.strip()]

@@ -35,7 +35,7 @@ _SHOWN_OF_RANGE = 20
 
 @dataclass(frozen=True)
 class Quote:
-    """A message that is quoted or is evidence of a fact; `message` is None if it was deleted."""
+    """A reference to a message that was quoted, or that is evidence of a fact. `message` is None if it was deleted."""
 
     reference: TurnReference
     message: Message | None
@@ -60,7 +60,7 @@ class QuotedFact:
 
 @dataclass(frozen=True)
 class CallMessage:
-    """A message that the model received, with its summaries, quotations and facts."""
+    """A message that the model received, with the summaries, quotations and facts that it contains."""
 
     seen: SeenMessage
     summaries: Sequence[Unfolded]
@@ -117,7 +117,7 @@ class CallReader:
         return CallView(view, messages, gaps, difference)
 
     async def _transcript(self, manifest: ContextManifest) -> Session | None:
-        """Return the session to which the `seq` numbers of a manifest belong."""
+        """Return the session whose messages a manifest (the record of a model call) lists, or None if it names none."""
         if (conversation := manifest.conversation) is not None:
             return (await self._memory.memory_of(conversation)).session(conversation.key, user_id=self._user_id)
         return self._session(manifest.session_id) if manifest.session_id else None

@@ -38,7 +38,7 @@ _BELOW = "/console/"
 
 
 def is_page(path: str) -> bool:
-    """Return whether a path belongs to the console. The key in the cookie is valid only for these paths."""
+    """Return whether a path belongs to the console. The API key in the sign-in cookie is valid only for these paths."""
     return path == HOME or path.startswith(_BELOW)
 
 
@@ -60,8 +60,8 @@ FIELD = "csrf"
 _MOST_FIELDS = 1_000
 _STALE_FORM = "The form is older than the service or your sign-in; reload the page and send the form again."
 
-# Without keys, the service is one process on loopback, so a random secret is enough. With keys, a token is derived from
-# the sign-in cookie, so that every process accepts it, also after a restart.
+# A random secret is enough for a service without API keys, which is a single process. With keys, a form's token is
+# derived from the sign-in cookie instead, so that every process accepts the form, even after a restart.
 _SECRET = secrets.token_bytes(32)
 
 
@@ -129,7 +129,7 @@ class Column:
 
 
 def bar(parts: Sequence[tuple[str, int]], total: int, title: str) -> Markup:
-    """Return a horizontal bar. Each part has a CSS class and an amount."""
+    """Return a horizontal bar for the amount `total`. Each part has a CSS class and its own amount."""
     drawn, left = [], 0.0
     for name, amount in parts:
         width = 100 * amount / max(total, 1)
@@ -290,7 +290,7 @@ def _seconds(value: float | None) -> str:
 
 
 def _speaker(message: Message, owner: str | None = None) -> str:
-    """Return the speaker of a message to show: the author of a user message, or else the role."""
+    """Return a message's speaker for a page: the author of a user message (by default `owner`), otherwise the role."""
     if message.role != "user":
         return {"system": "note"}.get(message.role, message.role)
     metadata = message.metadata

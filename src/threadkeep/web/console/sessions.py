@@ -101,7 +101,7 @@ async def show_session(
 
 
 async def _run_to_show(app: App, session_id: str) -> Run | None:
-    """Return a session's unfinished run. If there is none, return its newest run or reset, if this has failed."""
+    """Return a session's unfinished run. If there is none, return its newest run (or reset), but only if it failed."""
     service = await app.runs.service()
     runs = await runs_of(service, session_id)
     resets, _ = await service.list(RunQuery(session_id=session_id, workflow=RESET, limit=1))
@@ -126,7 +126,7 @@ _session = APIRouter(prefix="/console/sessions/{session_id}", route_class=Consol
 @router.post("/console/say")
 async def start_session(form: Form, app: AppInUse, caller: CallerInUse) -> Response:
     """Send a message to a session, or to a new one if the form names none."""
-    # Name a new session after the message, so that a form that is sent twice opens only one.
+    # Use the message's id as the id of a new session, so that a form that is sent twice opens only one session.
     session_id = form.get("session_id", "").strip() or _message_id(form)
     app.memory.session(session_id)  # validates the id
     user = caller.user(form.get("user_id", "").strip() or None)
@@ -146,7 +146,7 @@ async def say(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = N
 
 @_session.post("/edit")
 async def edit(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = None) -> Response:
-    """Replace a message. If it is a user message, answer it again, unless an agent stores the conversation itself."""
+    """Replace a message. Answer a user message again, unless an agent stores the conversation in a graph store."""
     session, info = await AllSessions(app.memory).find(session_id, user_id=user)
     message = await session.edit(form.get("message_id", ""), _text(form))
     if message.role == "user" and not info.namespace:
@@ -204,7 +204,7 @@ async def _writable_session(app: App, session_id: str, user: str | None) -> tupl
     """Return a session after checking that the console may send messages to it.
 
     Raises:
-        InvalidInput: an agent stores the conversation itself.
+        InvalidInput: an agent stores the conversation in a graph store, where the chat cannot answer.
     """
     session, info = await AllSessions(app.memory).find(session_id, user_id=user)
     if info.namespace:

@@ -62,7 +62,7 @@ async def sign_out(form: Form) -> Response:
 
 
 async def respond_to_browsers(request: Request, error: Exception) -> Response:
-    """Respond to an HTTP error. A browser gets the sign-in page or an error page, any other client a problem."""
+    """Respond to an HTTP error. A browser gets a page (sign-in or error), any other client a problem document."""
     if not is_page(request.url.path) or "text/html" not in request.headers.get("accept", ""):
         return await respond(request, error)
     if problem_of(error).status == 401:

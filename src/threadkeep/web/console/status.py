@@ -54,7 +54,7 @@ async def show_health(request: Request, app: AppInUse) -> Response:
 
 
 def _over_time(runs: Sequence[Run]) -> tuple[list[Column], list[Column]]:
-    """Return the columns of two charts: the numbers of turns, and their durations."""
+    """Return the columns of two charts over time: the number of turns in each interval, and their median duration."""
     if not runs:
         return [], []
     first = runs[0].created_at

@@ -175,7 +175,7 @@ _STREAM = streamed(_EXAMPLE, "The events of the thread's runs, until the client 
 
 @dataclass
 class Commands:
-    """An executor of the command in a request. `meta` is the metadata of its response."""
+    """An executor of a client's command in a thread. `meta` becomes the metadata of the response."""
 
     app: App
     events: ThreadEvents

@@ -40,7 +40,7 @@ _SEQ_BITS = 24
 
 
 def seq_base(run: Run) -> int:
-    """Return the number directly below the `seq` of a run's first event."""
+    """Return the `seq` after which a run's events are numbered: its first event has `seq_base(run) + 1`."""
     return (run.arrival or 0) << _SEQ_BITS
 
 
@@ -54,8 +54,8 @@ class RunEvents:
 
     `paused` is true while the run waits for a person, until `go_on` is called. `paused_at` is the number of events up
     to the last pause. `failed` is true if events could not be read. `commanded` is true if a command of this protocol
-    started or resumed the run in this process. `readers` has the channels of each reader that is reading these events
-    or has read all of them.
+    started or resumed the run in this process. A reader receives the events of some channels; `readers` contains these
+    channels for each reader that is reading the events or has read all of them.
     """
 
     def __init__(self, runs: RunService, run: Run, read_state: ReadState) -> None:
@@ -146,7 +146,7 @@ class RunEvents:
         return message
 
     def _finish_counted(self, message_id: str) -> None:
-        """Finish a message if its whole text has arrived and its usage is known."""
+        """End a streamed message if its whole text has arrived and its token usage is known."""
         if message_id in self._open and self._open[message_id].is_whole and message_id in self._usages:
             self._finish_message(message_id)
 
@@ -186,7 +186,7 @@ class RunEvents:
                 self._add_whole(str(data.get("message_id") or self.run.run_id), str(data.get("text") or ""), node)
 
     def _add_whole(self, message_id: str, text: str, node: str | None) -> None:
-        """Add the part of a message's whole text that no piece has brought yet, and end the message."""
+        """Add the part of a message's whole `text` that was not streamed in pieces, and end the message."""
         known = self._open[message_id].text if message_id in self._open else ""
         if text.startswith(known) and text != known:
             self._add_piece(RunPiece(self.run.run_id, node, message_id, text.removeprefix(known)))
@@ -209,7 +209,7 @@ class RunEvents:
         if run.status == "done":
             self._add("lifecycle", {"event": "completed", **name})
         elif run.cancel_reason in (None, "requested"):
-            # If a newer message cancelled this run, that message's run reports the end.
+            # A run that a newer message cancelled reports no end; the run of the newer message reports it.
             self._add("lifecycle", {"event": "failed", "error": run.error or run.status, **name})
         self.ended, self.ended_at = True, time.monotonic()
 
@@ -258,7 +258,7 @@ class _OpenMessage:
 
 
 def channel_of(event: ProtocolEvent) -> str:
-    """Return the channel by which clients select an event of this kind."""
+    """Return the channel of an event. A client receives the events of the channels that it names."""
     method: str = event["method"]
     return "input" if method == "input.requested" else method
 

@@ -70,7 +70,7 @@ class ThreadRuns:
     thread_id: str | None
 
     async def start(self, body: RunCreateBody, mode: Mode) -> tuple[Run, int]:
-        """Start a run, or answer or end the waiting run. Return the run and the number of its events up to now.
+        """Start a run, or answer or end the waiting run. Return the run, and how many events it had before.
 
         Raises:
             InvalidInput: the body has an unsupported option, or a command although no run waits for an answer.
@@ -187,7 +187,7 @@ type RunsAlone = Annotated[ThreadRuns, Depends(_alone)]
 
 
 def _answer(waiting: Run, given: JsonValue) -> tuple[Json, Collection[str]]:
-    """Return the answer to a waiting run, and the ids of the questions that the answer names."""
+    """Return the answer to a waiting run. If it maps ids of questions to answers, also return the ids, else none."""
     asked = {one.id for one in questions(waiting)}
     if not isinstance(given, dict) or not (given.keys() <= asked or all(map(QUESTION_ID.fullmatch, given))):
         return cast("Json", given), ()

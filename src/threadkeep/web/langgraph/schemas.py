@@ -1,4 +1,4 @@
-"""Schemas of LangGraph's server API. Unknown fields are ignored; most unsupported ones are rejected."""
+"""Schemas of LangGraph's server API. Unknown fields are ignored; most known but unsupported fields are rejected."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ async def newest_runs(
 
 
 async def runs_of(runs: RunService, thread_id: str, *, user_id: str | None = None) -> list[Run]:
-    """Return a thread's newest 20 runs, and its newest waiting run if that is older."""
+    """Return a thread's newest 20 runs, and also its newest waiting run, even if it is older."""
     found = await newest_runs(runs, thread_id, user_id=user_id)
     if len(found) == _RUNS and not any(run.status == "waiting" for run in found):
         found += await newest_runs(runs, thread_id, user_id=user_id, status="waiting", limit=1)
@@ -189,7 +189,7 @@ async def messages_in(session: Session, upto: int | None = None) -> list[Message
 
 
 def is_creation(message: Message) -> bool:
-    """Return whether a message is the note that stores a thread before its first run."""
+    """Return whether a message is the note with which `CreatedThread` stores a thread that has no run yet."""
     return stored_item(CREATION, message) is not None
 
 
@@ -288,7 +288,7 @@ def seq_of(named: object) -> int | None:
 
 
 def _states(thread: Thread, messages: Sequence[Message], *, newest: bool) -> Iterator[ThreadStateBody]:
-    """Yield the states at the ends of turns, newest first. With `newest`, the first has the waiting run's questions."""
+    """Yield the states at the ends of turns, newest first. If `newest`, the first has the waiting run's questions."""
     waiting = thread.waiting if newest else None
     ends, shown = _turn_ends(messages), [message_json(one) for one in messages]
     for step in range(len(ends) - 1, -1, -1):
@@ -312,7 +312,7 @@ def _values(messages: Sequence[Message]) -> dict[str, Json]:
 
 
 def _turn_ends(messages: Sequence[Message]) -> list[int]:
-    """Return the `seq` before the first message, then the last `seq` of each turn.
+    """Return the ends of the turns: the `seq` before the first message, then the last `seq` of each turn.
 
     A turn begins with one or more user messages.
     """

@@ -31,8 +31,8 @@ Namespace = Annotated[list[Label], Field(max_length=20)]
 Key = Annotated[str, Field(min_length=1, max_length=512), CLEANED]
 
 
-def _readable(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """Reject integers that LangGraph's stores cannot write or would change."""
+def _storable_item(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return an item's value. Reject large integers, which LangGraph's stores cannot write or would change."""
     inner: list[JsonValue] = [value]
     while inner:
         part = inner.pop()
@@ -42,7 +42,7 @@ def _readable(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
     return value
 
 
-ItemValue = Annotated[Metadata, AfterValidator(_readable)]
+ItemValue = Annotated[Metadata, AfterValidator(_storable_item)]
 
 
 class ItemBody(BaseModel):

@@ -1,4 +1,4 @@
-"""The event streams of threads. A stream has the events of one run of the session after the other."""
+"""The event streams of threads. A stream has the events of the session's runs, one run after another."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _FAILED: ProtocolEvent = {
 
 @dataclass(frozen=True)
 class EventChoice:
-    """The events that a reader wants: events of `channels` with a `seq` above `since`; none if `at_root` is false."""
+    """A reader's choice of events. If `at_root` is false, it wants only events of subgraphs, so it receives none."""
 
     channels: frozenset[str]
     since: int | None
@@ -52,7 +52,7 @@ class EventChoice:
 
 
 class ThreadEvents:
-    """A registry of the runs whose events this process collects. It yields the events of threads from these runs."""
+    """A registry of the runs whose events this process collects, from which it makes the event streams of threads."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -95,7 +95,7 @@ class ThreadEvents:
             if last < 0:
                 if not choice.since and idle < 0 and run.status not in _ACTIVE:
                     last = seq_base(next((one for one in found if one.over), run))  # runs up to it are over
-                # If runs were created later, the values before a pause lack their messages.
+                # If there are later runs, skip the values before this run's pause: they lack the later runs' messages.
                 has_later = any(one.created_at > run.created_at for one in found)
                 old = read.paused_at if has_later and not choice.since else 0
                 left = [one for one in found if one.status == "waiting" and seq_base(one) < seq_base(run)]
@@ -121,7 +121,7 @@ class ThreadEvents:
     async def _listed(
         self, service: RunService, thread_id: str, user_id: str | None, seen: list[object], found: list[Run]
     ) -> tuple[list[object], list[Run]]:
-        """Return the states of a thread's runs, and its newest runs, which are read again if the states differ."""
+        """Return the states and the newest runs of a thread. If the states equal `seen`, return the runs `found`."""
         turns = await self._app.memory.runs.records.of_sessions([thread_id], user_id=user_id)
         states: list[object] = [(run.run_id, run.status, run.interrupt) for run in turns]
         if states != seen:
@@ -130,12 +130,12 @@ class ThreadEvents:
         return states, found
 
     def _first(self, newest_first: list[Run], choice: EventChoice, idle: int) -> Run | None:
-        """Return the run with which a reader begins.
+        """Return the first run whose events a reader receives, or None if it must wait for a run.
 
-        Without `since`, this is the first active run that a command started and that no reader of the same channels
-        reads, because a client may open this stream after its command. Next come such runs that ended in the last 30
-        seconds, then runs after `idle`, for which the reader already waits, and then active and waiting runs. Other
-        ended runs are not sent, because the client would take their end for the end of its next run.
+        Without `since`, prefer a run that a command started and that no reader of the same channels has read: a client
+        may open its stream after its command. Such a run may have ended in the last 30 seconds. The next choices are a
+        run that began while the reader waited (its `seq` is above `idle`), an active run, and a waiting run. Other runs
+        that have ended are not sent, because the client would take their end for the end of its next run.
         """
         if choice.since:
             return next((run for run in reversed(newest_first) if last_seq(run) >= choice.since), None)
@@ -152,7 +152,7 @@ class ThreadEvents:
         return not known.ended or time.monotonic() - known.ended_at < _REPLAY_SECONDS
 
     def _following(self, newest_first: list[Run], last: int, paused: Mapping[str, int]) -> Run | None:
-        """Return the first run after `last`, or a paused run that has further events."""
+        """Return the oldest run with a `seq` after `last`, or with more events than `paused` counts for it."""
         for run in reversed(newest_first):
             known, sent = self._runs.get(run.run_id), paused.get(run.run_id)
             if known is None or sent is None:

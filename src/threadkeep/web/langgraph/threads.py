@@ -68,8 +68,8 @@ _CREATION_ID = "langgraph:thread"
 class CreatedThread:
     """A thread that a client has created, before its first run.
 
-    If the client named a user, the thread is stored as a session at once. Otherwise it is kept in `ChannelState`, for
-    at most 30 days, and requests that name a user do not find it.
+    If the client named a user, the thread is stored as a session at once. Otherwise it is stored in `ChannelState`, a
+    table of small values, for at most 30 days, and requests that name a user do not find it.
     """
 
     def __init__(self, memory: Memory, thread_id: str, user_id: str | None = None) -> None:
@@ -78,12 +78,12 @@ class CreatedThread:
         self._session = memory.session(thread_id, user_id=user_id)  # validates the id
 
     async def thread(self) -> ThreadBody | None:
-        """Return the created thread, or None if it does not exist or the request names a user."""
+        """Return the created thread, or None if it does not exist. A request that names a user does not find it."""
         kept = await self._kept()
         return None if kept is None else ThreadBody.model_validate_json(kept)
 
     async def keep(self, metadata: Mapping[str, Json]) -> tuple[ThreadBody, bool]:
-        """Store the thread in `ChannelState` until its first run. Return it, and True if it was already there."""
+        """Store the thread in `ChannelState`'s table until its first run. Return it; True if it was there before."""
         now = self._memory.clock()
         thread = ThreadBody(
             thread_id=self._session.session_id,
@@ -109,7 +109,7 @@ class CreatedThread:
         return thread if changed else None
 
     async def begin(self, new: Mapping[str, Json] | None = None) -> bool:
-        """Store the thread as a session if it was kept with metadata, or if `new` metadata is given.
+        """Store the thread as a session if `keep` stored it with metadata, or if `new` metadata is given.
 
         Existing fields of the session's metadata are not replaced. Return True if this call stored the thread.
 
@@ -137,14 +137,14 @@ class CreatedThread:
             set_metadata = SessionChanges(metadata=metadata).statements(session.session_id)
             with suppress(StoreUnavailable):  # if earlier turns are pending, append behind them below
                 return await append_once(session, [creation], Joined(after=set_metadata))
-        # If the process crashes between the two writes, the next call adds the metadata from `ChannelState`.
+        # If the process crashes before `update`, the next call of `begin` adds the metadata from `ChannelState`.
         stored = not (await session.append([creation])).duplicates
         if stored and metadata:
             await session.update(metadata={**metadata, **(await session.info()).metadata})
         return stored
 
     async def forget(self) -> bool:
-        """Delete the created thread; return False if it does not exist or the request names a user."""
+        """Delete the created thread, and return True; return False if the request does not find it (see `thread`)."""
         kept = await self._kept()
         if kept is not None:
             await self._state.forget(_CREATED, self._session.session_id, kept)
@@ -361,7 +361,7 @@ def _transcript_message(message: BaseMessage) -> Message:
 async def _newest(app: App, user_id: str | None, body: ThreadSearchBody, count: int) -> AsyncGenerator[Thread]:
     """Search pages of threads, newest activity first, until `count` were searched.
 
-    Yield the threads whose own metadata matches; only their runs are read.
+    Yield the threads that match apart from their status and workflow, with their runs. The caller compares the rest.
     """
     everything = AllSessions(app.memory)
     wanted = {name: value for name, value in (body.metadata or {}).items() if name not in _WORKFLOW_NAMES}
