@@ -86,7 +86,7 @@ SOURCE = "llm-bot"
 """The value of `source` in candidates and errors."""
 
 CREATED_AT = "createdAt"
-"""The key in `additional_kwargs` for the time at which a message entered the memory."""
+"""The key in `additional_kwargs` for the time at which a message was added to the state."""
 
 SYSTEM_PROMPT_ID = "system-prompt"
 """The id of the graph's own system message in the state."""
@@ -173,7 +173,7 @@ class CandidateNodes:
         return [SystemMessage(self.system_prompt, id=SYSTEM_PROMPT_ID, additional_kwargs=created), *before, question]
 
     def _created(self, messages: Sequence[BaseMessage] = (), message_id: str = "") -> dict[str, str]:
-        """Return metadata with the time at which a message entered the memory."""
+        """Return metadata with the time at which a message was added to the state."""
         times = (one.additional_kwargs.get(CREATED_AT) for one in messages if one.id == message_id)
         return {CREATED_AT: next((str(time) for time in times if time), None) or self.clock().isoformat()}
 

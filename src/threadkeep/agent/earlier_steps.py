@@ -25,13 +25,13 @@ from threadkeep.records import Message, dump_json
 from threadkeep.store.contexts import Steps
 
 KEPT_TOKENS: Final = 16_000
-"""The maximum number of tokens that are stored for the steps of one turn."""
+"""The maximum number of tokens that are stored for the tool calls and results of one turn."""
 
 _MOST_TURNS: Final = 20
-"""The maximum number of turns whose steps are stored while the steps fit into their share of the budget.
+"""The maximum number of turns whose tool calls and results are stored while they fit into their share of the budget.
 
-Old steps stay, so that successive model calls begin with the same messages. Above this number or the share, all steps
-are deleted except those of the newest `tool_memory` turns.
+Old ones stay, so that successive model calls begin with the same messages. Above this number or the share, all are
+deleted except those of the newest `tool_memory` turns.
 """
 
 

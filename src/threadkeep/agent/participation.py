@@ -67,7 +67,7 @@ class OpenCalls:
             del self.calls[next(iter(self.calls))]
 
     async def settle_before(self, new: Participation) -> None:
-        """Store the answers of ended runs of the session that are still held in memory, before `new` begins.
+        """Store the answers that ended runs of the session have left in memory, before `new` begins.
 
         Answers of runs that may be alive stay in memory. If `new` repeats the question of a failed or ended run, the
         held answer of that run is discarded.

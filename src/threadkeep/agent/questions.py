@@ -63,7 +63,7 @@ def questions_back(messages: Sequence[BaseMessage]) -> Iterator[tuple[int, list[
 def steps_begin(messages: Sequence[BaseMessage], said_ids: Container[str | None]) -> int:
     """Return the index of a turn's first step. `messages` ends with the turn's steps, but does not have its question.
 
-    Steps are tool calls and results, the model's replies (with the ids `said_ids`), and human messages of tools.
+    Steps are tool calls and results, the model's replies (`said_ids`), and human messages that tools added.
     """
     begin = len(messages)
     for index in range(begin - 1, -1, -1):

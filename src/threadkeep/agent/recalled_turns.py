@@ -30,7 +30,7 @@ _DAY_TOKENS = 11
 _OTHER_COUNTS = 16
 """If stored messages were counted by another counter, the token limit of a search is 1/16 above `room`."""
 _UNUSED, _MARGIN = 0.04, 0.01
-"""If more than the share `_UNUSED` of the tokens stays unused, turns are selected again, with `_MARGIN` left free."""
+"""If more than the share `_UNUSED` of the tokens is left, turns are selected again, with the share `_MARGIN` left."""
 
 
 class RecalledTurns:

@@ -277,7 +277,7 @@ class GraphTurn:
     async def _stored_end(self, turn: OpenTurn) -> GraphEnd | None:
         """Return the stored end of a turn that the caller repeats; None if the turn has not ended."""
         memory, session, seq = self.part.memory, self.part.session, turn.question_seq
-        # The turn's end may not be stored after a crash, so look for an answer marked with `ENDS`.
+        # If the process crashed, the turn's end may not be stored. So look for an answer that is marked with `ENDS`.
         for number, one in enumerate(turn.earlier, start=1):
             if one.metadata.get(ENDS) == self._author:
                 return GraphEnd(turn.earlier[:number])

@@ -404,4 +404,4 @@ class SessionOrder:
 
 
 _orders: WeakKeyDictionary[Identity, SessionOrder] = WeakKeyDictionary()
-"""The order of the root runs in the sessions of each database."""
+"""Maps each database to the order of the root runs in its sessions."""

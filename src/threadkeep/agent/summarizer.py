@@ -120,7 +120,7 @@ class ModelSummarizer:
         reason = next((one.lower() for one in reasons if isinstance(one, str) and one), "")
         if reason in _CUT_OFF:
             raise CompressionFailed("too_long")
-        # A refusal must not replace the messages. The property `text` omits OpenAI's refusals.
+        # A refusal must not replace the messages, so return no text. The property `text` omits OpenAI's refusals.
         return "" if reason in _REFUSED else str(answer.text)
 
 

@@ -327,7 +327,7 @@ class TurnContext:
         return await self.session.recall(past)
 
     def read_sources_again(self) -> None:
-        """Read the extra sections at the next model call, because facts may have changed since they were read."""
+        """Make the next model call read the extra sections again, because facts may have changed."""
         self._extras, self._reads = None, {}
 
     async def _draft(self, assembler: Assembler, call: Call) -> Draft:
