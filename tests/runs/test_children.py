@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import repeat
+from itertools import count, repeat
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, StateGraph
 from langgraph.runtime import Runtime
+from langgraph.types import interrupt
 
 from tests.limits import HANG_SECONDS
 from tests.runs.desk import LEAVING, QUICK, RunDesk, asking_twice, carried_out, eventually, kinds
@@ -364,3 +365,36 @@ async def test_a_tree_whose_child_stops_first_is_cancelled(every_desk: RunDesk) 
         result = await carried_out(service, ASKED)
         tree = await tree_of(service, result.run.run_id)
     assert [(run.status, run.error) for run in tree] == [("cancelled", None)] * 2
+
+
+@pytest.mark.parametrize("fails_at", [2, 3, 4])
+async def test_a_retried_tree_asks_each_question_once(desk: RunDesk, fails_at: int) -> None:
+    """The child fails before or after it has used an answer, and the parent is retried."""
+    calls = count(1)
+
+    async def ask(state: WorkflowState) -> WorkflowState:
+        number = next(calls)
+        if number == fails_at and number % 2 == 0:
+            raise ValueError
+        name = interrupt("name")
+        if number == fails_at:
+            raise ValueError
+        return {"messages": [AIMessage(f"{name} is {interrupt('age')}")]}
+
+    builder: StateGraph[WorkflowState, RunContext, Any, Any] = StateGraph(WorkflowState, context_schema=RunContext)
+    builder.add_node("ask", ask)
+    builder.add_edge(START, "ask")
+    desk.model = ScriptedModel(["draft"])
+    asked: list[Any] = []
+    async with desk.open(python_workflow("form", builder), (PARENT % "").replace("helper", "form")) as service:
+        result = await carried_out(service, ASKED)
+        while result.status != "done":
+            if result.status == "failed":
+                await service.retry(result.run.run_id)
+            else:
+                question: Any = result.interrupts[0]["value"]
+                asked.append(question["interrupts"][0]["value"])
+                await service.resume(result.run.run_id, "Ann" if asked[-1] == "name" else 30)
+            result = await service.result(result.run.run_id)
+            assert len(asked) < 5
+    assert (result.text, asked) == ("Ann is 30", ["name", "age"])
