@@ -158,7 +158,7 @@ def _messages(rows: Iterable[Row]) -> Iterator[_EpisodeMessage]:
 
 
 async def _with_texts(messages: Iterable[_EpisodeMessage], messages_at: MessagesAt) -> list[_EpisodeMessage]:
-    """Complete messages from a graph store, and omit superseded ones and those of sessions that cannot be read."""
+    """Add the texts of messages that are in a graph store; omit superseded messages and unreadable sessions."""
     found: list[_EpisodeMessage] = []
     for session_id, group in groupby(messages, key=lambda message: message.session_id):
         rows = list(group)

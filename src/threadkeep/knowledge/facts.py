@@ -242,7 +242,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         return take_of_each(ranked, limit, lambda fact: (fact.id, normalised(fact.text)))
 
     def _words_of(self, facts: Sequence[Fact]) -> FactWords:
-        """Return the owner's word index of facts; if there are too many indexes, drop the least recently used ones."""
+        """Return the word index for the owner of `facts`; of too many indexes, drop the least recently used ones."""
         scope = facts[0].scope
         index = self._words.pop(scope, None)
         if index is None or index.is_outdated:
@@ -344,7 +344,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
     async def _retract(
         self, connection: Connection, scope: Scope, *, key: str | None = None, fact_id: str | None = None
     ) -> None:
-        """Drop unsent copies of deleted facts; have the copies that Graphiti already has deleted there later."""
+        """Drop copies of these facts that wait to be sent to Graphiti; have sent copies deleted there later."""
         named = {"scope": scope.kind, "owner": scope.owner, "key": key, "fact_id": fact_id}
         await connection.execute(self._sql["retract_facts"], {**named, "now": time_text(self._clock())})
 
@@ -385,7 +385,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
             return True
 
     async def forget_all(self, scope: Scope, *, user_id: str | None = None) -> int:
-        """Delete all facts of a scope with their proposals, and return the number of their values.
+        """Delete all facts of a scope with their proposals, and return the number of deleted values.
 
         Raises:
             KnowledgeNotFound: the user may not see the scope.

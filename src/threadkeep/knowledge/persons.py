@@ -33,7 +33,7 @@ class Persons(ClockedTables, sql=OWNER_SQL):
     """
 
     async def resolve(self, alias: str, *, name: str | None = None) -> Person:
-        """Return the person with an id; create the person if the id is new.
+        """Return the person who has the id `alias`; create the person if the id is new.
 
         `name` is the current name of the person in the channel.
 

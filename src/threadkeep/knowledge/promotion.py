@@ -122,7 +122,7 @@ class Promotion:
         return next((kind for kind in FACT_KINDS if kind == self.kind), "world_knowledge")
 
     def episode(self, owner: str) -> str:
-        """Return the text of the episode: a line for the fact, and a line for each relation."""
+        """Return the text that is sent to Graphiti: a line for the fact, and a line for each relation."""
         what = self.kind.replace("_", " ").capitalize()
         lines = [f"{what} of {self.scope} {owner}: {self.text.strip()}"]
         return "\n".join([*lines, *(f"{one.source} {one.name} {one.target}." for one in self.relations)])

@@ -29,8 +29,8 @@ _SPACES = re.compile(r"\s+")
 _KEY, _VALUE, _SYNONYM, _ATTRIBUTE, _TOPIC, _ALIKE = 1.0, 0.9, 0.7, 0.7, 0.45, 0.5
 _KIND_SHARE = 0.5
 _BEGINNING = 4
-# The weight of each standard deviation of similarity; for comparison, a word in the key weighs 1. Facts with less than
-# `_LEAST_SIMILAR` standard deviations are returned only if they match a word of the query.
+# A fact gets this weight for each standard deviation of its similarity (for a word in the key, it gets 1). With less
+# than `_LEAST_SIMILAR` standard deviations, it is returned only if it matches a word of the query.
 _SIMILAR_SHARE, _LEAST_SIMILAR = 0.5, 0.5
 
 _MOST_VECTORS = 20_000

@@ -117,7 +117,7 @@ def fact_in(value: Json) -> GraphFact | None:
 
 
 def episode_in(value: Json) -> SeenEpisode | None:
-    """Parse a stored message in a server's response; return None if `value` is none."""
+    """Parse a stored message in a server's response; return None if `value` is no message."""
     if not isinstance(value, Mapping):
         return None
     uuid, name = value.get("uuid"), value.get("name")

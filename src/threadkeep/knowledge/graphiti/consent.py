@@ -20,8 +20,8 @@ from threadkeep.store.statements import ClockedTables
 class Consents(ClockedTables, sql=("graph_consents.sql",)):
     """The tables of consents and trusted workspaces.
 
-    Each check reads the database, because another process may just have withdrawn consent. The statements that record a
-    turn or mark a message as sent contain the same check.
+    Each check reads the database, because another process may just have withdrawn consent. The SQL statements that
+    record a turn, or mark a message as sent, make the same check themselves.
     """
 
     def __init__(self, driver: Driver, options: GraphitiOptions | None, *, clock: Callable[[], datetime]) -> None:
@@ -59,7 +59,7 @@ class Consents(ClockedTables, sql=("graph_consents.sql",)):
         return [self._granted_statement(self._options), (self._sql["is_trusted"], {"workspace": named})]
 
     async def decide(self, decision: Decision, data_classes: Sequence[DataClass], *, by: str) -> Consent:
-        """Store a person's decision about the endpoint; it replaces the previous one, which stays in `decisions`.
+        """Store a person's decision about the endpoint. It replaces the previous one, which `decisions` still returns.
 
         Raises:
             GraphitiClosed: Graphiti is off.

@@ -104,7 +104,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return [row[0] for row in await self._fetch("due_groups", {**times, "limit": limit})]
 
     async def claim(self, group_id: str, owner: str, *, seconds: float) -> Lease | None:
-        """Lease a group for `seconds`; return None if it is not due or leased already."""
+        """Lease a group for `seconds`; return None if its next delivery is not due, or if it is leased already."""
         until = time_text(self._clock() + timedelta(seconds=seconds))
         times = {"until": until, "now": self._now(), "beyond": self._beyond()}
         async with self._driver.writing() as connection:
@@ -190,12 +190,12 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         self._count_dead(len(numbers), reason)
 
     async def give_up_open(self, reason: DeadReason, group_id: str | None = None, *, queued_only: bool = False) -> int:
-        """Give up all messages that are not confirmed yet (of one group, only queued ones if set); return how many."""
+        """Give up the unconfirmed messages (or only the unsent ones) of one group or of all; return how many."""
         row = {"group_id": group_id, "reason": reason, "queued_only": queued_only, "now": self._now()}
         return self._count_dead(await self._execute("give_up_open", row), reason)
 
     async def accepted(self, group_id: str, period: timedelta) -> set[str]:
-        """Return the names of unconfirmed messages, and of those sent in the last `period` that lost their consent."""
+        """Return the names of unconfirmed messages, and of messages sent in the last `period` that lost consent."""
         row = {"group_id": group_id, "since": time_text(self._clock() - period)}
         return {str(name) for (name,) in await self._fetch("accepted", row)}
 
@@ -214,7 +214,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return int(count), time_of(seen_at)
 
     async def newer_episodes(self, group_id: str, said_at: datetime) -> int:
-        """Return the number of messages sent to a group whose time is `said_at` or later."""
+        """Return the number of messages that were written at `said_at` or later, and sent to a group."""
         [(count,)] = await self._fetch("newer_episodes", {"group_id": group_id, "said_at": time_text(said_at)})
         return int(count)
 
@@ -228,7 +228,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return [_delivery(row) for row in rows]
 
     async def retry(self, number: int | None = None) -> int:
-        """Try dead messages again: one by number, or all that were not dropped or deleted; return how many.
+        """Queue given-up (dead) messages again: one by number, or all except dropped and deleted ones; return how many.
 
         Raises:
             KnowledgeNotFound: no dead message has this number.
@@ -270,11 +270,11 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return int(queued), int(sent)
 
     def groups_statement(self, scope: Scope, limit: int = 20) -> Statement:
-        """Return the SQL statement for a scope's `GroupState` rows; a person has one row for each of the ids."""
+        """Return the SQL statement for a scope's `GroupState` rows; a person has a row for each of the person's ids."""
         return self._sql["groups_of_scope"], {"scope": scope.kind, "owner": scope.owner, "limit": limit}
 
     async def groups_of(self, scope: Scope) -> list[str]:
-        """Return the ids of the existing groups of a scope; for a person, the groups of all ids."""
+        """Return the ids of the existing groups of a scope; for a person, the groups of all of the person's ids."""
         rows = await self._driver.fetch(*self.groups_statement(scope, END))
         return [str(row[1]) for row in rows if row[1] is not None]
 

@@ -175,7 +175,7 @@ class Retracted:
 
 
 class Backfill(ClockedTables, sql=("graph_turns.sql",)):
-    """A backfill of earlier turns. New turns are delivered first.
+    """A backfill: it queues earlier turns for Graphiti. New turns are delivered first.
 
     Delivery rows show which turns were queued before, so a repeated call continues.
     """
@@ -287,7 +287,7 @@ async def retract(client: GraphitiClient | None, deliveries: Deliveries, fact_id
 
 
 class Deletion(NamedTuple):
-    """The names of the episodes that were deleted, and of those that are `left`. For `failed` ones, try again later."""
+    """The names of the episodes that were deleted or are left; the deletion of those in `failed` may be tried again."""
 
     deleted: set[str]
     left: set[str]
@@ -295,7 +295,7 @@ class Deletion(NamedTuple):
 
 
 async def delete_episodes(client: GraphitiClient, group_id: str, names: Collection[str]) -> Deletion:
-    """Delete named episodes among a group's last 10,000.
+    """Delete the episodes with these names that are among the last 10,000 of a group.
 
     If an episode is left after success, or after status 404 or 405, it cannot be deleted, for example on FalkorDB.
 

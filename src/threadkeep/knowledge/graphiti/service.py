@@ -199,7 +199,7 @@ class Graphiti:
         return await self._deliveries.entries(status, after=after, limit=limit)
 
     async def retry(self, number: int | None = None) -> int:
-        """Try dead messages again: one by number, or all that were not dropped or deleted; return how many.
+        """Queue given-up (dead) messages again: one by number, or all except dropped and deleted ones; return how many.
 
         Raises:
             GraphitiClosed: Graphiti is off, or there is no consent.
@@ -287,7 +287,7 @@ class Graphiti:
         return scope.owner if scope.kind == "workspace" else self.workspace
 
     async def note_repo_state(self) -> Promoted | None:
-        """Promote the state of the configured Git folder if it has changed.
+        """Store the state of the configured Git folder as a fact, and queue it for Graphiti, if it has changed.
 
         If consent does not cover `git_metadata` and `promoted_facts`, the folder is not read.
         """
@@ -368,7 +368,7 @@ class Graphiti:
     async def purge(self, scope: Scope, *, all_ids: bool = True) -> Purged:
         """Delete the group of a scope on the server, and check that it is gone.
 
-        For a person, the groups of all ids are deleted, unless `all_ids` is False.
+        For a person, the groups of all of the person's ids are deleted, unless `all_ids` is False.
 
         Raises:
             GraphitiClosed: Graphiti is off.
