@@ -244,7 +244,7 @@ class PrometheusObserver:
     def _count(
         self, kind: type[events.Event], name: str, *labels: str, amount: str | None = None, zeros: _Labels | None = None
     ) -> None:
-        """Register a counter of the events of a kind, or of the sum of their field `amount`; `labels` are fields."""
+        """Register a counter of the events of a kind, or of the sum of their field `amount`. `labels` name fields."""
         series = self._counter(name, self._closed_sets(kind, labels), zeros)
 
         def count(event: Any) -> None:
@@ -261,7 +261,7 @@ class PrometheusObserver:
         *labels: str,
         zeros: _Labels | None = None,
     ) -> None:
-        """Register a histogram of the field `milliseconds` of the events of a kind; `labels` are fields, too."""
+        """Register a histogram of the field `milliseconds` of the events of a kind. `labels` name fields."""
         series = self._histogram(name, buckets, self._closed_sets(kind, labels), zeros)
 
         def count(event: Any) -> None:
@@ -287,7 +287,7 @@ class PrometheusObserver:
 class _Series[M: MetricWrapperBase]:
     """The time series of a metric, whose label values come from closed sets.
 
-    `zeros` maps labels to the values whose series exist from the start; a missing label stands for all its values.
+    `zeros` maps labels to the values whose series exist from the start; for any other label, these are all its values.
     """
 
     def __init__(self, metric: M, labels: _Labels, zeros: _Labels) -> None:

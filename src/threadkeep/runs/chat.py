@@ -158,11 +158,11 @@ class Chat:
             task.add_done_callback(self._stopping.discard)
 
     async def reset(self, session_id: str) -> None:
-        """Hide all earlier turns from the model, after the turns that are queued now. Raises the errors of `delete`."""
+        """Wait for the turns that are queued now, then hide all turns from the model. Raises the errors of `delete`."""
         await self._between_turns(RESET, session_id)
 
     async def delete(self, session_id: str) -> None:
-        """Delete a session after the turns that are queued now; raise `RunFailed` or `StoreError` on failure."""
+        """Wait for the turns that are queued now, then delete the session. Raises `RunFailed` or `StoreError`."""
         await self._between_turns(DELETE, session_id)
 
     async def close(self, seconds: float) -> None:

@@ -353,7 +353,7 @@ class ChatAnswers:
     async def of_unrecorded(self, turn: ChatTurn, outcome: Outcome, usage: Sequence[TokenUsage]) -> ChatAnswer:
         """Return the answer of an unrecorded run, or the stored answer to its message if there is one.
 
-        While the database was down, the stored answer could not be read, so the message was answered again.
+        A stored answer is older: it could not be read while the database was down, so the message was answered again.
 
         Raises:
             ThreadkeepError: the run has no answer; `error_of` chooses the error.

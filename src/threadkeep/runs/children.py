@@ -79,7 +79,7 @@ class RunChildren:
         return run, None
 
     async def _go_on(self, run: Run, begun: ActiveRun | None) -> Run:
-        """Execute a child, or pass a person's answer to it; return its new record. `begun`: the child, if owned."""
+        """Execute a child, or pass a person's answer to it; return its new record. A child in `begun` is owned here."""
         if run.status == "waiting":
             await self._runs.resume(run.run_id, _answer_to(run))
             return await self._seen(run)
@@ -129,7 +129,7 @@ def _child_id(request: ChildRequest) -> str:
 
 
 def _answer_to(run: Run) -> Json:
-    """Return a person's answer to a waiting child; until there is one, interrupt the parent."""
+    """Return a person's answer for a waiting child. If there is none yet, interrupt the parent to ask for it."""
     number = run.interrupt.get("number") if isinstance(run.interrupt, dict) else None
     asked: dict[str, Json] = {
         "run_id": run.run_id,

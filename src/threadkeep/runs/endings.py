@@ -146,7 +146,7 @@ class RunEndings:
     async def end(self, active: ActiveRun, outcome: Outcome) -> Outcome | None:
         """Record that a run has ended, or that it waits for a person.
 
-        Return the recorded outcome, which may differ from `outcome`; return None if this process has lost the run.
+        Return the recorded outcome, which may differ from `outcome`; return None if another process took the run over.
         """
         given = {"status": outcome.status, "error": outcome.error, "interrupt": outcome.interrupt}
         noted = {name: value for name, value in given.items() if value is not None}
@@ -369,7 +369,7 @@ class RunEndings:
 
 
 def _instead(outcome: Outcome, winner: AIMessage | None) -> Outcome:
-    """Return `outcome` with the text of `winner`: the answer that was stored instead of the run's own, or None."""
+    """Return `outcome`; if `winner` was stored instead of the run's own answer, return it with the text of `winner`."""
     if winner is None or outcome.result is None:
         return outcome
     text = text_of(winner)

@@ -344,7 +344,7 @@ class RunExecution:
         return Outcome("done", result={name: value for name, value in result.items() if value is not None})
 
     def _asked(self) -> Json:
-        """Return the value to store as the run's `interrupt`: its open questions, their number, and the last reply."""
+        """Return the value for the run's `interrupt`: its open questions, how often it asked, and the last reply."""
         earlier = self._run.interrupt if isinstance(self._run.interrupt, Mapping) else {}
         before, reply = earlier.get("number"), earlier.get(REPLY)
         asked: list[Json] = [{"id": one.id, "value": jsonable(one.value)} for one in self._interrupts.values()]
@@ -415,7 +415,7 @@ class RunExecution:
         return [LateQuestion(resources.memory.loop, asked, keep)]
 
     def _seconds_left(self) -> float | None:
-        """Return the seconds until the deadline. A person's reply, a retry or a release restores the full time."""
+        """Return the seconds until the deadline; after a reply, a retry or a release, the full time begins again."""
         run = self._run
         if run.deadline_at is None:
             return None

@@ -143,7 +143,7 @@ def metadata_of(run: Run) -> dict[str, Json]:
 
 
 def answer_for(run: Run, value: Json) -> Json:
-    """Return a person's answer as a waiting run takes it: for several questions, a map from their ids to answers.
+    """Convert a person's answer to the form that a waiting run needs: for several questions, a map by question id.
 
     Raises:
         InvalidInput: the run, or its child, asks several questions and the answers are not in a map from their ids, or
@@ -173,7 +173,7 @@ def _answer_within(run_id: str, question: Mapping[str, Json], value: Json) -> Js
 
 
 def _asked_by_child(question: Mapping[str, Json]) -> list[Mapping[str, Json]]:
-    """Return the questions of the child run whose questions are passed on in `question`; none for an own question."""
+    """Return the questions of a child run if `question` passes them on, or an empty list if the run itself asks."""
     value = question.get("value")
     asked = (
         value.get("interrupts")

@@ -66,7 +66,7 @@ class RunService(RunIntake):
             while True:
                 end = stream.next_end
                 if self._worker.has(run_id):
-                    # The stream notifies of the end here. Poll rarely, in case another process takes the run over.
+                    # The stream reports the end. Poll rarely, only in case another process takes the run over.
                     pause = _LONGEST_POLL_SECONDS
                 else:
                     run = await self.run(run_id, user_id=user_id)

@@ -129,7 +129,7 @@ class RunTracer(Debounced):
             self._group = TraceGroup()
 
     async def _newest(self) -> int:
-        """Return the number of the newest stored event. Writes that pass it as `after` store no event twice."""
+        """Return the number of the newest stored event. Each write passes it, so a repeated write stores nothing."""
         if self._number is None:
             self._number = await self._trace.last_number(self._stream.run_id)
         return self._number

@@ -138,7 +138,7 @@ class Ledger(AsyncCallbackHandler):
 
 
 def spent_budget(run: Run, usages: Sequence[TokenUsage], *, crossed: bool = False) -> BudgetSpent | None:
-    """Return an error if a run has used up its budget or, if `crossed` is true, more than its budget."""
+    """Return an error if a run has used up its budget; with `crossed`, only if it has exceeded the budget."""
     total = sum(usages, NO_USAGE)
     for limit, used, allowed in (
         ("max_tokens", total.tokens, run.budget.max_tokens),

@@ -116,7 +116,7 @@ class Workflow:
 
     @cached_property
     def keeps_each_step(self) -> bool:
-        """True if each step must be stored before the next, because some node may do anything if it is repeated."""
+        """True if each step must be stored before the next: it is unknown what some node does if it is repeated."""
         return len(self._known) < len(self.builder.nodes)
 
     def is_stored_in_background(self, namespace: str) -> bool:
@@ -128,7 +128,7 @@ class Workflow:
 
     @cached_property
     def _known(self) -> frozenset[str]:
-        """The names of the nodes of which it is known what a second execution would repeat (`Node.again`)."""
+        """The names of the nodes for which the cost of a second execution is known (`Node.again`)."""
         return frozenset(name for name, node in self.nodes.items() if node.again != "unknown")
 
     @cached_property

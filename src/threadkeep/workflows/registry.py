@@ -247,7 +247,7 @@ class InProcessChildren:
         workflow = self._workflows.get(request.workflow)
         run_id = str(uuid7())
         limits = request.deadline_seconds, workflow.options.deadline_seconds
-        # LangGraph passes the parent's callbacks and streams in context variables.
+        # Use an empty context, because LangGraph passes the parent's callbacks and streams in context variables.
         work = asyncio.create_task(self._execute(workflow, run_id, request), context=Context())
         # Catch any error of a child, because the parent gets the child's status instead.
         with ErrorBoundary():

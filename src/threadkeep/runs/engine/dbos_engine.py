@@ -128,7 +128,7 @@ class DbosEngine:
             self._calls -= 1
 
     def _watch(self) -> None:
-        """Start the task that stops dbos when it has no records of runs; in a worker, it also launches dbos again."""
+        """Start the task that stops dbos when it has no records of runs and, in a worker, launches it for new ones."""
         if not self._closed and (self._watching is None or self._watching.done()):
             self._watching = asyncio.create_task(self._watch_records())
 
@@ -212,7 +212,7 @@ class DbosEngine:
             await lease.leave(is_idle=is_idle)
 
     def _lost(self) -> None:
-        """Stop all runs, because other processes may have them, and register under a new name."""
+        """After the lease is lost, stop all runs, because other processes may own them; register under a new name."""
         if not self._closed:
             self._returning = asyncio.create_task(self._return(self._returning))
 

@@ -157,7 +157,7 @@ class StepContext(RunContext):
 
 
 def step_context() -> StepContext | None:
-    """Return the runtime context of the agent that is being called, if it is in a node."""
+    """Return the runtime context of the agent that is being called, or None if the agent is not in a node."""
     context = get_runtime().context
     return context if isinstance(context, StepContext) else None
 
