@@ -161,7 +161,7 @@ class Conversation:
             self._turn = None
 
     def _signal_handlers(self) -> dict[signal.Signals, Callable[[], object]]:
-        """Return signal handlers. They stay for the whole chat, because a signal may arrive between two turns."""
+        """Return the chat's signal handlers. They also apply between two turns, because a signal may arrive there."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - for the type checker
 

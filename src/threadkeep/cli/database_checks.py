@@ -217,7 +217,7 @@ def _rights(missing: Sequence[MissingRights], condition: Condition) -> list[Find
 def _holding(
     address: DatabaseAddress, holders: Sequence[LockHolder], *, hidden: Mapping[str, str] | None = None
 ) -> list[Finding]:
-    """Return a finding about connections whose locks may block others. `hidden` counts those that are invisible."""
+    """Return a finding about connections whose locks may block others. `hidden` counts those of other roles."""
     if address.path is not None:
         holders = lock_holders(address.path)
     busy = [holder for holder in holders if holder.doing != "open"]

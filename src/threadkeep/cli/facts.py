@@ -61,7 +61,7 @@ def scope_named(session: str | None, workspace: str | None, user: str | None) ->
 
 
 def needed_scope(session: str | None, workspace: str | None, user: str | None, *, what: str = "fact") -> Scope:
-    """Return the scope that the options name. Otherwise raise `WrongUse`: the scope of `what` (a noun) is missing."""
+    """Return the scope that the options name. Raise `WrongUse` if they name several, or none for `what` (a noun)."""
     scope = scope_named(session, workspace, user)
     if scope is None:
         raise WrongUse(f"Name the scope of the {what}: --session ID, --workspace NAME or --user ID.")
@@ -240,7 +240,7 @@ async def list_proposals(
 
 @commands.command("accept")
 async def accept_proposal(proposal: _Id, by: By = None) -> None:
-    """Accept a proposed fact: it is remembered with its message as evidence."""
+    """Accept a proposed fact: store it, with the message that it comes from as evidence."""
     await _decide(lambda proposals: proposals.accept(proposal, by=decider(by)))
 
 

@@ -200,7 +200,7 @@ def _address_of_file(path: Path) -> DatabaseAddress:
 
 
 def _head_in_zip(path: Path) -> bytes:
-    """Return the beginning of the first file with conversations, or an empty text if there is no such file."""
+    """Return the beginning of the first file with conversations in a zip, or an empty text if it has no such file."""
     try:
         with zipfile.ZipFile(path) as archive:
             for name in chatgpt_members(archive)[:1]:
@@ -284,7 +284,7 @@ class ChatGptExport(Source):
             return Unreadable(name, str(error))
 
     def _messages(self, nodes: list[Mapping[str, Any]], moment: datetime | None) -> list[Message]:
-        """Return the messages to import. A message without a time gets the time before it, and the first `moment`."""
+        """Return the messages to import. A message without a time gets the time before it, at first `moment`."""
         messages: list[Message] = []
         for values in nodes:
             text = _text(values)

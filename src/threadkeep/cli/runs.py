@@ -285,7 +285,7 @@ async def _cancel(run_id: str, user: str | None) -> tuple[list[str], Run]:
 
 
 async def _enqueue_following(memory: Memory, stopped: Sequence[str]) -> None:
-    """Enqueue the turns that waited for the cancelled runs `stopped`. Workers would start them half a minute later."""
+    """Enqueue the turns that waited for the cancelled runs `stopped`. Otherwise workers would start them later."""
     following: dict[str, None] = {}
     for run_id in stopped:
         run = await memory.runs.run(run_id)

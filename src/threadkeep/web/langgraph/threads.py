@@ -83,7 +83,7 @@ class CreatedThread:
         return None if kept is None else ThreadBody.model_validate_json(kept)
 
     async def keep(self, metadata: Mapping[str, Json]) -> tuple[ThreadBody, bool]:
-        """Store the thread in `ChannelState`'s table until its first run. Return it; True if it was there before."""
+        """Store the thread until its first run, in `ChannelState`. Return it, and True if it was already there."""
         now = self._memory.clock()
         thread = ThreadBody(
             thread_id=self._session.session_id,
@@ -144,7 +144,7 @@ class CreatedThread:
         return stored
 
     async def forget(self) -> bool:
-        """Delete the created thread, and return True; return False if the request does not find it (see `thread`)."""
+        """Delete the created thread. Return False if the request does not find it, as described for `thread`."""
         kept = await self._kept()
         if kept is not None:
             await self._state.forget(_CREATED, self._session.session_id, kept)
