@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import weakref
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
+from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool
 from langgraph.graph import START, StateGraph
@@ -18,6 +20,8 @@ from threadkeep import not_idempotent
 from threadkeep.runs.endings import ActiveRun
 from threadkeep.runs.progress import thread_of
 from threadkeep.runs.requests import RunRequest
+from threadkeep.runs.worker import Worker
+from threadkeep.testing import ScriptedModel
 from threadkeep.workflows.built_in import chat_workflow
 from threadkeep.workflows.definition import Workflow, python_workflow
 from threadkeep.workflows.loading import read_workflow
@@ -104,6 +108,17 @@ def test_what_is_known_of_a_workflow_does_not_keep_it_alive() -> None:
     del workflow
     gc.collect()
     assert known() is None
+
+
+async def test_a_marked_tool_waits_until_the_lease_is_renewed(desk: RunDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an outage, a run may reach its tool before the process has renewed its lease."""
+    holds, calls = Worker.holds, count(1)
+    monkeypatch.setattr(Worker, "holds", lambda worker, run_id: next(calls) > 10 and holds(worker, run_id))
+    call = AIMessage("", tool_calls=[{"name": "pay", "args": {"amount": 7}, "id": "c1"}])
+    desk.model = ScriptedModel([call, "well"])
+    async with desk.open(replace(_WITH_A_PAYMENT, name="till")) as service:
+        result = await carried_out(service, RunRequest(workflow="till", text="go", session_id="room"))
+    assert (result.run.error, result.text) == (None, "well")
 
 
 async def test_an_ended_run_is_freed_at_once(desk: RunDesk) -> None:

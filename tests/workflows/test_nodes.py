@@ -20,11 +20,11 @@ from threadkeep import InvalidInput, InvalidKey
 from threadkeep.agent.provider_messages import OPENING
 from threadkeep.observe import ContextBuilt, ExtraNotFound, KeyResolutionFailed
 from threadkeep.testing import ScriptedModel
-from threadkeep.workflows.building import add_node
 from threadkeep.workflows.definition import python_workflow
 from threadkeep.workflows.nodes import AgentNode
 from threadkeep.workflows.resources import RunContext
 from threadkeep.workflows.state import WorkflowState, answer_of, initial_state
+from threadkeep.workflows.turn_ends import add_node
 
 AGENT = "schema: 1\nname: one\nnodes:\n  answer: {kind: agent, tools: ['tests.workflows.tools:both'], next: end}"
 CALL = AIMessage("", tool_calls=[{"name": "find_order", "args": {"number": "7"}, "id": "c1"}])

@@ -175,11 +175,9 @@ def _answer_within(run_id: str, question: Mapping[str, Json], value: Json) -> Js
 def _asked_by_child(question: Mapping[str, Json]) -> list[Mapping[str, Json]]:
     """Return the questions of a child run if `question` passes them on, or an empty list if the run itself asks."""
     value = question.get("value")
-    asked = (
-        value.get("interrupts")
-        if isinstance(value, Mapping) and value.keys() == {"run_id", "workflow", "interrupts"}
-        else None
-    )
+    if not isinstance(value, Mapping) or value.keys() != {"run_id", "workflow", "interrupts"}:
+        return []
+    asked = value["interrupts"]
     return [one for one in asked if isinstance(one, Mapping)] if isinstance(asked, list) else []
 
 

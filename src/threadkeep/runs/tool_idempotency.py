@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -25,6 +27,8 @@ type _Handler = Callable[[ToolCallRequest], Awaitable[_Result]]
 
 AGAIN: Final = "again"
 SKIP: Final = "skip"
+_LEASE_SECONDS, _POLL_SECONDS = 30.0, 0.05
+"""Seconds to wait until a process renews its lease, for example after an outage, and seconds between two checks."""
 _ASKED: Final[Mapping[str, Json]] = {"asked_a_person": True}
 """The stored result of a part of a tool call that ended with a question to a person."""
 
@@ -46,7 +50,8 @@ class RecordedTools(AgentMiddleware[AgentState[Any], Any, Any]):
 
     If a call was started but its outcome is unknown, a person is asked, who replies `again`, `skip`, or the result.
     `keep` stores the progress of a run, so that a process that resumes the run makes the same call. `holds` returns
-    True if this process certainly still owns a run; otherwise the call raises `StoreUnavailable` before the tool runs.
+    True if this process certainly still owns a run. If it is False for half a minute, the call raises
+    `StoreUnavailable` before the tool runs.
     """
 
     def __init__(
@@ -80,8 +85,11 @@ class RecordedTools(AgentMiddleware[AgentState[Any], Any, Any]):
     async def _begin(self, run_id: str, request: ToolCallRequest) -> _Part:
         """Record the beginning of a call or, after a question to a person, of its next part."""
         await self._keep(run_id)
-        if not self._holds(run_id):
-            raise StoreUnavailable("This process cannot tell whether it still owns the run; the call is retried.")
+        until = time.monotonic() + _LEASE_SECONDS
+        while not self._holds(run_id):
+            if time.monotonic() > until:
+                raise StoreUnavailable("This process cannot tell whether it still owns the run; the call is retried.")
+            await asyncio.sleep(_POLL_SECONDS)
         step = get_config()["metadata"].get("langgraph_checkpoint_ns", "")
         asked = 0
         while True:
@@ -140,5 +148,4 @@ def _again(result: Json, request: ToolCallRequest) -> ToolMessage:
 
 
 def _message(answer: Json, request: ToolCallRequest) -> ToolMessage:
-    text = answer if isinstance(answer, str) else str(answer)
-    return ToolMessage(text, name=_name(request), tool_call_id=str(request.tool_call["id"]))
+    return ToolMessage(str(answer), name=_name(request), tool_call_id=str(request.tool_call["id"]))

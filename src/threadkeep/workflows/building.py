@@ -95,11 +95,6 @@ class Paths:
         kept = {one: [target for target in targets if target not in avoided] for one, targets in self.following.items()}
         return END_NAME in _reached(kept[name], kept)
 
-    @property
-    def has_circle(self) -> bool:
-        """True if a node can come after itself."""
-        return any(name in self.after(name) for name in self.following)
-
     def beside(self) -> dict[str, frozenset[str]]:
         """Map each node to the nodes on other branches that may run in parallel with it."""
         found: dict[str, frozenset[str]] = {}
@@ -116,10 +111,12 @@ class Paths:
         A node waits only if every run takes these branches and the workflow has no cycle. Otherwise, a run could wait
         forever.
         """
+        if any(name in self.after(name) for name in self.following):
+            return {}
         certain = self._certain()
         leading: dict[str, list[str]] = {}
         for name, targets in self.following.items():
-            for target in targets if not self.has_circle else ():
+            for target in targets:
                 leading.setdefault(target, []).append(name)
         return {
             target: tuple(names)
@@ -164,9 +161,6 @@ def _reached(names: Iterable[str], following: Mapping[str, Iterable[str]]) -> fr
             found.add(name)
             waiting += following.get(name, ())
     return frozenset(found)
-
-
-__all__ = ["TurnPlan", "add_node", "build_graph"]
 
 
 @dataclass(frozen=True)

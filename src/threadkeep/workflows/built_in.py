@@ -24,7 +24,6 @@ from threadkeep.context.quotation import quoted_text
 from threadkeep.history.session import Session
 from threadkeep.records import Json
 from threadkeep.records.runs import DELETE, RESET
-from threadkeep.workflows.building import add_node
 from threadkeep.workflows.definition import Workflow, digest_of
 from threadkeep.workflows.nodes import AgentNode
 from threadkeep.workflows.nodes.base import Step
@@ -32,7 +31,7 @@ from threadkeep.workflows.nodes.conversations import ConversationKind, session_c
 from threadkeep.workflows.nodes.speaking import notify_model_failure
 from threadkeep.workflows.resources import Resources, RunContext, RunOptions
 from threadkeep.workflows.state import WorkflowState
-from threadkeep.workflows.turn_ends import Graph, only_wraps_tools
+from threadkeep.workflows.turn_ends import Graph, add_node, only_wraps_tools
 
 CHAT = "chat"
 
