@@ -161,7 +161,7 @@ def check_kind(source: str, wanted: Kind, kinds: Collection[Kind]) -> None:
 
 
 def kinds_of_file(path: Path) -> list[Kind]:
-    """Return the kind of a file that is not a database, as a list of one item, or an empty list if it is unknown."""
+    """Return the kind of a file that is not a database. The list has one item, or none if the kind is unknown."""
     head = _head(path)
     if head.startswith(b"PK") and zipfile.is_zipfile(path):
         head = _head_in_zip(path)

@@ -264,7 +264,7 @@ def _lines(message: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
 
 
 def _block(block: Json) -> str:
-    """Return the text of a content block; without a text, return its type, or nothing for a tool call."""
+    """Return the text of a content block. A block without text becomes its type, and a tool call an empty text."""
     if not isinstance(block, Mapping):
         return "" if block is None else _words(block)
     text = block.get("text")

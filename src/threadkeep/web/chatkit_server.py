@@ -90,7 +90,7 @@ class StoredElsewhere(AttachmentStore[ChatKitRequest]):
 
 
 class ChatServer(ChatKitServer[ChatKitRequest]):
-    """A ChatKit server over an App. A thread's metadata may name the workflow that answers."""
+    """A ChatKit server whose answers come from an `App`. A thread's metadata may name the workflow that answers."""
 
     def __init__(self, app: App) -> None:
         self._app = app

@@ -91,7 +91,7 @@ async def serve_keyed(
 
 
 class Requests:
-    """Middleware that counts the open requests of users, and returns problem documents."""
+    """Middleware that counts the open requests of users, and responds to errors with problem documents."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

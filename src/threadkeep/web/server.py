@@ -121,7 +121,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._expect(None)
 
     def send_400_response(self, msg: str) -> None:
-        """Reject a request that is not valid HTTP with a problem document."""
+        """Reject a request that is not valid HTTP. The response is a problem document."""
         body = problem_response(make_problem(400, "bad-request", _NOT_HTTP)).body
         self._close(_BAD_REQUEST % (len(body), bytes(body)))
 

@@ -90,7 +90,7 @@ class ChatBody(
 
 
 class _Parts(StreamParts):
-    """An encoder of the events of a turn as a UI message stream, which has one message."""
+    """An encoder of the events of a turn as a UI message stream. The whole turn is one message of the stream."""
 
     def started(self, event: ChatStarted) -> Iterator[bytes]:
         self._names = asdict(event)

@@ -212,7 +212,7 @@ async def complete(
 def _without_calls(message: JsonValue) -> JsonValue:
     """Return an assistant's message without tool calls; return any other message unchanged.
 
-    Transcripts have no tool calls, and the arguments of a call may not be JSON.
+    Transcripts have no tool calls, and the arguments of a call are not always JSON.
     """
     if not isinstance(message, dict) or message.get("role") != "assistant":
         return message

@@ -137,7 +137,7 @@ class RunEvents:
             self._finish_counted(message_id)
 
     def _begin_message(self, message_id: str, node: str | None) -> _OpenMessage:
-        # Some clients match pieces to messages by node only, so messages need different nodes.
+        # Some clients find the message of a piece only by its node, so simultaneous messages need different nodes.
         is_alone = all(one.node != node or one.is_whole for one in self._open.values())
         message = self._open[message_id] = _OpenMessage(message_id, node if is_alone else f"{node or ''}:{message_id}")
         metadata: dict[str, Json] = {"run_id": self.run.run_id, **({} if node is None else {"langgraph_node": node})}
@@ -249,7 +249,7 @@ class RunEvents:
 
 @dataclass
 class _OpenMessage:
-    """A message that is being streamed. No other open message has the same `node`."""
+    """A message that is being streamed. Messages that are streamed at the same time differ in `node`."""
 
     message_id: str
     node: str | None

@@ -120,7 +120,7 @@ class ThreadRuns:
         return run
 
     async def newest(self) -> Run:
-        """Return the run of the thread that was requested last.
+        """Return the thread's newest run.
 
         Raises:
             RunNotFound: the thread has no run.
@@ -334,7 +334,7 @@ async def join_run_stream(
 async def join_thread_stream(
     asked: RunsInThread, stream_mode: StreamModes = None, last_event_id: LastEventId = None
 ) -> EventStream:
-    """Stream the run that was requested last, from its beginning, or after `Last-Event-ID`."""
+    """Stream the thread's newest run, from its beginning or after `Last-Event-ID`."""
     return await _join(asked, await asked.newest(), stream_mode, last_event_id, cancels=False)
 
 

@@ -45,7 +45,7 @@ type ThreadStatus = Literal["idle", "busy", "interrupted", "error"]
 
 
 class CheckpointBody(BaseModel, json_schema_serialization_defaults_required=True):
-    """A checkpoint: the end of a turn."""
+    """A checkpoint of a thread. Each turn has one at its end."""
 
     thread_id: str
     checkpoint_ns: str = ""
@@ -281,7 +281,7 @@ class RunCreateBody(
 
     @property
     def ends_waiting(self) -> bool:
-        """True if the command ends the waiting run without an answer (`goto` `__end__`), as chat pages offer."""
+        """True if the command (`goto` `__end__`) ends the waiting run without an answer, as users of chat pages can."""
         given = {name: value for name, value in (self.command or {}).items() if value is not None}
         return given == {"goto": END}
 

@@ -75,7 +75,7 @@ def messages_of(given: object) -> Sequence[BaseMessage]:
     """Convert an input to messages. The input may have any form that LangChain accepts.
 
     Raises:
-        InvalidInput: a message has another form.
+        InvalidInput: a message has a form that LangChain does not accept.
     """
     if given is None:
         return []
@@ -119,7 +119,7 @@ class Thread:
 
     @property
     def newest(self) -> Run | None:
-        """The run that was requested last, or None if there is none."""
+        """The newest run, or None if the thread has no run."""
         return self.runs[0] if self.runs else None
 
     @property

@@ -182,7 +182,7 @@ class ThreadEvents:
 
 
 def thread_events_of(service: FastAPI) -> ThreadEvents:
-    """Return the events of all threads of a service."""
+    """Return the registry from which a service streams the events of all threads."""
     if not hasattr(service.state, "thread_events"):
         service.state.thread_events = ThreadEvents(service.state.app)
     return cast("ThreadEvents", service.state.thread_events)

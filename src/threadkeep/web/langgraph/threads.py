@@ -261,7 +261,7 @@ async def change_thread(
 
 @router.delete("/{thread_id}", summary="Delete a thread", status_code=204)
 async def delete_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = None) -> None:
-    """Delete a session with all its messages, permanently."""
+    """Delete a thread with all its messages, permanently."""
     created = CreatedThread(app.memory, thread_id, user_id)
     try:
         await delete_session(thread_id, app, user_id)
