@@ -32,7 +32,7 @@ from threadkeep.knowledge.learning import DirectiveLearner, LearningRequest, Rec
 from threadkeep.knowledge.proposals import LearnerKind, Proposed
 from threadkeep.observe import FactsProposed, LearningFailed, LearningSkipped
 from threadkeep.records.knowledge import Proposal, ProposalQuery, ProposalStatus
-from threadkeep.testing import ScriptedModel
+from threadkeep.testing import ScriptedModel, SettableClock
 
 ADA = Scope("user", "ada")
 SHOP = Scope("workspace", "shop")
@@ -416,7 +416,7 @@ async def test_a_directive_does_not_wait_for_the_model_of_another_session(
 
     learner = Waiting()
     await memory.session("room:2", user_id="bob").append([Message(role="user", content="Hello")])
-    memory.learning.enqueue(LearningRequest("room:2", learner, {"user": ADA}))
+    memory.learning.enqueue(LearningRequest("room:2", learner, {"user": Scope("user", "bob")}))
     await learner.asked.wait()
     await memory.session("room:1", user_id="ada").append([Message(role="user", content="pref: Keep diffs small.")])
     memory.learning.enqueue(LearningRequest("room:1", DirectiveLearner(), {"user": ADA, "workspace": SHOP}, 1.0))
@@ -518,6 +518,68 @@ async def test_a_message_of_a_turn_that_another_process_lost_is_learned_in_no_wo
     learning = FactLearning(memory, model=answering(entries), scopes=("user", "workspace"))
     await talk(memory, learning, "Hello")
     assert [one.key for one in await proposals(memory)] == ["user_1", "user_2", "workspace_2"]
+
+
+async def test_workspace_facts_are_learned_late_if_the_newest_turn_has_no_workspace(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = [found(number, f"plan_{number}", "x", about="workspace") for number in (1, 3)]
+    learns = FactLearning(memory, model=answering(entries), scopes=("user", "workspace"))
+    agent: Any = create_agent(ScriptedModel(["1", "2"]), [], middleware=[SessionMemory(memory, learning=learns)])
+    with monkeypatch.context() as patched:
+        patched.setattr(memory.learning, "_work", lambda _: asyncio.sleep(0))  # the learner is late
+        await agent.ainvoke({"messages": [("user", "In the shop")]}, CONFIG)
+    nowhere: Any = {"configurable": {"thread_id": "room:1", "user_id": "ada"}}
+    await agent.ainvoke({"messages": [("user", "At home")]}, nowhere)
+    await memory.learning.idle()
+    assert [(one.key, one.scope) for one in await proposals(memory)] == [("plan_1", SHOP)]
+
+
+class _LateLearner:
+    """A learner that proposes a fact once `answers` is set."""
+
+    kind: LearnerKind = "model"
+    name = "late"
+
+    def __init__(self, scope: Scope) -> None:
+        self.asked, self.answers, self._scope = asyncio.Event(), asyncio.Event(), scope
+
+    async def learn(self, record: Record) -> list[Proposed]:
+        """Wait, then propose a fact of the first message."""
+        self.asked.set()
+        await self.answers.wait()
+        return [Proposed(self._scope, "illness", "asthma", next(iter(record.learnable)))]
+
+
+@pytest.mark.parametrize("scope", [ADA, Scope("session", "room:1"), SHOP])
+async def test_no_fact_of_an_erased_session_is_stored_after_another_one_has_its_id(
+    memory: Memory, clock: SettableClock, scope: Scope
+) -> None:
+    turn = [Message(role="user", content="I have asthma."), Message(role="assistant", content="Noted.")]
+    await memory.session("room:1", user_id="ada").append(turn)
+    learner = _LateLearner(scope)
+    request = LearningRequest("room:1", learner, {scope.kind: scope}, accept_from=0.5)
+    learning = asyncio.create_task(memory.learning.learn(request))
+    await learner.asked.wait()
+    await memory.erase(user_id="ada")
+    clock.advance(60)
+    await memory.session("room:1", user_id="bob").append(
+        [Message(role="user", content="Hello"), Message(role="assistant", content="Hi")]
+    )
+    learner.answers.set()
+    assert await learning == 0
+    assert await memory.knowledge.facts() == []
+    assert await proposals(memory) == []
+
+
+async def test_a_message_of_another_user_is_no_fact_of_the_former_owner(memory: Memory) -> None:
+    """The session was deleted before the learner read it, and belongs to another user."""
+    turn = [Message(role="user", content="I am Bob."), Message(role="assistant", content="Hi.")]
+    await memory.session("room:1", user_id="bob").append(turn)
+    learner = _LateLearner(ADA)
+    learner.answers.set()
+    assert await memory.learning.learn(LearningRequest("room:1", learner, {"user": ADA}, accept_from=0.5)) == 0
+    assert await memory.knowledge.facts() == []
 
 
 async def test_a_directive_with_a_secret_is_refused_with_a_word_to_the_person(memory: Memory) -> None:

@@ -130,7 +130,7 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
     async def _learn_some(self, request: LearningRequest) -> tuple[int, bool]:
         """Read the first unread messages; return the number of proposals, and whether to continue."""
         learner = request.learner
-        messages, before_seq = await self._unread(request)
+        messages, before_seq, began = await self._unread(request)
         is_more = len(messages) == _REACH + _CONTEXT_MESSAGES
         workspaces = None if request.run_id is None else self._workspaces.get((request.session_id, learner.kind), {})
         ended = [index for index, message in enumerate(messages) if workspaces and message.run_id in workspaces]
@@ -143,9 +143,10 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         # If the learner failed before, pass only unread messages: an earlier one, passed as context, may be the cause.
         first_seq = before_seq if (request.session_id, learner.kind) in self._refused else -1
         lines = [quoted_message(message) for message in messages if (message.seq or 0) > first_seq]
-        record = Record(lines, learnable, request.scopes, await self._known_keys(request.scopes))
+        scopes = {**_workspace_of(messages, workspaces or {}), **request.scopes}
+        record = Record(lines, learnable, scopes, await self._known_keys(scopes))
         upto_seq = max(message.seq or 0 for message in messages)
-        reading = Reading(request.session_id, learner.kind, learner.name, before_seq, upto_seq)
+        reading = Reading(request.session_id, learner.kind, learner.name, before_seq, upto_seq, began)
         learned, reading = await self._ask(request, record, reading) if learnable else ((), reading)
         sound = await asyncio.to_thread(lambda: [one for one in learned if _is_sound(one, record)])
         if workspaces is not None:
@@ -212,24 +213,28 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
                 failed = LearningFailed(error=type(attempt.error).__name__, session_id=request.session_id)
                 self._observer.notify(failed)
 
-    async def _unread(self, request: LearningRequest) -> tuple[list[Message], int]:
-        """Return the first unread messages with a few earlier ones, and the last read `seq`."""
+    async def _unread(self, request: LearningRequest) -> tuple[list[Message], int, object]:
+        """Return the first unread messages with a few earlier ones, the last read `seq`, and the session's creation.
+
+        If another user owns the session now, there are no messages.
+        """
         asked = {"session_id": request.session_id, "kind": request.learner.kind}
-        page = {**asked, "before": _CONTEXT_MESSAGES, "limit": _REACH + _CONTEXT_MESSAGES}
+        user = request.scopes["user"].owner if "user" in request.scopes else None
+        page = {**asked, "before": _CONTEXT_MESSAGES, "limit": _REACH + _CONTEXT_MESSAGES, "user_id": user}
         rows = await self._driver.fetch(self._sql["unread_messages"], page)
         if not rows:
             async with self._driver.writing() as connection:
                 if not await connection.execute(self._sql["begin_learning"], {**asked, "reach": _REACH}):
-                    return [], 0
+                    return [], 0, None
                 rows = await connection.fetch(self._sql["unread_messages"], page)
         messages = [
             Message(role=role, content=content, seq=seq, author=author, run_id=run_id, created_at=time_of(created_at))
-            for seq, role, content, author, run_id, created_at, _ in rows
+            for seq, role, content, author, run_id, created_at, *_ in rows
         ]
         if self._messages_at is not None:
             stored = await self._messages_at(request.session_id, [row[0] for row in rows])
             messages = [message for message in stored if message.superseded_at is None]
-        return messages, int(rows[0][6]) if rows else 0
+        return messages, *(rows[0][6:] if rows else (0, None))
 
     async def _known_keys(self, scopes: Mapping[ScopeKind, Scope]) -> list[str]:
         statements = [(self._sql["known_keys"], {"scope": one.kind, "owner": one.owner}) for one in scopes.values()]
@@ -267,6 +272,12 @@ class DirectiveLearner:
                     kind = None if one.kind in ("procedure", "task_update", "repo_state") else one.fact_kind
                     found.append(Proposed(scope, one.fact_key, one.text, seq, kind, 1.0, one.kind, message.run_id))
         return found
+
+
+def _workspace_of(messages: Sequence[Message], workspaces: Mapping[str, Scope | None]) -> Mapping[ScopeKind, Scope]:
+    """Return the workspace of the newest of these messages whose turn has one, or no scope."""
+    known = [scope for message in messages if (scope := workspaces.get(message.run_id or ""))]
+    return {"workspace": known[-1]} if known else {}
 
 
 def _in_workspace(one: Proposed, workspaces: Mapping[int, Scope | None]) -> Proposed | None:

@@ -50,13 +50,18 @@ class Proposed:
 
 @dataclass(frozen=True)
 class Reading:
-    """The messages of a session that a learner has read: after `before_seq` and up to `upto_seq`."""
+    """The messages of a session that a learner has read: after `before_seq` and up to `upto_seq`.
+
+    `session_began` is the stored time at which the session was created, because a later session may have the same id;
+    None if any session with this id counts.
+    """
 
     session_id: str
     kind: LearnerKind
     learner: str
     before_seq: int
     upto_seq: int
+    session_began: object = None
 
 
 class Proposals(ClockedTables, sql=(*OWNER_SQL, "learning.sql")):
@@ -76,7 +81,7 @@ class Proposals(ClockedTables, sql=(*OWNER_SQL, "learning.sql")):
     async def add(self, reading: Reading, proposed: Sequence[Proposed]) -> int | None:
         """Store proposals and the last `seq` that was read; return the number of new proposals.
 
-        Return None if the session no longer exists, or if another process has read the messages first.
+        Return None if the session was deleted, or if another process has read the messages first.
         """
         check_argument("reading", reading, Reading, required=True)
         check_each("proposed", proposed, Proposed)
@@ -84,7 +89,8 @@ class Proposals(ClockedTables, sql=(*OWNER_SQL, "learning.sql")):
         added = 0
         async with self._driver.writing() as connection:
             parameters = {"session_id": reading.session_id}
-            if not await connection.fetch(self._sql["keep_session"], parameters):
+            session = await connection.fetch(self._sql["keep_session"], parameters)
+            if not session or reading.session_began not in (None, session[0][0]):
                 return None
             if not await connection.fetch(self._sql["note_read"], vars(reading)):
                 return None

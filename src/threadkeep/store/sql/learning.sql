@@ -2,13 +2,14 @@
 
 -- name: unread_messages
 -- The next :limit complete messages of people and agents for a learner. They begin with the messages whose seq is among
--- the last :before ones that the learner has read.
-SELECT m.seq, m.role, m.content, m.author, m.run_id, m.created_at, l.upto_seq
+-- the last :before ones that the learner has read. A session with the same id may belong to another user meanwhile.
+SELECT m.seq, m.role, m.content, m.author, m.run_id, m.created_at, l.upto_seq, s.created_at
 FROM chat_fact_learning l
     JOIN chat_sessions s ON s.session_id = l.session_id
     JOIN chat_messages m ON m.session_id = l.session_id
 WHERE l.session_id = :session_id AND l.learner = :kind AND m.seq > s.reset_seq AND m.seq > l.upto_seq - :before
     AND m.role IN ('user', 'assistant') AND m.status = 'complete' AND m.superseded_at IS NULL
+    AND (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id)
 ORDER BY m.seq
 LIMIT :limit
 
