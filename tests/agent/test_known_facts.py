@@ -138,6 +138,16 @@ async def test_the_manifest_references_facts_without_their_values(memory: Memory
     assert [message.text for message in await rebuild(stored)] == [message.text for message in sent]
 
 
+async def test_the_manifest_names_no_session_of_another_person(memory: Memory) -> None:
+    for session_id in ("telegram:999", ROOM):
+        await memory.knowledge.remember(SHOP, "color", "blue", evidence=Evidence(session_id, 17))
+    talk = Talk(memory)
+    await talk.sent("Hello!")
+    [fact] = (await talk.entry()).facts
+    assert (fact.scope, fact.evidence) == ("workspace", (TurnReference(ROOM, 17),))
+    assert "telegram:999" not in str((await memory.manifests.of_session(ROOM))[0].manifest)
+
+
 async def test_without_facts_there_is_no_section(memory: Memory) -> None:
     """Without facts there is no section; without user and workspace it has only facts of the session."""
     talk = Talk(memory)

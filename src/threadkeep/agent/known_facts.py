@@ -229,16 +229,21 @@ def _block(
     if not facts and not shown and not notes:
         return None
     text = facts_text([*lines, *(all_lines[index] for index in fitting), *notes])
-    references = [reference_of(fact) for fact in facts]
+    references = [reference_of(fact, request.session.session_id) for fact in facts]
     for rank, fact in shown:
         since = None if fact.since is None else fact.since.astimezone(UTC).date()
         references.append(FactReference(fact.id, fact.scope, source="graphiti", since=since, rank=rank))
     return block_of("facts", text, request.counter, facts=tuple(references))
 
 
-def reference_of(fact: Fact) -> FactReference:
-    """Return a reference to a fact for a manifest, which contains no text of the fact."""
+def reference_of(fact: Fact, session_id: str) -> FactReference:
+    """Return a reference to a fact for a manifest of a session, which contains no text of the fact.
+
+    A workspace is shared, so the reference to its fact has no evidence from other sessions: their ids may name persons.
+    """
     asked = [
-        TurnReference(origin.session_id, origin.seq) for origin in fact.evidence if origin.session_id and origin.seq
+        TurnReference(origin.session_id, origin.seq)
+        for origin in fact.evidence
+        if origin.session_id and origin.seq and (fact.scope.kind != "workspace" or origin.session_id == session_id)
     ]
     return FactReference(fact.id, fact.scope.kind, since=fact.valid_from.astimezone(UTC).date(), evidence=tuple(asked))

@@ -347,5 +347,4 @@ def _cut(text: str) -> str:
 
 
 def _line(values: dict[str, Json]) -> str:
-    # Escape the slash, as JSON allows, so that no text can end the record in a prompt.
-    return dump_json(values).replace("</", "<\\/")
+    return _safe(dump_json(values))

@@ -69,8 +69,11 @@ _DIRECTIVE = re.compile(
     r"[ \t]*(?:\((user|workspace|session)\)[ \t]*)?[:：](.*)$",
     re.IGNORECASE,
 )
+# A text that begins like this is about its author, and must not become a fact that a whole workspace reads.
 _FIRST_PERSON = re.compile(
-    r"^\s*(?:I (?:prefer|like|want|use|always|never)|my\b|我(?:喜欢|偏好|习惯|的))", re.IGNORECASE
+    r"^\W*(?:I['’\s]|(?:my|ich|mein\w*|je|yo|meu|minha|я|мо[йяеи]|мне|меня)\b|j['’]"
+    r"|我(?!们|們)|私(?!たち|達)|[僕俺](?!たち|達|ら)|저는|제가|나는|내가)",
+    re.IGNORECASE,
 )
 
 
@@ -132,7 +135,7 @@ def accepted_directives(text: str) -> tuple[list[Promotion], int]:
     """Return a message's directives (`preference (user): Keep diffs small`) and how many were rejected.
 
     The text of a directive is on the same line, or on the next lines up to a blank line or the next directive. A
-    directive without a scope belongs to the workspace, or to the user if it begins like "I prefer" and is not a
+    directive without a scope belongs to the workspace, or to the user if it begins with "I" or "my" and is not a
     decision, a procedure or a task update. A directive is rejected if it looks like a secret or is too long. After the
     first 100 directives, all others are rejected.
     """

@@ -37,6 +37,14 @@ from threadkeep.testing.fake_graphiti import Backend
             "a turn is a question with its answers",
         ),
         ("lesson: I like it short", "lesson_learned", "user", "I like it short"),
+        ("remember: I live in Riga", "lesson_learned", "user", "I live in Riga"),
+        ("note: I'm allergic to nuts", "lesson_learned", "user", "I'm allergic to nuts"),
+        ("note: Ich wohne in Riga", "lesson_learned", "user", "Ich wohne in Riga"),
+        ("remember: Я живу в Риге", "lesson_learned", "user", "Я живу в Риге"),
+        ("remember：我住在里加", "lesson_learned", "user", "我住在里加"),
+        ("remember: 我们用里加的数据库", "lesson_learned", "workspace", "我们用里加的数据库"),
+        ("note: I/O errors are retried", "lesson_learned", "workspace", "I/O errors are retried"),
+        ("decision: I take the small one", "decision", "workspace", "I take the small one"),
     ],
 )
 def test_a_directive_has_a_kind_a_scope_and_a_text(text: str, kind: str, scope: str, words: str) -> None:
