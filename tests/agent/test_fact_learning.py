@@ -299,6 +299,21 @@ async def test_a_learner_makes_at_most_20_proposals_at_once_and_invalid_ones_are
     assert [(event.proposed, event.dropped) for event in events.of(FactsProposed)] == [(20, 30)]
 
 
+async def test_a_long_message_does_not_hide_the_others_from_the_model(memory: Memory) -> None:
+    class Small(ScriptedModel):
+        async def _agenerate(self, messages: Any, *arguments: Any, **options: Any) -> Any:
+            if sum(len(message.text) for message in messages) > 100_000:
+                raise ValueError("The context window of this model is exceeded.")
+            return await super()._agenerate(messages, *arguments, **options)
+
+    learner: Any = Small([json.dumps([found(3, "home_city", "Lisbon")])] * 3)  # type: ignore[call-arg, arg-type]
+    log = "x" * 200_000
+    session = memory.session("room:1", user_id="ada")
+    await session.append([Message(role="user", content=log), Message(role="assistant", content=log)])
+    await talk(memory, FactLearning(memory, model=learner), "I live in Lisbon")
+    assert [one.key for one in await proposals(memory)] == ["home_city"]
+
+
 async def test_a_secret_is_never_proposed(memory: Memory) -> None:
     """Neither in the form that the model wrote, nor in the stored form of its key."""
     secrets = [found(1, key, "hunter22x9") for key in ("password", "API \u00a0key", "apiKey", "Access   Token")]

@@ -11,7 +11,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import HumanMessage, SystemMessage
 
 from threadkeep.agent.conversion import text_of
-from threadkeep.agent.knowledge_tools import ALL_SCOPES, check_scopes, default_workspace, scopes_of
+from threadkeep.agent.knowledge_tools import check_scopes, default_workspace, scopes_of
 from threadkeep.agent.turn_options import facts_of
 from threadkeep.errors import InvalidInput
 from threadkeep.history.session import Session
@@ -20,7 +20,7 @@ from threadkeep.knowledge.proposals import LearnerKind, Proposed
 from threadkeep.memory import Memory, SyncMemory
 from threadkeep.memory.on_loop import OnLoop
 from threadkeep.observe import LearningFailed
-from threadkeep.records.knowledge import FACT_KINDS, FactKind, ScopeKind
+from threadkeep.records.knowledge import FACT_KINDS, SCOPE_KINDS, FactKind, ScopeKind
 
 _INSTRUCTIONS = """\
 You look for facts that a person says about themselves or their work, and that will matter in later conversations.
@@ -92,7 +92,7 @@ class FactLearning:
         """Queue a session for learning from the turn `run_id`, and report scopes that cannot be used."""
         memory = self._memory.made[0]
         workspace = session.workspace or default_workspace(memory, self._workspace)
-        wanted = ALL_SCOPES if self._directives else self._scopes
+        wanted = SCOPE_KINDS if self._directives else self._scopes
         usable, refused = scopes_of(wanted, session.session_id, workspace, session.user_id)
         for error in refused.values():
             memory.observers.notify(LearningFailed(error=type(error).__name__, session_id=session.session_id))

@@ -56,9 +56,6 @@ def _described(method: Callable[..., Coroutine[Any, Any, str]]) -> BaseTool:
     return StructuredTool.from_function(coroutine=MethodType(method, object()), parse_docstring=True)
 
 
-ALL_SCOPES: tuple[ScopeKind, ...] = ("session", "workspace", "user")
-
-
 def default_workspace[W: str | IdOf](memory: Memory, given: W | None) -> W | str | None:
     """Return the workspace for runs that name none: `given`, or the workspace of the Graphiti options."""
     return given or memory.graphiti.workspace
@@ -82,7 +79,7 @@ def scopes_of(
 ) -> OwnScopes:
     """Return the scopes of the given kinds for a run. A kind without an owner (None or empty) is left out."""
     found = OwnScopes({}, {})
-    for kind, owner in zip(ALL_SCOPES, (session_id, workspace, user_id), strict=True):
+    for kind, owner in zip(SCOPE_KINDS, (session_id, workspace, user_id), strict=True):
         if owner and kind in kinds:
             try:
                 found.usable[kind] = Scope(kind, cast("str", owner))  # raises unless the owner is a text
@@ -147,7 +144,7 @@ _REFUSED = "This looks like a secret, such as a password or a key: it was not re
 def knowledge_tools(
     memory: Memory | SyncMemory,
     *,
-    scopes: Sequence[ScopeKind] = ALL_SCOPES,
+    scopes: Sequence[ScopeKind] = SCOPE_KINDS,
     kinds: Sequence[MemoryToolKind] = ("facts", "procedures"),
     workspace: str | IdOf | None = None,
     session_id: IdOf | None = None,

@@ -14,7 +14,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.runnables.config import ensure_config
 
 from threadkeep.agent.extras import Extra, ExtraRequest, JoinedSource, block_of
-from threadkeep.agent.knowledge_tools import ALL_SCOPES, OwnScopes, RunScopes
+from threadkeep.agent.knowledge_tools import OwnScopes, RunScopes
 from threadkeep.agent.recalled_turns import embedder_of
 from threadkeep.agent.turn_options import IdOf
 from threadkeep.context.manifest import FactExclusion, FactReference, FactsLeftOut, TurnReference
@@ -36,7 +36,7 @@ from threadkeep.knowledge.recall import normalised, without_shadowed
 from threadkeep.memory import Memory, SyncMemory
 from threadkeep.memory.on_loop import OnLoop
 from threadkeep.observe import ExtraNotFound, ExtraSection
-from threadkeep.records.knowledge import Fact, Scope, ScopeKind
+from threadkeep.records.knowledge import SCOPE_KINDS, Fact, Scope, ScopeKind
 from threadkeep.store.driver import Statement
 
 _TIMEOUT_SECONDS = 3.0
@@ -81,7 +81,7 @@ class KnownFacts(JoinedSource):
         self,
         memory: Memory | SyncMemory,
         *,
-        scopes: Sequence[ScopeKind] = ALL_SCOPES,
+        scopes: Sequence[ScopeKind] = SCOPE_KINDS,
         workspace: str | IdOf | None = None,
         own: bool = True,
         directives: bool = False,
@@ -193,7 +193,7 @@ def _left_out(loaded: Sequence[Fact], kept: Sequence[Fact]) -> list[FactsLeftOut
         return []
     shown, visible = {fact.id for fact in kept}, {fact.id for fact in without_shadowed(loaded)}
     found: list[FactsLeftOut] = []
-    for kind in ALL_SCOPES:
+    for kind in SCOPE_KINDS:
         of_scope = [fact.id for fact in loaded if fact.scope.kind == kind]
         no_room = [one for one in of_scope if one in visible - shown]
         hidden = [one for one in of_scope if one not in visible]

@@ -35,6 +35,8 @@ _CONTEXT_MESSAGES = 4
 _MOST_PROPOSED: dict[LearnerKind, int] = {"model": 20, "directives": 100 * _REACH}
 """The most proposals of one learner call; further ones are dropped."""
 _MOST_REFUSALS = 3
+_MOST_CHARACTERS = 10_000
+"""The most characters of a message that a learner's record quotes, so that a pasted log does not exceed the model."""
 _HARMLESS = Message(role="user", content="I like tea.", seq=1)
 _CLOSING_SECONDS = 5.0
 
@@ -142,8 +144,9 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
             return 0, False
         # If the learner failed before, pass only unread messages: an earlier one, passed as context, may be the cause.
         first_seq = before_seq if (request.session_id, learner.kind) in self._refused else -1
-        lines = [quoted_message(message) for message in messages if (message.seq or 0) > first_seq]
-        scopes = {**_workspace_of(messages, workspaces or {}), **request.scopes}
+        lines = [quoted_message(m, m.content[:_MOST_CHARACTERS]) for m in messages if (m.seq or 0) > first_seq]
+        known = [scope for message in messages if (scope := (workspaces or {}).get(message.run_id or ""))]
+        scopes = {"workspace": known[-1], **request.scopes} if known else request.scopes
         record = Record(lines, learnable, scopes, await self._known_keys(scopes))
         upto_seq = max(message.seq or 0 for message in messages)
         reading = Reading(request.session_id, learner.kind, learner.name, before_seq, upto_seq, began)
@@ -272,12 +275,6 @@ class DirectiveLearner:
                     kind = None if one.kind in ("procedure", "task_update", "repo_state") else one.fact_kind
                     found.append(Proposed(scope, one.fact_key, one.text, seq, kind, 1.0, one.kind, message.run_id))
         return found
-
-
-def _workspace_of(messages: Sequence[Message], workspaces: Mapping[str, Scope | None]) -> Mapping[ScopeKind, Scope]:
-    """Return the workspace of the newest of these messages whose turn has one, or no scope."""
-    known = [scope for message in messages if (scope := workspaces.get(message.run_id or ""))]
-    return {"workspace": known[-1]} if known else {}
 
 
 def _in_workspace(one: Proposed, workspaces: Mapping[int, Scope | None]) -> Proposed | None:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -40,67 +41,48 @@ _NO_FACT = "It finds no fact from the message. Its model may have found none; se
 
 @dataclass(frozen=True)
 class Check:
-    """The result of a check: its duration, and the problem with its solution, if any."""
+    """A check of a connection test."""
+
+    __pydantic_config__ = DESCRIBED
 
     name: str
+    ok: bool
     milliseconds: float
-    problem: str | None = None
-
-    @property
-    def ok(self) -> bool:
-        """True if there is no problem."""
-        return self.problem is None
+    problem: str | None
+    """The problem and its solution; null if there is none."""
 
 
 async def smoke_test(client: GraphitiClient, *, clock: Callable[[], datetime]) -> list[Check]:
     """Write a test message into a new group, wait until it is stored, find it, and delete the group."""
-    test = _Smoke(client, clock)
-    checks: list[Check] = []
-    for name, step in (
-        ("send a message", test.send),
-        ("see it stored", test.see),
-        ("find a fact of it", test.find),
-        ("delete its group", test.delete),
-        ("see it gone", test.confirm_deleted),
-    ):
-        checks.append(await timed(name, step))
-        if not checks[-1].ok and name in ("send a message", "see it stored"):
-            break
-    return checks
+    group_id = f"threadkeep_smoke_{uuid7().hex}"
+    text = "The Threadkeep Smoke Test was written by the Connection Test."
+    episode = Episode(name="threadkeep.smoke.user", role="user", speaker="Threadkeep", content=text, said_at=clock())
 
+    async def send() -> None:
+        await client.send(group_id, [episode])
 
-class _Smoke:
-    def __init__(self, client: GraphitiClient, clock: Callable[[], datetime]) -> None:
-        self._client = client
-        self._clock = clock
-        self._group_id = f"threadkeep_smoke_{uuid7().hex}"
-
-    async def send(self) -> str | None:
-        text = "The Threadkeep Smoke Test was written by the Connection Test."
-        episode = Episode(
-            name="threadkeep.smoke.user", role="user", speaker="Threadkeep", content=text, said_at=self._clock()
-        )
-        await self._client.send(self._group_id, [episode])
-        return None
-
-    async def see(self) -> str | None:
+    async def see() -> str | None:
         until = time.monotonic() + _SMOKE_SECONDS
-        while not await self._client.episodes(self._group_id, 5):
+        while not await client.episodes(group_id, 5):
             if time.monotonic() > until:
                 return _NOT_STORED
             await asyncio.sleep(_LOOK_SECONDS)
         return None
 
-    async def find(self) -> str | None:
-        return None if await self._client.search([self._group_id], "Smoke Test", _MOST_FACTS) else _NO_FACT
+    async def find() -> str | None:
+        return None if await client.search([group_id], "Smoke Test", _MOST_FACTS) else _NO_FACT
 
-    async def delete(self) -> str | None:
-        await self._client.delete_group(self._group_id)
-        return None
-
-    async def confirm_deleted(self) -> str | None:
-        left = await remains(self._client, self._group_id)
+    async def confirm_deleted() -> str | None:
+        left = await remains(client, group_id)
         return _NOT_DELETED.format(left=left) if left else None
+
+    checks = [await timed("send a message", send)]
+    checks += [await timed("see it stored", see)] if checks[-1].ok else []
+    if checks[-1].ok:
+        checks.append(await timed("find a fact of it", find))
+        checks.append(await timed("delete its group", partial(client.delete_group, group_id)))
+        checks.append(await timed("see it gone", confirm_deleted))
+    return checks
 
 
 async def remains(client: GraphitiClient, group_id: str) -> str:
@@ -128,7 +110,7 @@ async def timed(name: str, step: Step) -> Check:
         problem = await step()
     except GraphitiError as error:
         problem = str(error)
-    return Check(name, (time.monotonic() - started) * 1000, problem)
+    return Check(name, problem is None, (time.monotonic() - started) * 1000, problem)
 
 
 _DRAIN_SECONDS = 120.0

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, Field
 
 from threadkeep.errors import GraphitiClosure
+from threadkeep.knowledge.graphiti.maintenance import Check
 from threadkeep.knowledge.graphiti.service import Promoted
 from threadkeep.knowledge.promotion import PromotedKind, Promotion, Relation, RelationOf
 from threadkeep.knowledge.views import FactView, Key, Owner
@@ -57,20 +58,11 @@ class CheckInput(BaseModel, extra="forbid", json_schema_extra=example(smoke=True
     smoke: bool = Field(False, description="Also write a message into a new group, and delete the group.")
 
 
-class CheckView(BaseModel, from_attributes=True):
-    """A check of a connection test."""
-
-    name: str
-    ok: bool
-    milliseconds: float
-    problem: str | None = Field(description="The problem and its solution; null if there is none.")
-
-
 class CheckList(BaseModel):
     """The checks of a connection test, and their overall result."""
 
     ok: bool
-    checks: list[CheckView]
+    checks: list[Check]
 
 
 class RelationInput(BaseModel, extra="forbid"):
