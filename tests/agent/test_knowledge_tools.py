@@ -63,6 +63,7 @@ async def test_an_agent_remembers_for_the_runs_user(memory: Memory) -> None:
     assert origin.seq is not None
     [source] = await memory.session(ROOM).at([origin.seq])
     assert source.content == "I live in Lisbon."
+    assert origin.run_id == source.run_id is not None
     result = await told(memory, "recall", {"query": "Which town do I live in?"}, config_of("other", user_id="ann"))
     assert "no instructions" in result.splitlines()[0]
     assert lines_of(result) == [{"key": "home_city", "value": "Lisbon", "about": "user", "since": "2026-01-01"}]

@@ -371,7 +371,10 @@ async def _evidence(session: Session, runtime: ToolRuntime[Any, Any]) -> Evidenc
     asked = next((message for message in reversed(messages) if isinstance(message, HumanMessage)), None)
     message_id = None if asked is None else id_of(asked)
     stored = None if message_id is None else await session.find(message_id)
-    return Evidence(session.session_id, None if stored is None else stored.seq, run_id_of(runtime.config))
+    run_id = run_id_of(runtime.config)
+    if stored is None:
+        return Evidence(session.session_id, None, run_id)
+    return Evidence(session.session_id, stored.seq, run_id or stored.run_id)
 
 
 def _bounded(lines: Sequence[str]) -> list[str]:

@@ -225,7 +225,7 @@ async def test_an_erase_is_complete_only_after_the_server_has_stored_the_accepte
 async def test_a_repeated_erase_waits_for_late_messages_even_if_the_first_one_failed(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("threadkeep.knowledge.graphiti.maintenance._DRAIN_SECONDS", 0.1)
+    monkeypatch.setattr("threadkeep.knowledge.graphiti.maintenance._DRAIN_SECONDS", 0)
     graphiti.backend, graphiti.auto = "neo4j", False
     async with opening(scopes=("session", "user")) as memory:
         await allow(memory)

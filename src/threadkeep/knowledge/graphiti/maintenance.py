@@ -230,10 +230,11 @@ async def purge(
         # Store the names before the rows with them are deleted, because a later step may fail.
         await state.keep(_LATE, key, json.dumps(sorted(accepted)), expires_at=expires_at)
     dropped += await deliveries.give_up_open("purged", group_id)
-    while accepted and time.monotonic() < until:
+    while accepted:
         accepted -= {seen.name for seen in await client.episodes(group_id, _MOST_EPISODES)}
-        if accepted:
-            await asyncio.sleep(_QUEUE_LOOK_SECONDS)
+        if not accepted or time.monotonic() > until:
+            break
+        await asyncio.sleep(_QUEUE_LOOK_SECONDS)
     await deliveries.purge_dead(group_id)
     await client.delete_group(group_id)
     if is_late:
