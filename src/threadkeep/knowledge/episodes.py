@@ -27,7 +27,7 @@ _MESSAGES_EACH = 8
 
 
 class _EpisodeMessage(NamedTuple):
-    """A message with data of its run, and the stored steps of the agents that answered it."""
+    """A message with data of its run and, if agents answered it, with their stored steps."""
 
     session_id: str
     seq: int
@@ -44,7 +44,7 @@ class _EpisodeMessage(NamedTuple):
 
 
 class Episodes(ClockedTables, sql=("episodes.sql",)):
-    """The episodes of a session or a person, read from the transcripts of a database."""
+    """A reader of the episodes (questions with their answers and outcomes) of a session or a person."""
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime], messages_at: MessagesAt | None = None) -> None:
         """Create a reader; `messages_at` reads the texts of messages in a graph store."""

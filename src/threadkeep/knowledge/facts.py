@@ -83,9 +83,9 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
     ) -> Fact:
         """Remember a value of a key, and return the valid fact.
 
-        The same value confirms the fact, which keeps the highest confidence; if the fact already has this `evidence`,
-        the call is a repeat and changes only `updated_at`. A different value ends the fact's validity and creates a new
-        fact.
+        The same value confirms the fact, which keeps the highest confidence. But if the fact already has this
+        `evidence`, the call is a repetition, and changes only `updated_at`. A different value ends the fact's validity
+        and creates a new fact.
 
         Args:
             scope: the session, the workspace or the person that the fact is about.

@@ -24,8 +24,8 @@ _READ_CHARACTERS = 2_000
 _PARTS_OF_KEY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[\W_]+")
 _SPACES = re.compile(r"\s+")
 
-# The weights of a fact that matches a word of the query, by kind of match: the same word in the key, or in the value;
-# a synonym; the key, or the topic, that the word asks about; the same beginning. A question word (where) counts half.
+# How much a match with a word of the query counts: the same word in the key, the same word in the value, a synonym, a
+# key that the word asks about, a topic that it asks about, the same beginning. Question words (where) count half.
 _KEY, _VALUE, _SYNONYM, _ATTRIBUTE, _TOPIC, _ALIKE = 1.0, 0.9, 0.7, 0.7, 0.45, 0.5
 _KIND_SHARE = 0.5
 _BEGINNING = 4
@@ -80,7 +80,7 @@ class FactWords:
         self._most = 0
         self.entries = 0
         """The number of pairs of a fact and a term."""
-        # Maps each term to entries: 2 * number + 1 for a fact's key, 2 * number for its value.
+        # Maps each term to the facts that contain it: 2 * the fact's number, plus 1 if the term is in its key.
         self._terms: dict[str, array[int]] = {}
         self._beginnings: dict[str, list[str]] = {}
 

@@ -163,7 +163,7 @@ class Backfill(ClockedTables, sql=("graph_turns.sql",)):
     """
 
     async def sessions(self, user_id: str | None = None) -> list[str]:
-        """Return up to 10,001 sessions with turns that were never queued, of one user or of all."""
+        """Return up to 10,001 sessions, of one user or of all users, with turns that were never queued."""
         rows = await self._driver.fetch(self._sql["sessions_to_backfill"], {"user_id": user_id, "limit": 10_001})
         return [row[0] for row in rows]
 
@@ -280,7 +280,7 @@ class Deletion(NamedTuple):
 async def delete_episodes(client: GraphitiClient, group_id: str, names: Collection[str]) -> Deletion:
     """Delete the episodes with these names that are among the last 10,000 of a group.
 
-    If an episode is left after success, or after status 404 or 405, it cannot be deleted, for example on FalkorDB.
+    If the server reports success or status 404 or 405, but still has an episode, it cannot delete it (on FalkorDB).
 
     Raises:
         GraphitiError: the server does not answer.

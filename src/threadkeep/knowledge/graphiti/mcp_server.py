@@ -28,8 +28,8 @@ _INVALID_PARAMETERS = -32602
 # The codes of an unreadable response, an invalid request and an unknown method. Redirects and status 404 also cause
 # them, so they are faults of the endpoint and not of one message.
 _NOT_MCP = (-32700, -32600, -32601, -32602)
-# The HTTP statuses with which a proxy refuses a single request on an open connection. A restarted server returns 400
-# too, but only once: a message or deletion is tried again before it counts as refused.
+# With these HTTP statuses, a proxy refuses one request, but not every request. A restarted server also returns 400, but
+# only once, so a refused message or deletion is tried again.
 _REFUSING_STATUSES = (400, 413, 422)
 
 _failures: ContextVar[list[httpx2.Response]] = ContextVar("failures")

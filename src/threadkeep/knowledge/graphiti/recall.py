@@ -56,7 +56,7 @@ class GraphRecall:
 
 @dataclass(frozen=True)
 class RecallQuestion:
-    """An input to search facts for, with the last messages before it, and the owner of each scope.
+    """An input for which facts are searched: its text, the messages before it, and the scopes with their owners.
 
     `workspace` is the workspace of the run, which must be trusted; None means the workspace in the options.
     """

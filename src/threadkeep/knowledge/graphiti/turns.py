@@ -134,7 +134,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
     async def make_deliveries(self) -> int:
         """Create the deliveries of the oldest 50 turns, and return the number of these turns.
 
-        If too many messages are queued, whole turns are given up, first the oldest of the least urgent kind (backfill).
+        If too many messages are queued, whole turns are given up: the oldest turns of a backfill first, then others.
         """
         now = self._clock()
         async with self._driver.reading() as connection:
@@ -207,7 +207,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
     async def scopes_of(
         self, connection: Connection, session_id: str, user_id: str | None, workspace: str | None
     ) -> list[Scope]:
-        """Return the scopes to which the messages of a session are sent: those in the options that have an owner."""
+        """Return the scopes to which a session's messages are sent: each scope in the options that has an owner."""
         person = user_id
         if user_id is not None:
             rows = await connection.fetch(self._sql["canonical_id"], {"person_id": user_id})

@@ -207,7 +207,7 @@ class DeliveryWorker:
             waits = is_backfill and "backfill" in await self._consents.granted()
             return _Pause(_LONGEST_POLL_SECONDS, error=None if waits else "no_consent")
         if time.monotonic() - started > self._lease_seconds / 2:
-            # This process was suspended, so its lease may expire, and another process may own the group soon.
+            # It is too late to send: this process was suspended, and another process may own the group soon.
             await self._deliveries.take_back(marked)
             return _Pause(0.0)
         await self._send(lease, batch)
