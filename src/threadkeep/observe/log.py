@@ -94,7 +94,7 @@ def configure_logging(level: Level = "INFO", *, json: bool = False, stream: Text
 
     `level` applies to Threadkeep's own logger. Other libraries log at WARNING and above, uvicorn at INFO and above,
     because more detailed logs contain request data. Messages of other libraries, except uvicorn, are logged without
-    their arguments, errors without their messages, and requests without their queries.
+    their arguments. Errors are logged without their messages, and requests without their query strings.
     """
     target = sys.stderr if stream is None else stream
     handler = _Handler(target)

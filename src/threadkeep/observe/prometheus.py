@@ -287,7 +287,7 @@ class PrometheusObserver:
 class _Series[M: MetricWrapperBase]:
     """The time series of a metric, whose label values come from closed sets.
 
-    `zeros` maps labels to the values whose series exist from the start; for any other label, these are all its values.
+    `zeros` has the label values whose series exist from the start. For a label that is not in it, all series do.
     """
 
     def __init__(self, metric: M, labels: _Labels, zeros: _Labels) -> None:

@@ -157,7 +157,7 @@ class ChatTurn:
 
     @property
     def order_key(self) -> str:
-        """The key of turns that wait for each other: the session id, or `user_key` if only a user is named."""
+        """The key of turns that wait for each other: the session id, or `user_key` if the request names only a user."""
         return self.user_key if self.request.session_id is None and self.user_key is not None else self.session_id
 
     @property

@@ -54,7 +54,7 @@ class Worker:
         self._checkpoints = checkpoints
         self._progress = ProgressWriter(memory.observers)
         self._begun: dict[str, ActiveRun] = {}
-        # Keeps the streams of started runs alive; `streams` only has weak references.
+        # The streams of started runs. They are kept here, because `streams` has only weak references.
         self._started: dict[str, RunStream] = {}
         self.opened = asyncio.Event()
         self._context = contextvars.copy_context()
@@ -319,7 +319,7 @@ class Worker:
     async def _workflow_of(self, active: ActiveRun) -> Workflow:
         """Return the workflow of a run. If its version is gone and the run did nothing yet, return the newest version.
 
-        A run that waits in the queue while changed code is deployed can thus still answer its message.
+        So if changed code is deployed while a run waits in the queue, the run still answers its message.
         """
         run, saver = active.run, self.dependencies.saver
         try:

@@ -252,7 +252,7 @@ class FakeGraphiti:
         return status, answer
 
     def _delete_episode(self, uuid: str) -> tuple[int, Any]:
-        """Delete an episode, but not its facts. FalkorDB finds no episode, as in the real server."""
+        """Delete an episode, but not its facts. With FalkorDB, delete nothing, as the real server does."""
         for episodes in self.stored.values() if self.backend == "neo4j" else ():
             for episode in episodes:
                 if episode["uuid"] == uuid:

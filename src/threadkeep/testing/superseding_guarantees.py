@@ -66,7 +66,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert await transcripts.with_ids("room:1", ["a1", "nothing", "q1"]) == list(page.messages[:2])
 
     async def test_a_turn_is_stored_instead_of_the_messages_after_a_seq(self) -> None:
-        """The messages after the `seq` are superseded; the messages of the turn follow them."""
+        """The messages after the given `seq` are superseded; the messages of the turn follow them."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             seen = await info_of(transcripts)
@@ -100,7 +100,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert await transcripts.session("no:room") is None
 
     async def test_pages_of_the_active_view_pass_superseded_messages_over(self) -> None:
-        """A page has the requested number of active messages; the next one continues with older ones."""
+        """A page has the requested number of active messages; the next page continues with older messages."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, *(f"{number}" for number in range(1, 9)))
             await transcripts.supersede(Superseding("room:1", message_id="3"))
@@ -279,7 +279,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert seqs((await transcripts.newest("room:1", limit=9)).messages) == [1, 3]
 
     async def test_an_answer_to_a_superseded_question_is_superseded_too(self) -> None:
-        """Such an answer is stored, because a person may have read it, but it is not active."""
+        """An answer to a superseded question is stored, because a person may have read it, but it is not active."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2")
             await transcripts.supersede(Superseding("room:1", newest=1))
@@ -388,7 +388,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert contents((await transcripts.recent("room:2", limit=9)).messages) == ["q4"]
 
     async def test_a_branch_at_a_superseded_message_is_the_session_as_it_was(self) -> None:
-        """The branch has neither the replacement of that message nor messages that were superseded earlier."""
+        """The branch has the messages that were active before its last message was superseded."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             await transcripts.supersede(Superseding("room:1", message_id="a1", by=assistant("a1b", "a1b")))

@@ -167,7 +167,7 @@ def _reached(names: Iterable[str], following: Mapping[str, Iterable[str]]) -> fr
 class TurnPlan:
     """A plan of the nodes that store the question and the answer of a turn.
 
-    answering: nodes whose message is the answer: each runs once, and no later or parallel node adds a message.
+    answering: nodes whose message is the answer, as each runs once and no later or parallel node adds a message.
     records_question: True to add a first node that stores the question.
     records_answer: True to add a last node that stores the answer, because the run can end with another message.
     meetings: maps each node that waits for parallel branches to the nodes for which it waits.
@@ -249,7 +249,7 @@ def _with_options(name: str, entry: Entry, document: WorkflowDocument, plan: Tur
 
 
 def _ending_at(entry: Entry, ends: str) -> Mapping[str, object]:
-    """Return the changed options of a node that continues at the node `ends` where it would end the run."""
+    """Return the options that must change so that a node continues at `ends` instead of ending the run."""
 
     def there(target: str) -> str:
         return ends if target == END_NAME else target

@@ -151,7 +151,7 @@ class DbosEngine:
             await self._launched()
 
     async def _stop_if_unused(self) -> None:
-        """Stop dbos if it has no records of runs. A run that it takes at this moment continues later."""
+        """Stop dbos if it has no records of runs. If dbos takes a run at this moment, the run continues later."""
         async with self._opening:
             lease, queue = self._lease, self._queue
             if lease is None or queue is None or await lease.has_records() or self._calls:

@@ -61,7 +61,7 @@ _CONSOLE = "__dbos_console_log_handler__"
 @DBOS.workflow(name="execute", max_recovery_attempts=None)
 async def _execute(run_id: str, _number: int) -> None:
     if not _handlers:
-        # Without a handler, record no outcome: the attempt stays open, and another process takes it when this one ends.
+        # Without a handler, record no outcome, so that another process takes the attempt when this process has ended.
         raise asyncio.CancelledError
     await _handlers[0](run_id)
 
