@@ -278,7 +278,7 @@ class DirectiveLearner:
 
 
 def _in_workspace(one: Proposed, workspaces: Mapping[int, Scope | None]) -> Proposed | None:
-    """Set the scope of a proposal about the workspace to the workspace of its turn; return None if that is unknown."""
+    """If a proposal is about the workspace, set its scope to the workspace of its turn; return None if unknown."""
     scope = workspaces.get(one.seq) if one.scope.kind == "workspace" else one.scope
     return None if scope is None else replace(one, scope=scope)
 

@@ -215,7 +215,7 @@ class FactsProposed(SessionEvent):
 
 
 class LearningFailed(SessionEvent):
-    """Facts could not be learned from a session, or not for one owner; the session's next turn tries again."""
+    """Facts could not be learned from a session, or not for one of its scopes; the session's next turn tries again."""
 
     error: str
 

@@ -257,7 +257,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def _problem_of(source: YamlSource, error: Mapping[str, Any]) -> tuple[Path, WorkflowProblem]:
-    """Return the path of the invalid part in the file, and the problem."""
+    """Convert a pydantic error to a problem, and return it with the path of the invalid part in the file."""
     path, rest = _path_in(source.value, error["loc"])
     where = _name_of(path)
     at_key = "[key]" in rest

@@ -36,7 +36,7 @@ class Consents(ClockedTables, sql=("graph_consents.sql",)):
         return _granted_in(rows)
 
     async def closed(self, workspace: str | None, data_class: DataClass = "chat_text") -> GraphitiClosure | None:
-        """Return the reason why this kind of data of a workspace may not be sent now, or None."""
+        """Return why this kind of data may not be sent now from a workspace, or None if it may."""
         if self._options is None:
             return "off"
         async with self._driver.reading() as connection:
