@@ -76,7 +76,7 @@ def test_an_invalid_url_is_refused(url: str, says: str) -> None:
 )
 def test_an_address_never_shows_its_password(url: str) -> None:
     address = parse_address(url)
-    for shown in (str(address), repr(address), f"{address}", address.shown, address.fingerprint, repr([address])):
+    for shown in (str(address), repr(address), f"{address}", address.fingerprint, repr([address])):
         assert _SECRET not in shown
 
 

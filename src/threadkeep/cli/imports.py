@@ -24,7 +24,7 @@ from threadkeep.cli.shared import (
     show_exported,
     verbs,
 )
-from threadkeep.cli.terminal import Reach, WrongUse, counted, terminal
+from threadkeep.cli.terminal import Reach, WrongUse, counted, escape, terminal
 
 if TYPE_CHECKING:
     from threadkeep.cli.foreign import Source
@@ -127,7 +127,8 @@ async def import_sessions(
     errors: list[dict[str, Position]] = []
     done = await _import_lines(file, partial(_refuse, errors, "line", "Line {}"), strict=strict)
     if terminal.as_json:
-        terminal.json({**asdict(done), "errors": errors})
+        counts = {"sessions": done.sessions, "bad_lines": done.bad_lines, "skipped": done.skipped}
+        terminal.json({**counts, **asdict(done.restored), "errors": errors})
     else:
         _show_lines(done, strict=strict)
     if done.bad_lines:
@@ -137,7 +138,7 @@ async def import_sessions(
 def _refuse(errors: list[dict[str, Position]], name: str, words: str, position: Position, sentence: str) -> None:
     """Show a rejected entry at once. With `--json`, add it to `errors`, which the result shows."""
     if len(errors) < _MOST_SHOWN:
-        errors.append({name: position, "detail": sentence})
+        errors.append({name: escape(position) if isinstance(position, str) else position, "detail": sentence})
     if not terminal.as_json:
         terminal.error(f"{words.format(position)}: {sentence}")
 
@@ -147,9 +148,9 @@ async def _import_source[S: Source](opening: AbstractAsyncContextManager[S]) -> 
     errors: list[dict[str, Position]] = []
     source, done, empty = await _store_source(opening, partial(_refuse, errors, "conversation", "{}"))
     if terminal.as_json:
-        counts = {name: getattr(done, name) for name in ("sessions", "stored", "known", "cleaned")}
-        left_out = dict(sorted(source.left_out.items()))
-        terminal.json({**counts, "left_out": left_out, "empty": empty, "refused": done.bad_lines, "errors": errors})
+        values = {"sessions": done.sessions, "left_out": dict(sorted(source.left_out.items())), "empty": empty}
+        values |= {name: getattr(done.restored, name) for name in ("stored", "known", "cleaned")}
+        terminal.json({**values, "refused": done.bad_lines, "errors": errors})
     else:
         _show_source(source, done, empty)
     if done.bad_lines:
@@ -218,13 +219,13 @@ def _reporting(importer: Importer, total: int | None) -> AbstractContextManager[
 
 
 def _words(done: Imported) -> str:
-    return f"{counted(done.stored, 'message')} stored, {done.known:,} already known"
+    return f"{counted(done.restored.stored, 'message')} stored, {done.restored.known:,} already known"
 
 
 def _show_source(source: Source, done: Imported, empty: int) -> None:
     terminal.say(
-        f"Stored {counted(done.stored, 'message')} of {counted(done.sessions, 'session')}; "
-        f"already known: {done.known:,}."
+        f"Stored {counted(done.restored.stored, 'message')} of {counted(done.sessions, 'session')}; "
+        f"already known: {done.restored.known:,}."
     )
     if source.left_out:
         kinds = source.left_out.most_common()
@@ -232,20 +233,20 @@ def _show_source(source: Source, done: Imported, empty: int) -> None:
         terminal.say(f"Skipped, because they are not messages of a person or an assistant: {', '.join(items)}.")
     _say_counts(
         ("Conversations without messages of a person or an assistant", empty),
-        (_CLEANED, done.cleaned),
+        (_CLEANED, done.restored.cleaned),
         ("Conversations that could not be read or stored", done.bad_lines),
     )
 
 
 def _show_lines(done: Imported, *, strict: bool) -> None:
-    terminal.say(f"Stored {counted(done.stored, 'message')}; already known: {done.known:,}.")
+    terminal.say(f"Stored {counted(done.restored.stored, 'message')}; already known: {done.restored.known:,}.")
     _say_counts(
-        ("Stored at other positions, because their sessions had messages or lines were skipped", done.moved),
-        (_CLEANED, done.cleaned),
-        ("Summaries stored", done.summaries),
-        ("Summaries skipped, because their messages are stored differently here", done.summaries_left_out),
-        ("Archived messages that are active here, as a graph store has no archive", done.unarchived),
-        ("Sessions without their limits, which a graph store does not keep", done.limits_left_out),
+        ("Stored at other positions, because their sessions had messages or lines were skipped", done.restored.moved),
+        (_CLEANED, done.restored.cleaned),
+        ("Summaries stored", done.restored.summaries),
+        ("Summaries skipped, because their messages are stored differently here", done.restored.summaries_left_out),
+        ("Archived messages that are active here, as a graph store has no archive", done.restored.unarchived),
+        ("Sessions without their limits, which a graph store does not keep", done.restored.limits_left_out),
         ("Skipped because of their session", done.skipped),
     )
     if done.bad_lines:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -86,12 +87,8 @@ def validate_workflows(
     except InvalidWorkflow as error:
         problems = error.problems
     if terminal.as_json:
-        names_of_fields = ("sentence", "file", "line", "column")
-        fields = {
-            key: [{name: getattr(problem, name) for name in names_of_fields} for problem in listed]
-            for key, listed in (("problems", problems), ("notes", elsewhere))
-        }
-        terminal.json({"valid": not problems, "workflows": found, **fields})
+        listed = {"problems": [*map(asdict, problems)], "notes": [*map(asdict, elsewhere)]}
+        terminal.json({"valid": not problems, "workflows": found, **listed})
     elif problems:
         for problem in problems:
             terminal.error(str(problem))

@@ -25,30 +25,21 @@ BATCH_MESSAGES = 500
 
 @dataclass
 class Imported:
-    """The counts of an import so far.
+    """The counts of an import so far; `restored` has the sums of all session parts.
 
     `skipped` counts messages that were left out because the line of their session is invalid, or because the session
-    belongs to another user. `summaries_left_out` counts summaries whose messages differ from the stored ones or already
-    have a summary. A graph store has no archive: `unarchived` counts archived messages that became active there. A
-    graph store has no limits per session either: `limits_left_out` counts sessions that lost their limits.
+    belongs to another user.
     """
 
     sessions: int = 0
-    stored: int = 0
-    known: int = 0
-    moved: int = 0
-    cleaned: int = 0
     bad_lines: int = 0
     skipped: int = 0
-    summaries: int = 0
-    summaries_left_out: int = 0
-    unarchived: int = 0
-    limits_left_out: int = 0
+    restored: Restored = Restored()
 
     def add(self, restored: Restored) -> None:
         """Add the counts of one restored session part."""
-        for name, count in vars(restored).items():
-            setattr(self, name, getattr(self, name) + count)
+        sums = {name: count + getattr(restored, name) for name, count in vars(self.restored).items()}
+        self.restored = Restored(**sums)
 
 
 @dataclass

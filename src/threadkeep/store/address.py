@@ -39,20 +39,16 @@ class DatabaseAddress:
     dsn: str | None = None
     memory_name: str | None = None
 
-    def __str__(self) -> str:
-        return self.shown
-
     def __repr__(self) -> str:
-        return f"DatabaseAddress({self.shown!r})"
+        return f"DatabaseAddress({str(self)!r})"
 
     @property
     def in_memory(self) -> bool:
         """True if this is an SQLite database in memory."""
         return self.path is None and self.dsn is None
 
-    @property
-    def shown(self) -> str:
-        """The address without its password and query parameters."""
+    def __str__(self) -> str:
+        """Return the address without its password and query parameters."""
         if self.dsn is not None:
             parts = _parts(self.dsn)
             user = parts["account"].partition(":")[0]
@@ -63,7 +59,7 @@ class DatabaseAddress:
     @property
     def fingerprint(self) -> str:
         """A short hash that identifies the database in the names of local files."""
-        whole = self.shown if self.dsn is None else urlencode(_identity(self.dsn))
+        whole = str(self) if self.dsn is None else urlencode(_identity(self.dsn))
         return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 
@@ -79,7 +75,8 @@ def parse_address(url: str, *, variable: str = "THREADKEEP_DATABASE_URL") -> Dat
         raise InvalidSettings(f"{variable} is not a database URL. {_FORMS}", variable=variable)
     if scheme in ("postgresql", "postgres"):
         address = DatabaseAddress("postgres", dsn=f"postgresql://{rest}")
-        if not all(_is_host(host) for host in _parts(f"postgresql://{rest}")["hosts"].split(",")):
+        hosts = map(_HOST.fullmatch, _parts(f"postgresql://{rest}")["hosts"].split(","))
+        if not all(host is not None and int(host["port"] or 0) <= 65535 for host in hosts):
             # Do not quote the port, because it may be a part of a password.
             raise InvalidSettings(
                 f"{variable} has a port that is not a number (in a password write # / : as %23 %2F %3A). {_FORMS}",
@@ -109,11 +106,6 @@ def _parts(dsn: str) -> dict[str, str]:
     """Split a DSN into `account`, `hosts`, `name` and `query`, still percent-encoded; a missing part is empty."""
     match = _DSN.fullmatch(dsn)
     return match.groupdict(default="") if match else {"account": "", "hosts": "", "name": "", "query": ""}
-
-
-def _is_host(text: str) -> bool:
-    match = _HOST.fullmatch(text)
-    return match is not None and int(match["port"] or 0) <= 65535
 
 
 def _identity(dsn: str) -> list[tuple[str, str]]:

@@ -32,8 +32,7 @@ class AppendGuarantees(TranscriptSource):
         """Each session numbers its messages from 1."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("one"), session="room:1"))
-            receipt = await transcripts.append(turn(user("other"), session="room:2"))
-            assert receipt.first_seq == 1
+            assert (await transcripts.append(turn(user("other"), session="room:2"))).first_seq == 1
 
     async def test_a_turn_that_is_refused_leaves_nothing(self) -> None:
         """If one message of a turn cannot be stored, none is, and the next turn begins at the same `seq`."""
@@ -64,8 +63,7 @@ class AppendGuarantees(TranscriptSource):
             receipt = await transcripts.append(turn(user("changed", "p:1"), assistant("hello", "p:2")))
             assert receipt.duplicates == ("p:1", "p:2")
             assert (receipt.first_seq, receipt.last_seq) == (2, 3)
-            page = await transcripts.newest("room:1", limit=10)
-            assert contents(page.messages) == ["before", "hi", "hello"]
+            assert contents((await transcripts.newest("room:1", limit=10)).messages) == ["before", "hi", "hello"]
 
     async def test_the_new_part_of_a_repeated_turn_is_stored(self) -> None:
         """Only the new messages of a repeated turn are stored, without a gap."""
@@ -83,8 +81,7 @@ class AppendGuarantees(TranscriptSource):
         async with self.open_transcripts() as transcripts:
             receipt = await transcripts.append(turn(user("hi", "p:1"), user("hi again", "p:1"), assistant("hello")))
             assert receipt.duplicates == ("p:1",)
-            page = await transcripts.newest("room:1", limit=10)
-            assert contents(page.messages) == ["hi", "hello"]
+            assert contents((await transcripts.newest("room:1", limit=10)).messages) == ["hi", "hello"]
 
     async def test_a_turn_twice_at_once_is_one_turn(self) -> None:
         """A repeated turn is recognised even while the first attempt is still being stored."""
@@ -99,8 +96,7 @@ class AppendGuarantees(TranscriptSource):
         """Two sessions may use the same message ids."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "1"), session="room:1"))
-            receipt = await transcripts.append(turn(user("hi", "1"), session="room:2"))
-            assert receipt.duplicates == ()
+            assert (await transcripts.append(turn(user("hi", "1"), session="room:2"))).duplicates == ()
 
     async def test_the_same_words_twice_are_two_turns(self) -> None:
         """Messages without ids are not duplicates, even if their texts are equal."""
@@ -172,8 +168,7 @@ class AppendGuarantees(TranscriptSource):
                 return_exceptions=True,
             )
             assert [isinstance(outcome, WrongUser) for outcome in outcomes].count(True) == 1
-            page = await transcripts.newest("room:1", limit=10)
-            assert len(page.messages) == 1
+            assert len((await transcripts.newest("room:1", limit=10)).messages) == 1
 
     async def test_a_turn_that_answers_a_message_is_stored_while_that_is_there(self) -> None:
         """If the answered message is gone, the turn is rejected, and no session is created."""
@@ -258,8 +253,7 @@ class AppendGuarantees(TranscriptSource):
                 original={"text": "\ud83d"},
             )
             clean = Message(role="assistant", content="😀 é 中", id="clean", metadata={"path": r"C:\u0000"})
-            receipt = await transcripts.append(turn(dirty, clean))
-            assert receipt.cleaned == ("dirty",)
+            assert (await transcripts.append(turn(dirty, clean))).cleaned == ("dirty",)
             first, second = (await transcripts.newest("room:1", limit=2)).messages
             assert first.content == "a�b�c"
             assert first.metadata == {"k�": ["�", {"deep": "�"}]}

@@ -38,8 +38,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (taken.count, taken.first_seq, taken.last_seq) == (3, 2, 4)
             assert contents(taken.messages) == ["a1", "q2", "a2"]
             assert await _active(transcripts) == ["q1"]
-            receipt = await transcripts.append(turn(user("q3")))
-            assert receipt.first_seq == 5
+            assert (await transcripts.append(turn(user("q3")))).first_seq == 5
             assert await _active(transcripts) == ["q1", "q3"]
             assert (await transcripts.supersede(Superseding("room:1", newest=9))).count == 2
             assert await transcripts.supersede(Superseding("room:1", newest=1)) == await transcripts.supersede(
@@ -153,11 +152,9 @@ class SupersedingGuarantees(TranscriptSource):
                 await transcripts.append(_LATE)
             assert await _active(transcripts) == ["hi", "of it"]
             late = await transcripts.find("room:1", "told")
-            assert late is not None
-            assert (late.seq, late.superseded_by) == (3, "takeover")
+            assert (late and (late.seq, late.superseded_by)) == (3, "takeover")
             told = await transcripts.tell("room:1", "told")
-            assert told is not None
-            assert told.id == "takeover"
+            assert (told and told.id) == "takeover"
             info = await info_of(transcripts)
             assert (info.message_count, info.last_seq) == (2, 3)
 
