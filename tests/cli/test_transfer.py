@@ -18,6 +18,7 @@ from threadkeep.cli.terminal import terminal
 from threadkeep.errors import StoreUnavailable, WrongUser
 from threadkeep.history.memory import Memory
 from threadkeep.records import Message, Retention, RetentionLimits, Summary
+from threadkeep.store.address import TranscriptLocation
 from threadkeep.store.archive import ArchivedPart, Restored
 from threadkeep.store.private_files import lock_at_once
 
@@ -83,6 +84,50 @@ def test_an_export_comes_back_byte_for_byte(any_cli: CommandLine, postgres_url: 
         assert imported.json["moved"] == 0
         assert (imported.json["summaries"], imported.json["summaries_left_out"]) == (2, 0)
         assert any_cli("sessions", "export", "--all").out == exported
+
+
+def test_a_second_import_supersedes_what_was_superseded_since(cli: CommandLine, postgres_url: str) -> None:
+    """Two imports move a database while its service runs, even if answers are regenerated between them."""
+
+    async def begin(memory: Memory) -> None:
+        for number in (1, 2):
+            question = Message(role="user", content=f"Question {number}", id=f"q{number}")
+            answer = Message(role="assistant", content="Answer", id=f"a{number}", answers=f"q{number}")
+            await memory.session("s").append([question, answer])
+
+    async def change(memory: Memory) -> None:
+        await memory.session("s").take_back(2)
+        await memory.session("s").regenerate()
+        await memory.session("s").append([Message(role="assistant", content="Again", id="a3", answers="q1")])
+
+    source, targets = cli.url, (f"sqlite:///{cli.folder}/other.db", postgres_url)
+    for work, known in ((begin, 0), (change, 4)):
+        cli.url = source
+        cli.with_memory(work)
+        cli.set(THREADKEEP_DATABASE_URL=source)
+        exported = cli("sessions", "export", "--all", "--view", "history").out
+        for url in targets:
+            cli.set(THREADKEEP_DATABASE_URL=url)
+            for count in (known, exported.count('"type":"message"')):
+                assert cli("sessions", "import", "-", "--json", given=exported).json["known"] == count
+            assert cli("sessions", "export", "--all", "--view", "history").out == exported
+
+
+@pytest.mark.parametrize("transcripts", ["tables", "graph_store"])
+def test_a_second_answer_to_a_question_is_imported_as_superseded(
+    cli: CommandLine, postgres_url: str, transcripts: TranscriptLocation
+) -> None:
+    """A session has one active complete answer to a question. The other one can be read in the view `history`."""
+    cli.set(THREADKEEP_TRANSCRIPTS=transcripts)
+    line = {"type": "message", "session_id": "s", "role": "assistant", "content": "hi", "answers": "q"}
+    lines = [json.dumps({**line, "id": f"a{number}"}) + "\n" for number in range(4)]
+    for url in (f"sqlite:///{cli.folder}/other.db", postgres_url):
+        cli.set(THREADKEEP_DATABASE_URL=url)
+        for given in (lines[0], "".join(lines), "".join(lines)):
+            assert cli("sessions", "import", "-", given=given).exit_code == 0
+        rows = cli("sessions", "export", "s", "--view", "history").out.splitlines()[1:]
+        assert [json.loads(row)["superseded_by"] for row in rows] == [None, "a0", "a0", "a0"]
+        assert cli("sessions", "export", "s").out.count('"type":"message"') == 1
 
 
 def test_archived_and_deleted_messages_survive_a_transfer(any_cli: CommandLine, postgres_url: str) -> None:

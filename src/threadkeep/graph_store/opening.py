@@ -20,7 +20,7 @@ from threadkeep.graph_store.appending import Appended
 from threadkeep.graph_store.index import SessionIndex
 from threadkeep.graph_store.indexed import IndexedTranscripts, UnavailableRetention
 from threadkeep.graph_store.items import Items, TableItems, Writing
-from threadkeep.graph_store.shapes import Conversation
+from threadkeep.graph_store.shapes import Conversation, answer_note
 from threadkeep.graph_store.transcripts import GraphTranscripts, RecallIndexItems
 from threadkeep.graph_store.writing import ConversationWriter
 from threadkeep.observe import Backend
@@ -176,6 +176,7 @@ class ConversationArchive:
         conversation = found or self._new(info)
         now = self._clock()
         messages = [identified(message) for message in part.messages]
+        known = await self._writer.seqs_of(writing, conversation, [str(message.id) for message in messages])
         prepared = Prepared([], [])
         if messages:
             prepared = prepare(
@@ -186,8 +187,8 @@ class ConversationArchive:
                 {**row, **marks_of(message), **(_ERASED if message.status == "erased" else {})}
                 for message, row in zip(prepared.messages, prepared.columns, strict=True)
             ]
+            await self._supersede_second_answers(writing, conversation, [row for row in rows if row["id"] not in known])
             prepared = replace(prepared, columns=rows)
-        known = await self._writer.seqs_of(writing, conversation, [str(message.id) for message in messages])
         appended = await self._writer.appended(writing, conversation, prepared, known, info.updated_at)
         seqs = dict(known)
         for key, value in appended.items.items():
@@ -203,6 +204,17 @@ class ConversationArchive:
         return replace(
             restored, unarchived=unarchived, limits_left_out=int(found is None and info.retention is not None)
         )
+
+    async def _supersede_second_answers(
+        self, writing: Writing, conversation: Conversation, rows: Sequence[dict[str, object]]
+    ) -> None:
+        """Mark new rows of answers as superseded if their question has an active answer."""
+        notes = [(row, note) for row in rows if (note := answer_note(row)) is not None]
+        found = await self._writer.noted(writing, conversation, [note for _, note in notes], answer_note)
+        answers: dict[str, object] = {note: value["id"] for note, value in found.items()}
+        for row, note in notes:
+            if (first := answers.setdefault(note, row["id"])) != row["id"]:
+                row.update(superseded_at=time_text(self._clock()), superseded_by=first)
 
     def _new(self, info: SessionInfo) -> Conversation:
         return Conversation(

@@ -128,7 +128,7 @@ class ConversationWriter:
     ) -> list[Value]:
         """Return the stored answers that `turn` replaces: the answer that it completes, and `adopted`, if given."""
         names = [] if turn.completes is None else [id_note(turn.completes)]
-        found = await self._noted(writing, conversation, names, lambda message: id_note(message.get("id") or ""))
+        found = await self.noted(writing, conversation, names, lambda message: id_note(message.get("id") or ""))
         active = [one for one in found.values() if not one.get("superseded_at")]
         return active if adopted is None else [*active, adopted]
 
@@ -191,7 +191,7 @@ class ConversationWriter:
         notes = {message_id: note for message_id, note in notes.items() if message_id not in there}
         if not notes or conversation.version < 0:
             return prepared, None
-        found = await self._noted(writing, conversation, list(notes.values()), answer_note)
+        found = await self.noted(writing, conversation, list(notes.values()), answer_note)
         taken = {message_id for message_id, note in notes.items() if note in found}
         if not taken:
             return prepared, None
@@ -199,7 +199,7 @@ class ConversationWriter:
         left = replace(prepared, messages=messages, columns=[row for row in prepared.columns if row["id"] not in taken])
         return left, found[notes[min(taken)]]
 
-    async def _noted(
+    async def noted(
         self,
         writing: Writing,
         conversation: Conversation,
@@ -255,7 +255,7 @@ class ConversationWriter:
         if conversation.version < 0:
             return {}
         names = [id_note(message_id) for message_id in message_ids]
-        found = await self._noted(writing, conversation, names, lambda message: id_note(message.get("id") or ""))
+        found = await self.noted(writing, conversation, names, lambda message: id_note(message.get("id") or ""))
         return {message["id"]: message["seq"] for message in found.values()}
 
     async def change(self, session_id: str, changes: SessionChanges) -> None:

@@ -26,6 +26,7 @@ from threadkeep.store.driver import Backend, Connection, Driver
 from threadkeep.store.statements import for_values, load_statements
 from threadkeep.store.summaries import ArchivedSummary, add_summary
 from threadkeep.store.superseding import SupersedingWriter
+from threadkeep.store.transcripts import END
 
 
 class SummaryArchive:
@@ -131,6 +132,8 @@ class Archive:
     """A service that restores exported sessions into the tables.
 
     - A message keeps its id, times, tokens and status; a superseded one stays superseded. No id is stored twice.
+    - A stored message becomes superseded if the export has it as superseded. An answer to a question that has an active
+      answer is stored as superseded by it.
     - An existing session keeps its title, tags and metadata. The restored messages follow its own messages.
     - The last reset is put after the same message as in the export, unless the existing session has a later reset.
     - Archived messages are archived again if they keep their `seq`.
@@ -141,7 +144,7 @@ class Archive:
         self._driver = driver
         self._count = count
         self._clock = clock
-        self._sql = load_statements("transcripts.sql", "archive.sql")
+        self._sql = load_statements("transcripts.sql", "superseding.sql", "archive.sql")
         self._summaries = SummaryArchive(driver.backend, clock=clock)
         self._superseding = SupersedingWriter()
 
@@ -167,6 +170,7 @@ class Archive:
         last_seq = counted[0][1]
         messages = [identified(message) for message in part.messages]
         known = await self._seqs(connection, info.session_id, messages)
+        await self._supersede(connection, info.session_id, [message for message in messages if message.id in known])
         fresh: list[Message] = []
         seqs = dict(known)
         for message in messages:
@@ -186,6 +190,16 @@ class Archive:
         wanted = for_values(self._sql["seqs_of"], "id", ids, {"session_id": session_id})
         return {str(message_id): int(seq) for message_id, seq in await connection.fetch(*wanted)}
 
+    async def _supersede(self, connection: Connection, session_id: str, known: Sequence[Message]) -> None:
+        """Supersede the stored messages that are superseded in the export."""
+        marks = [{**marks_of(message), "id": message.id} for message in known if message.superseded_at is not None]
+        seqs: list[int] = []
+        for mark in marks:
+            parameters = {**mark, "session_id": session_id, "now": mark["superseded_at"]}
+            seqs += [int(seq) for (seq,) in await connection.fetch(self._sql["supersede"], parameters)]
+        if seqs:
+            await self._superseding.refresh(connection, session_id, seqs)
+
     async def _insert(
         self, connection: Connection, part: ArchivedPart, fresh: Sequence[Message], seqs: Mapping[str, int]
     ) -> int:
@@ -202,8 +216,11 @@ class Archive:
             }
             for message in kept
         ]
-        await connection.execute_many(self._sql["insert_marked"], rows)
-        if superseded := [seqs[str(message.id)] for message in kept if message.superseded_at is not None]:
+        await connection.execute_many(self._sql["insert_restored"], rows)
+        after = seqs[str(fresh[0].id)] - 1
+        inserted = {"session_id": part.info.session_id, "after": after, "before": END}
+        if ranges := await connection.fetch(self._sql["superseded_ranges"], inserted):
+            superseded = [seq for first, last in ranges for seq in range(first, last + 1)]
             await self._superseding.refresh(connection, part.info.session_id, superseded)
         return sum(1 for given, message in zip(fresh, kept, strict=True) if given is not message)
 

@@ -12,6 +12,34 @@ VALUES (
 )
 ON CONFLICT (session_id) DO NOTHING
 
+-- name: insert_restored
+-- Insert a message, possibly one that is superseded already. If its question has an active answer of its author, the
+-- message is superseded by that answer.
+INSERT INTO chat_messages (
+    session_id, seq, id, role, content, tokens, status, confidence, escalated, run_id, metadata, original, sent_at, created_at,
+    author, answers, ordinal, told_at, superseded_at, superseded_by
+)
+VALUES (
+    :session_id, :seq, :id, :role, :content, :tokens, :status, :confidence, :escalated, :run_id, :metadata, :original,
+    :sent_at, :created_at, :author, :answers, :ordinal, :told_at,
+    coalesce(:superseded_at, (
+        SELECT a.created_at FROM chat_messages a
+        WHERE a.session_id = CAST(:session_id AS TEXT) AND a.answers = CAST(:answers AS TEXT)
+            AND coalesce(a.author, '') = coalesce(CAST(:author AS TEXT), '')
+            AND coalesce(a.ordinal, 1) = coalesce(CAST(:ordinal AS BIGINT), 1)
+            AND a.status = 'complete' AND a.superseded_at IS NULL
+            AND CAST(:status AS TEXT) = 'complete'
+    )),
+    coalesce(:superseded_by, (
+        SELECT a.id FROM chat_messages a
+        WHERE a.session_id = CAST(:session_id AS TEXT) AND a.answers = CAST(:answers AS TEXT)
+            AND coalesce(a.author, '') = coalesce(CAST(:author AS TEXT), '')
+            AND coalesce(a.ordinal, 1) = coalesce(CAST(:ordinal AS BIGINT), 1)
+            AND a.status = 'complete' AND a.superseded_at IS NULL
+            AND CAST(:status AS TEXT) = 'complete' AND CAST(:superseded_at AS TEXT) IS NULL
+    ))
+)
+
 -- name: seqs_of
 -- The given message ids that exist, each with the seq of its message.
 WITH wanted (id) AS (
