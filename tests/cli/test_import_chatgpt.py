@@ -217,3 +217,53 @@ def test_a_long_export_is_read_in_chunks(cli: CommandLine, tmp_path: Path) -> No
     outcome = cli("import", "chatgpt", str(file), "--json")
     assert (outcome.json["stored"], outcome.json["refused"]) == (4, 0)
     assert contents(cli, "chatgpt:long-2")[0][1] == "ñ€😀" * 200_000
+
+
+def test_a_role_of_a_wrong_type_is_skipped(cli: CommandLine, tmp_path: Path) -> None:
+    odd = conversation("odd", [node("q", "root", "user", "hi"), node("a", "q", "assistant", "ho")], "a")
+    odd["mapping"]["a"]["message"]["author"]["role"] = ["assistant"]
+    file = tmp_path / "conversations.json"
+    file.write_text(json.dumps([odd, SHORT]))
+    outcome = cli("import", "chatgpt", str(file), "--json")
+    assert (outcome.exit_code, outcome.json["stored"], outcome.json["left_out"]) == (0, 2, {"other": 1})
+
+
+def test_a_tree_with_a_wrong_link_or_message_is_refused(cli: CommandLine, tmp_path: Path) -> None:
+    """Its earlier messages would be lost otherwise."""
+    damaged = []
+    for key, value in (("current_node", 5), ("parent", 5), ("message", "text")):
+        one = conversation(f"bad-{key}", [node("q", "root", "user", "hi"), node("a", "q", "assistant", "ho")], "a")
+        (one if key in one else one["mapping"]["a"])[key] = value
+        damaged.append(one)
+    file = tmp_path / "conversations.json"
+    file.write_text(json.dumps([*damaged, SHORT]))
+    outcome = cli("import", "chatgpt", str(file), "--json")
+    assert (outcome.exit_code, outcome.json["sessions"]) == (1, 1)
+    assert [one["conversation"] for one in outcome.json["errors"]] == [f"Conversation {n}" for n in (1, 2, 3)]
+
+
+def test_an_incomplete_zip_is_reported_as_damaged(cli: CommandLine, tmp_path: Path) -> None:
+    file = tmp_path / "export.zip"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("conversations.json", json.dumps([SHORT]))
+    file.write_bytes(file.read_bytes()[:-30])
+    refused = cli("import", "chatgpt", str(file))
+    assert (refused.exit_code, "is damaged or encrypted; download the export again" in refused.err) == (2, True)
+
+
+def test_an_id_that_cannot_be_written_is_shown_with_marks(cli: CommandLine, tmp_path: Path) -> None:
+    file = tmp_path / "conversations.json"
+    file.write_text(json.dumps([{**SHORT, "conversation_id": "a\ud800"}, CAT]))
+    outcome = cli("import", "chatgpt", str(file), "--json")
+    assert (outcome.exit_code, outcome.json["sessions"]) == (1, 1)
+    assert [one["conversation"] for one in outcome.json["errors"]] == ["chatgpt:a\ufffd"]
+
+
+def test_a_time_that_an_export_cannot_have_is_left_out(cli: CommandLine, tmp_path: Path) -> None:
+    """An export of the year 9999 could not be imported again."""
+    late = conversation("late", [node("q", "root", "user", "hi", create_time=253_402_300_799)], "q")
+    file = tmp_path / "conversations.json"
+    file.write_text(json.dumps([{**late, "create_time": 253_402_300_799, "update_time": 253_402_300_799}]))
+    assert cli("import", "chatgpt", str(file)).exit_code == 0
+    exported = cli("sessions", "export", "--all").out
+    assert cli("sessions", "import", "-", "--json", given=exported).json["known"] == 1

@@ -123,3 +123,50 @@ def test_a_damaged_item_is_skipped(cli: CommandLine, tmp_path: Path, damaged: st
     execute(f"sqlite:///{file}", f"UPDATE agent_messages SET message_data = '{damaged}' WHERE id = 1")
     outcome = cli("import", "openai-agents", str(file), "--json").json
     assert (outcome["stored"], outcome["left_out"], outcome["refused"]) == (1, {"other": 1}, 0)
+
+
+@pytest.mark.parametrize("role", ["[]", "{}", '["user"]'])
+def test_a_role_of_a_wrong_type_is_skipped(cli: CommandLine, tmp_path: Path, role: str) -> None:
+    from agents import SQLiteSession
+
+    file = tmp_path / "agents.db"
+    write(SQLiteSession("s", file), [{"role": "user", "content": "hi"}, {"role": "user", "content": "there"}])
+    item = f'{{"role": {role}, "content": "x"}}'
+    execute(f"sqlite:///{file}", f"UPDATE agent_messages SET message_data = '{item}' WHERE id = 1")
+    outcome = cli("import", "openai-agents", str(file), "--json")
+    assert (outcome.exit_code, outcome.json["stored"], outcome.json["left_out"]) == (0, 1, {"other": 1})
+
+
+def test_items_without_the_row_of_their_session_are_imported(any_cli: CommandLine, tmp_path: Path) -> None:
+    """The SDK reads them too."""
+    from agents import SQLiteSession
+
+    file = tmp_path / "agents.db"
+    write(SQLiteSession("s", file), [{"role": "user", "content": "hi"}])
+    execute(f"sqlite:///{file}", "DELETE FROM agent_sessions")
+    assert any_cli("import", "openai-agents", str(file), "--json").json["stored"] == 1
+
+
+@pytest.mark.parametrize("time", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "9999-01-01 00:00:00"])
+def test_times_out_of_range_are_left_out(cli: CommandLine, tmp_path: Path, time: str) -> None:
+    from agents import SQLiteSession
+
+    file = tmp_path / "agents.db"
+    write(SQLiteSession("s", file), [{"role": "user", "content": "hi"}])
+    execute(f"sqlite:///{file}", f"UPDATE agent_sessions SET created_at = '{time}', updated_at = '{time}'")
+    execute(f"sqlite:///{file}", f"UPDATE agent_messages SET created_at = '{time}'")
+    assert cli("import", "openai-agents", str(file)).exit_code == 0
+    exported = cli("sessions", "export", "--all").out
+    assert cli("sessions", "import", "-", "--json", given=exported).json["known"] == 1
+
+
+def test_the_damaged_database_is_named(cli: CommandLine, tmp_path: Path) -> None:
+    """Otherwise a person could take Threadkeep's own database for damaged."""
+    from agents import SQLiteSession
+
+    file = tmp_path / "agents.db"
+    write(SQLiteSession("s", file), [{"role": "user", "content": "hi"}])
+    execute(f"sqlite:///{file}", "PRAGMA wal_checkpoint(TRUNCATE)")
+    file.write_bytes(file.read_bytes()[:5000])
+    outcome = cli("import", "openai-agents", str(file))
+    assert (outcome.exit_code, f"database to import, sqlite:///{file}" in outcome.err) == (1, True)

@@ -12,7 +12,7 @@ from threadkeep.history.session import LONGEST_PAGE, Session
 from threadkeep.records import Json, Message, Role, View
 from threadkeep.store.driver import Joined
 
-_OPENAI_ROLES: Mapping[object, Role] = {"user": "user", "assistant": "assistant"}
+_OPENAI_ROLES: Mapping[str, Role] = {"user": "user", "assistant": "assistant"}
 _OPENAI_TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _ATTEMPTS = 3
 _PAGE = 50
@@ -41,7 +41,7 @@ def stored_item(framework: str, message: Message) -> Json:
 
 def openai_role(item: Mapping[str, object]) -> Role | None:
     """Return the role of an OpenAI item; None if the item is not a message of a user or an assistant."""
-    return _OPENAI_ROLES.get(item.get("role")) if item.get("type", "message") == "message" else None
+    return _OPENAI_ROLES.get(str(item.get("role"))) if item.get("type", "message") == "message" else None
 
 
 def openai_text(content: object) -> str:

@@ -163,7 +163,7 @@ def check_kind(source: str, wanted: Kind, kinds: Collection[Kind]) -> None:
 def kinds_of_file(path: Path) -> list[Kind]:
     """Return the kind of a file that is not a database. The list has one item, or none if the kind is unknown."""
     head = _head(path)
-    if head.startswith(b"PK") and zipfile.is_zipfile(path):
+    if head.startswith(b"PK\x03\x04"):
         head = _head_in_zip(path)
     head = head.removeprefix(b"\xef\xbb\xbf")
     if _CHATGPT.match(head):
@@ -177,12 +177,12 @@ def chatgpt_members(archive: zipfile.ZipFile) -> list[str]:
 
 
 def utc_time(value: object) -> datetime | None:
-    """Convert a timestamp of another system; None if `value` is no timestamp. Without a zone, it counts as UTC."""
+    """Convert a timestamp of another system, in UTC without a zone; None for another value or one out of range."""
     try:
         moment = time_of(value) if isinstance(value, str) else value
     except ValueError:
         return None
-    if not isinstance(moment, datetime):
+    if not isinstance(moment, datetime) or not 1 < moment.year < 9999:  # an import of JSONL accepts these years
         return None
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
@@ -232,10 +232,8 @@ def _open_files(source: str, stack: ExitStack) -> tuple[list[IO[bytes]], int]:
     """Open the files with conversations; return them with their total size in bytes."""
     if zipfile.is_zipfile(source):
         archive = stack.enter_context(zipfile.ZipFile(source))
-        names = chatgpt_members(archive)
-        return [stack.enter_context(archive.open(name)) for name in names], sum(
-            archive.getinfo(name).file_size for name in names
-        )
+        members = [archive.getinfo(name) for name in chatgpt_members(archive)]
+        return [stack.enter_context(archive.open(one)) for one in members], sum(one.file_size for one in members)
     file = stack.enter_context(Path(source).open("rb"))  # noqa: SIM115 - the stack closes it
     return [file], os.fstat(file.fileno()).st_size
 
@@ -335,13 +333,15 @@ def _active_branch(mapping: Mapping[str, Any], current: object) -> list[Mapping[
         leaves = (key for key, node in mapping.items() if not _mapping(node).get("children"))
         times = {key: _moment(_part_of(mapping[key], "message").get("create_time")) for key in leaves}
         current = max(times, key=lambda key: times[key] or _NEVER, default=None)
-    while isinstance(current, str) and current not in seen:
-        seen.add(current)
-        if current not in mapping:
+    while current is not None:
+        if not isinstance(current, str) or current not in mapping:
             raise InvalidInput("Its tree of messages has a gap.")
+        if current in seen:
+            break
+        seen.add(current)
         node = _mapping(mapping[current])
-        if isinstance(node.get("message"), dict):
-            messages.append({"id": current, **node["message"]})
+        if node.get("message") is not None:
+            messages.append({"id": current, **_mapping(node["message"])})
         current = node.get("parent")
     return messages[::-1]
 
@@ -356,7 +356,7 @@ def _left_out(values: Mapping[str, Any], text: str) -> LeftOut | None:
         ("tool_call", values.get("recipient") not in (None, "all")),
         ("reasoning", kind in _REASONING),
         ("hidden", bool(_part_of(values, "metadata").get("is_visually_hidden_from_conversation"))),
-        ("other", role not in _ROLES or kind not in ("text", "multimodal_text")),
+        ("other", str(role) not in _ROLES or kind not in ("text", "multimodal_text")),
         ("empty", not text.strip()),
     )
     return next((reason for reason, holds in reasons if holds), None)
@@ -409,6 +409,6 @@ def _moment(value: object) -> datetime | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
-        return datetime.fromtimestamp(value, UTC)
+        return utc_time(datetime.fromtimestamp(value, UTC))
     except (ValueError, OverflowError, OSError):
         return None

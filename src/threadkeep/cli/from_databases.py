@@ -21,7 +21,7 @@ from threadkeep.agent.counting import media_name
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.cli.foreign import Conversation, LeftOut, Source, Unreadable, open_source_database, utc_time
 from threadkeep.cli.terminal import NotDone
-from threadkeep.errors import StoreError
+from threadkeep.errors import StoreUnavailable
 from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.history.archive_lines import SessionLine
 from threadkeep.records import MAX_ID_CHARACTERS, SPEAKERS, Message
@@ -197,7 +197,7 @@ class LangGraphThreads(Source):
         """Yield the threads in the order of their ids."""
         for thread_id in self.threads:
             # Catch every error, because decoding another program's bytes may raise any error.
-            with ErrorBoundary(raising=(StoreError,)) as attempt:
+            with ErrorBoundary(raising=(StoreUnavailable,)) as attempt:
                 conversation = await self._conversation(thread_id)
             if attempt.error is None:
                 yield conversation
@@ -258,7 +258,7 @@ def _message_of(value: object) -> BaseMessage | None:
         return None
     try:
         [message] = convert_to_messages([value])  # type: ignore[list-item]
-    except (ValueError, TypeError, NotImplementedError):
+    except (ValueError, TypeError, LookupError, NotImplementedError):
         return None
     return message
 

@@ -40,8 +40,8 @@ LINE_SECONDS = 2.0
 _PIPE_WIDTH = 160
 _LEAST_COLUMN = 20
 _WIDEST = 10_000
-# Control characters except tab and newline are replaced, because message text must not control the terminal.
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+# Controls except tab and newline must not reach the terminal, and lone surrogates cannot be written.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _PASSWORD = re.compile(r"(://[^/?#@:]*):[^/?#]*(?=@)|([?&](?:ssl)?password=)[^&]*")
 
 type Styled = str | tuple[str, str]
@@ -313,7 +313,7 @@ def dump(value: object, stream: TextIO) -> str:
 
 
 def escape(text: str) -> str:
-    """Replace by U+FFFD each control character that a terminal could interpret."""
+    """Replace by U+FFFD each control character that a terminal could interpret, and each lone surrogate."""
     return _CONTROLS.sub("\ufffd", text.replace("\r\n", "\n"))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from threadkeep.boundary import of_extra
-from threadkeep.errors import StoreUnavailable
+from threadkeep.errors import StoreError, StoreUnavailable
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.driver import Driver, Row, StoreOptions
 from threadkeep.store.private_files import lock_at_once, make_private_folder
@@ -90,14 +90,19 @@ FOREIGN_OPTIONS = StoreOptions(pool_max_size=2, pool_timeout_seconds=10.0)
 class ForeignDatabase:
     """Read access to the tables of another system's database."""
 
-    def __init__(self, driver: Driver, columns: Mapping[str, frozenset[str]]) -> None:
+    def __init__(self, driver: Driver, address: DatabaseAddress) -> None:
         self._driver = driver
+        self._address = address
         self._sql = load_statements("foreign.sql")
-        self.columns = columns
+        self.columns: Mapping[str, frozenset[str]] = {}
 
     async def rows(self, statement: str, **parameters: object) -> list[Row]:
         """Return the rows of a statement from `foreign.sql`."""
-        return await self._driver.fetch(self._sql[statement], parameters)
+        try:
+            return await self._driver.fetch(self._sql[statement], parameters)
+        except StoreError as error:
+            error.add_note(f"This is about the database to import, {self._address}.")
+            raise
 
 
 @asynccontextmanager
@@ -108,8 +113,8 @@ async def open_foreign(address: DatabaseAddress) -> AsyncIterator[ForeignDatabas
         StoreUnavailable: the database does not answer, or the file is not a database.
     """
     async with open_database(address, FOREIGN_OPTIONS, read_only=True) as driver:
-        rows = await driver.fetch(load_statements("foreign.sql")[f"columns_{driver.backend}"], {})
-        tables: dict[str, set[str]] = {}
-        for table, column in rows:
+        database, tables = ForeignDatabase(driver, address), dict[str, set[str]]()
+        for table, column in await database.rows(f"columns_{driver.backend}"):
             tables.setdefault(table, set()).add(column)
-        yield ForeignDatabase(driver, {table: frozenset(names) for table, names in tables.items()})
+        database.columns = {table: frozenset(names) for table, names in tables.items()}
+        yield database

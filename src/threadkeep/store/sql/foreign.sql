@@ -24,9 +24,16 @@ SELECT DISTINCT thread_id FROM checkpoints WHERE checkpoint_ns = '' ORDER BY thr
 SELECT DISTINCT thread_id FROM checkpoints
 WHERE checkpoint_ns = '' AND thread_id NOT IN (SELECT run_id FROM chat_runs) ORDER BY thread_id
 
--- The sessions of the OpenAI Agents SDK.
+-- The sessions of the OpenAI Agents SDK, also those that have only items, which the SDK still reads.
 -- name: agent_sessions
-SELECT session_id, created_at, updated_at FROM agent_sessions ORDER BY session_id
+SELECT s.session_id, max(s.created_at), max(s.updated_at)
+FROM (
+    SELECT session_id, created_at, updated_at FROM agent_sessions
+    UNION ALL
+    SELECT DISTINCT session_id, NULL, NULL FROM agent_messages
+) s
+GROUP BY s.session_id
+ORDER BY s.session_id
 
 -- name: agent_items
 SELECT id, message_data, created_at FROM agent_messages WHERE session_id = :session_id ORDER BY id
