@@ -431,7 +431,7 @@ def unknown_variables() -> list[str]:
 
 @contextmanager
 def _readable() -> Iterator[None]:
-    """Raise `InvalidSettings` if the block fails to read a file, such as `.env`, that is not UTF-8 or not permitted."""
+    """Raise `InvalidSettings` if a file, such as `.env`, is not UTF-8 or the process may not read it."""
     try:
         yield
     except (UnicodeDecodeError, PermissionError) as error:

@@ -317,7 +317,7 @@ class MemoryService(MemoryAdapter, BaseMemoryService):
 
 
 def _has_word(text: str, word: str) -> bool:
-    """Return True if `text`, found by a search for `word`, has the same accents, and a short word as a whole word."""
+    """Return True if `text`, found by a search, has `word` with its accents. A short `word` must be a whole word."""
     if len(word) > 2 or word >= "\u0e00":  # from here on, scripts may have no spaces between words
         return word.isascii() or word.lower() in text.lower()
     return word.lower() in _WORD.findall(text.lower())

@@ -77,7 +77,7 @@ class Assembler:
 
         Raises:
             BudgetTooSmall: the system message exceeds the budget, alone or together with the newest user message and
-                the turn's newest tool call, both in their shortest form.
+                the turn's newest tool call with its results, all in their shortest form.
         """
         dialogue = [message for message in call.messages if not isinstance(message, SystemMessage)]
         if self._is_whole(call, dialogue):
@@ -245,7 +245,7 @@ class Assembler:
         return replace(draft, pieces=pieces, summaries=(), chosen=self._plan(call, pieces, call.budget))
 
     def _unused_quote_tokens(self, draft: Draft) -> int:
-        """Return the tokens that quotes will not need: if the window has all turns, all their tokens; otherwise 0."""
+        """Return the tokens reserved for quotes if none is quoted, because the window has all turns; otherwise 0."""
         recollection = self._recollection
         if recollection.begin or recollection.dropped or recollection.overflowing:
             return 0

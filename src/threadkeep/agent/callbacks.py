@@ -70,7 +70,7 @@ class RootCall:
     """The input and the LangGraph thread id of a root run, and the functions to call at its end.
 
     `asked`: the unanswered question of this run, or of a failed run inside it. `first`: the unanswered question of the
-    attempt before, if this run or a run around it failed and is repeated (for example, by `with_retry()`).
+    previous attempt, if this run or a run around it failed and is repeated (for example, by `with_retry()`).
     """
 
     input: object
@@ -341,7 +341,7 @@ class PartialAnswer(BaseCallbackHandler):
 
 
 def with_callback(config: RunnableConfig, handler: BaseCallbackHandler, *, inherit: bool) -> RunnableConfig:
-    """Return a config with one more handler. Child runs get it if `inherit` is True or the callbacks are a list."""
+    """Return a config with one more handler. Child runs get it if `inherit` is True or there is no callback manager."""
     callbacks = config.get("callbacks")
     if isinstance(callbacks, BaseCallbackManager):
         manager = callbacks.copy()

@@ -253,8 +253,8 @@ def _original(message: Message) -> BaseMessage | None:
         (full,) = messages_from_dict([message.original])
     except (ValueError, TypeError):
         return None  # another version of LangChain wrote it, so the caller uses the stored text
-    # Use the stored text if the original has a refusal or a recording, which providers may not get (OpenAI deletes
-    # recordings after an hour), or the tool call of a structured response, which has no result.
+    # Use the stored text if the original has a refusal or a recording, which would not reach every provider (OpenAI
+    # deletes recordings after an hour), or the tool call of a structured response, which has no result.
     beside = full.additional_kwargs
     if beside.get("refusal") or beside.get("audio") or STRUCTURED in message.metadata:
         return None

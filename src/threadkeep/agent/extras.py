@@ -52,7 +52,7 @@ class ExtraRequest:
     - `graph`: a list to which a source that queries Graphiti adds the outcome.
     - `facts_left_out`: a list to which a source of facts adds the facts that it omits.
     - `reads`: maps a source to the scopes and rows that were read when the question was stored.
-    - `notes`: a list of remarks, such as that a section has too few tokens to be searched.
+    - `notes`: a list to which a remark is added for each section that has too few tokens to be searched.
     """
 
     session: Session

@@ -262,7 +262,7 @@ def _left_out(call: Call, out: Sequence[tuple[str | None, ExclusionReason]], row
 
 
 def _before(end: int | None, gaps: Iterable[Exclusion]) -> Iterator[Exclusion]:
-    """Yield the excluded ranges before the question, which has the `seq` `end`. Omit single messages (`_SINGLE`)."""
+    """Yield the excluded ranges before `end`, the `seq` of the question. Omit single messages (`_SINGLE`)."""
     for gap in gaps:
         if gap.reason not in _SINGLE and (end is None or gap.first_seq < end):
             yield gap if end is None else Exclusion(gap.first_seq, min(gap.last_seq, end - 1), gap.reason)

@@ -111,7 +111,7 @@ def sent_by_caller(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
     """Return those of the agent's messages that the caller of the root run sent. The others are from a checkpoint.
 
     If all sent messages have ids, find them by id, because a checkpointer keeps a repeated message at its old position.
-    Otherwise, find the newest message with the text of the last sent message, and take the messages before it too.
+    Otherwise, return as many messages as were sent, up to the newest one with the text of the last sent message.
     """
     call = root_callbacks.call
     if call is None or call.input is None:

@@ -160,7 +160,7 @@ class RootRun:
         return len(sent) > 1 and [text_of(message) for message in messages[: len(sent)]] == sent
 
     def with_question(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages without copies of the question (same text, other id). An only copy gets the right id.
+        """Return the messages without copies of the question. If only a copy is left, it gets the question's id.
 
         A message with the same text before an answer of an earlier turn is an earlier question, not a copy.
         """

@@ -188,7 +188,7 @@ def trim(
 
     Raises:
         BudgetTooSmall: the system messages exceed the budget, alone or together with the newest user message and the
-            newest tool call, both in their shortest form.
+            newest tool call with its results, all in their shortest form.
         InvalidInput: max_messages is below zero.
     """
     if max_messages is not None and max_messages < 0:

@@ -112,8 +112,8 @@ class TurnContext:
         """Return the context of a model call: the system message, earlier turns, then the messages of the run.
 
         Raises:
-            BudgetTooSmall: the system message, the question and the newest tool call do not fit, or the tools alone do
-                not fit.
+            BudgetTooSmall: the system message, the question and the newest tool call with its results do not fit, or
+                the tools alone do not fit.
         """
         self.keep()
         use = use or ModelUse()

@@ -244,7 +244,7 @@ async def _check_source(settings: Settings) -> None:
 
 
 async def _check_target(settings: Settings, version: int, *, replace: bool) -> None:
-    """Check that a copy of schema `version` may be restored into the database, which is empty or may be replaced."""
+    """Check that a copy of schema `version` can be restored into the database, which must be empty unless `replace`."""
     from threadkeep.store.condition import check_unused
     from threadkeep.store.migrations import check_schema, schema_version
     from threadkeep.store.opening import open_database

@@ -61,7 +61,7 @@ def scope_named(session: str | None, workspace: str | None, user: str | None) ->
 
 
 def needed_scope(session: str | None, workspace: str | None, user: str | None, *, what: str = "fact") -> Scope:
-    """Return the scope that the options name. Raise `WrongUse` if they name several, or none for `what` (a noun)."""
+    """Return the scope that the options name. Raise `WrongUse` (with the noun `what`) if they name none or several."""
     scope = scope_named(session, workspace, user)
     if scope is None:
         raise WrongUse(f"Name the scope of the {what}: --session ID, --workspace NAME or --user ID.")

@@ -182,7 +182,7 @@ def _show_plan[T](
     nothing: str,
     words: str,
 ) -> None:
-    """Show a plan: `values` as JSON, or a table of 50 removals and the total (`words`), or `nothing` if it is empty."""
+    """Show a plan: `values` as JSON, or a table of up to 50 removals and `words`, or `nothing` if it is empty."""
     if terminal.as_json:
         terminal.json({"dry_run": True, **values})
         return

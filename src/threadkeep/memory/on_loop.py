@@ -19,7 +19,7 @@ from threadkeep.memory.sync_memory import SyncMemory
 _companions: WeakKeyDictionary[history.Memory, SyncMemory] = WeakKeyDictionary()
 _companion_lock = threading.RLock()
 _BLOCKED_SECONDS = {"companion": 0.1, "tables": 0.5, "graph_store": 5.0}
-"""Seconds until a loop counts as blocked, by the existence of a companion, or else by the location of transcripts."""
+"""Seconds until a loop counts as blocked: if there is a companion, or otherwise by where transcripts are stored."""
 caller_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("threadkeep_caller_loop", default=None)
 """The event loop on which the caller awaits this code; None if it is the memory's own loop."""
 

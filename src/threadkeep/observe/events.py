@@ -90,7 +90,7 @@ class WriteFailed(StoreEvent):
 
 
 class WriteDeferred(StoreEvent):
-    """A turn could not be written and is pending: this process tries again until it succeeds or a person drops it."""
+    """A turn could not be written and is pending. It is tried again until it is written, or a person drops it."""
 
     messages: int
 
@@ -297,7 +297,7 @@ class EmbeddingsSkipped(SessionEvent):
 
 
 class RecallIndexNotStored(SessionEvent):
-    """The search index of a session could not be stored. It is stored later, when the session has more messages."""
+    """The search index of a session could not be stored. This is tried again when the session has more messages."""
 
     error: str
 

@@ -63,13 +63,13 @@ _task_channel: ContextVar[Channel | None] = ContextVar("threadkeep_task_channel"
 
 
 def work_for(channel: Channel) -> None:
-    """Set the channel (a platform or `http`) for the events that the current task emits."""
+    """Set the channel, such as `http`, for the events that the current task emits."""
     _task_channel.set(channel)
 
 
 @contextmanager
 def working_for(channel: Channel) -> Iterator[None]:
-    """Set the channel (a platform or `http`) for the events that are emitted inside the block."""
+    """Set the channel, such as `http`, for the events that are emitted inside the block."""
     token = _task_channel.set(channel)
     try:
         yield

@@ -287,7 +287,7 @@ class PrometheusObserver:
 class _Series[M: MetricWrapperBase]:
     """The time series of a metric, whose label values come from closed sets.
 
-    `zeros` has the label values whose series exist from the start. For a label that is not in it, all series do.
+    Series exist from the start for the label values in `zeros`, and for all values of a label that it lacks.
     """
 
     def __init__(self, metric: M, labels: _Labels, zeros: _Labels) -> None:

@@ -344,7 +344,7 @@ class RunExecution:
         return Outcome("done", result={name: value for name, value in result.items() if value is not None})
 
     def _asked(self) -> Json:
-        """Return the value for the run's `interrupt`: its open questions, how often it asked, and the last reply."""
+        """Return the run's new `interrupt`: its open questions, how often it asked, and the last reply's id."""
         earlier = self._run.interrupt if isinstance(self._run.interrupt, Mapping) else {}
         before, reply = earlier.get("number"), earlier.get(REPLY)
         asked: list[Json] = [{"id": one.id, "value": jsonable(one.value)} for one in self._interrupts.values()]
@@ -427,7 +427,7 @@ class RunExecution:
 
 
 def _agent_messages(payload: Json) -> dict[str, Json]:
-    """Return the payload of an `agent_messages` event as a map, with shortened messages."""
+    """Return the payload of an `agent_messages` event as a map. Empty fields of its messages are left out."""
     data: dict[str, Json] = dict(payload) if isinstance(payload, Mapping) else {"value": payload}
     if isinstance(messages := data.get("messages"), list):
         data["messages"] = list(map(_without_empty, messages))

@@ -51,7 +51,7 @@ class RunCheckpoints:
             await self._records.checkpoints_removed(run_ids)
 
     async def remove_before(self, moment: datetime, *, limit: int) -> int:
-        """Remove the checkpoints of up to `limit` runs: done or deleted ones, and those that ended before `moment`."""
+        """Remove checkpoints of up to `limit` runs (done, deleted, or ended before `moment`); return how many."""
         run_ids = await self._records.with_checkpoints(moment, limit=limit)
         await self.remove(run_ids)
         return len(run_ids)

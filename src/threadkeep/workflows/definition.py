@@ -217,7 +217,7 @@ def _digest_of_module(name: str) -> str:
 def options_at_once(workflow: Workflow, resources: Resources) -> TurnOptions | None:
     """Return the options of a workflow's only node, with which the question can be stored before the node runs.
 
-    Return None if the workflow has several nodes, or if middleware may change the question first.
+    Return None if the question must not be stored that early, for example because middleware may change it first.
     """
     if not workflow.has_one_speaker or any(map(sees_question, resources.middleware)):
         return None

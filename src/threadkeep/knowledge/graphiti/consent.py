@@ -52,7 +52,7 @@ class Consents(ClockedTables, sql=("graph_consents.sql",)):
             raise GraphitiClosed(reason, data_class)
 
     def statements(self, workspace: str | None) -> list[Statement]:
-        """Return the SQL statements that read the consent, and if the workspace is trusted, for `closure_in`."""
+        """Return the SQL statements that read the consent and the trust in the workspace, for `closure_in`."""
         if self._options is None:
             return []
         named = None if workspace is None else clean_text(workspace)

@@ -280,7 +280,7 @@ class Deletion(NamedTuple):
 async def delete_episodes(client: GraphitiClient, group_id: str, names: Collection[str]) -> Deletion:
     """Delete the episodes with these names that are among the last 10,000 of a group.
 
-    If the server reports success or status 404 or 405, but still has an episode, it cannot delete it (on FalkorDB).
+    If the server reports success or status 404 or 405, but still has an episode, it cannot delete it (as on FalkorDB).
 
     Raises:
         GraphitiError: the server does not answer.

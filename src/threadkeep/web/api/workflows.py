@@ -101,7 +101,7 @@ async def get_workflow(name: WorkflowName, app: AppInUse) -> WorkflowBody:
     openapi_extra=READS,
 )
 async def explain_keys(name: WorkflowName, body: KeyRequestBody, app: AppInUse) -> ExplainedKeys:
-    """Return the keys under which a workflow's agents store the conversation of a payload, and why other keys failed.
+    """Return the keys under which a workflow's agents store a payload's conversation, and why others were rejected.
 
     The request reads and stores no data.
     """

@@ -65,7 +65,7 @@ class CompletionMessage(BaseModel, json_schema_serialization_defaults_required=T
 
 
 class CompletionChoice(BaseModel, json_schema_serialization_defaults_required=True):
-    """A choice of a completion, which has only this one."""
+    """The only choice of a completion."""
 
     index: int = 0
     message: CompletionMessage

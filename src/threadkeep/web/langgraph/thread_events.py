@@ -40,7 +40,7 @@ _FAILED: ProtocolEvent = {
 
 @dataclass(frozen=True)
 class EventChoice:
-    """A reader's choice of events. If `at_root` is false, it wants only events of subgraphs, so it receives none."""
+    """A choice of events: of `channels`, with a `seq` above `since`; none if `at_root` is false (only subgraphs)."""
 
     channels: frozenset[str]
     since: int | None
