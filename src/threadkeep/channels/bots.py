@@ -299,7 +299,7 @@ class Receiver:
     """The base class of workers that receive the messages of a bot.
 
     Only one process receives a bot's messages: the process that has claimed this work in the database. A claim lasts
-    for `claim_seconds`. Other processes try every `look_seconds` to get the claim.
+    for the next pause (at most `longest_claim_seconds`) and `claim_seconds`. Others try every `look_seconds` to get it.
     """
 
     claim_seconds, look_seconds = 60.0, 5.0

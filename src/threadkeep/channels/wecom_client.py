@@ -243,7 +243,7 @@ class WeComAIBotClient:
         self._own_api = "" if api == API else api
 
     async def send(self, address: Address, part: Part) -> Outcome:
-        """Send a part to the response URL, which accepts one message. If more parts follow, note that it is cut."""
+        """Send a part to the response URL, which accepts one message. If more parts follow, mark it as cut."""
         url = text_in(address, "response_url")
         if not is_response_url(url, self._own_api):
             return Refused("NoResponseAddress")

@@ -81,7 +81,7 @@ class WindowRoom:
     step: float = 0.4
 
     def nearly_full(self, extent: Extent) -> tuple[Size, ...]:
-        """If `extent` nearly fills the window, return the sizes to cut the window to, otherwise an empty tuple."""
+        """Return the sizes to cut the window to if `extent` nearly fills it, otherwise an empty tuple."""
         keep: list[Size] = []
         if self.tokens is not None and extent.tokens > self.tokens * _FULL:
             keep.append(("tokens", max(1, int(self.tokens * self.step))))

@@ -224,7 +224,7 @@ class ScriptCosts:
 
 @dataclass(frozen=True, slots=True)
 class TokenCosts:
-    """All costs of one tokenizer family. `pairs` has the cost of each pair of bytes; the index is the pair's number."""
+    """All costs of one tokenizer family. `pairs` has the cost of each pair of bytes, at its 16-bit number."""
 
     pairs: list[float]
     digit_group: float

@@ -146,7 +146,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A message of the run that is in no transcript and was not sent, or a range of such messages, and the reason.
+    """A message of the run that is in no transcript and was not sent, or a range of messages, and the reason.
 
     A range may include messages of the transcript, which are then in `ContextManifest.excluded` too.
     """

@@ -84,7 +84,7 @@ def in_stable_order(facts: Iterable[Fact]) -> list[Fact]:
 
 
 def _safe(line: str) -> str:
-    """Escape a line of a block of facts, so that its text can end neither the line nor the block."""
+    """Escape a line of a quotation, so that its text can end neither the line nor the block around it."""
     line = line.replace("</", "<\\/")
     # Escape the characters that some programs treat as line ends but JSON leaves unescaped.
     return line if line.isascii() else _LINE_ENDS.sub(lambda found: f"\\u{ord(found[0]):04x}", line)

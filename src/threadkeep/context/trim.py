@@ -170,7 +170,7 @@ class _Planner:
         self._left -= tokens
 
     def _units(self, user: int | None) -> list[list[int]]:
-        """Group tool calls with their results; leave out `user` and system messages. Exclude results without a call."""
+        """Group calls with their results; skip system messages and message `user`. Exclude results without a call."""
         units: dict[int, list[int]] = {}
         for index, item in enumerate(self._items):
             if item.kind == "system" or index == user:
@@ -281,7 +281,7 @@ class _Planner:
         return fitting
 
     def _opening_of(self, history: Sequence[Sequence[int]]) -> int:
-        """Return the tokens of the opening message, or 0 if a user message begins history."""
+        """Return the tokens of the opening message, or 0 if it is reserved already or `history` does not need it."""
         asked = self._opened or not history or self._items[history[0][0]].kind == "user"
         return 0 if asked else self._opening
 

@@ -113,7 +113,7 @@ def chunk_items(
     now: datetime,
     last_chunk: Value | None = None,
 ) -> dict[ItemKey, Value]:
-    """Return the chunk items for ordered `messages`, which must include the messages of `last_chunk`, if given."""
+    """Return the chunk items for ordered `messages`, which begin with those of `last_chunk`, if it is given."""
     found: dict[ItemKey, Value] = {}
     size = conversation.chunk_size
     for chunk, within in groupby(messages, key=lambda message: chunk_of(message["seq"], size)):

@@ -129,7 +129,7 @@ class IndexedTranscripts(GraphTranscripts):
         await self._follow(session_id)
 
     async def reset(self, session_id: str, *, user_id: str | None = None, run_id: str | None = None) -> int | None:
-        """Let later model calls begin after the stored messages; return the last `seq`, or None without a reset."""
+        """Let later model calls begin after the stored messages; return the last `seq`, None if nothing was reset."""
         # Read the conversation before the run is checked, so that the reset hides no message stored after the check.
         known = await self.reader.conversation(session_id, user_id=user_id)
         if known is None:

@@ -185,7 +185,7 @@ class GraphLayout:
         return re.fullmatch(rf"{re.escape(session_id)}:chunk:\d{{6,}}", key) is not None
 
     def message_ids(self, session_id: str) -> Namespace:
-        """Return the namespace of a conversation's notes (which find messages), tool calls and recall index."""
+        """Return the namespace of a session's notes, tool calls, recall index and links to agents' conversations."""
         root, *rest = self.namespace
         return (f"{root}_ids", *rest, namespace_label(session_id))
 

@@ -40,7 +40,7 @@ class Beginning:
     idle_before: datetime | None = None
 
     def is_of(self, conversation: Conversation) -> bool:
-        """Return True if no older messages have been deleted, and the last write was before `idle_before`."""
+        """Return True if these still are the oldest messages, and the last write was before `idle_before`, if given."""
         idle = self.idle_before is None or conversation.updated_at < self.idle_before
         return idle and conversation.deleted_seq == self.after_seq
 
@@ -76,7 +76,7 @@ class ConversationWriter:
 
         An answer is not stored if its question already has a stored answer, unless a caller got the new answer while
         the store was down (`Turn.told_at`). Then it replaces the stored answer (`replace_answers`) or, if a caller also
-        got that one, is stored as superseded. If the turn has `completes`, its answer replaces this message.
+        got that one, is stored as superseded. With `completes`, the turn's answer replaces the message with this id.
 
         Raises:
             WrongUser: the conversation belongs to another user.

@@ -135,7 +135,7 @@ class ConversationIndex:
     async def leave_out_superseded(self, infos: Mapping[str, SessionInfo], transcripts: Transcripts) -> bool:
         """Add turns that were taken back or replaced to `superseded`. Return False if the index must be built again.
 
-        It must be if a text was erased, because its words must not stay, or if it has summaries, which may be outdated.
+        Build it again if a text was erased, whose words must not stay, or if it has summaries, which may be outdated.
         """
         for session_id, mark in list(self._marks.items()):
             info = infos.get(session_id)
@@ -285,7 +285,7 @@ class ConversationIndex:
         return found
 
     def extent_of(self, session_id: str) -> tuple[int, IndexedState]:
-        """Return a session's last indexed `seq`, and the state (such as its revision) that it had at the beginning."""
+        """Return a session's last indexed `seq`, and its state (such as its revision) when its indexing began."""
         return self.read[session_id], self._marks[session_id]
 
     def texts_of(self, session_id: str) -> IndexedTexts:

@@ -72,7 +72,7 @@ class Eraser:
         return (await self.rows.counts(wanted))["chat_graph_groups"]
 
     async def continued(self, wanted: Erasable, *, dry_run: bool) -> Erasable:
-        """Return `wanted` with all ids that an interrupted erasure has recorded, and with the key of its record."""
+        """Return `wanted` with all ids that an interrupted erasure has recorded, and with the scope of its record."""
         subject = _subject(wanted, await self._digest(dry_run=dry_run))
         ids = tuple(dict.fromkeys([*wanted.ids, *(await self._interrupted(subject)).get("ids", [])]))
         return replace(wanted, ids=ids, noted=f"{_SCOPE}:{subject}")
@@ -149,7 +149,7 @@ class Eraser:
         return replace(receipt, signature=digest(receipt.signed_text()))
 
     async def _elsewhere(self, wanted: Erasable) -> list[str]:
-        """Describe data that belong to others and are not erased, such as branches with copies of the session."""
+        """Describe data about the person or session that stay, such as branches, which must be erased separately."""
         found: list[str] = []
         if episodes := await self.rows.episodes_elsewhere(wanted):
             found.append(f"{episodes} episodes in Graphiti's groups of workspaces and of sessions of others")

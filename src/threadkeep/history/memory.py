@@ -64,7 +64,7 @@ def identity_of(address: DatabaseAddress) -> Identity:
 
 
 class LastWords(Protocol):
-    """An object with unstored data, such as the answer of a running agent, which a closing memory must wait for."""
+    """An object that must store data, such as a partial answer, before the memory closes or a session continues."""
 
     async def settle_all(self) -> None:
         """Store all data that this object has not stored yet."""

@@ -137,7 +137,7 @@ _STEP_ROWS = 500
 class RunRetention:
     """The number of days for which finished runs are kept; None keeps them forever.
 
-    A run that has failed too often is set aside until a person decides what to do. It is kept for
+    A run that the workers have given up is set aside until a person decides what to do. It is kept for
     `keep_set_aside_days`. If one of the limits is None, such runs are never deleted.
     """
 

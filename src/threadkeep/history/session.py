@@ -280,7 +280,7 @@ class Session:
         return await self._if_visible(lambda: self._transcripts.superseded(self.session_id), [])
 
     async def answers_to(self, question: Message) -> list[Message]:
-        """Return the complete answers to a message in order, pending ones last. An author may have several answers."""
+        """Return the complete answers to a message, one for each author and `ordinal`, in order, pending ones last."""
         check_argument("question", question, Message, required=True)
         waiting = [one for one in self.waiting() if one.answers == question.id and one.status == "complete"]
         if question.seq is None:
@@ -528,8 +528,8 @@ class Session:
         """Create and return a session with copies of this session's active messages, all or up to the `seq` `at`.
 
         The copies keep their ids and times, and are numbered from 1. If the message `at` is superseded, the messages
-        that were active before it was superseded are copied. Title, tags, metadata, the last reset, retention limits,
-        and summaries that cover only copied messages are copied too. Repeating the call with this `session_id` changes
+        that were active just before that are copied. Title, tags, metadata, the last reset, retention limits, and
+        summaries that cover only copied messages are copied too. Repeating the call with this `session_id` changes
         nothing.
 
         Raises:
@@ -587,7 +587,7 @@ class Session:
     async def delete(self, *, run_id: str | None = None) -> bool:
         """Delete the session with all its messages; return False if the user has no such session.
 
-        With `run_id`, do nothing if this run is not being executed, or the message that started it deleted the session.
+        With `run_id`, do nothing if this run is not being executed, or its message has already deleted the session.
         """
         with contextlib.suppress(SessionDamaged):
             if self.user_id is not None and await self._info() is None:

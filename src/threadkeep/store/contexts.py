@@ -85,7 +85,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
     async def keep_steps(
         self, session_id: str, steps: Steps, *, question_id: str, author: str, ordinal: int = 1, turns: int = 1
     ) -> None:
-        """Store an answer's tool calls if its question is active; keep only the author's last `turns` turns."""
+        """Store an answer's tool calls if its question is active; keep those of the author's last `turns` turns."""
         turn = {"session_id": session_id, "author": author, "turns": turns}
         row = {**turn, "seq": steps.seq, "ordinal": ordinal, "question_id": question_id}
         async with self._driver.writing() as connection:
@@ -199,7 +199,7 @@ class RecallIndexes(Protocol):
         """Return a session's stored index if its format is `version` and it ends at or before `last_seq`."""
 
     async def save(self, session_id: str, version: str, data: bytes, last_seq: int, state: IndexedState) -> None:
-        """Replace the index of a session by one that ends at `last_seq`, unless the session's `state` has changed."""
+        """Replace a session's index by one that ends at `last_seq`, unless the session has changed since `state`."""
 
     async def remove(self, session_id: str) -> None:
         """Delete the index of a session; errors of the store are ignored."""
@@ -218,7 +218,7 @@ class RecallIndexRows(Tables, sql=("{backend}/sessions.sql", "recall_indexes.sql
         return bytes(rows[0][0]) if rows else None
 
     async def save(self, session_id: str, version: str, data: bytes, last_seq: int, state: IndexedState) -> None:
-        """Replace the stored index of a session, unless the session's `state` has changed."""
+        """Replace the stored index of a session, unless the session has changed since `state`."""
         row = {"session_id": session_id, "version": version, "data": data, "last_seq": last_seq, **asdict(state)}
         # Use one statement: the server then locks the session only when it has received all data, which may be long.
         await self._driver.write([(self._sql["save_index"], {**row, "created_at": time_text(state.created_at)})])

@@ -95,7 +95,7 @@ class ChannelState(ClockedTables, sql=("{backend}/sessions.sql", "channel_state.
         return bool((await self._driver.write(statements))[0])
 
     async def keep_for_duty(self, scope: str, name: str, value: str, *, duty: str, owner: str) -> bool:
-        """Store a value if `owner` has claimed the duty; otherwise, store nothing and return False."""
+        """Store a value if `owner` still has the duty; otherwise, store nothing and return False."""
         held = {"duty": duty, "owner": owner, "now": time_text(self._clock())}
         return await self._execute("keep_for_duty", {"scope": scope, "name": name, "value": value, **held}) > 0
 

@@ -144,7 +144,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
             return bool(await connection.fetch(self._sql["add"], row))
 
     async def own(self, channel: str, session_id: str, user_id: str) -> bool:
-        """Make a user the owner of a session that has no owner and no user message; return False for other sessions.
+        """Give a session without an owner and with only a bot's messages to a user; return False for any other session.
 
         This repairs sessions in which an earlier version stored a bot's first message without an owner.
         """

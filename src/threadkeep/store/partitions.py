@@ -162,7 +162,7 @@ async def _create(connection: Connection, *, partitions: int) -> None:
 
 
 async def _step[T](driver: Driver, partitions: int, work: Callable[[Connection], Awaitable[T]]) -> T | None:
-    """Execute one step of copying the tables into partitioned ones; return None if another caller has finished it."""
+    """Execute one step of the copy into partitioned tables; return None if another caller has replaced the tables."""
 
     async def step(connection: Connection) -> T | None:
         state = await _lock(connection)
@@ -177,7 +177,7 @@ async def _step[T](driver: Driver, partitions: int, work: Callable[[Connection],
 
 
 async def _copy(connection: Connection) -> tuple[int, int]:
-    """Copy some changed `seq` ranges, oldest changes first; return their number, and how many messages were added."""
+    """Copy some changed `seq` ranges, oldest changes first; return their number, and the copy's growth in messages."""
     taken = await connection.fetch(_SQL["take"], {"limit": _RANGES})
     fields = ("session_id", "first_seq", "last_seq")
     ranges = {"ranges": dump_json([dict(zip(fields, row, strict=True)) for row in taken])}

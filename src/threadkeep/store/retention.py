@@ -21,7 +21,7 @@ type Action = Literal["archive", "delete"]
 REDELIVERY: Final = timedelta(days=7)
 """The time for which ids of deleted messages are stored, because a repeated message must not begin a new turn."""
 
-# Texts of model calls are deleted only if their recorded last use is this much older, as not every use is recorded.
+# Delete a call's text if its recorded use is this much older than the deleted messages: not every use is recorded.
 _TEXT_RENEWAL = timedelta(days=1)
 STEP_MESSAGES: Final = 200
 """The maximum number of messages that one step removes."""

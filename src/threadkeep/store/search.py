@@ -44,7 +44,7 @@ _SEARCHES = 2
 _STEP_MESSAGES = 200
 _STEP_CHARACTERS = 200_000
 _SESSIONS = 100
-# The index is queried for at most this many words. The texts that it returns are then checked for all other words.
+# The database checks and ranks texts by at most this many words. The texts that it returns are checked for all words.
 _PATTERNS = 16
 _WEIGHED_WORDS = 16
 _MORE = 4

@@ -62,12 +62,12 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         return await self._fetch("all", session_id, user_id=user_id)
 
     async def of_messages(self, session_id: str, first_seq: int, last_seq: int, limit: int) -> list[Summary]:
-        """Return the first `limit` summaries that were made from active messages in a range, even if merged later."""
+        """Return the first `limit` summaries made directly from active messages in a range, merged or not, in order."""
         between = {"first_seq": first_seq, "last_seq": last_seq, "limit": limit}
         return await self._fetch("of_messages", session_id, **between)
 
     async def newest_of_messages(self, session_id: str, first_seq: int, last_seq: int, limit: int) -> list[Summary]:
-        """Return the last `limit` summaries that were made from active messages in a range, even if merged later."""
+        """Return the last `limit` summaries made directly from active messages in a range, merged or not, in order."""
         between = {"first_seq": first_seq, "last_seq": last_seq, "limit": limit}
         return (await self._fetch("newest_of_messages", session_id, **between))[::-1]
 
@@ -97,7 +97,7 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
     ) -> bool:
         """Store a summary that follows the active summaries, or that replaces adjacent active summaries.
 
-        Return False and store nothing if this would break the class's guarantee, or if the session was changed.
+        Return False and store nothing if the session was changed or deleted, or this would break the class's guarantee.
 
         Args:
             summary: the summary; its `created_at` is stored unchanged.
@@ -122,7 +122,7 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         return Uncovered(*(int(value) for value in rows[0])) if rows else Uncovered()
 
     async def claim(self, session_id: str, purpose: str, owner: str, seconds: float) -> bool:
-        """Claim work on a session for some seconds. Return False if another process has a claim, or without a session.
+        """Claim work on a session for some seconds. Return False if another process has it, or if there is no session.
 
         A claim that ends over 30 minutes later than the new one comes from a wrong clock, and is replaced.
         """

@@ -298,7 +298,7 @@ class Transcripts(Protocol):
         """Create a session with copies of another session's messages, numbered from 1, in one transaction.
 
         Active messages up to `at` are copied with their ids, times and tokens. If the message at `at` is superseded,
-        the messages that were active before it was superseded are copied. An existing branch stays unchanged.
+        the messages that were active just before that are copied. A branch that exists already stays unchanged.
 
         Raises:
             SessionNotFound: there is no such session.
@@ -316,7 +316,7 @@ class Transcripts(Protocol):
         """Change fields of a session; do nothing if it does not exist."""
 
     async def reset(self, session_id: str, *, user_id: str | None = None, run_id: str | None = None) -> int | None:
-        """Let later model calls begin after the stored messages; return the last `seq`, or None without a reset.
+        """Let later model calls begin after the stored messages; return the last `seq`, or None if nothing was reset.
 
         If `run_id` is given, but that run is not being executed, nothing is reset.
         """

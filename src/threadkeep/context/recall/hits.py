@@ -217,7 +217,7 @@ class Hits:
 
 
 def _substitutes(postings: Postings, terms: Sequence[tuple[float, str]]) -> Iterator[tuple[int, float, Sequence[int]]]:
-    """Yield for each substitute: the number of the term that it replaces, its part of that weight, its positions."""
+    """Yield for each substitute: the number of its term, its part of the term's weight, and its positions."""
     for number, (weight, term) in enumerate(terms):
         for topic in ASKS.get(term, ()):
             positions = postings.of_topic(topic)

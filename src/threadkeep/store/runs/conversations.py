@@ -39,7 +39,7 @@ class RunLocks:
             await self.hold(connection, "lock_order", place=name)
 
     async def hold(self, connection: Connection, name: Lock, **parameters: object) -> None:
-        """Take a lock: `lock_order_of` on all conversations of a run, or `lock_below` on a run and its descendants."""
+        """Take a lock. `lock_order_of` locks all conversations of a run, `lock_below` a run and its descendants."""
         for statement in self.statements(name, **parameters):
             await connection.fetch(*statement)
 
@@ -114,7 +114,7 @@ class RunPositions(Tables, sql=("runs_order.sql",)):
         self._freed = asyncio.Event()
 
     async def freed(self, seconds: float) -> None:
-        """Wait, for at most `seconds`, until `notify_freed` is called in this process; others cannot call it."""
+        """Wait up to `seconds` until `notify_freed` is called in this process; other processes' calls do not count."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._freed.wait(), seconds)
 

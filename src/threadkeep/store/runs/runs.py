@@ -244,7 +244,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
     async def resume(self, run_id: str, value: Json, *, asked: Json = None) -> bool:
         """Queue a waiting run again behind the other runs, with a person's answer; return False if it does not wait.
 
-        `asked` is the `interrupt` that the person answered. If the run has another interrupt by now, return False.
+        `asked`, if given, is the `interrupt` that the person answered. If the run has another by now, return False.
         """
         given = {"resume_value": json_text(value), "asked": None if asked is None else json_text(asked)}
         return await self._arrive_again("resume", {"run_id": run_id, **given})
