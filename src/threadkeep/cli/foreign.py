@@ -177,7 +177,7 @@ def chatgpt_members(archive: zipfile.ZipFile) -> list[str]:
 
 
 def utc_time(value: object) -> datetime | None:
-    """Convert a timestamp of another system, in UTC without a zone; None for another value or one out of range."""
+    """Convert a timestamp of another system (UTC if it has no zone); None for another value or one out of range."""
     try:
         moment = time_of(value) if isinstance(value, str) else value
     except ValueError:
