@@ -181,7 +181,7 @@ class WindowChooser:
     def __init__(self, limits: Limits, *, newest_user: Message | None = None, before_question: bool = False) -> None:
         """Create a chooser. If `before_question` is true, the rows are the history before a question.
 
-        The question is not a row itself. In that case no message is cut, and the newest row is always included.
+        The question is not a row. Then no message is cut, and the newest row is included even if it exceeds the budget.
         """
         self._limits = limits
         self._counter = limits.counter or estimate
