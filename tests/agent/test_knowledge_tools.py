@@ -18,9 +18,11 @@ from threadkeep import (
     InvalidInput,
     Memory,
     MemoryOptions,
+    Message,
     Procedure,
     Scope,
     SessionMemory,
+    WrongUser,
     knowledge_tools,
     open_memory,
 )
@@ -116,6 +118,30 @@ async def test_each_scope_is_the_runs_own(memory: Memory) -> None:
     for about, scope in (("user", ANN), ("workspace", SHOP), ("session", Scope("session", ROOM))):
         await told(memory, "remember", {"key": f"of {about}", "value": "x", "about": about})
         assert [fact.key for fact in await memory.knowledge.facts(scope)] == [f"of_{about}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("recall", {"query": "Where is the key?"}),
+        ("recall_episodes", {"query": "Where is the key?"}),
+        ("recall_procedure", {"goal": "open the shed"}),
+        ("remember", {"key": "key", "value": "lost", "about": "session"}),
+        ("forget", {"key": "key", "about": "session"}),
+    ],
+)
+async def test_the_session_of_another_user_is_neither_read_nor_changed(
+    memory: Memory, name: str, arguments: dict[str, object]
+) -> None:
+    """The agent has no `SessionMemory`, which would refuse the run."""
+    turn = [Message(role="user", content="The key is in the shed."), Message(role="assistant", content="Noted.")]
+    await memory.session(ROOM, user_id="bob").append(turn)
+    fact = await memory.knowledge.remember(Scope("session", ROOM), "key", "in the shed")
+    model = ScriptedModel([calling(name, arguments), "Sure."])
+    agent = make_agent(model, [], knowledge_tools(memory, kinds=["facts", "episodes", "procedures"]))
+    with pytest.raises(WrongUser):
+        await agent.ainvoke(input_of("Where is the key?"), IN_ROOM)
+    assert await memory.knowledge.facts() == [fact]
 
 
 async def test_a_missing_scope_is_reported_and_not_replaced(memory: Memory) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
 from types import MethodType
 from typing import Any, Literal, NamedTuple, cast
 
@@ -167,6 +169,8 @@ def knowledge_tools(
         embeddings: embeddings of LangChain, with which `recall` also finds facts that share no word with the query.
         embeddings_name: the name under which vectors are stored; by default the model's name.
 
+    With the scope `session`, the tools raise `WrongUser` in a session of another user, as `SessionMemory` does.
+
     Raises:
         InvalidInput: a scope or kind is unknown, or none is given.
     """
@@ -247,10 +251,9 @@ class _KnowledgeTools:
         Args:
             query: What you want to know, as a question or a few words.
         """
-        session = self._scopes.session(runtime.config)
-        scopes, missing = self._readable(session, runtime)
-        recalling = self._memory.knowledge.recall(query, scopes, limit=_MOST_FACTS, embedder=self._embedder)
-        if (found := await self._read(session, recalling)) is None:
+        recall = partial(self._memory.knowledge.recall, query, limit=_MOST_FACTS, embedder=self._embedder)
+        found, missing = await self._read(runtime, recall)
+        if found is None:
             return _NOT_READ
         lines = _bounded([quoted_fact(fact) for fact in found])
         if not lines:
@@ -279,9 +282,8 @@ class _KnowledgeTools:
             goal: What is to be done.
             available: Names of what you have to work with, such as order_id.
         """
-        session = self._scopes.session(runtime.config)
-        scopes, missing = self._readable(session, runtime)
-        if (lines := await self._read(session, self._procedures(goal, scopes, available))) is None:
+        lines, missing = await self._read(runtime, partial(self._procedures, goal, available))
+        if lines is None:
             return _NOT_READ
         quoted = "It is quoted from a record, one JSON object a line; whoever runs this agent has taught it."
         if not lines:
@@ -294,11 +296,8 @@ class _KnowledgeTools:
         Args:
             query: What it was about, as a question or a few words.
         """
-        session = self._scopes.session(runtime.config)
-        scopes = self._scopes.of(session, runtime.config).usable
-        scopes.pop("workspace", None)
-        recalling = self._memory.episodes.recall(query, list(scopes.values()), limit=_MOST_EPISODES)
-        if (found := await self._read(session, recalling)) is None:
+        found, _ = await self._read(runtime, partial(self._memory.episodes.recall, query, limit=_MOST_EPISODES))
+        if found is None:
             return _NOT_READ
         lines = _bounded([quoted_episode(episode) for episode in found])
         return "\n".join([f"What was asked earlier. {_QUOTED}", *lines]) if lines else "No such conversation is known."
@@ -321,24 +320,15 @@ class _KnowledgeTools:
             return f"This run has no memory about the {about}; it has one about: {', '.join(usable) or 'nothing'}.{why}"
         if looks_like_secret(quote):
             return _REFUSED
-        events = events_beside(self._memory, session)
+        events = SessionEvents(self._memory.observers, "other", session.session_id)
         try:
-            answer = await in_time(session, work(session, scope), lambda error: events.write_failed(error, "error"))
+            owned = _owned(session, [scope], partial(work, session, scope))
+            answer = await in_time(session, owned, lambda error: events.write_failed(error, "error"))
         except InvalidInput as error:
             return f"{refused} {error}"
         return failed if answer is None else answer
 
-    def _readable(self, session: Session, runtime: ToolRuntime[Any, Any]) -> tuple[list[Scope], str]:
-        """Return the usable scopes, and sentences that tell the model about unusable scopes."""
-        usable, refused = self._scopes.of(session, runtime.config)
-        for error in refused.values():
-            self._memory.observers.notify(
-                ExtraNotFound(section="facts", error=type(error).__name__, session_id=session.session_id)
-            )
-        missing = [f" This run has no memory about the {kind}. {error}" for kind, error in refused.items()]
-        return list(usable.values()), "".join(missing)
-
-    async def _procedures(self, goal: str, scopes: Sequence[Scope], available: Sequence[str]) -> list[str]:
+    async def _procedures(self, goal: str, available: Sequence[str], scopes: Sequence[Scope]) -> list[str]:
         """Return the procedures for a goal as lines, best first; count each of them as used."""
         found = await self._memory.procedures.recall(goal, scopes, context=available)
         lines = _bounded([quoted_procedure(procedure) for procedure in found])
@@ -346,10 +336,34 @@ class _KnowledgeTools:
             await self._memory.procedures.used(procedure.id)
         return lines
 
-    async def _read[T](self, session: Session, work: Awaitable[T]) -> T | None:
-        """Return the result of `work`. If the database fails or is too slow, report that and return None."""
-        events = events_beside(self._memory, session)
-        return await in_time(session, work, lambda error: events.read_failed(error, "fallback"))
+    async def _read[T](
+        self, runtime: ToolRuntime[Any, Any], work: Callable[[Sequence[Scope]], Awaitable[T]]
+    ) -> tuple[T | None, str]:
+        """Return the result of `work` with the run's scopes, and sentences that name unusable scopes.
+
+        If the database fails or is too slow, report that and return None instead of the result.
+        """
+        session = self._scopes.session(runtime.config)
+        usable, refused = self._scopes.of(session, runtime.config)
+        for error in refused.values():
+            self._memory.observers.notify(
+                ExtraNotFound(section="facts", error=type(error).__name__, session_id=session.session_id)
+            )
+        missing = [f" This run has no memory about the {kind}. {error}" for kind, error in refused.items()]
+        events, scopes = SessionEvents(self._memory.observers, "other", session.session_id), list(usable.values())
+        owned = _owned(session, scopes, partial(work, scopes))
+        return await in_time(session, owned, lambda error: events.read_failed(error, "fallback")), "".join(missing)
+
+
+async def _owned[T](session: Session, scopes: Collection[Scope], work: Callable[[], Awaitable[T]]) -> T:
+    """Return the result of `work`, which uses these scopes.
+
+    Raises:
+        WrongUser: the scopes contain the session, and it belongs to another user.
+    """
+    if any(scope.kind == "session" for scope in scopes):
+        await session.check_owner()
+    return await work()
 
 
 _VERBS: Mapping[MemoryToolKind, tuple[Callable[[_KnowledgeTools], Callable[..., Coroutine[Any, Any, str]]], ...]] = {
@@ -358,11 +372,6 @@ _VERBS: Mapping[MemoryToolKind, tuple[Callable[[_KnowledgeTools], Callable[..., 
     "procedures": (lambda made: made.recall_procedure,),
     "promotions": (lambda made: made.promote,),
 }
-
-
-def events_beside(memory: history.Memory, session: Session) -> SessionEvents:
-    """Return a reporter of failed reads and writes of an agent's tools. Its events have the channel `other`."""
-    return SessionEvents(memory.observers, "other", session.session_id)
 
 
 async def _evidence(session: Session, runtime: ToolRuntime[Any, Any]) -> Evidence:
@@ -379,9 +388,4 @@ async def _evidence(session: Session, runtime: ToolRuntime[Any, Any]) -> Evidenc
 
 def _bounded(lines: Sequence[str]) -> list[str]:
     """Return the first lines that fit into the result of a tool (6,000 characters)."""
-    kept: list[str] = []
-    for line in lines:
-        if sum(map(len, kept)) + len(line) > _MOST_CHARACTERS:
-            break
-        kept.append(line)
-    return kept
+    return [one for one, size in zip(lines, accumulate(map(len, lines)), strict=True) if size <= _MOST_CHARACTERS]

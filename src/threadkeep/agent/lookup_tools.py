@@ -17,12 +17,13 @@ from langchain_core.tools import BaseTool, StructuredTool
 from threadkeep.agent.conversion import text_of
 from threadkeep.agent.counting import as_json
 from threadkeep.agent.invocation import session_for
-from threadkeep.agent.knowledge_tools import events_beside, memory_tool
+from threadkeep.agent.knowledge_tools import memory_tool
 from threadkeep.agent.turn_options import IdOf, TurnOptions
 from threadkeep.context.quotation import quoted_message, quoted_summary, quoted_text
 from threadkeep.errors import SessionNotFound, StoreClosed, StoreError
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import in_time
+from threadkeep.history.session_events import SessionEvents
 from threadkeep.memory.on_loop import OnLoop
 from threadkeep.memory.sync_memory import SyncMemory
 from threadkeep.records import Message, Summary
@@ -117,7 +118,7 @@ class _Lookups:
         except StoreClosed:
             raise
         except (StoreError, TimeoutError) as error:
-            events_beside(self._memory, session).read_failed(error, "fallback")
+            SessionEvents(self._memory.observers, "other", session.session_id).read_failed(error, "fallback")
             return _NOT_NOW
         partly = [_PARTLY] if result.unindexed else []
         if not result.hits:

@@ -154,7 +154,8 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         sound = await asyncio.to_thread(lambda: [one for one in learned if _is_sound(one, record)])
         if workspaces is not None:
             at = {seq: workspaces.get(message.run_id or "") for seq, message in learnable.items()}
-            sound = [placed for one in sound if (placed := _in_workspace(one, at)) is not None]
+            placed = [(one, at.get(one.seq) if one.scope.kind == "workspace" else one.scope) for one in sound]
+            sound = [replace(one, scope=scope) for one, scope in placed if scope is not None]
         most = _MOST_PROPOSED[learner.kind]
         added = await self._proposals.add(reading, sound[:most])  # None if another process has read the messages
         proposed, dropped = added or 0, 0 if added is None else len(sound[most:])
@@ -275,12 +276,6 @@ class DirectiveLearner:
                     kind = None if one.kind in ("procedure", "task_update", "repo_state") else one.fact_kind
                     found.append(Proposed(scope, one.fact_key, one.text, seq, kind, 1.0, one.kind, message.run_id))
         return found
-
-
-def _in_workspace(one: Proposed, workspaces: Mapping[int, Scope | None]) -> Proposed | None:
-    """If a proposal is about the workspace, set its scope to the workspace of its turn; return None if unknown."""
-    scope = workspaces.get(one.seq) if one.scope.kind == "workspace" else one.scope
-    return None if scope is None else replace(one, scope=scope)
 
 
 def _is_sound(one: Proposed, record: Record) -> bool:
