@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import re
 import subprocess
 import sys
@@ -145,6 +147,24 @@ def test_test_doubles_are_public() -> None:
 
 def test_the_version_has_a_valid_form() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+(\.dev\d+|[ab]\d+|rc\d+)?", threadkeep.__version__)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        threadkeep.InvalidKey("The key is empty.", reason="empty"),
+        threadkeep.SessionNotFound("s1"),
+        threadkeep.WrongUser("s1"),
+        threadkeep.MessageNotFound("s1", "m1"),
+        threadkeep.SchemaTooNew(found=3, known=2),
+        threadkeep.ModelCallFailed("TimeoutError"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_is_the_same_in_another_process(error: threadkeep.ThreadkeepError) -> None:
+    """A pool of processes pickles the errors of its workers: one that cannot be restored breaks the pool."""
+    for restored in (pickle.loads(pickle.dumps(error)), copy.deepcopy(error)):  # noqa: S301  pickled above
+        assert (type(restored), str(restored), vars(restored)) == (type(error), str(error), vars(error))
 
 
 def test_types_are_published() -> None:

@@ -49,6 +49,7 @@ No error contains the text of a message, because errors are logged and people's 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copyreg import __newobj__  # type: ignore[attr-defined]
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -56,6 +57,10 @@ from typing import ClassVar, Literal
 
 class ThreadkeepError(Exception):
     """The root of all errors that Threadkeep raises itself."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle and copy without `__init__`, which does not accept the sentence in `args`."""
+        return __newobj__, (type(self),), {**self.__dict__, "args": self.args}
 
 
 class MiddlewareWarning(UserWarning):

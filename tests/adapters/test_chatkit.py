@@ -109,6 +109,14 @@ async def test_items_are_replaced_and_removed_at_their_place(memory: Memory) -> 
     history = (await memory.session("t1").page(view="history")).messages
     assert "a1" in [message.content for message in history]
 
+    for item in (call, asked("m3", "again")):  # deleted above
+        await store.add_thread_item("t1", item, "ann")
+        await store.add_thread_item("t1", item, "ann")
+        assert await store.load_item("t1", item.id, "ann") == item
+    assert await items_in(store) == ["m1", "m2", "m4", "c1", "m3"]
+    window = await memory.session("t1").window()
+    assert [message.content for message in window.messages] == ["q1", "better", "q3", "again"]
+
 
 async def test_items_in_a_graph_store_are_replaced_and_removed(
     database_url: str, memory_options: MemoryOptions

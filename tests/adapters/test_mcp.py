@@ -16,6 +16,7 @@ import pytest
 from mcp import Client, StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, TextContent
+from sse_starlette.sse import AppStatus
 
 from tests.limits import HANG_SECONDS
 from tests.web.services import until
@@ -207,6 +208,7 @@ async def test_over_http_the_user_is_that_of_a_signed_token(sqlite_memory: Memor
 async def serving(memory: Memory, **overrides: object) -> AsyncIterator[int]:
     """Serve MCP over HTTP with the given settings, and yield the port."""
     settings, started = load_settings(database_url="sqlite://", **overrides), asyncio.Event()
+    AppStatus.should_exit = False  # a server that an earlier test stopped sets it, and then all streams end at once
     server = await keyed_server(memory, settings, "http://127.0.0.1", writes=False)
     with bind("127.0.0.1", 0) as listening:
         task = asyncio.create_task(serve_keyed(server, settings, listening, on_start=started.set))

@@ -18,7 +18,7 @@ from threadkeep.errors import SessionNotFound, StoreUnavailable, WrongUser
 from threadkeep.history.session import Session
 from threadkeep.memory import Memory, SyncMemory
 from threadkeep.memory.on_loop import MemoryAdapter, on_any_loop
-from threadkeep.records import Json, Message, Role, SessionInfo
+from threadkeep.records import Json, Message, Receipt, Role, SessionInfo
 from threadkeep.store.transcripts import SessionQuery
 
 with of_extra("chatkit"):
@@ -123,7 +123,7 @@ class ThreadkeepStore[TContext](MemoryAdapter, Store[TContext]):
         owner = (await self._info(session)).user_id
         if not await session.delete():
             raise NotFoundError(f"Thread {thread_id} not found")
-        for scope in {_scope(owner), self._scope(context)}:
+        for scope in {_scope(owner), _scope(self._user_id(context))}:
             for name, value in (await state.values_of(scope, "")).items():
                 if json.loads(value).get("thread_id") == thread_id:
                     await state.forget(scope, name, value)
@@ -145,7 +145,9 @@ class ThreadkeepStore[TContext](MemoryAdapter, Store[TContext]):
         """Append an item to its thread, unless it is already stored."""
         session = self.session(thread_id, context)
         await self._info(session)
-        await _append(session, _message(item, item.id))
+        known = (await _append(session, _message(item, item.id))).duplicates
+        if known and item.id not in await self._items(thread_id, context):
+            await self._change(session, item.id, item)  # it was deleted
 
     async def save_item(self, thread_id: str, item: ThreadItem, context: TContext) -> None:
         """Replace an item at its position in the thread, or append it."""
@@ -165,25 +167,22 @@ class ThreadkeepStore[TContext](MemoryAdapter, Store[TContext]):
     async def save_attachment(self, attachment: Attachment, context: TContext) -> None:
         """Store the metadata of an attachment (its name and type, for example, but not the file) for its user."""
         value = json.dumps(_ATTACHMENT.dump_python(attachment, mode="json"))
-        await self.memory.channels.state.keep(self._scope(context), attachment.id, value)
+        await self.memory.channels.state.keep(_scope(self._user_id(context)), attachment.id, value)
 
     async def load_attachment(self, attachment_id: str, context: TContext) -> Attachment:
         """Return an attachment of the user."""
-        value = await self.memory.channels.state.value(self._scope(context), attachment_id)
+        value = await self.memory.channels.state.value(_scope(self._user_id(context)), attachment_id)
         if value is None:
             raise NotFoundError(f"Attachment {attachment_id} not found")
         return _ATTACHMENT.validate_json(value)
 
     async def delete_attachment(self, attachment_id: str, context: TContext) -> None:
         """Delete the metadata of an attachment of the user."""
-        scope, state = self._scope(context), self.memory.channels.state
+        scope, state = _scope(self._user_id(context)), self.memory.channels.state
         value = await state.value(scope, attachment_id)
         if value is None:
             raise NotFoundError(f"Attachment {attachment_id} not found")
         await state.forget(scope, attachment_id, value)
-
-    def _scope(self, context: TContext) -> str:
-        return _scope(self._user_id(context))
 
     async def _info(self, session: Session) -> SessionInfo:
         try:
@@ -259,14 +258,14 @@ def _new_id(item_type: StoreItemType) -> str:
     return f"{_PREFIXES[item_type]}_{uuid7().hex}"
 
 
-async def _append(session: Session, *messages: Message) -> None:
+async def _append(session: Session, *messages: Message) -> Receipt:
     """Store messages as one turn.
 
     Raises:
         NotFoundError: the session belongs to another user.
     """
     try:
-        await session.append(messages)
+        return await session.append(messages)
     except WrongUser:
         raise NotFoundError(f"Thread {session.session_id} not found") from None
 

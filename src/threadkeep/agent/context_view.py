@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Literal, cast
@@ -119,14 +119,13 @@ class ContextView:
             "messages": [message.to_dict() for message in self.messages],
             "excluded": [asdict(gap) for gap in manifest.excluded],
             "left_out": [asdict(one) for one in manifest.left_out],
-            "cuts": list(self._cuts()),
+            "cuts": [
+                {"seq": entry.seq, "tokens_before": entry.tokens_before, "tokens_after": entry.tokens}
+                for entry in manifest.entries
+                if entry.tokens_before is not None
+            ],
             "dropped": manifest.dropped,
         }
-
-    def _cuts(self) -> Iterator[dict[str, object]]:
-        for entry in self.manifest.entries:
-            if entry.tokens_before is not None:
-                yield {"seq": entry.seq, "tokens_before": entry.tokens_before, "tokens_after": entry.tokens}
 
 
 async def preview(memory: Memory, session: Session, parameters: PreviewOptions) -> ContextView:
@@ -209,7 +208,7 @@ class Difference:
     @classmethod
     def between(cls, one: ContextView, other: ContextView) -> Difference:
         """Return the difference between two calls, passed in either order."""
-        before, after = sorted((one, other), key=_moment)
+        before, after = sorted((one, other), key=lambda view: (str(view.manifest.created_at or ""), view.manifest.call))
         keys = [_key(entry) for entry in before.manifest.entries], [_key(entry) for entry in after.manifest.entries]
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*keys, strict=False)))
         came = tuple(message for message in after.messages if _key(message.entry) not in keys[0])
@@ -292,11 +291,6 @@ def _key(entry: Entry) -> tuple[object, ...]:
             return "turns", entry.turns
         case "text":
             return "text", entry.digest
-
-
-def _moment(view: ContextView) -> tuple[str, int]:
-    made = view.manifest.created_at
-    return (made.isoformat() if made else "", view.manifest.call)
 
 
 def _name(manifest: ContextManifest) -> dict[str, object]:
