@@ -1,4 +1,4 @@
-"""The items of a conversation that change when a turn is appended, computed without I/O."""
+"""The store items (metadata and chunks of messages) that change when a turn is appended, computed without I/O."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Written:
     """The result of writing a turn.
 
     If messages were appended and nothing else changed, `former_version` is the conversation's version before the write,
-    and `appended` has the changes. `rows` has the rows that the statements of `ConversationWriter.beside` returned.
+    and `appended` has the changes. `rows` has the rows returned by the statements of `ConversationWriter.beside`.
     """
 
     receipt: Receipt
@@ -44,7 +44,7 @@ class Written:
 
     @property
     def is_indexed(self) -> bool:
-        """True if the index rows were written in the same transaction (see `SessionIndex`)."""
+        """True if the same transaction wrote the turn's rows in Threadkeep's tables too (see `SessionIndex`)."""
         return bool(self.rows and self.rows[-1])
 
 
@@ -142,7 +142,7 @@ def _receipt(prepared: Prepared, first_seq: int, last_seq: int, there: Mapping[s
 
 
 def turns_in(item: Value | None, conversation: Conversation) -> list[dict[str, Any]]:
-    """Return the turns in an item of tool calls, without deleted and superseded turns."""
+    """Return the turns whose tool calls a store item has, except turns that were deleted or superseded since."""
     turns = item.get("turns") if item is not None else None
     if not isinstance(turns, Sequence) or not all(map(_is_turn, turns)):
         return []
@@ -155,7 +155,7 @@ def turns_in(item: Value | None, conversation: Conversation) -> list[dict[str, A
 
 
 def steps_left(items: Mapping[ItemKey, Value | None], conversation: Conversation) -> dict[ItemKey, Value | None]:
-    """Drop deleted and superseded turns from items of tool calls. An item without remaining turns becomes None."""
+    """Drop deleted and superseded turns from store items with tool calls. An item without other turns becomes None."""
     changed: dict[ItemKey, Value | None] = {}
     for key, item in items.items():
         turns = turns_in(item, conversation)
@@ -171,6 +171,6 @@ def _is_turn(turn: object) -> bool:
 
 
 def mark_of(conversation: Conversation, seq: int) -> dict[str, int]:
-    """Return fields to store with a turn's tool calls; by them, `turns_in` detects that the turn was superseded."""
+    """Return fields to store with a turn's tool calls. If the turn is superseded later, `turns_in` sees it by them."""
     upto = conversation.last_seq
     return {"upto": upto, "superseded": size_of(conversation.superseded_between(seq, upto))}

@@ -39,7 +39,7 @@ class StoreItems:
         return [_value(item) if isinstance(item, Item) else None for item in found]
 
     async def conversations(self, layout: GraphLayout) -> AsyncIterator[tuple[str, Value]]:
-        """Yield the id and the metadata of each conversation of a layout, in any order."""
+        """Yield the session id and the metadata of each conversation in the layout's namespace, in any order."""
         seen: set[str] = set()
         async for item in self.search(layout.namespace, {"kind": METADATA_KIND}):
             if item.key not in seen and (session_id := layout.session_of(item.key)):
@@ -62,7 +62,7 @@ class StoreItems:
 
     @asynccontextmanager
     async def writing(self, metadata: ItemKey) -> AsyncIterator[_StoreWriting]:
-        """Yield a conversation for writing. The caller must hold its lock; no other process may write to it."""
+        """Yield the conversation with this metadata key. The caller holds its lock. No other process may write it."""
         yield _StoreWriting(self._store, self, metadata)
 
 
@@ -121,7 +121,7 @@ def _put(key: ItemKey, value: Value | None) -> PutOp:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Turn every error of a store into `StoreUnavailable`, because stores do not tell which errors are transient."""
+    """Turn every error of a LangGraph store into `StoreUnavailable`: stores do not tell which errors are transient."""
     with ErrorBoundary(raising=(StoreError,)) as call:
         yield
     if call.error is not None:

@@ -28,7 +28,7 @@ _PAGE_SESSIONS = 500
 
 
 class Indexed(NamedTuple):
-    """The index row of a session. `version` is that of its conversation, or None if its messages are in the tables."""
+    """A session's row. `version` is that of its conversation, or None if its messages are in the tables themselves."""
 
     last_seq: int
     created_at: datetime
@@ -37,7 +37,7 @@ class Indexed(NamedTuple):
 
 
 class SessionIndex:
-    """A writer of index rows: the rows in the tables for conversations whose messages are in a graph store."""
+    """A writer of index rows: rows in Threadkeep's tables for conversations whose messages are in a graph store."""
 
     def __init__(self, driver: Driver, reader: ConversationReader, *, count: Counter) -> None:
         self._driver = driver
@@ -57,7 +57,7 @@ class SessionIndex:
             pass
 
     async def add(self, written: Written) -> bool:
-        """Add the rows of a turn. Return False if this is impossible or not enough; the caller then calls `follow`."""
+        """Add rows for a turn's messages. Return False if rows may still be missing; the caller then calls `follow`."""
         statements = self.additions(written)
         try:
             return bool(statements) and bool((await self._driver.write(statements))[-1])
@@ -65,7 +65,7 @@ class SessionIndex:
             return False
 
     def additions(self, written: Written) -> list[Statement]:
-        """Return the statements that add the rows of a turn. If all succeed, the last returns a row."""
+        """Return the statements that add rows for the messages of a turn. If all succeed, the last returns a row."""
         appended, former = written.appended, written.former_version
         if appended is None:
             return []
@@ -83,7 +83,7 @@ class SessionIndex:
         return [(self._sql["index_session"], session), *messages]
 
     async def versions(self) -> AsyncIterator[tuple[str, int]]:
-        """Yield the id of each indexed session, and the version of its conversation when it was indexed."""
+        """Yield the id of each session with index rows, and the version of the conversation that the rows describe."""
         after: str | None = ""
         while after is not None:
             parameters = {"after": after, "limit": _PAGE_SESSIONS}
@@ -93,7 +93,7 @@ class SessionIndex:
             after = rows[-1][0] if len(rows) == _PAGE_SESSIONS else None
 
     async def hide_summaries(self, session_id: str, *, run_id: str | None) -> bool:
-        """Deactivate a session's summaries before its reset. Return False if the run `run_id` may not reset it."""
+        """Deactivate a session's summaries before the session is reset. Return False if the run may not reset it."""
         async with self._driver.writing() as connection:
             if run_id is not None and not await may_change(connection, self._deletion, session_id, run_id):
                 return False
@@ -101,18 +101,18 @@ class SessionIndex:
         return True
 
     async def may_change(self, session_id: str, run_id: str) -> bool:
-        """Return True if the run `run_id` may delete or reset a session."""
+        """Return True if a run may delete or reset a session: it is being executed, and has not deleted it before."""
         return bool(await self._driver.fetch(self._deletion["changing"], changing(session_id, run_id)))
 
     async def forget_derived(self, session_id: str, first_seq: int) -> None:
-        """Deactivate or delete data that were derived from messages whose `seq` is at least `first_seq`."""
+        """Deactivate summaries, and delete other data derived from messages, whose `seq` is at least `first_seq`."""
         async with self._driver.writing() as connection:
             rows = await connection.fetch(self._sql["hold_indexed"], {"session_id": session_id})
             if rows and rows[0][0] >= first_seq:
                 await self._superseding.forget_derived(connection, session_id, first_seq, int(rows[0][0]))
 
     async def copy_summaries(self, branching: Branching) -> None:
-        """Copy the summaries of the copied messages into a branch."""
+        """Copy the summaries of the messages that were copied from a session to another one, its branch."""
         parameters = {
             "session_id": branching.session_id,
             "branch_id": branching.branch_id,
@@ -125,12 +125,12 @@ class SessionIndex:
                 await connection.execute(self._sql["copy_summaries"], {**parameters, "since": None})
 
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:
-        """Delete a session's rows and derived data. Return False if it has none, None if the run may not delete it."""
+        """Delete a session's data in the tables. Return False if it has no rows, None if the run may not delete it."""
         async with self._driver.writing() as connection:
             return await delete_session(connection, self._deletion, session_id, run_id=run_id)
 
     async def _step(self, session_id: str) -> bool:
-        """Index up to 500 messages of a conversation; return True if another call is needed."""
+        """Add or update rows for up to 500 messages of a conversation; return True if another call is needed."""
         parameters = {"session_id": session_id}
         seen = _indexed(await self._driver.fetch(self._sql["indexed"], parameters))
         # Read the conversation after its row, so that it is not older than the row's version.
@@ -178,7 +178,7 @@ class SessionIndex:
         *,
         former: int | None,
     ) -> bool:
-        """Add rows of messages. If `former` is None, first add the session's row, or return False if it exists."""
+        """Add rows of messages. If `former` is None, first add the session's row; return False if that row exists."""
         row = _session_row(conversation, upto)
         if former is None and not await connection.execute(self._sql["begin_indexing"], row):
             return False
@@ -188,7 +188,7 @@ class SessionIndex:
         return True
 
     async def _mark(self, connection: Connection, conversation: Conversation, upto: int) -> None:
-        """Mark the rows of superseded messages, and deactivate data derived from them."""
+        """Mark rows of messages that are superseded in the graph store; deactivate data derived from these messages."""
         session_id, now, seqs = conversation.session_id, time_text(conversation.updated_at), list[int]()
         for first, last in conversation.superseded_between(conversation.deleted_seq + 1, upto):
             seqs += await self._superseding.mark(connection, session_id, Span(first, last), now=now)

@@ -1,4 +1,4 @@
-"""Transcripts of a memory in a graph store, with index rows in the tables."""
+"""Transcripts in a LangGraph store, with rows in Threadkeep's tables that list sessions and messages without texts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from threadkeep.store.transcripts import Branching, SessionChanges, SessionQuery
 
 
 class IndexedTranscripts(GraphTranscripts):
-    """Transcripts whose messages are in a graph store; sessions are listed from index rows.
+    """Transcripts with messages in a graph store; sessions are listed from rows in Threadkeep's tables (index rows).
 
     A turn counts as stored when the graph store has it. If its index rows cannot be updated, `failed` is called with
     the session id and the error, and `catch_up` tries again. The rows of a deleted conversation are deleted with all
@@ -60,7 +60,7 @@ class IndexedTranscripts(GraphTranscripts):
         return written.receipt
 
     async def supersede(self, superseding: Superseding) -> Superseded:
-        """Supersede messages in one transaction."""
+        """Supersede messages in one write, and update the index rows of their session."""
         session_id = superseding.session_id
         first_seq = await self._first_seq(superseding)
         if first_seq is not None:
@@ -72,7 +72,7 @@ class IndexedTranscripts(GraphTranscripts):
         return superseded
 
     async def append_instead(self, turn: Turn, seq: int, seen: tuple[int, int]) -> None:
-        """Supersede the messages after a `seq` and store a turn instead, unless the session has changed from `seen`."""
+        """Supersede messages after `seq` and store a turn instead, if `seen` is still (`last_seq`, `revision`)."""
         if seq < seen[0]:
             await self.index.follow(turn.session_id)  # forget derived data first, as in `supersede`
             await self.index.forget_derived(turn.session_id, seq + 1)
@@ -80,7 +80,7 @@ class IndexedTranscripts(GraphTranscripts):
         await self._follow(turn.session_id)
 
     async def _first_seq(self, superseding: Superseding) -> int | None:
-        """Return the first `seq` that `superseding` is going to supersede, if any."""
+        """Return the `seq` of the first message that the request `superseding` is going to supersede, if any."""
         session_id, user_id = superseding.session_id, superseding.user_id
         if superseding.message_id is None:
             page = await self.newest(session_id, limit=superseding.newest, user_id=user_id)
@@ -97,7 +97,7 @@ class IndexedTranscripts(GraphTranscripts):
         await self._follow(session_id)
 
     async def branch(self, branching: Branching) -> None:
-        """Create a session with copies of another session's messages and their summaries."""
+        """Create a session with copies of another session's messages, and of the summaries of these messages."""
         await super().branch(branching)
         await self._follow(branching.branch_id)
         try:
@@ -113,7 +113,7 @@ class IndexedTranscripts(GraphTranscripts):
         return told
 
     async def sessions(self, query: SessionQuery) -> list[SessionInfo]:
-        """Return one page of readable sessions from their index rows, newest activity first."""
+        """Return one page of sessions from their index rows, newest activity first; skip sessions that are damaged."""
         found: list[SessionInfo] = []
         while True:
             page = await self._listed.sessions(query)
@@ -129,7 +129,7 @@ class IndexedTranscripts(GraphTranscripts):
         await self._follow(session_id)
 
     async def reset(self, session_id: str, *, user_id: str | None = None, run_id: str | None = None) -> int | None:
-        """Let later model calls begin after the stored messages; return the last `seq`, None if nothing was reset."""
+        """Let later model calls omit all stored messages. Return the last `seq`, or None if nothing was reset."""
         # Read the conversation before the run is checked, so that the reset hides no message stored after the check.
         known = await self.reader.conversation(session_id, user_id=user_id)
         if known is None:
@@ -161,7 +161,7 @@ class IndexedTranscripts(GraphTranscripts):
         return existed or rows
 
     async def catch_up(self) -> None:
-        """Update index rows that are out of date. The first call compares all sessions.
+        """Update index rows that are out of date. The first call compares all sessions with the graph store.
 
         Raises:
             StoreError: the rows of a session could not be updated; the rows of all other sessions were updated.
@@ -186,7 +186,7 @@ class IndexedTranscripts(GraphTranscripts):
             raise failure
 
     async def _differing(self) -> set[str]:
-        """Return the sessions whose index rows differ from their conversations."""
+        """Return the ids of sessions whose index rows are not from the current version of the stored conversation."""
         versions = {session_id: version async for session_id, version in self.index.versions()}
         differing = set(versions)
         async for conversation in self.reader.all():
@@ -208,7 +208,7 @@ class IndexedTranscripts(GraphTranscripts):
         return None if info is None else info.user_id
 
     async def _follow(self, session_id: str, written: Written | None = None) -> None:
-        """Update a session's index rows. After a failure, `catch_up` tries again."""
+        """Update a session's rows in the tables. After a failure, the next `catch_up` tries again."""
         self._behind.add(session_id)
         try:
             async with self._following.setdefault(session_id, asyncio.Lock()):
@@ -227,15 +227,15 @@ NOT_AVAILABLE = (
 
 
 class UnavailableRetention(RetentionRows):
-    """The retention of a memory with its sessions in a graph store: it is not available."""
+    """A replacement for `RetentionRows` if sessions are in a graph store. It rejects the deletion of old messages."""
 
     async def sessions(
         self, *, after: str, limit: int, user_id: str | None = None, with_own: bool = False
     ) -> list[Prunable]:
-        """Return an empty list, because no session has limits of its own.
+        """Return an empty list, because no session in a graph store has retention limits of its own.
 
         Raises:
-            InvalidInput: all sessions are requested, not only those with their own limits.
+            InvalidInput: all sessions are requested (`with_own` is false), not only those with their own limits.
         """
         if with_own:
             return []

@@ -33,7 +33,7 @@ class Stored(dict[str, Any]):
 
 
 class ConversationChanged(RowLocked):
-    """Another writer changed the conversation between the read and the write; nothing was written."""
+    """Another process or task changed the conversation after it was read for this write; nothing was written."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -68,7 +68,7 @@ class Writing(Readable, Protocol):
 
 
 class ReadItems:
-    """A cache of items for one operation. Items that are passed as `known` are not read from `source`."""
+    """A cache that reads each item from `source` at most once. Items that are passed as `known` are never read."""
 
     def __init__(self, source: Readable, known: Mapping[ItemKey, Value | None] | None = None) -> None:
         self._source = source
@@ -223,7 +223,7 @@ class _TableWriting:
         return [key for (key,) in rows if key.startswith(beginning)]
 
     async def put(self, metadata: Value | None, others: Mapping[ItemKey, Value | None], *, version: int | None) -> None:
-        """Collect writes for the commit. The stored metadata must have `version`."""
+        """Collect writes for `commit`, which fails unless the stored metadata have `version` (None: do not exist)."""
         changes: list[Statement] = []
         row = {**_place(self._metadata), "version": version}
         if metadata is None:
@@ -240,11 +240,11 @@ class _TableWriting:
         self._changes = changes
 
     async def remove(self, keys: Collection[ItemKey]) -> None:
-        """Collect the removal of items for the commit, whatever version the metadata have."""
+        """Collect removals of items for `commit`, whatever version the stored metadata have."""
         self._changes = _groups(self._sql["delete_items"], [_place(key) for key in keys])
 
     async def commit(self) -> None:
-        """Execute the collected writes and the statements in `beside` in one round trip."""
+        """Execute the collected writes and the other statements in `beside` in one round trip, and commit."""
         if self._changes:
             rows = await self._transaction.commit(self._changes, self.beside)
             self.rows += rows[len(self._changes) :]
@@ -269,7 +269,7 @@ class _TableWriting:
 
 
 class _Reading:
-    """The `statements` that read items, and the parsing of their rows. Unchanged items come from the cache `known`."""
+    """A read of items: its SQL `statements`, and the parsing of their rows. Unchanged items come from `known`."""
 
     def __init__(self, sql: Mapping[str, str], keys: Sequence[ItemKey], known: MutableMapping[ItemKey, Stored]) -> None:
         self._keys = keys
@@ -319,7 +319,7 @@ def _json(value: object) -> str:
 
 
 def _grown(former: Stored, value: Value) -> str | None:
-    """Return the former JSON of a chunk with its new messages appended, or None if more than this has changed."""
+    """Return the stored JSON of a chunk with its new messages appended, or None if earlier messages have changed."""
     names, old, new = list(value), former.get(_GROWING), value.get(_GROWING)
     if list(former) != names or not isinstance(old, list) or not isinstance(new, list) or not old:
         return None

@@ -34,7 +34,7 @@ class SqliteGraphStore(TabledStore, IndexedStore, AsyncSqliteStore):
     """
 
     async def set_up(self) -> None:
-        """Create the tables, and the index if one is configured.
+        """Create LangGraph's tables, and its vector index if one is configured.
 
         Raises:
             InvalidInput: an index is configured, but this Python's SQLite cannot have one.
@@ -139,12 +139,12 @@ async def _open_sqlite_store(
 
 
 def open_own_store(address: DatabaseAddress, options: StoreOptions) -> AbstractAsyncContextManager[BaseStore]:
-    """Open the LangGraph store of a memory; for a database in memory, this is an `InMemoryStore`."""
+    """Open the LangGraph store in which Threadkeep keeps conversations: in RAM, if the database is in memory."""
     return nullcontext(InMemoryStore()) if address.in_memory else open_graph_store(address, options)
 
 
 def items_of(store: BaseStore) -> Items:
-    """Return access to a store's items, through its table if Threadkeep opened it."""
+    """Return an object that accesses a store's items: by SQL if Threadkeep opened it, else by the store's methods."""
     if isinstance(store, TabledStore) and store.items is not None:
         return store.items
     return StoreItems(store)

@@ -1,4 +1,4 @@
-"""Keys of conversations in a LangGraph store: layouts, chunks, and the table of registered layouts."""
+"""The keys under which a LangGraph store has conversations: their layouts, and a table of all layouts in use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KEY_DIGITS = 6
 
 @dataclass(frozen=True)
 class ChunkSpan:
-    """A `seq` range inside one chunk, both ends included."""
+    """A range of message numbers (`seq`) inside one chunk, both ends included."""
 
     chunk: int
     first_seq: int
@@ -54,12 +54,12 @@ def chunk_of(seq: int, size: int) -> int:
 
 
 def first_of(chunk: int, size: int) -> int:
-    """Return the first `seq` that a chunk can contain."""
+    """Return the first message number (`seq`) that a chunk can contain. Chunks are numbered from 0."""
     return chunk * size + 1
 
 
 def chunk_spans(first_seq: int, last_seq: int, size: int, *, newest_first: bool = False) -> Iterator[ChunkSpan]:
-    """Split a `seq` range at the boundaries of chunks; yield nothing for an empty range."""
+    """Split a range of message numbers (`seq`) at the boundaries of chunks; yield nothing for an empty range."""
     if last_seq < first_seq:
         return
     chunks = range(chunk_of(first_seq, size), chunk_of(last_seq, size) + 1)
@@ -68,12 +68,12 @@ def chunk_spans(first_seq: int, last_seq: int, size: int, *, newest_first: bool 
 
 
 def ranges_of(seqs: Iterable[int]) -> Ranges:
-    """Return `seq` values, in any order, as ranges."""
+    """Return the smallest number of ranges that contain exactly these message numbers, which may be in any order."""
     return joined(tuple([(seq, seq) for seq in seqs]), ())
 
 
 def joined(first: Ranges, second: Ranges) -> Ranges:
-    """Return the union of two sets of ranges."""
+    """Return the union of two lists of `seq` ranges; ranges that touch are joined."""
     found: list[tuple[int, int]] = []
     for low, high in sorted((*first, *second)):
         if found and found[-1][1] >= low - 1:
@@ -90,7 +90,7 @@ def clipped(ranges: Sequence[tuple[int, int]], first_seq: int, last_seq: int) ->
 
 
 def size_of(ranges: Ranges) -> int:
-    """Return the number of `seq` values in ranges."""
+    """Return the number of `seq` values (messages) in all ranges together."""
     return sum(high - low + 1 for low, high in ranges)
 
 
@@ -172,7 +172,7 @@ class GraphLayout:
         return ItemKey(self.namespace, f"{session_id}{self.meta_key_suffix}")
 
     def session_of(self, key: str) -> str | None:
-        """Return the session id in the key of metadata, or None for any other key."""
+        """Return the session id that the key of a metadata item contains, or None for the key of any other item."""
         session_id = key.removesuffix(self.meta_key_suffix)
         return session_id if session_id and session_id != key else None
 
@@ -198,16 +198,16 @@ class GraphLayout:
         return ItemKey(self.message_ids(session_id), RECALL_INDEX)
 
     def own(self, parent_session_id: str, session_id: str) -> ItemKey:
-        """Return the key of the item that links a session to the conversation of one of its agents."""
+        """Return the key of the item that links a session to `session_id`, the conversation of one of its agents."""
         return ItemKey(self.message_ids(parent_session_id), f"{OWN}{session_id}")
 
     def note(self, session_id: str, name: str) -> ItemKey:
-        """Return the key of a note; `name` is from `id_note` or `answer_note`."""
+        """Return the key of a note, an item with a message's `seq`. `name` is from `id_note` or `answer_note`."""
         return ItemKey(self.message_ids(session_id), name)
 
 
 def id_note(message_id: str) -> str:
-    """Return the name of the note for a message id, which is usually the id.
+    """Return the name of the note (an item with a message's `seq`) for a message id; it is usually the id itself.
 
     If the id begins like the key of another item, a tab is put before it. No message id begins with a tab.
     """

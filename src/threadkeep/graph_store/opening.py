@@ -1,4 +1,4 @@
-"""The opening of transcripts in a LangGraph store, with their search and archive."""
+"""Opening a LangGraph store that keeps transcripts; text search in these, and their restoration from exports."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _SEARCHES = 2
 
 
 class TextSearch(NullSearch):
-    """A search without an index, which reads all texts each time."""
+    """A text search in transcripts that a LangGraph store has. It has no index: each search reads all texts."""
 
     def __init__(self, transcripts: GraphTranscripts, *, page_sessions: int = 100) -> None:
         self._transcripts = transcripts
@@ -112,7 +112,7 @@ class TextSearch(NullSearch):
 
 
 class ConversationSearch(TextSearch):
-    """A search in a memory's transcripts in a graph store."""
+    """A text search that also updates the rows in Threadkeep's tables from which sessions are listed."""
 
     def __init__(self, transcripts: IndexedTranscripts) -> None:
         super().__init__(transcripts)
@@ -131,7 +131,7 @@ class ConversationSearch(TextSearch):
 
 
 def _score(message: Message, words: list[str]) -> float:
-    """Return the number of matches, reduced for long texts; 0 unless all words match."""
+    """Return the number of times that the words occur, reduced for long texts; 0 if one of the words is missing."""
     text = fold_fully(message.content)
     counts = [text.count(word) for word in words]
     return sum(counts) / math.log2(2 + len(text)) if all(counts) else 0.0
@@ -150,7 +150,7 @@ class ConversationArchive:
         self._clock = clock
 
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
-        """Store the parts in order. The result for a part of another user's session is `WrongUser`."""
+        """Store the parts in order. The result for a part is a `WrongUser` error if its session is another user's."""
         outcomes: list[Restored | WrongUser] = []
         for part in parts:
             try:
@@ -208,7 +208,7 @@ class ConversationArchive:
     async def _supersede_second_answers(
         self, writing: Writing, conversation: Conversation, rows: Sequence[dict[str, object]]
     ) -> None:
-        """Mark new rows of answers as superseded if their question has an active answer."""
+        """Mark answers in the export as superseded if another answer to their question is active."""
         notes = [(row, note) for row in rows if (note := answer_note(row)) is not None]
         found = await self._writer.noted(writing, conversation, [note for _, note in notes], answer_note)
         answers: dict[str, object] = {note: value["id"] for note, value in found.items()}
@@ -236,7 +236,7 @@ class ConversationArchive:
         )
 
     def _with_reset(self, appended: Appended, part: ArchivedPart, seqs: dict[str, int]) -> Conversation:
-        """Return the conversation with the later one of two resets: its own, and the reset in the export."""
+        """Return the conversation with its own reset or with that of the export, whichever is after more messages."""
         here = {message.seq: seqs.get(str(message.id), 0) for message in part.messages if message.seq}
         conversation = appended.conversation
         return replace(conversation, reset_seq=max(conversation.reset_seq, here.get(part.info.reset_seq, 0)))
@@ -280,10 +280,10 @@ async def open_graph_backend(
     clock: Callable[[], datetime],
     troubled: Callable[[Backend, str, StoreError], object],
 ) -> AsyncIterator[TranscriptBackend]:
-    """Open a transcripts backend in a LangGraph store.
+    """Open the backend that stores transcripts in a LangGraph store, not in Threadkeep's own tables.
 
     Args:
-        driver: the driver of the tables.
+        driver: the driver of Threadkeep's own tables.
         store: the LangGraph store with the conversations, which stays open, or the database in which to open one.
         own: the database of the tables. If the store is in the same database, it shares the connections of `driver`.
         options: options for opening databases.

@@ -24,7 +24,7 @@ class PostgresGraphStore(TabledStore, IndexedStore, AsyncPostgresStore):
     """LangGraph's store on PostgreSQL; it raises Threadkeep's errors instead of psycopg's."""
 
     async def set_up(self) -> None:
-        """Create the tables, and the index if one is configured.
+        """Create LangGraph's tables, and its vector index if one is configured.
 
         Raises:
             InvalidInput: an index is configured, but the server has no pgvector.
@@ -52,7 +52,7 @@ class PostgresGraphStore(TabledStore, IndexedStore, AsyncPostgresStore):
 async def open_postgres_store(
     dsn: str, options: StoreOptions, *, index: IndexConfig | None, ttl: TTLConfig | None
 ) -> AsyncIterator[tuple[PostgresGraphStore, Driver]]:
-    """Open a store, and a driver that accesses the conversations in it."""
+    """Open LangGraph's store, and a `Driver` for the same database, with which Threadkeep accesses conversations."""
     async with open_dict_pool(dsn, options) as pool:
         store = PostgresGraphStore(conn=pool, index=cast("PostgresIndexConfig | None", index), ttl=ttl)
         async with store:

@@ -1,4 +1,4 @@
-"""The reading of conversations: metadata and chunks."""
+"""The reading of conversations from a LangGraph store: their metadata, and their messages in chunks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _NONE = (1, 0)
 
 
 class ConversationReader:
-    """A reader of the conversations of a layout.
+    """A reader of the conversations that have one layout (the scheme of their keys) in a LangGraph store.
 
     Messages beyond the last `seq` in the metadata are ignored: in stores without transactions, an incomplete write may
     have left them. A missing chunk is skipped unless it is the newest, because items may expire. If an item cannot be
@@ -64,7 +64,7 @@ class ConversationReader:
         """A function that returns the owner of a conversation whose damaged metadata do not name it."""
 
     def beginning(self, session_id: str) -> list[ItemKey]:
-        """Return the keys to read first: that of the metadata and, if the newest chunk is cached, that of the chunk."""
+        """Return the keys of the items to read first: the metadata and, if it is cached, the newest chunk."""
         chunk = self.known.chunk(session_id) if self.is_snapshot else None
         newest = [] if chunk is None else [self._layout.chunk(session_id, chunk)]
         return [self._layout.metadata(session_id), *newest]
@@ -72,7 +72,7 @@ class ConversationReader:
     async def opened(
         self, session_id: str, limit: int, *, user_id: str | None = None
     ) -> tuple[Conversation | None, Readable]:
-        """Return a conversation, as `conversation` does, and a cache for reading its `limit` newest messages."""
+        """Return the metadata (see `conversation`), and a cache of items for reading the `limit` newest messages."""
         items = ReadItems(self._items)
         if limit <= self._layout.chunk_size:
             await items.get(self.beginning(session_id))
@@ -137,7 +137,7 @@ class ConversationReader:
             error.user_id = await self.owner_of(error.session_id)
 
     async def seqs_of(self, conversation: Conversation, message_ids: Sequence[str]) -> list[int]:
-        """Return the `seq` of each existing message from its note; if a note is damaged, search all messages."""
+        """Return the `seq` of each existing message from its note, or search all messages if a note is damaged."""
         keys = [self._layout.note(conversation.session_id, id_note(message_id)) for message_id in message_ids]
         notes = zip(message_ids, await self._items.get(keys), strict=True)
         seqs = {message_id: noted_seq(note) for message_id, note in notes if note is not None}

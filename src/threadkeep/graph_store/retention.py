@@ -1,4 +1,4 @@
-"""Retention of conversations that agents store in a graph store."""
+"""The deletion of old messages from conversations that agents store in a LangGraph store."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from threadkeep.store.retention import STEP_MESSAGES, Prunable, Removal, Removed
 
 
 class ConversationRetention:
-    """The retention of conversations that agents store in a graph store; see `RetentionRows` for the methods.
+    """The deletion of old messages from conversations in a graph store; see `RetentionRows` for the methods.
 
-    Old messages are deleted, never archived, and their ids are not remembered. Conversations have no limits of their
+    Messages are deleted, never archived, and their ids are not remembered. Conversations have no limits of their
     own. Before a deletion, `forget_runs` deletes the runs that stored the messages, so that no data derived from them
     stays. If such a run is queued or running, `forget_runs` raises `RowLocked`, and the messages are deleted later.
     """
@@ -50,7 +50,7 @@ class ConversationRetention:
         return None if conversation is None else _prunable(conversation)
 
     async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
-        """Return the highest `seq` up to which all messages after `after` were stored before `moment`."""
+        """Return the `seq` before the first message after `after` that is not older than `moment`, or the last one."""
         conversation = await self._reader.conversation(session.session_id)
         if conversation is None:
             return after
@@ -61,7 +61,7 @@ class ConversationRetention:
         return session.last_seq
 
     async def end_before_newest(self, session: Prunable, messages: int) -> int:
-        """Return the last `seq` before the newest `messages` active messages, or 0."""
+        """Return the `seq` before the oldest of the newest `messages` active messages; 0 if there are not so many."""
         conversation = await self._reader.conversation(session.session_id)
         if conversation is None:
             return 0
@@ -70,7 +70,7 @@ class ConversationRetention:
         return first - 1
 
     async def extent(self, removal: Removal) -> Removed:
-        """Return how many messages and tokens a removal would remove now."""
+        """Return how many messages and tokens would be deleted if the request `removal` were executed now."""
         conversation = await self._reader.conversation(removal.session_id)
         removed: list[Message] = []
         if conversation is not None:
@@ -78,7 +78,7 @@ class ConversationRetention:
         return _removed(removal.upto_seq, removed)
 
     async def step(self, removal: Removal, *, messages: int = STEP_MESSAGES) -> Removed | None:
-        """Remove the next messages of a removal. Return None if there are none, or if another writer removed some.
+        """Delete the next messages of a request. Return None if there are none, or if another writer deleted some.
 
         Raises:
             RowLocked: another writer keeps changing the conversation, or a run that stored the messages is queued or
@@ -99,7 +99,7 @@ class ConversationRetention:
         return _removed(upto, removed)
 
     async def delete_session(self, session_id: str, *, idle_before: datetime) -> bool:
-        """Delete a conversation without messages. Return False if it has changed meanwhile."""
+        """Delete a conversation without messages that was last written before `idle_before`, or return False."""
         return await self._writer.delete(session_id, idle_before=idle_before)
 
     async def forget_ids(self) -> None:
@@ -110,7 +110,7 @@ class ConversationRetention:
         return await self._reader.conversation(session_id, user_id=user_id) is not None, None
 
     async def set_retention(self, session_id: str, retention: Retention | None, *, user_id: str | None = None) -> bool:
-        """Reject limits for a conversation; return False if it does not exist.
+        """Reject retention limits for a single conversation; return False if the conversation does not exist.
 
         Raises:
             InvalidInput: the conversation exists.
@@ -139,7 +139,7 @@ def _removed(upto: int, removed: Sequence[Message]) -> Removed:
 
 
 def _prunable(conversation: Conversation) -> Prunable:
-    """Describe a conversation for retention. Its creation time stands for the time of its first message."""
+    """Return a conversation as a `Prunable`. For the time of the first message, take that of the conversation."""
     return Prunable(
         conversation.session_id,
         conversation.last_seq,

@@ -95,7 +95,7 @@ class Conversation:
         return clipped(self.superseded, first_seq, last_seq) if self.superseded else ()
 
     def info(self) -> SessionInfo:
-        """Return the metadata in the form of a `SessionInfo`."""
+        """Return the metadata of the conversation as the public record `SessionInfo`."""
         superseded = size_of(self.superseded_between(self.deleted_seq + 1, self.last_seq))
         shared = {name: value for name, value in vars(self).items() if name in _INFO_FIELDS}
         return SessionInfo(
@@ -270,7 +270,7 @@ def missing_chunk(conversation: Conversation) -> SessionDamaged:
 
 
 def noted_seq(note: Value) -> int | None:
-    """Return the `seq` in a note, or None if the note is damaged."""
+    """Return the `seq` in a note (an item that tells where a message is), or None if the note is damaged."""
     try:
         return _Fields(note).number("seq", least=1)
     except _UnexpectedFormat:
@@ -278,7 +278,7 @@ def noted_seq(note: Value) -> int | None:
 
 
 def message_value(seq: int, columns: Mapping[str, object], value_field: str) -> Value:
-    """Return the stored form of a message, without default values."""
+    """Return a message as it is stored in a chunk; fields with default values are left out."""
     rest = {
         name: column
         for name, column in columns.items()
@@ -288,7 +288,7 @@ def message_value(seq: int, columns: Mapping[str, object], value_field: str) -> 
 
 
 def answer_note(value: Mapping[str, object]) -> str | None:
-    """Return the name of a message's note, or None unless the message is an active, complete answer.
+    """Return the name of the note that finds a message by its question; None unless it is an active, complete answer.
 
     Two answers of an author to the same question have the same name, unless their `ordinal` differs.
     """
@@ -299,7 +299,7 @@ def answer_note(value: Mapping[str, object]) -> str | None:
 
 
 def notes_of(layout: GraphLayout, session_id: str, messages: Iterable[Value]) -> dict[ItemKey, Value]:
-    """Return the notes of messages: one for each id, and one for each active, complete answer."""
+    """Return the notes (items that find messages): one for each id, and one for each active, complete answer."""
     return {
         layout.note(session_id, name): {"seq": one["seq"]}
         for one in messages

@@ -1,4 +1,4 @@
-"""The superseding of messages and the branching of conversations, each in a single write."""
+"""Marking messages as superseded, and copying conversations to branches, each in a single write."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from threadkeep.store.transcripts import Branching, Superseded, Superseding
 
 
 class HeldChunks:
-    """The items of a locked conversation as they will be after the next write. `items` has those that have changed."""
+    """A locked conversation with changes that are not written yet; reads see them. `items` has the changed items."""
 
     def __init__(self, reader: ConversationReader, writing: Writing, layout: GraphLayout, found: Conversation) -> None:
         self.writing = writing
@@ -56,7 +56,7 @@ class HeldChunks:
         return found
 
     async def replace(self, values: Mapping[int, Value]) -> None:
-        """Replace the stored values of messages, by `seq`."""
+        """Change messages in `items`, but do not write them yet; `values` maps each `seq` to the new stored value."""
         for number in sorted({chunk_of(seq, self.conversation.chunk_size) for seq in values}):
             key = self._layout.chunk(self.conversation.session_id, number)
             [chunk] = await self.get([key])
@@ -66,7 +66,7 @@ class HeldChunks:
 
 
 class ConversationSuperseding:
-    """A writer that supersedes messages of conversations, and branches conversations."""
+    """A writer that marks messages of conversations as superseded, and copies conversations to branches."""
 
     def __init__(self, reader: ConversationReader, writer: ConversationWriter) -> None:
         self._reader = reader
@@ -74,7 +74,7 @@ class ConversationSuperseding:
         self._layout = writer.layout
 
     async def supersede(self, superseding: Superseding, new: Prepared | None, now: datetime) -> Superseded:
-        """Supersede messages, and store `new` if it is given. Raises the errors of `Transcripts.supersede`."""
+        """Supersede messages; store `new`, the new version, if given. Raises the errors of `Transcripts.supersede`."""
 
         async def work(writing: Writing, found: Conversation | None) -> Superseded:
             if found is not None and superseding.user_id not in (None, found.user_id):
@@ -175,7 +175,7 @@ class ConversationSuperseding:
         return Superseded(size_of(ranges), *bounds, tuple(taken) if superseding.newest else (), by)
 
     async def _retitled(self, chunks: HeldChunks, conversation: Conversation, taken: Sequence[Message]) -> Conversation:
-        """Return the conversation with its title, last message and last user message after `taken` were superseded."""
+        """Return the conversation with the title and last messages that it has after `taken` were superseded."""
         last_message, last_user_seq = None, 0
         last_seq = conversation.last_seq
         async for message in self._reader.down(conversation, last_seq, 1, active=True, items=chunks):
@@ -225,7 +225,7 @@ class ConversationSuperseding:
         return await self._writer.hold(session_id, work)
 
     async def empty(self, session_id: str, seqs: Collection[int], now: datetime) -> None:
-        """Remove the content of messages and supersede them; delete the recall index and tool calls."""
+        """Remove the content of messages, supersede them, and delete the conversation's recall index and tool calls."""
 
         async def work(writing: Writing, found: Conversation | None) -> None:
             if found is None:

@@ -1,4 +1,4 @@
-"""Transcripts in a LangGraph store, with tool calls and recall indexes."""
+"""Transcripts in a LangGraph store, with the tool calls of agents and the indexes that find relevant older turns."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class GraphTranscripts:
     async def recent(
         self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
     ) -> Recent:
-        """Return the messages for a model call's window; see `Recent` for what is included."""
+        """Return the newest messages, which a model call may include verbatim; see `Recent` for what is included."""
         conversation, items = await self.reader.opened(session_id, limit, user_id=user_id)
         if conversation is None:
             return Recent(())
@@ -187,13 +187,13 @@ class GraphTranscripts:
         return await self._superseding.supersede(superseding, new, now)
 
     async def append_instead(self, turn: Turn, seq: int, seen: tuple[int, int]) -> None:
-        """Supersede the messages after a `seq` and store a turn instead, unless the session has changed from `seen`."""
+        """Supersede messages after `seq` and store a turn instead, if `seen` is still (`last_seq`, `revision`)."""
         now = self._clock()
         prepared = prepare_turn(turn, count=self._count, now=time_text(now))
         await self._superseding.append_instead(turn, seq, seen, prepared, now)
 
     async def empty(self, session_id: str, seqs: Collection[int]) -> None:
-        """Remove the content of messages, for an erasure. Model calls and searches then omit the messages."""
+        """Remove the content of messages that must be erased. Model calls and searches then omit the messages."""
         await self._superseding.empty(session_id, seqs, self._clock())
 
     async def superseded(self, session_id: str, *, after: int = 0, before: int = END) -> list[tuple[int, int]]:
@@ -221,7 +221,7 @@ class GraphTranscripts:
         await self.writer.change(session_id, changes)
 
     async def reset(self, session_id: str, *, user_id: str | None = None, run_id: str | None = None) -> int | None:
-        """Let later model calls begin after the stored messages. Return the last `seq`, or None if nothing was reset.
+        """Let later model calls omit all messages stored so far. Return the last `seq`, or None if nothing was reset.
 
         `run_id` is ignored.
         """
@@ -235,7 +235,7 @@ class GraphTranscripts:
 
 
 class ConversationContexts(NullContexts):
-    """The tool calls of conversations, for later model calls.
+    """The tool calls of earlier turns in a graph store, which later model calls include.
 
     Each agent has an item with the tool calls of its newest turns. If a message of a turn was deleted or superseded,
     the turn is ignored, and the next write removes it.
@@ -247,7 +247,7 @@ class ConversationContexts(NullContexts):
         self._writer = writer
 
     async def steps(self, session_id: str, author: str, *, since: int) -> list[Steps]:
-        """Return an agent's tool calls for questions from `since` on, oldest first."""
+        """Return an agent's tool calls for questions whose `seq` is at least `since`, oldest first."""
         conversation = await self._writer.reader.conversation(session_id)
         if conversation is None:
             return []
@@ -258,7 +258,7 @@ class ConversationContexts(NullContexts):
     async def keep_steps(
         self, session_id: str, steps: Steps, *, question_id: str, author: str, ordinal: int = 1, turns: int = 1
     ) -> None:
-        """Store the tool calls of an answer to an active question. Only the newest `turns` turns stay."""
+        """Store the tool calls of an answer to an active question; drop those of all but the newest `turns` turns."""
         key = self._writer.layout.steps(session_id, author)
 
         async def work(writing: Writing, found: Conversation | None) -> None:
@@ -278,7 +278,7 @@ class ConversationContexts(NullContexts):
 
 
 class RecallIndexItems:
-    """The recall indexes of conversations in a LangGraph store, each stored as bytes.
+    """The recall indexes of conversations, which find relevant older turns, as bytes in a LangGraph store.
 
     Writes that remove texts also delete the index. Other programs may delete messages too, so `has_texts` compares the
     index with the stored texts.
@@ -290,7 +290,7 @@ class RecallIndexItems:
         self._layout = writer.layout
 
     async def of_session(self, session_id: str, version: str, last_seq: int) -> bytes | None:
-        """Return the index if its format is `version` and it ends at or before `last_seq`; otherwise delete it."""
+        """Return the index if its format is `version` and it has no message after `last_seq`; otherwise delete it."""
         [item] = await self._items.get([self._layout.recall_index(session_id)])
         if item is None:
             return None
@@ -337,6 +337,6 @@ class RecallIndexItems:
         return found == texts
 
     async def _put(self, writing: Writing, found: Conversation, item: Value | None) -> None:
-        """Write or delete the index item without changing the version of the conversation."""
+        """Write `item` as the index, or delete the index (None), without changing the version of the conversation."""
         changes = {self._layout.recall_index(found.session_id): item}
         await writing.put(metadata_value(found), changes, version=found.version)

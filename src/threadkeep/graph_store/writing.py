@@ -33,7 +33,7 @@ _MOST_CHUNKS = 10_000
 
 @dataclass(frozen=True)
 class Beginning:
-    """The oldest messages of a conversation, to be deleted only if its last write was before `idle_before`."""
+    """The oldest messages of a conversation, to be deleted only if it was last written before `idle_before`."""
 
     after_seq: int
     upto_seq: int
@@ -50,7 +50,7 @@ type ReplaceAnswers = Callable[[Writing, Conversation, Prepared, Sequence[Value]
 
 
 class ConversationWriter:
-    """A writer of the conversations of a layout.
+    """A writer of the conversations that have one layout (the scheme of their keys) in a LangGraph store.
 
     If a write conflicts with another writer, `conflicted` is called with the session id, and the write is retried up to
     three times after short, random pauses. Then `ConversationChanged` is raised, and nothing is written.
@@ -147,7 +147,7 @@ class ConversationWriter:
     async def _locked_with_rows(
         self, session_id: str, work: Callable[..., Awaitable[Written]], needed: Sequence[ItemKey]
     ) -> Written:
-        """Do `work` with the statements of `beside`. If they may have caused an error, repeat it without them."""
+        """Do `work` with the SQL of `beside` in its transaction. If the SQL may have failed, repeat without it."""
         async with self._order(session_id):
             if self.beside is not None:
                 try:
@@ -162,7 +162,7 @@ class ConversationWriter:
         return self._items.locks.setdefault(self.layout.metadata(session_id), asyncio.Lock())
 
     def _needed(self, turn: Turn, prepared: Prepared) -> list[ItemKey]:
-        """Return the keys of the notes, and possibly the first chunk, that appending `turn` needs."""
+        """Return the keys of the notes, and possibly of the first chunk, that have to be read for appending `turn`."""
         names = [id_note(str(message.id)) for message in prepared.messages]
         names += [note for row in prepared.columns if (note := answer_note(row)) is not None]
         names += [] if turn.answers is None else [id_note(turn.answers)]
@@ -186,7 +186,7 @@ class ConversationWriter:
     async def _without_answered(
         self, writing: Writing, conversation: Conversation, prepared: Prepared, there: Mapping[str, int]
     ) -> tuple[Prepared, Value | None]:
-        """Leave out answers to questions that have a stored answer. Return the rest, and one of the stored answers."""
+        """Drop new answers to questions that have a stored answer. Return the rest, and one of the stored answers."""
         notes = {str(row["id"]): note for row in prepared.columns if (note := answer_note(row)) is not None}
         notes = {message_id: note for message_id, note in notes.items() if message_id not in there}
         if not notes or conversation.version < 0:
@@ -206,7 +206,7 @@ class ConversationWriter:
         names: Sequence[str],
         name_of: Callable[[Value], str | None],
     ) -> dict[str, Value]:
-        """Return the messages to which notes refer, by the name of the note.
+        """Return the stored messages to which notes (items with a message's `seq`) refer, by the name of the note.
 
         An incomplete write may have left a wrong note. So a message is returned only if `name_of`, called with the
         message, returns the note's name. If a note is damaged, all messages are searched.
@@ -277,7 +277,7 @@ class ConversationWriter:
         await self.hold(session_id, work)
 
     async def reset(self, session_id: str, *, user_id: str | None, known: Conversation | None = None) -> int | None:
-        """Let later model calls begin after the stored messages. Return the last `seq`, or None if nothing was reset.
+        """Let later model calls omit all messages stored so far. Return the last `seq`, or None if nothing was reset.
 
         `known` is the conversation as the caller has read it: messages that were stored since then stay visible, and if
         the conversation was deleted since then, nothing is reset.
@@ -428,7 +428,7 @@ class ConversationWriter:
     async def _without(
         self, writing: Writing, conversation: Conversation, beginning: Beginning
     ) -> dict[ItemKey, Value | None]:
-        """Return the items that change when messages are removed; None removes an item."""
+        """Return the chunks and notes that change when the messages `beginning` are deleted; None deletes an item."""
         session_id, changed = conversation.session_id, dict[ItemKey, Value | None]()
         for part in chunk_spans(beginning.after_seq + 1, beginning.upto_seq, conversation.chunk_size):
             key = self.layout.chunk(session_id, part.chunk)
@@ -440,7 +440,7 @@ class ConversationWriter:
         return changed
 
     async def _steps_without(self, writing: Writing, shorter: Conversation) -> dict[ItemKey, Value | None]:
-        """Return the items of tool calls without the turns whose question was deleted."""
+        """Return the items with tool calls without the turns whose question was deleted; None deletes an item."""
         namespace = self.layout.message_ids(shorter.session_id)
         keys = [ItemKey(namespace, key) for key in await writing.keys(namespace, STEPS)]
         return steps_left(dict(zip(keys, await writing.get(keys), strict=True)), shorter) if keys else {}
@@ -475,7 +475,7 @@ class ConversationWriter:
 
 
 def _with_reset(former: Conversation, grown: Conversation, question_seq: int) -> Conversation:
-    """Move the reset behind a new answer, if the reset follows the question, and no message follows the reset."""
+    """Let a reset exclude the new answer too if it excludes the question, and no message was stored after the reset."""
     if 0 < question_seq <= former.reset_seq == former.last_seq:
         return replace(grown, reset_seq=grown.last_seq)
     return grown
@@ -486,12 +486,12 @@ def _next_version(former: Conversation, conversation: Conversation) -> Conversat
 
 
 def _may_be_of_rows(error: StoreError) -> bool:
-    """Return True if the index rows may have caused a write to fail, so that it must be repeated without them."""
+    """Return True if a write may have failed because of its SQL for index rows, and must be repeated without it."""
     if isinstance(error, StoreUnavailable):
         return error.interrupted or isinstance(error, RowLocked | StatementCancelled)
     return not isinstance(error, SessionDamaged)
 
 
 def _marked(prepared: Prepared, mark: Mapping[str, object]) -> Prepared:
-    """Return the messages with the columns in `mark`, which say that they are superseded."""
+    """Return prepared messages with `mark` added to their columns; it says that the messages are superseded."""
     return replace(prepared, columns=[{**row, **mark} for row in prepared.columns])
