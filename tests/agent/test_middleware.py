@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,10 +23,25 @@ from tests.agent.talking import (
     seen,
 )
 from tests.recorded_events import RecordedEvents
-from threadkeep import Memory, SessionMemory
+from threadkeep import InvalidInput, Memory, SessionMemory, history_tools, knowledge_tools, open_memory, recorded
 from threadkeep.agent.provider_messages import OPENING
 from threadkeep.observe import ContextBuilt, HistoryTruncated
 from threadkeep.testing import ScriptedModel
+
+
+@pytest.mark.parametrize("wrong", [open_memory("sqlite://"), "sqlite://", Memory, None])
+def test_a_memory_that_is_not_open_is_refused(wrong: Any) -> None:
+    """The error says how to open it, as soon as a program passes the address or forgets `async with`."""
+    graph = make_agent(ScriptedModel(), [])
+    uses: list[Callable[[], object]] = [
+        lambda: SessionMemory(wrong),
+        lambda: recorded(graph, wrong),
+        lambda: history_tools(wrong),
+        lambda: knowledge_tools(wrong),
+    ]
+    for use in uses:
+        with pytest.raises(InvalidInput, match="async with open_memory"):
+            use()
 
 
 async def test_an_agent_remembers_the_turn_before(memory: Memory) -> None:

@@ -16,7 +16,7 @@ from threadkeep.errors import SessionNotFound, ThreadkeepError, WrongUser
 from threadkeep.history.session import Session
 from threadkeep.memory import Memory, SyncMemory
 from threadkeep.memory.on_loop import MemoryAdapter, on_any_loop
-from threadkeep.records import Message, SessionInfo
+from threadkeep.records import Message
 from threadkeep.records.knowledge import FactQuery
 from threadkeep.store.transcripts import SessionQuery
 from threadkeep.version import __version__
@@ -141,7 +141,8 @@ class _Tools(MemoryAdapter):
         """List sessions, newest activity first; a query searches title, last message and id."""
         with _tool_errors():
             found, _ = await self.memory.sessions_page(SessionQuery(self._caller().user_id, query, limit=limit))
-        return _quoted([_described(info) for info in found])
+        lines = [f"{info.session_id} · {info.message_count} messages · {info.title or 'no title'}" for info in found]
+        return _quoted([quoted_text("session", line) for line in lines])
 
     async def facts(self, query: str | None = None, limit: Limit = 20) -> str:
         """List known facts, last changed first; a query searches keys and values."""
@@ -181,12 +182,6 @@ def _cut(lines: Sequence[str]) -> list[str]:
     fitting = sum(end <= _MOST_CHARACTERS for end in accumulate(map(len, lines)))
     shown = lines[: max(fitting, 1)]
     return [*shown] if len(shown) == len(lines) else [*shown, _LEFT_OUT]
-
-
-def _described(info: SessionInfo) -> str:
-    """Quote the id, the number of messages and the title of a session."""
-    text = f"{info.session_id} · {info.message_count} messages · {info.title or 'no title'}"
-    return quoted_text("session", text)
 
 
 @contextmanager

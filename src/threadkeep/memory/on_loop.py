@@ -11,6 +11,7 @@ from functools import wraps
 from typing import Any, Concatenate, cast
 from weakref import WeakKeyDictionary
 
+from threadkeep.errors import InvalidInput
 from threadkeep.history import memory as history
 from threadkeep.history.blocking import LoopBlocked
 from threadkeep.memory.memory import Memory
@@ -37,6 +38,8 @@ class OnLoop[M: history.Memory, H]:
 
     def __init__(self, memory: M | SyncMemory, make: Callable[[M], H]) -> None:
         self._memory = cast("M", memory.asynchronous) if isinstance(memory, SyncMemory) else memory
+        if not isinstance(self._memory, history.Memory):
+            raise InvalidInput("memory is not an open memory: open it with `async with open_memory(url) as memory`.")
         self._make = make
         self._own = make(self._memory)
         self._second: H | None = None
