@@ -1,4 +1,4 @@
-"""Builds the context of a model call: messages within the budget, and an entry for each in the call's manifest.
+"""Builds the context of a model call: the messages that fit the token budget, and the entries of its record (manifest).
 
 Earlier turns, summaries and quotes are read once per turn, so that all its model calls begin with the same messages.
 """
@@ -47,7 +47,7 @@ _PINNED: Final[tuple[Section, ...]] = ("system", "summary")
 
 
 class Assembler:
-    """A builder of the contexts of a turn's model calls. `kept`: earlier messages that another turn has cached."""
+    """The builder of the messages sent in a turn's model calls. `kept`: the window that an earlier turn has cached."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Assembler:
         self._shown: tuple[int, TokenCounter, tuple[Summary, ...]] | None = None
 
     def draft(self, call: Call, wanted: Sequence[Section] = (), extras: Sequence[Extra] = ()) -> Draft:
-        """Choose the messages to send. Reserve tokens for `extras`, and for sections to be searched later (`wanted`).
+        """Choose the messages to send. Reserve tokens for `extras` (quotes) and for sections searched later (`wanted`).
 
         Raises:
             BudgetTooSmall: the system message exceeds the budget, alone or together with the newest user message and
@@ -87,15 +87,15 @@ class Assembler:
         return self._chosen(self._drafted(call, merge(self._earlier, dialogue), wanted, extras))
 
     def included_ids(self, draft: Draft) -> set[str]:
-        """Return the transcript ids of the messages in a draft."""
+        """Return the ids of the stored messages that were chosen for a model call (`draft`)."""
         ids = {found for index in draft.chosen.kept if (found := draft.pieces[index].id) is not None}
         return ids.union(row.id for row in self._recollection.messages[: draft.window] if row.id)
 
     def build(self, draft: Draft) -> Assembled:
-        """Return the messages of the call: the chosen messages, with the extras at their positions."""
+        """Return the messages to send: those chosen, with the extras (facts, passages, quotes) at their positions."""
         pieces, chosen = draft.pieces, draft.chosen
         moved = chosen.cut_back and self._layout.window == "anchored"
-        # Later calls of the turn begin the window here too. Otherwise, they could send turns that this call quotes.
+        # Later calls of the turn begin with the same message. Otherwise, they could send turns that this call quotes.
         quoted = not draft.window and any(extra.entry.section == "selected" for extra in draft.extras)
         if (moved or quoted) and chosen.begin < len(pieces):
             self._begin_id = pieces[chosen.begin].id
@@ -119,7 +119,7 @@ class Assembler:
     def _assembled(
         self, draft: Draft, head: list[_Sent], tail: list[_Sent], stable: int, texts: Mapping[str, str]
     ) -> Assembled:
-        """Return the call: `head`, the cached window, then `tail`. Later calls repeat `tail` up to index `stable`."""
+        """Return the messages to send: `head`, cached ones, `tail`. Later calls repeat `tail` up to index `stable`."""
         count = draft.window
         messages = [*[each[0] for each in head], *self.window.messages[:count], *[each[0] for each in tail]]
         entries = (*[each[1] for each in head], *self.window.entries[:count], *[each[1] for each in tail])
@@ -170,7 +170,7 @@ class Assembler:
         return earlier
 
     def _is_whole(self, call: Call, dialogue: Sequence[BaseMessage]) -> bool:
-        """Return True if the whole cached window can be sent unchanged."""
+        """Return True if all cached messages of earlier turns can be sent unchanged."""
         window, recollection = self.window, self._recollection
         if not window.plain or window.counter != call.counter or self._steps or self._begin_id is not None:
             return False
@@ -197,7 +197,7 @@ class Assembler:
         *,
         window: int = 0,
     ) -> Draft:
-        """Return a draft with all messages to choose from, except the first `window` cached ones: they are all sent."""
+        """Return a draft with the messages to choose from. The first `window` cached messages are sent in any case."""
         shown = self._summaries_for(call)
         repaired = repair(plain(dialogue, call.provider))
         steps = {id_of(message) for message in dialogue if id(message) in self._steps}
@@ -213,7 +213,7 @@ class Assembler:
         return replace(draft, rooms=self._layout.rooms(call.budget, fixed, wanted, shared=call.shared, newest=newest))
 
     def _fitting(self, draft: Draft) -> Draft | None:
-        """Return the draft with all its messages if they fit, otherwise None."""
+        """Return the draft with all its messages chosen if they fit into the token budget, otherwise None."""
         tokens = self.window.sums[draft.window]
         tokens += sum([count_message(piece.message, draft.call.counter) for piece in draft.pieces])
         left = draft.call.budget - draft.reserved - tokens
@@ -245,14 +245,14 @@ class Assembler:
         return replace(draft, pieces=pieces, summaries=(), chosen=self._plan(call, pieces, call.budget))
 
     def _unused_quote_tokens(self, draft: Draft) -> int:
-        """Return the tokens reserved for quotes if none is quoted, because the window has all turns; otherwise 0."""
+        """Return the tokens reserved for quotes of older turns if none is quoted, as all turns are sent; else 0."""
         recollection = self._recollection
         if recollection.begin or recollection.dropped or recollection.overflowing:
             return 0
         return draft.rooms.get("selected", 0)
 
     def _summaries_for(self, call: Call) -> tuple[Summary, ...]:
-        """Return the summaries that fit into their share of the call's budget."""
+        """Return the session's summaries that fit into their share of the call's token budget."""
         if not self._recollection.summaries:
             return ()
         most, counter = self._layout.most("summary", call.budget), call.counter
@@ -350,7 +350,7 @@ class Assembler:
         return size
 
     def _sent(self, draft: Draft, piece: Piece, cut_to: int | None, texts: dict[str, str]) -> _Sent:
-        """Return a message in the form in which it is sent, and its manifest entry."""
+        """Return a message as it is sent, cut to `cut_to` tokens if that is set, and its entry in the manifest."""
         call = draft.call
         message, size = piece.message, count_message(piece.message, call.counter)
         before = self._earlier_steps.tokens_before.get(piece.id) if piece.section == "earlier_steps" else None
@@ -401,7 +401,7 @@ class Assembler:
         return first + asked.index(piece.id) if piece.id in asked else None
 
     def _new_begin(self, draft: Draft) -> int | None:
-        """Return the `seq` of the first message that later turns send, if this turn changed it."""
+        """Return the `seq` of the stored message with which later turns begin; None if this turn did not change it."""
         if self._layout.window == "sliding" or not draft.chosen.lasting:
             return None
         rows = (self._rows_by_id.get(piece.id) for piece in draft.pieces[draft.chosen.begin :])

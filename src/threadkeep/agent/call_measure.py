@@ -89,7 +89,7 @@ class CallMeasure:
         return replace(self, other=self.other + sum(count_message(message, counter) for message in messages))
 
     def as_stored(self, tokens: int, sent: Assembled) -> int:
-        """Convert `tokens`, counted by `counter`, to tokens of `stored`. Both count the sent messages for the ratio."""
+        """Convert `tokens` of `counter` to tokens of the counter `stored`, by the ratio of their counts of `sent`."""
         if self.stored is None or self.stored is self.counter:
             return tokens
         chat = sent.chat
@@ -109,7 +109,7 @@ class Measuring:
         self._counters: dict[str | None, TokenCounter] = {}
 
     async def of(self, use: ModelUse) -> CallMeasure:
-        """Return the measure of a call with the model and the tools of `use`.
+        """Return the token counter and the budget for a call with the model and the tools of `use`.
 
         Raises:
             BudgetTooSmall: the tools fill the model's window.

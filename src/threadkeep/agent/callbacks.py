@@ -67,7 +67,7 @@ type Asked = dict[str, list[tuple[BaseMessage, ...]]]
 
 @dataclass
 class RootCall:
-    """The input and the LangGraph thread id of a root run, and the functions to call at its end.
+    """The input and the thread id of a root run (a run outside of graph nodes), and the functions to call at its end.
 
     `asked`: the unanswered question of this run, or of a failed run inside it. `first`: the unanswered question of the
     previous attempt, if this run or a run around it failed and is repeated (for example, by `with_retry()`).
@@ -81,7 +81,7 @@ class RootCall:
     at_end: list[OnEnd] = field(default_factory=list)
 
     def first_of(self, inputs: object) -> Asked:
-        """Return `first` for a run inside this run. Add `asked` if the run has the same input: it may be a retry."""
+        """Return `first` for a run inside this run. If both have the same input, it may be a retry: add `asked`."""
         if self.input is inputs:
             self.first, self.asked = {**self.first, **self.asked}, {}
         return self.first
@@ -141,7 +141,7 @@ class RootCallbacks(BaseCallbackHandler):
         return None if config is None else self._innermost() or self._only_call(config.get("metadata", {}))
 
     def _only_call(self, metadata: Mapping[str, Any]) -> RootCall | None:
-        """Return the thread's root run if there is only one. Needed if a stream's `next()` runs in another context."""
+        """Return the only root run of the LangGraph thread. Needed if a stream's `next()` runs in another context."""
         thread = metadata.get("thread_id")
         found = [] if thread is None else [call for call in list(self._calls.values()) if call.thread == thread]
         return found[0] if len(found) == 1 else None
@@ -287,7 +287,7 @@ class PartialAnswer(BaseCallbackHandler):
 
     @contextmanager
     def listening(self, config: RunnableConfig) -> Iterator[None]:
-        """Collect the texts and messages of the model calls that are made in the block."""
+        """Collect the texts and messages of the model calls that are made in the `with` block."""
         token = var_child_runnable_config.set(with_callback(config, self, inherit=True))
         try:
             yield
@@ -321,7 +321,7 @@ class PartialAnswer(BaseCallbackHandler):
         tags: list[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Append the text of one chunk."""
+        """Append the text of one streamed chunk to `text`."""
         if run_id in self._foreign:
             return
         if run_id != self._run_id:

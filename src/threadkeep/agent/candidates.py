@@ -1,4 +1,4 @@
-"""A small graph that proposes an answer to an event, and remembers a limited number of messages in its state."""
+"""A small graph that proposes an answer to an event (a person's message), and remembers the newest messages."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class CandidateNodes:
     clock: Callable[[], datetime]
 
     async def ingest_prompt(self, state: CandidateState, config: RunnableConfig) -> CandidateState:
-        """Add the event's prompt as one human message. Keep the answer of a repeated event."""
+        """Add the event's prompt to the state as one human message. If the event is repeated, keep its answer."""
         prompt = prompt_of(state.get("event") or {})
         if prompt is None:
             return {**_NOTHING, "outcome": "SKIP"}

@@ -39,7 +39,7 @@ _ROLES = {"human": "user", "ai": "assistant"}
 
 @dataclass(frozen=True)
 class PreviewOptions:
-    """The parameters of a preview: an agent's options, its system prompt, and its model."""
+    """The inputs for a preview of the next model call: an agent's options, its system prompt, and its model."""
 
     options: TurnOptions
     system_prompt: str = ""
@@ -48,7 +48,7 @@ class PreviewOptions:
 
 @dataclass(frozen=True)
 class SeenMessage:
-    """A message of a model call, and its entry in the call's manifest. `role` and `text` are None if it was deleted."""
+    """A message of a model call, and its entry in the call's record. `role` and `text` are None if it was deleted."""
 
     entry: Entry
     role: str | None = None
@@ -229,7 +229,7 @@ class Difference:
 
     @property
     def gone(self) -> dict[str, list[SeenMessage]]:
-        """The removed messages, grouped by the reason in words."""
+        """The messages that only the earlier call has, grouped by the reason in words."""
         removed: dict[str, list[SeenMessage]] = {}
         for message, reason in self.went:
             words = _WORDS.get(reason) or in_words(cast("ExclusionReason", reason), self.after.manifest)
@@ -257,7 +257,7 @@ async def call_before(memory: Memory, call: StoredManifest, *, user_id: str | No
 
 
 def _departure(entry: Entry, before: ContextManifest, after: ContextManifest) -> Departure:
-    """Return the reason why an entry of the earlier call is missing in the later call."""
+    """Return the reason why a message of the earlier model call (its `entry`) is missing in the later one."""
     if entry.section in _DEPARTURES:
         return _DEPARTURES[entry.section]
     gaps = (gap for gap in after.excluded if entry.seq and gap.first_seq <= entry.seq <= gap.last_seq)

@@ -315,7 +315,7 @@ def digest_of_all(messages: Iterable[BaseMessage]) -> str:
 
 
 def add_to_digest(digest: HASH, message: BaseMessage, body: str | None = None) -> None:
-    """Add a message to the digest of a context. `body` is the result of `dump_message`, if the caller has it."""
+    """Add a message to the digest of a model call. `body` is the result of `dump_message`, if the caller has it."""
     if is_plain(message):
         written = f"{message.type}\0{message.id}\0{message.content}\0\0"
     else:

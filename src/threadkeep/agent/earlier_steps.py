@@ -98,7 +98,7 @@ class TurnSteps:
         ]
 
     def answered_by(self, message_id: str | None) -> None:
-        """Remove the id and the unfinished calls of the message `message_id`, which is also stored as the answer.
+        """From the collected message `message_id`, remove its id and unfinished calls: it is also stored as the answer.
 
         The message calls both the tool of its structured response and other tools.
         """
@@ -142,11 +142,11 @@ class TurnSteps:
     async def earlier(
         self, messages: Sequence[Message], before: Sequence[BaseMessage], measure: CallMeasure
     ) -> EarlierSteps:
-        """Return the stored steps of earlier turns that fit into their share; none if the database fails.
+        """Return the tool calls and results of earlier turns that fit into their share; none if the database fails.
 
         Args:
             messages: the messages of earlier turns in the call.
-            before: messages of earlier turns in the run's state. If they include tool results, no steps are returned.
+            before: messages of earlier turns in the run's state. If they include tool results, nothing is returned.
             measure: the token counter and the budget of the call.
         """
         sliding = self._options.plan.window == "sliding"

@@ -56,14 +56,14 @@ def in_words(reason: ExclusionReason, manifest: ContextManifest) -> str:
 
 
 def recall_in_words(one: ScopeRecall) -> str:
-    """Describe the outcome of a Graphiti query for a scope."""
+    """Say in words how a Graphiti query for the facts of one session, workspace or user (a scope) has ended."""
     outcome = f"{one.shown} of {one.found} facts are shown" if one.outcome == "ok" else _OUTCOMES[one.outcome]
     counts = {words: int(getattr(one, name)) for name, words in _COUNTS.items()}
     return "; ".join([f"{one.scope}: {outcome}", *(f"{count} {words}" for words, count in counts.items() if count)])
 
 
 def describe_left_out(one: FactsLeftOut) -> str:
-    """Describe why facts of a scope were not sent."""
+    """Say in words why facts about a session, a workspace or a user (a scope) were not sent to the model."""
     count = f"{one.count} " if one.count else ""
     ids = f" ({', '.join(one.ids)}{', …' if one.count > len(one.ids) else ''})" if one.ids else ""
     return f"{one.scope}: {count}{_LEFT_OUT[one.reason]}{ids}"

@@ -1,4 +1,4 @@
-"""Extra sections of a prompt, such as recalled turns and passages of a knowledge base, and their sources."""
+"""Extra sections of a prompt, such as quotes of older turns and passages of a knowledge base, and their sources."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _RECENT_CHARACTERS = 1_000
 
 @dataclass(frozen=True)
 class Extra:
-    """A message with the results of a source, and its manifest entry. `texts` maps a digest to the message's JSON."""
+    """A prompt message with texts that a source found, its manifest entry, and its JSON by digest (`texts`)."""
 
     message: HumanMessage
     entry: Entry
@@ -44,7 +44,7 @@ class Extra:
 
 @dataclass(frozen=True)
 class ExtraRequest:
-    """The input to search for, and the messages before it.
+    """The user's new input, for which sources search relevant texts, and the messages before it.
 
     - `earlier`: the messages before the input, oldest first.
     - `known_ids`: the ids of messages that the prompt already has.
@@ -89,29 +89,29 @@ class ExtraRequest:
 
 
 class JoinedSource:
-    """A base class of sources that can read in the transaction that stores the question."""
+    """A base class of sources that can read their rows in the transaction that stores the user's question."""
 
     def joined(self, memory: Memory, session: Session) -> tuple[Any, Sequence[Statement]] | None:
         """Return the scopes to read for a question and the SQL statements that read them; None to read nothing."""
 
 
 class ExtraSource(Protocol):
-    """A source of one section of a prompt. If it raises an error, the section is left out."""
+    """A source of the texts in one section of a prompt. If it raises an error, the section is left out."""
 
     @property
     def section(self) -> ExtraSection:
-        """The section in which the results are sent."""
+        """The section of the prompt in which the results are sent."""
         ...
 
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
-        """Return a block that is relevant to the input, within `room` tokens; None if nothing is relevant."""
+        """Return a message with texts relevant to the input, of at most `room` tokens; None if nothing is relevant."""
         ...
 
 
 async def find_all(
     sources: Sequence[ExtraSource], request: ExtraRequest, rooms: Mapping[Section, int], observer: Observer
 ) -> list[Extra]:
-    """Search all sources. `rooms` has the maximum tokens of each section. Report and leave out failing sources."""
+    """Search all sources. `rooms` has each section's maximum of tokens. Report failing sources, and leave them out."""
 
     async def found_by(source: ExtraSource) -> Extra | None:
         if not request.text.strip():
@@ -149,7 +149,7 @@ def _body_of(section: ExtraSection, text: str) -> tuple[str, str]:
 
 
 def turns_message(turns: Sequence[QuotedTurn], *, home: str) -> HumanMessage:
-    """Return a message that quotes turns, for a prompt of the session `home`."""
+    """Return a message that quotes older turns, for a prompt of the session `home`."""
     return section_message("selected", turns_text(turns, home=home))
 
 
@@ -188,7 +188,7 @@ def query_with(recent: Sequence[str], text: str) -> str:
 
 
 def snippets_block(documents: Sequence[Document], request: ExtraRequest, room: int) -> Extra | None:
-    """Return the passages that fit into `room` tokens as one block of a prompt."""
+    """Return one prompt message with the passages that fit into `room` tokens; None if none fits."""
     given = [(number, one) for number, one in enumerate(documents, start=1) if one.page_content.strip()]
     quotes = [Quote(f"passage {number}", document.page_content) for number, document in given]
     kept = fitting(SNIPPETS_HEADER, quotes, room, request.counter)

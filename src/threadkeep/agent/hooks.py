@@ -76,7 +76,7 @@ class TurnHooks:
         return key in self._open.calls
 
     async def before_agent(self, call: AgentCall) -> None:
-        """Begin the agent's part in the turn. If turns are ordered, wait for the session's earlier turns."""
+        """Begin the agent's call. If the turns of a session are ordered, wait until its earlier turns have ended."""
         part = self._new_part(call)
         if not part.silent:
             part.writer = weakref.ref(call.runtime.stream_writer)
@@ -84,7 +84,7 @@ class TurnHooks:
             await self._await_turn(part)
 
     async def _await_turn(self, part: Participation) -> None:
-        """Register `_run_ended` for the end of the run. If turns are ordered, wait for the session's earlier turns."""
+        """Call `_run_ended` when the run ends. If turns are ordered, wait for the session's earlier turns to end."""
         if (run := root_callbacks.call) is not None:
             run.at_end.append(partial(self._run_ended, part))
         # An agent that runs in a tool waits only if it has a conversation of its own and no other tool called the tool.
@@ -95,7 +95,7 @@ class TurnHooks:
             await part.root.order.acquire(part.root, self.memory.observers)
 
     async def begin_model_call(self, call: AgentCall, request: ModelRequest[Any]) -> ModelStep | None:
-        """Store the question. Return an object for the model call, or None if the agent does not use the session."""
+        """Store the question. Return the `ModelStep` of the call, or None if the agent does not use the session."""
         part = await self._part(call)
         if part.silent:
             return None
@@ -130,7 +130,7 @@ class TurnHooks:
         return ModelStep(part, call, changed, listening, turn=turn, others=self._others, partial=partial, sent=whole)
 
     async def begin_tool_call(self, call: AgentCall, request: ToolCallRequest) -> ToolStep | None:
-        """Return an object for the tool call, or None if the agent does not use the session.
+        """Return the `ToolStep` of the call, or None if the agent does not use the session.
 
         If the run is cut off during the call, the text of the assistant message with the call is stored.
         """
@@ -176,7 +176,7 @@ class TurnHooks:
         return {"messages": [RemoveMessage(id=str(answer.id)), named_as_agent(winner, call.config)]}
 
     def _run_ended(self, part: Participation, state: object, error: BaseException | None) -> Awaitable[None] | None:
-        """Release the session. After an error, return a coroutine that first stores the texts of the agent's call.
+        """Let the session's next turn begin. After an error, return a coroutine that first stores the call's texts.
 
         This method is called in the OS thread of the run.
         """

@@ -1,4 +1,4 @@
-"""The session, the user, the run and the author of an agent's or a node's call, and the state of the run."""
+"""Finds the session, user, run and author of the call of an agent or a node, and holds the state of the run."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ class RunHold:
         return self.begun.receipt
 
     def takes(self, session: Session) -> bool:
-        """Return True if an answer in `session` can be stored in the transaction that ends the run."""
+        """Return True if an answer in `session` may wait to be stored in the transaction that ends the run."""
         return session.session_id == self.joins and not session.waiting()
 
     async def store(self) -> AIMessage | None:

@@ -70,7 +70,7 @@ def check_scopes(kinds: Sequence[ScopeKind]) -> None:
 
 
 class OwnScopes(NamedTuple):
-    """The usable scopes of a run (session, workspace, user), and an error for each scope with an invalid owner."""
+    """The owners of facts in a run, as scopes (session, workspace, user), and an error for each with an invalid id."""
 
     usable: dict[ScopeKind, Scope]
     refused: dict[ScopeKind, InvalidInput]
@@ -122,7 +122,7 @@ class RunScopes:
         return session_for(self._memory, self._options, config)
 
     def of(self, session: Session, config: RunnableConfig) -> OwnScopes:
-        """Return the scopes of a run in a session."""
+        """Return the run's session, workspace and user, as the scopes of the facts that the run may use."""
         workspace = workspace_in(config, self._workspace) if "workspace" in self._kinds else None
         return scopes_of(self._kinds, session.session_id, workspace, session.user_id)
 
@@ -312,7 +312,7 @@ class _KnowledgeTools:
         refused: str,
         failed: str = _NOT_WRITTEN,
     ) -> str:
-        """Call `work` with the run's scope `about`. Return its result, or a sentence why nothing was written."""
+        """Call `work` with the session and the scope `about`. Return its result, or tell why nothing was written."""
         session = self._scopes.session(runtime.config)
         usable, unusable = self._scopes.of(session, runtime.config)
         if (scope := usable.get(about)) is None:

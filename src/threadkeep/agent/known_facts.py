@@ -1,4 +1,4 @@
-"""The section `facts`: facts about the session, the workspace and the user of a run."""
+"""The section `facts` of a model call's context: facts about the session, the workspace and the user of the run."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ REFUSED_LINE = (
 
 
 class _Selection(NamedTuple):
-    """A cached choice of facts, and the inputs of the choice: all facts (`of`), `room` and `counter`."""
+    """A cached choice of the facts to send, and its inputs: all known facts (`of`), `room` and `counter`."""
 
     ids: frozenset[str]
     facts: list[Fact]
@@ -68,11 +68,11 @@ class _Selection(NamedTuple):
 
 
 class KnownFacts(JoinedSource):
-    """A prompt section with the facts of a run's scopes: all if fewer than 60 and they fit, else the most relevant.
+    """A prompt section with facts about the run's session, workspace and user (all, or the most relevant of many).
 
-    The block changes as little as possible between turns, so that the provider can reuse its prompt cache: facts keep
-    their order, and a selection is reused if it contains the three best facts for the new input. Facts from Graphiti
-    follow if the memory's options enable its recall.
+    All are sent if they are fewer than 60 and fit. The text changes as little as possible between turns, so that the
+    provider can reuse its prompt cache: facts keep their order, and a selection is reused if it has the three best
+    facts for the new input. Facts from Graphiti follow if the memory's options enable its recall.
     """
 
     section: ExtraSection = "facts"
@@ -90,7 +90,7 @@ class KnownFacts(JoinedSource):
     ) -> None:
         """See `knowledge_tools` for the other arguments. If `own` is False, only facts from Graphiti are sent.
 
-        With `directives`, the block says if a request to remember was refused, so that the model tells the person.
+        With `directives`, the section says if a request to remember was refused, so that the model tells the person.
 
         Raises:
             InvalidInput: a scope is unknown, or none is given.
@@ -104,7 +104,7 @@ class KnownFacts(JoinedSource):
         self._selections: OrderedDict[tuple[Scope, ...], _Selection] = OrderedDict()
 
     def joined(self, memory: history.Memory, session: Session) -> tuple[OwnScopes, list[Statement]] | None:
-        """Return the run's scopes and the statements that read their facts; None if these are in another database."""
+        """Return the scopes of the run and SQL that reads their facts; None if the facts are in another database."""
         opened = self._memory.made[0]
         if not self._own or memory.identity != opened.identity:
             return None
@@ -112,7 +112,7 @@ class KnownFacts(JoinedSource):
         return scopes, opened.knowledge.valid_statements([*scopes.usable.values()], _MOST_FACTS)
 
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
-        """Return a block with the facts that fit. Report unusable scopes."""
+        """Return a message with the facts that fit into `room` tokens, or None. Report scopes with an invalid id."""
         read = request.reads.get(self)
         known: OwnScopes = read[0] if read else self._scopes.of(request.session, ensure_config())
         for error in known.refused.values():
@@ -141,7 +141,7 @@ class KnownFacts(JoinedSource):
     async def _known(
         self, knowledge: Knowledge, scopes: tuple[Scope, ...], request: ExtraRequest, room: int
     ) -> list[Fact]:
-        """Return this database's facts that fit, in a stable order. Report the others in `request.facts_left_out`."""
+        """Return the stored facts that fit, in the same order each time. Add the others to `request.facts_left_out`."""
         async with asyncio.timeout(_TIMEOUT_SECONDS):
             if read := request.reads.get(self):
                 loaded = await knowledge.valid_in(read[1], scopes)
@@ -154,7 +154,7 @@ class KnownFacts(JoinedSource):
     async def _fitting(
         self, knowledge: Knowledge, scopes: tuple[Scope, ...], known: list[Fact], request: ExtraRequest, room: int
     ) -> list[Fact]:
-        """Return the facts in a stable order: all of them or, if they do not fit, the most relevant ones."""
+        """Return the facts in the same order each time: all or, if they do not fit, the most relevant to the input."""
         everything, is_all = in_stable_order(known), len(known) < _MOST_FACTS
         if is_all and request.counter(facts_text([fact_line(fact) for fact in everything])) <= room:
             return everything
@@ -170,7 +170,7 @@ class KnownFacts(JoinedSource):
         request: ExtraRequest,
         room: int,
     ) -> list[Fact]:
-        """Return the facts that fit. Prefer the previous selection if it has the best facts for this input."""
+        """Return the facts that fit. Prefer those of the previous turn if they include the best ones for this input."""
         before = self._selections.get(scopes, _Selection(frozenset(), [], {}, 0, None))
         everything = {fact.id: fact for fact in [*found, *known]}
         ranked = list(everything.values())
@@ -205,7 +205,7 @@ def _left_out(loaded: Sequence[Fact], kept: Sequence[Fact]) -> list[FactsLeftOut
 
 
 def _notes(text: str, missing: Collection[ScopeKind]) -> tuple[str, ...]:
-    """Return lines that tell the model which directives were not remembered."""
+    """Return lines that tell the model which requests to remember (directives) in `text` were not fulfilled."""
     accepted, refused = accepted_directives(text)
     unowned = sorted({one.scope for one in accepted if one.scope in missing})
     return (*([REFUSED_LINE] if refused else []), *(UNOWNED_LINE.format(scope=scope) for scope in unowned))
@@ -214,7 +214,7 @@ def _notes(text: str, missing: Collection[ScopeKind]) -> tuple[str, ...]:
 def _block(
     facts: Sequence[Fact], recalled: GraphRecall, request: ExtraRequest, room: int, notes: Sequence[str] = ()
 ) -> Extra | None:
-    """Return a block with the facts, the Graphiti facts that also fit, and the notes."""
+    """Return a message with the facts, the Graphiti facts that also fit into `room` tokens, and the notes."""
     lines = [fact_line(fact) for fact in facts]
     known = {normalised(fact.text) for fact in facts} if recalled.facts else set()
     fresh = [(rank, fact) for rank, fact in enumerate(recalled.facts, start=1) if normalised(fact.text) not in known]
@@ -237,7 +237,7 @@ def _block(
 
 
 def reference_of(fact: Fact, session_id: str) -> FactReference:
-    """Return a reference to a fact for a manifest of a session, which contains no text of the fact.
+    """Return a reference to a fact, without its text, for the record of a model call (manifest) in a session.
 
     A workspace is shared, so the reference to its fact has no evidence from other sessions: their ids may name persons.
     """

@@ -94,8 +94,8 @@ class _Lookups:
             return _NO_HISTORY
 
     async def _summaries(self, session_id: str, first_seq: int, last_seq: int) -> Sequence[Summary]:
-        """Return up to ten summaries of messages in a range; none for a conversation in a graph store."""
-        # A conversation in a graph store has no summaries, but a session with the same id may have some.
+        """Return up to ten summaries of the messages in a range; none for a conversation in a LangGraph store."""
+        # A conversation in a LangGraph store has no summaries, but a session with the same id may have some.
         if not (await self._memory.contexts.state(session_id, "")).summaries:
             return ()
         return await self._memory.summaries.of_messages(session_id, first_seq, last_seq, _MOST_HITS)

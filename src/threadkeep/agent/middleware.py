@@ -93,7 +93,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
 
     @classmethod
     def of(cls, memory: Memory | SyncMemory, options: TurnOptions) -> Self:
-        """Return the middleware with all its options in one object."""
+        """Create the middleware from one object that has all its options."""
         made = cls.__new__(cls)
         made._set_up(memory, options)  # noqa: SLF001 - it is one of ours
         return made

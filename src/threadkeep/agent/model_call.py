@@ -1,4 +1,4 @@
-"""The data of a model call: its inputs, the session's cached window, and the messages to send or exclude."""
+"""The data of a model call: its inputs, the session's cached messages, and the messages to send or exclude."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Call:
 
 
 class Piece(NamedTuple):
-    """A message that may be sent, its section, and the id with which it is stored.
+    """A message that may be sent, its section of the context, and the id with which it is stored.
 
     If `mark` is True, the message is a placeholder. It is sent only if the message before it is sent.
     """
@@ -102,7 +102,7 @@ class KeptWindow:
         return bool(rows)
 
     def digest(self, front: HASH, count: int) -> HASH:
-        """Return the digest of `front` and the first `count` messages of the window."""
+        """Return the digest `front`, continued with the first `count` cached messages."""
         key = front.digest()
         state, done = front.copy(), 0
         if self._digest is not None and self._digest[0] == key and self._digest[2] <= count:
@@ -121,7 +121,7 @@ class KeptWindow:
 
 @dataclass
 class Draft:
-    """A model call whose messages are chosen, before the extra sections are searched and inserted.
+    """The messages chosen for a model call, before the extra sections (such as quotes) are searched and inserted.
 
     - `chosen`: the indexes of the `pieces` to send or to exclude, and the lengths of cut ones.
     - `window`: if the cached window is sent as a whole, the number of its messages (they are not in `pieces`); else 0.
@@ -141,7 +141,7 @@ class Draft:
 
     @property
     def reserved(self) -> int:
-        """Tokens reserved for extras: their own, and room for sections that are searched later."""
+        """The tokens reserved for extras (facts, passages, quotes): those found so far, and those searched later."""
         return sum(self.rooms.values()) + sum([extra.entry.tokens for extra in self.extras])
 
 
@@ -171,7 +171,7 @@ class Assembled:
 
     @property
     def chat(self) -> list[BaseMessage]:
-        """The messages of the window and the input, without the other sections."""
+        """The messages of the earlier turns (window) and the input, without the other sections."""
         entries = self.entries[len(self.entries) - len(self.messages) :]
         sent = zip(self.messages, entries, strict=True)
         return [message for message, entry in sent if entry.section in ("window", "input")]

@@ -32,7 +32,7 @@ _numbers = count()
 
 
 class NodeTurn:
-    """The turn of a node, on the event loop of one memory.
+    """The turn of a graph's node that calls a model. Its methods run on the event loop of the memory.
 
     `answered` is the stored answer of a repeated question. `reply` is the caller's answer; after the turn's end, it is
     the answer of another process if that answer was stored first.
@@ -63,7 +63,7 @@ class NodeTurn:
         return self
 
     def _enter(self, messages: Sequence[BaseMessage], config: RunnableConfig) -> Participation:
-        """Return the node's part in the turn of the run. A node without a part gets a memory that stores nothing."""
+        """Return the node's participation in the run's turn. If it takes no part, its memory stores nothing."""
         memory, options = self._memory, self._options
         session = session_for(memory, options, config)
         site = site_in(options, config)
@@ -96,7 +96,7 @@ class NodeTurn:
         self.reply, self._unreported = reply, True
 
     def _report(self) -> None:
-        """Report the token usage of the newest model call, if it was not reported yet."""
+        """Add the token usage to the record of the newest model call (its manifest), unless that was done before."""
         if self._unreported:
             self._unreported = False
             self._turn.report(self.reply if isinstance(self.reply, AIMessage) else None)
@@ -109,7 +109,7 @@ class NodeTurn:
             self._report()
             calls_tools = self.answered is None and isinstance(reply, AIMessage) and bool(reply.tool_calls)
             if error is not None or calls_tools:
-                # This call gives no answer, so release the number that it has claimed for one (see `RootRun`).
+                # This call gives no answer, so free the number that it has claimed for an answer (see `RootRun`).
                 part.root.release(part.author, part.key)
             if error is None:
                 await (turn.close("") if calls_tools else self._close())
@@ -150,7 +150,7 @@ class _TurnOfBlock:
 
 
 class SessionTurn(_TurnOfBlock):
-    """The open turn of an `async with` block."""
+    """The turn that `async with session_turn(...)` begins; it ends with the block."""
 
     async def messages(
         self, system: SystemMessage | None = None, *, model: BaseChatModel | None = None, tools: Sequence[object] = ()
@@ -164,7 +164,7 @@ class SessionTurn(_TurnOfBlock):
 
 
 class SyncSessionTurn(_TurnOfBlock):
-    """The open turn of a `with` block, for synchronous code."""
+    """The turn that `with session_turn(...)` begins, for synchronous code; it ends with the block."""
 
     def messages(
         self, system: SystemMessage | None = None, *, model: BaseChatModel | None = None, tools: Sequence[object] = ()
@@ -175,7 +175,7 @@ class SyncSessionTurn(_TurnOfBlock):
 
 
 class TurnBlock:
-    """The block of `session_turn`: `async with` returns a `SessionTurn`, `with` a `SyncSessionTurn`."""
+    """The context manager of `session_turn`: `async with` returns a `SessionTurn`, `with` a `SyncSessionTurn`."""
 
     def __init__(self, on_loop: OnLoop[Memory, NodeTurn], config: RunnableConfig | None) -> None:
         self._on_loop = on_loop
@@ -211,7 +211,7 @@ class TurnBlock:
             self._on_loop.wait_for(lambda _: turn.end(error), turn)
 
     def _listening(self, turn: NodeTurn, config: RunnableConfig) -> NodeTurn:
-        """Start collecting the text of the model calls that are made in the block."""
+        """Start collecting the text that models stream in the `with` block, in case the block is cut off."""
         self._begun = turn
         self._block.enter_context(turn.partial.listening(config))
         return turn

@@ -1,4 +1,4 @@
-"""The part of one agent's call in a turn, and a registry of the calls that have not ended."""
+"""The participation of one agent's call in a turn, and a registry of the calls that have not ended."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class Participation:
     _settling: asyncio.Task[None] | None = field(default=None, repr=False)
 
     def enter(self, messages: Sequence[BaseMessage]) -> None:
-        """Join the root run's turn, or begin it.
+        """Take part in the turn of the root run, or begin this turn.
 
         An agent becomes `silent` if its input is a text that the graph's code wrote. But if the turn began with such a
         text, the first agent that gets the caller's question begins a new turn.
@@ -223,7 +223,7 @@ class Participation:
         return turn
 
     def _number_of_resumed(self, turn: OpenTurn, name: str, messages: Sequence[BaseMessage]) -> int | None:
-        """Return the number of a resumed run's answer (1 is its author's first); None if stored answers do not tell it.
+        """Return this agent's answer number in a resumed run (from 1); None if the stored answers do not show it.
 
         A task that LangGraph repeats keeps the number of its stored answer. Otherwise, return the next number after
         the stored answers in `messages`; another run that was resumed at the same time may have the same number.
@@ -263,7 +263,7 @@ class Participation:
         return self.resumed or (call is not None and call.is_continued)
 
     def go_on(self, turn: OpenTurn) -> None:
-        """Claim the number of the answer among its author's answers again, if a failure has released it."""
+        """If a failure has freed the number of this answer among its author's answers, claim the number again."""
         ordinal = self.root.reclaim(self.author, self.key, turn.ordinal)
         if ordinal != turn.ordinal:
             turn.speak_as(self.author, ordinal)
@@ -374,7 +374,7 @@ class Participation:
         return turn
 
     def hand_over(self) -> None:
-        """Discard the held answer and free its number, because a tool hands over to another agent."""
+        """Discard the answer held in memory and free its number, because a tool hands over to another agent."""
         self.discard()
         self.handed_over = True
         self.root.release(self.author, self.key)
@@ -404,7 +404,7 @@ class Participation:
             self._timer = None
 
     def discard(self) -> None:
-        """Discard the held answer, because the run continues."""
+        """Discard the answer that is held in memory, because the run continues."""
         self.stop_waiting()
         self.text, self.status = "", "interrupted"
         self._runs.clear()
@@ -431,7 +431,7 @@ class Participation:
         await self.end(text_of(said) if not self.is_over and isinstance(said, AIMessage) else said, self.status)
 
     def leave(self) -> None:
-        """Remove the call from the registry, so that its held answer is not stored."""
+        """Remove the call from the registry, so that an answer that it holds in memory is not stored."""
         self.stop_waiting()
         if self.registry.calls.get(self.key) is self:
             del self.registry.calls[self.key]

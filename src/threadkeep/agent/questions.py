@@ -37,7 +37,7 @@ def is_question(message: BaseMessage) -> bool:
 def question_before(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     """Return the question that a run is answering: the newest block of human messages.
 
-    Return an empty list if a system message, but no question, follows the last answer: the agent then speaks unasked.
+    Return an empty list if a system message follows the last answer, but no question: the agent speaks without one.
     """
     end = len(messages)
     instructed = False
@@ -183,7 +183,7 @@ async def compare_history(
 def _stored_turn(
     sent: Sequence[BaseMessage], question: Sequence[BaseMessage], rows: Sequence[Message], digest: Digest | None
 ) -> SentHistory | None:
-    """Return the stored form of the sent messages if the question and a message after it are stored, else None."""
+    """Return the sent messages in their stored form if the question and a message after it are stored, else None."""
     found = known_messages(sent, rows, digest, by_position=False).rows
     known = {index: row for index, row in found.items() if row.superseded_at is None}
     asked = [index for index, message in enumerate(sent) if any(message is one for one in question)]
@@ -249,7 +249,7 @@ def known_messages(
 
 
 def _rows_between(gap: Sequence[_Sent], rows: Sequence[Message], beside: range) -> Sequence[Message]:
-    """Return the rows at `beside` for the unknown messages in `gap`. If the numbers differ, return only answers.
+    """Return the rows (at the indexes `beside`) for the unknown messages in `gap`; only answers if the numbers differ.
 
     Clients join, split and omit answers. So only the answers that directly follow a known message are matched.
     """

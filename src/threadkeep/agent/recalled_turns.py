@@ -1,4 +1,4 @@
-"""The section `selected`: quotes of older turns that are relevant to the new input."""
+"""The section `selected` of a model call's context: quotes of older turns that are relevant to the new input."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _UNUSED, _MARGIN = 0.04, 0.01
 
 
 class RecalledTurns:
-    """A source of relevant older turns of the session (scope `session`) or of all sessions of its user.
+    """A source of older turns that are relevant to the input, from the session or from all sessions of its user.
 
     Without a user, a session has only its own turns. With the extra `meaning`, or with LangChain `embeddings`, turns
     that say the same in other words are also found. Each message is embedded once, in the background. The vectors
@@ -59,7 +59,7 @@ class RecalledTurns:
         self._embedder = embedder_of(embeddings, embeddings_name)
 
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
-        """Return a block with the relevant turns that fit into `room` tokens."""
+        """Return a message that quotes the relevant older turns that fit into `room` tokens; None if there are none."""
         session = request.session
         known = [m.seq for m in request.earlier if m.id in request.known_ids and m.seq is not None]
         search = Search(
@@ -116,7 +116,7 @@ def _without_copies(found: Sequence[FoundTurn], request: ExtraRequest) -> list[F
 
 
 def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extra | None:
-    """Return the best turns that fit, as one message."""
+    """Return one message that quotes the best of the found turns, up to `room` tokens; None if none fits."""
     quoted = [QuotedTurn(turn.session_id, turn.message, turn.part) for turn in found]
     sizes = _sizes(quoted, request.counter)
     budget = room - request.counter(TURNS_HEADER)
@@ -135,7 +135,7 @@ def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extr
 
 
 def _fitting(quoted: Sequence[QuotedTurn], sizes: Sequence[int], budget: float) -> list[int]:
-    """Return the indexes of the turns that fit into the budget together, best first."""
+    """Return the indexes of the best turns whose `sizes` (in tokens) fit into the budget together, best first."""
     left = budget
     days: set[object] = set()
     taken: list[int] = []

@@ -230,7 +230,7 @@ class GraphTurn:
         return {**values, "messages": whole, **restored_values(end.values, classes)}
 
     async def end(self, state: object) -> AIMessage | None:
-        """Store the turn's end, and the answer if no agent stored it. Return another answer that was stored first."""
+        """Store the final state, and the answer if no agent stored it. Return another answer that was stored first."""
         self._attempts = None
         if self.ended is not None or self.part.silent:
             return None

@@ -48,7 +48,7 @@ tool_of_sessions: ContextVar[tuple[tuple[Identity, str], ...]] = ContextVar("thr
 
 @contextmanager
 def calling_tool(memory: Memory, session: Session) -> Iterator[None]:
-    """Mark the block as a tool call of an agent. Agents inside it neither read nor write this session."""
+    """Mark the `with` block as a tool call of an agent. Agents that run in it neither read nor write this session."""
     token = tool_of_sessions.set((*tool_of_sessions.get(), (memory.identity, session.session_id)))
     try:
         yield
@@ -205,7 +205,7 @@ class RootRun:
         return [*messages[:end], *missing, *messages[end:]]
 
     def begin_attempt(self) -> bool:
-        """Free the answer numbers of calls in nodes that LangGraph repeats. Return True if this code runs in one."""
+        """If LangGraph repeats nodes, free the numbers of their answers. Return True if this code is in such a node."""
         attempts = {namespace: attempt.run_id for namespace, attempt in root_callbacks.attempts.get().items()}
         if not attempts:
             return False
@@ -317,7 +317,7 @@ def root_run(memory: Memory, control: object, session_id: str, *, shared: bool =
 
 
 def forget(memory: Memory, root: RootRun, *_: object) -> None:
-    """Remove the turn of a root run that has ended from the cache."""
+    """Remove the turn of a root run from the cache, because the run has ended."""
     runs, key = _root_runs.setdefault(memory.identity, OrderedDict()), (id(root.control), root.session_id)
     if runs.get(key) is root:
         del runs[key]
@@ -387,7 +387,7 @@ class SessionOrder:
             queue.pop(turn, None)
 
     def hand_on(self, run: RootRun) -> None:
-        """Give the session to the next root run, if this run holds it. Any OS thread may call this."""
+        """Let the next waiting root run have the session, if this run holds it. Any OS thread may call this."""
         session_id = run.session_id
         with self._lock:
             if self._holders.get(session_id) is not run:

@@ -68,7 +68,7 @@ def shortened(message: BaseMessage, tokens: int, counter: TokenCounter) -> BaseM
 
 
 def with_text(message: BaseMessage, text: str) -> BaseMessage:
-    """Return a copy of a message with another text. Other blocks stay."""
+    """Return a copy of a message with another text. Content blocks of other types stay."""
     return _merged(message, text, ())
 
 

@@ -204,7 +204,7 @@ class TurnContext:
         return self._memory.manifests.entry(manifest.session_id, manifest.run_id, manifest.to_dict, texts)
 
     def joined(self, _: Sequence[Message] = ()) -> Joined:
-        """Return SQL that stores the manifest and the window's new start (anchor) in the answer's transaction."""
+        """Return SQL that stores, with the answer, the call's record and the message where history now begins."""
         manifests, entry = self._memory.manifests, self._entry()
         if entry is not None and (entry.session_id != self.session.session_id or manifests.has_earlier(entry)):
             entry = None
@@ -214,7 +214,7 @@ class TurnContext:
         return Joined((), records if anchor is None else [*records, anchor])
 
     def anchor_statement(self) -> Statement | None:
-        """Return the SQL statement that stores the window's new start (its anchor), if the start moves."""
+        """Return the SQL statement that stores the message with which history now begins (anchor), if that changed."""
         if self._new_begin is None:
             return None
         profile, revision = self._options.profile or "", self._recollection.revision
@@ -331,7 +331,7 @@ class TurnContext:
         self._extras, self._reads = None, {}
 
     async def _draft(self, assembler: Assembler, call: Call) -> Draft:
-        """Return a draft with the window and the extra sections. The turn's first call searches the sections."""
+        """Choose the messages to send, with the extra sections (such as quotes) that the turn's first call searches."""
         if self._extras is not None:
             return assembler.draft(call, extras=self._extras)
         # If the options exclude history, do not quote older turns either.
