@@ -74,14 +74,14 @@ class SummaryRoom:
 
 @dataclass(frozen=True)
 class WindowRoom:
-    """The capacity of a window; None means no limit. A full window is cut to the fraction `step` of its capacity."""
+    """Limits of the history in a model call (the window), or None. A full window is cut to `step` times its limits."""
 
     tokens: int | None = None
     messages: int | None = None
     step: float = 0.4
 
     def nearly_full(self, extent: Extent) -> tuple[Size, ...]:
-        """Return the sizes to cut the window to if `extent` nearly fills it, otherwise an empty tuple."""
+        """Return the sizes to cut the window to if messages of this extent nearly fill it, otherwise an empty tuple."""
         keep: list[Size] = []
         if self.tokens is not None and extent.tokens > self.tokens * _FULL:
             keep.append(("tokens", max(1, int(self.tokens * self.step))))
@@ -194,7 +194,7 @@ def part_length(rows: Sequence[Message], sizes: Sequence[int], room: int) -> int
 
 
 def packed(lines: Sequence[str], sizes: Sequence[int], room: int) -> tuple[str, ...]:
-    """Join lines into records of at most `room` tokens. A longer line is a record of its own."""
+    """Join lines into texts of at most `room` tokens, which a model can read at once. A longer line stays alone."""
     records: list[list[str]] = []
     used = 0
     for line, size in zip(lines, sizes, strict=True):
@@ -207,7 +207,7 @@ def packed(lines: Sequence[str], sizes: Sequence[int], room: int) -> tuple[str, 
 
 
 def even_room(total: int, room: int) -> int:
-    """Return the size of equal parts, each at most `room`, into which `total` is split; `room` if one is enough."""
+    """Return the size of equal parts of at most `room` tokens into which to split `total`; `room` if one is enough."""
     return -(-total // -(-total // room)) if total > room else room
 
 

@@ -95,7 +95,7 @@ type Pattern = tuple[bytes, tuple[float, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Patterns:
-    """The patterns of one script, or the general patterns, which apply to texts in any script.
+    """Character sequences and their costs in tokens, for texts in one script or (the general ones) in any script.
 
     kinds: sequences of byte kinds, which are letters (see `KINDS`). A script's first one is the kind of its lead bytes.
     text: sequences of characters.
@@ -111,7 +111,7 @@ class Patterns:
 
 @cache
 def patterns_by_script() -> dict[str, Patterns]:
-    """Map the letter of each script (see `KINDS`) to the script's patterns, and "" to the general patterns."""
+    """Map the letter of each script (see `KINDS`) to its patterns, and "" to the patterns of texts in any script."""
     found = json.loads(files("threadkeep.context").joinpath("token_costs.json").read_text(encoding="utf-8"))
     return {key: _patterns(groups) for key, groups in ({"": found} | found["scripts"]).items()}
 
@@ -206,7 +206,7 @@ _BYTES = tuple(range(256))
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Patterns of more than two bytes, and the cost of each. The costs of shorter ones are in `TokenCosts.pairs`."""
+    """Sequences of more than two bytes, and the cost of each in tokens. Shorter ones are in `TokenCosts.pairs`."""
 
     patterns: tuple[bytes, ...]
     costs: tuple[float, ...]
@@ -214,7 +214,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class ScriptCosts:
-    """The costs of one script's patterns. A text without the letter `lead` (see `KINDS`) does not have this script."""
+    """The costs in tokens of one script's byte sequences. Its characters begin with a byte of kind `lead` (`KINDS`)."""
 
     lead: bytes
     kinds: Counted
@@ -224,7 +224,7 @@ class ScriptCosts:
 
 @dataclass(frozen=True, slots=True)
 class TokenCosts:
-    """All costs of one tokenizer family. `pairs` has the cost of each pair of bytes, at its 16-bit number."""
+    """The token costs of byte sequences in one tokenizer family. `pairs` has that of each pair, at its 16-bit number."""
 
     pairs: list[float]
     digit_group: float
@@ -235,7 +235,7 @@ class TokenCosts:
 
 @cache
 def token_costs(family: Family) -> TokenCosts:
-    """Return the costs of the patterns for a tokenizer family."""
+    """Return the costs in tokens of all byte sequences for a tokenizer family, such as `llama3`."""
     column = FAMILIES.index(family)
     all_texts, *scripts = patterns_by_script().values()
     words, digit_group = (costs[column] for _, costs in all_texts.runs)

@@ -27,7 +27,7 @@ class Fold:
 
 @dataclass(frozen=True)
 class Folded:
-    """The result of `fold_repeats`: the remaining messages, in order, and the folds."""
+    """The result of `fold_repeats`: the remaining messages, in order, and the groups of exchanges that were folded."""
 
     messages: tuple[Message, ...]
     folds: tuple[Fold, ...] = ()

@@ -1,4 +1,4 @@
-"""Manifests: records of the messages in a model call, with positions, ids, counts and reasons, but no text."""
+"""Manifests: records of the messages in a model call, with their positions, ids and token counts, but no text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ type GraphOutcome = Literal["ok", "deadline", "failed", "breaker_open", "off", "
 
 @dataclass(frozen=True)
 class TurnReference:
-    """A message of a transcript that is quoted in a context."""
+    """A stored message that is quoted in a model call, by its session and `seq`."""
 
     session_id: str
     seq: int
@@ -36,7 +36,7 @@ class TurnReference:
 
 @dataclass(frozen=True)
 class QuoteReference(TurnReference):
-    """A message of a transcript that is quoted in a context, whole or in part."""
+    """A stored message that is quoted in a model call, whole or in part."""
 
     part: tuple[int, int] | None = None
     """The quoted range of a long message's characters; absent if the whole message is quoted."""
@@ -44,7 +44,7 @@ class QuoteReference(TurnReference):
 
 @dataclass(frozen=True)
 class FactReference:
-    """A fact that is quoted in a context, with its origin."""
+    """A stored fact or a fact from Graphiti that is quoted in a model call, with its origin."""
 
     id: str
     scope: ScopeKind
@@ -87,7 +87,7 @@ class ScopeRecall:
 
 @dataclass(frozen=True)
 class FactsLeftOut:
-    """Stored facts of a scope that are not in a context, and the reason.
+    """Stored facts of a scope that were not sent in a model call, and the reason.
 
     `no_room`: they did not fit. `same_key`: a fact of a more specific scope, or a newer one, has the same key.
     `over_limit`: the scope has too many facts, so only relevant ones were searched for; the others are not counted.

@@ -43,7 +43,7 @@ _QUOTED_OF_SHARED = 0.25
 
 @dataclass(frozen=True)
 class ContextPlan:
-    """The division of a budget among sections; see the module's table.
+    """The division of a model call's token budget among the sections of its context; see the module's table.
 
     order: the order of the sections, without the turn's steps, which are always last.
     shares: fractions of the budget: a minimum for the window, and a maximum for the others.
@@ -85,7 +85,7 @@ class ContextPlan:
     def rooms(
         self, budget: int, fixed: int, wanted: Collection[Section], *, shared: int | None = None, newest: int = 0
     ) -> dict[Section, int]:
-        """Return how many tokens each wanted extra may use. The window's share is reserved first.
+        """Return how many tokens each of the `wanted` extras may use, after the window's share is reserved.
 
         Args:
             budget: the tokens of the whole call.

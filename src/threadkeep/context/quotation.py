@@ -57,12 +57,12 @@ def facts_text(lines: Sequence[str]) -> str:
 
 
 def fitting_facts(facts: Sequence[Fact], budget: int, counter: TokenCounter) -> list[Fact]:
-    """Return the facts that fit into the budget as one block, in order."""
+    """Return the facts that fit into `budget` tokens as one block of lines, in order."""
     return [facts[index] for index in fitting_lines([fact_line(fact) for fact in facts], budget, counter)]
 
 
 def fitting_lines(lines: Sequence[str], budget: int, counter: TokenCounter) -> list[int]:
-    """Return the indexes of the lines that fit into the budget as one block, in order."""
+    """Return the indexes of the lines that fit into `budget` tokens as one block, in order."""
     if not lines or counter(facts_text(lines)) <= budget:
         return list(range(len(lines)))
     left = budget - counter(FACTS_HEADER)
@@ -210,12 +210,12 @@ def quoted_by(block: str, role: str) -> list[str]:
 
 
 def render(header: str, quotes: Sequence[Quote]) -> str:
-    """Return one block: the header, then the quotes in order."""
+    """Return the text of a prompt section: the header, then the quotes in order."""
     return "\n\n".join((header, *(quote.render() for quote in quotes)))
 
 
 def fitting(header: str, quotes: Iterable[Quote], budget: int, counter: TokenCounter) -> list[Quote]:
-    """Return the first quotes that fit into the budget as a block. The last one may be cut."""
+    """Return the first quotes that fit into `budget` tokens below the header. The last one may be cut."""
     taken: list[Quote] = []
     for quote in quotes:
         if counter(render(header, [*taken, quote])) <= budget:

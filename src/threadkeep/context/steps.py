@@ -41,7 +41,7 @@ def least_of(step: Step) -> int:
 
 
 def level_of(step: Step, room: int) -> int:
-    """Return the greatest number of tokens to which a step's messages can be cut so that it fits into `room`."""
+    """Return the greatest length, in tokens, to which each message is cut so that the step fits into `room` tokens."""
     low, high = 0, room
     while low <= high:
         level = (low + high) // 2
@@ -82,7 +82,7 @@ def shares(parts: Sequence[Step], steps: Sequence[Step], room: int) -> list[int 
 
 
 def whole_shares(steps: Sequence[Step], room: int) -> list[int | None]:
-    """Return the tokens for each step, or None for an excluded step. Only the newest step may be cut."""
+    """Return the number of tokens for each step, or None for an excluded step. Only the newest step may be cut."""
     found: list[int | None] = [None] * len(steps)
     for number in range(len(steps) - 1, -1, -1):
         tokens = whole_of(steps[number])
@@ -96,7 +96,7 @@ def whole_shares(steps: Sequence[Step], room: int) -> list[int | None]:
 
 
 def _replayed(steps: Sequence[Step], parts: int, room: int) -> list[int]:
-    """Return the tokens for each step. Repeat the cuts of the turn's earlier calls by computing all steps in order."""
+    """Return the tokens for each step, computed in order, so that the cuts of the turn's earlier calls are repeated."""
     granted: list[int] = []
     older = 0
     for step in steps:

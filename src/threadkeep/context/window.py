@@ -67,7 +67,7 @@ def join_ranges(gaps: Iterable[Exclusion]) -> list[Exclusion]:
 
 @dataclass(frozen=True)
 class WindowManifest:
-    """The record of one window.
+    """The record of a window: which messages are in it, and which were excluded.
 
     `included` has the `seq` of its messages, in order. `dropped` is the number of excluded messages, without those
     excluded by a reset, by archiving or because they are superseded.
@@ -128,7 +128,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Extent:
-    """Three `seq` values of a session, with which a window reports excluded messages that it has not read.
+    """Three message numbers (`seq`) of a session, with which a window reports excluded messages that were not read.
 
     They belong to the oldest stored message, the last reset and the newest archived message; 0 means none.
     """

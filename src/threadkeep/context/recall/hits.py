@@ -77,7 +77,7 @@ class TurnColumns:
         self.voices.extend(NOBODY if voice == NOBODY else voices[voice] for voice in other.voices)
 
     def negated_priors(self, begin: int) -> dict[str, list[tuple[float, int]]]:
-        """Map each speaker to pairs for the turns from `begin` on: negated prior (kind `other`) and position."""
+        """Map each speaker to a pair for each turn from `begin` on: its prior (kind `other`) times -1, its position."""
         names, priors = list(self.speakers), self.priors[-1]
         found: dict[str, list[tuple[float, int]]] = {}
         for index in range(begin, len(self)):
@@ -137,7 +137,7 @@ class Coverage(dict[int, float]):
         self._counts: dict[int, tuple[float, int]] = {}
 
     def bit(self, term: int, part: float) -> int:
-        """Return the bit of a source for term number `term`. It counts as `part` (0 to 1) of the term's weight."""
+        """Return the bit of a new source for term number `term`. It counts as `part` (0 to 1) of the term's weight."""
         if (term, part) not in self._sources:
             self._sources.append((term, part))
         return 1 << self._sources.index((term, part))
@@ -274,7 +274,7 @@ def positions_of(hits: Hits, match: Match, columns: TurnColumns) -> list[int]:
 
 
 def episodes_of(hits: Hits, columns: TurnColumns) -> dict[int, tuple[float, float]]:
-    """Map each episode with hits to the share of the query that it covers, and its score divided by the best score."""
+    """Map each episode to the share of the query that its turns cover, and to its score divided by the best score."""
     masks: defaultdict[int, int] = defaultdict(int)
     scores: defaultdict[int, list[float]] = defaultdict(list)
     for position, mask in hits.masks.items():

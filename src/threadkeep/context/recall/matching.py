@@ -20,7 +20,7 @@ _SHORT = 4_000
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The data of one query from which `Scoring` computes the scores of turns.
+    """The values of one query from which `Scoring` computes the scores of turns.
 
     `episodes` maps an episode to the part of the score that each of its turns gets. `per_score` scales BM25 scores;
     `per_when_score` does so for questions about a time, and is 0 for others.
@@ -141,7 +141,7 @@ class Matching:
         self._weights = {**MATCH, **{name: MATCH[name] + self._many * MATCH[name + OF_MANY] for name in _OF_MANY}}
 
     def _of_many(self) -> float:
-        """Return the factor of `OF_MANY` weights. It grows with the number of turns that match almost best."""
+        """Return the factor of the `OF_MANY` weights. It grows with the number of turns that match nearly best."""
         shares = self._hits.shares
         nearly = _NEARLY * max(shares, default=0.0)
         return _MANY_SCALE * math.log1p(sum([share >= nearly for share in shares]))

@@ -61,7 +61,7 @@ _READ_CHARACTERS = 4_000
 
 
 class Signs(NamedTuple):
-    """The signs found in a turn. Flags are 0 or 1, so that they can be weighed."""
+    """Features of a turn's text, such as a question or a time. Flags are 0 or 1, so that they can be weighed."""
 
     asks: int
     ends_asking: int
@@ -77,7 +77,7 @@ class Signs(NamedTuple):
 
 
 def signs_of(text: str, words: Sequence[str]) -> Signs:
-    """Return the signs found in a text; `words` are the words of the text."""
+    """Return the features of a text, such as a question, a time or a name; `words` are the words of the text."""
     head = text[:_READ_CHARACTERS]
     if is_unspaced(head):
         found = _signs_in(head.lower())
@@ -118,7 +118,7 @@ type Priors = tuple[float, ...]
 
 
 class Surroundings(NamedTuple):
-    """Facts about a turn's place in its episode. `after_question` is 1 if the turn before it asks, else 0."""
+    """Facts about a turn's speaker and its episode so far. `after_question` is 1 if the turn before it asks, else 0."""
 
     turns_before: int
     after_question: int
@@ -126,10 +126,10 @@ class Surroundings(NamedTuple):
 
 
 def prior_signals(signs: Signs, terms: int, words: int, rarity: float, surroundings: Surroundings) -> Sequence[float]:
-    """Return the signals of a turn, in the order of `PRIOR`, which weighs them.
+    """Return numbers that show how informative a turn is, in the order of their weights in `PRIOR`.
 
     Args:
-        signs: The signs found in its text.
+        signs: The features of its text.
         terms: The number of distinct meaningful terms.
         words: The number of words.
         rarity: The rarity of its terms in the turns so far, about 0 to 1.
@@ -153,7 +153,7 @@ def prior_signals(signs: Signs, terms: int, words: int, rarity: float, surroundi
 
 
 def answer_signals(signs: Signs) -> Sequence[float]:
-    """Return a turn's signals for each kind of answer, in the order of `ANSWER`."""
+    """Return a number for each kind of answer that a turn may give, such as a time, in the order of `ANSWER`."""
     return signs.time, signs.number, signs.names, signs.place, signs.cause
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-# Query-independent signals of a turn.
+# Signals that a turn is informative, whatever the query is.
 PRIOR: Final[dict[str, float]] = {
     "terms": 0.026,
     "density": 0.049,
@@ -20,7 +20,7 @@ PRIOR: Final[dict[str, float]] = {
     "past": 0.018,
     "by_agent": -0.500,
 }
-# Signals of a turn for a kind of answer.
+# Signals that a turn has the kind of answer for which the query asks.
 ANSWER: Final[dict[str, float]] = {
     "when": 1.457,
     "number": 1.808,
