@@ -54,7 +54,7 @@ _ATTACHMENT: TypeAdapter[Attachment] = TypeAdapter(Attachment)
 
 @on_any_loop
 class ThreadkeepStore[TContext](MemoryAdapter, Store[TContext]):
-    """A ChatKit `Store` that is backed by a memory: a thread is a session, an item is a message.
+    """A ChatKit `Store` that stores each thread as a Threadkeep session, and each item as a message of the session.
 
     User and assistant messages are stored like messages of other channels. Other items, such as widgets, are stored as
     notes, which are never sent to a model. Threads and attachments of other users are not found.
@@ -150,7 +150,7 @@ class ThreadkeepStore[TContext](MemoryAdapter, Store[TContext]):
             await self._change(session, item.id, item)  # it was deleted
 
     async def save_item(self, thread_id: str, item: ThreadItem, context: TContext) -> None:
-        """Replace an item at its position in the thread, or append it."""
+        """Replace the stored item that has this item's id. If there is none, append this item to the thread."""
         await self._change(self.session(thread_id, context), item.id, item)
 
     async def delete_thread_item(self, thread_id: str, item_id: str, context: TContext) -> None:
@@ -170,7 +170,7 @@ class ThreadkeepStore[TContext](MemoryAdapter, Store[TContext]):
         await self.memory.channels.state.keep(_scope(self._user_id(context)), attachment.id, value)
 
     async def load_attachment(self, attachment_id: str, context: TContext) -> Attachment:
-        """Return an attachment of the user."""
+        """Return the stored metadata of an attachment. Attachments of other users are not found."""
         value = await self.memory.channels.state.value(_scope(self._user_id(context)), attachment_id)
         if value is None:
             raise NotFoundError(f"Attachment {attachment_id} not found")
@@ -315,7 +315,7 @@ def user_text(item: UserMessageItem) -> str:
 
 
 def _plain_item(message: Message, thread_id: str) -> ThreadItem | None:
-    """Return an item made from a message that another channel or a run has stored; None for a note."""
+    """Return a ChatKit item made from a message of another channel or of a run; None for a note (not for models)."""
     created_at = message.created_at or datetime.min.replace(tzinfo=UTC)
     place: Any = {"id": str(message.id), "thread_id": thread_id, "created_at": created_at}
     if message.role == "assistant":

@@ -54,7 +54,7 @@ _STALE = (
 
 @on_any_loop
 class SessionService(MemoryAdapter, BaseSessionService):
-    """An ADK session service over a memory. Texts of events are stored as messages, which other channels can read.
+    """An ADK session service that stores the texts of events as Threadkeep messages, which other channels can read.
 
     An event, its changes to shared state and a new revision of the session are stored in one transaction. If several
     writers store the same revision, only the first succeeds. The state of a session is computed from its events.
@@ -66,7 +66,7 @@ class SessionService(MemoryAdapter, BaseSessionService):
         """Create a service.
 
         Raises:
-            InvalidInput: the memory stores its sessions in a graph store.
+            InvalidInput: the memory stores its sessions in a LangGraph store instead of its own tables.
         """
         super().__init__(memory)
         if self.memory.in_graph_store:
@@ -328,7 +328,7 @@ def _prefix(app_name: str) -> str:
 
 
 def _key(app_name: str, user_id: str, session_id: str) -> str:
-    """Return the id of the Threadkeep session for an ADK session. If it would be too long, it contains a digest."""
+    """Return the id of the Threadkeep session for an ADK session, with a digest if the id would be too long."""
     parts = [f"{escape(user_id)}:{escape(session_id)}" for escape in (keys.escape_key, _escape_ascii)]
     longest = keys.MAX_KEY_CHARACTERS - len(_prefix(app_name))
     short = [part for part in parts if len(part) <= longest]

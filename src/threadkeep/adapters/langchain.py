@@ -21,7 +21,7 @@ _NAME = "langchain"
 
 
 class ChatHistory(BaseChatMessageHistory):
-    """A LangChain chat history over a session of a memory, with blocking and asynchronous methods.
+    """A LangChain chat history that stores messages in a Threadkeep session, with blocking and asynchronous methods.
 
     Tool calls, tool results and system messages are stored as notes. The history returns them unchanged, but Threadkeep
     sends no notes to the models of other agents.

@@ -24,7 +24,7 @@ _ROLES: Mapping[MessageRole, Role] = {MessageRole.USER: "user", MessageRole.ASSI
 
 
 class ChatMemory(BaseMemory):
-    """A LlamaIndex memory over a session. LlamaIndex runs the asynchronous variants of its methods in OS threads.
+    """A LlamaIndex memory that stores messages in a session. LlamaIndex runs its asynchronous methods in OS threads.
 
     Tool calls and tool results are stored as notes. The memory returns them unchanged, but Threadkeep sends no notes to
     the models of other agents.

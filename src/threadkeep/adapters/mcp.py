@@ -69,7 +69,7 @@ def memory_server(
     auth: AuthSettings | None = None,
     verifier: TokenVerifier | None = None,
 ) -> MCPServer[object]:
-    """Create an MCP server over a memory.
+    """Create an MCP server whose tools read the sessions and facts of a memory and, with `writes`, change sessions.
 
     Args:
         memory: the memory that contains the sessions.

@@ -30,7 +30,7 @@ _NAME = "openai-agents"
 
 
 class AgentsSession:
-    """A `Session` of the OpenAI Agents SDK over a session of a memory, usable on any event loop.
+    """A `Session` of the OpenAI Agents SDK that stores its items in a Threadkeep session, usable on any event loop.
 
     User and assistant messages are stored like messages of other agents. Tool calls, tool results and reasoning are
     stored as notes. The session returns them unchanged, but Threadkeep sends no notes to the models of other agents.

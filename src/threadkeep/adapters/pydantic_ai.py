@@ -1,4 +1,4 @@
-"""Conversations of Pydantic AI in a memory."""
+"""Conversations of Pydantic AI, stored as Threadkeep sessions."""
 
 from __future__ import annotations
 
@@ -57,19 +57,19 @@ class Conversations(MemoryAdapter, ConversationStore):
         """Create a store; `user_id` limits it to the conversations of that user.
 
         Raises:
-            InvalidInput: the memory stores its sessions in a graph store.
+            InvalidInput: the memory stores its sessions in a LangGraph store instead of its own tables.
         """
         super().__init__(memory)
         if self.memory.in_graph_store:
             raise InvalidInput("Conversations of Pydantic AI need a memory in SQL tables; open one by a database URL.")
         self._user_id = user_id
         self._scope = f"{_NAME}:{user_id or ''}"
-        # Sessions that are not conversations, with the creation time and last `seq` that they had when checked.
+        # Sessions without entries of Pydantic AI, with the creation time and last `seq` that they had when checked.
         self._others: dict[str, tuple[datetime, int]] = {}
 
     # Not `async`: the context variable must be set in the caller's context, not on the memory's event loop.
     def read_record(self, conversation_id: str) -> Coroutine[Any, Any, ConversationRecord | None]:
-        """Return the newest record of a conversation. Complete a `delete_record` that was interrupted."""
+        """Return the newest record of a conversation. If a `delete_record` was interrupted, complete it first."""
         _read_last.set(conversation_id)
         return self._newest_record(conversation_id)
 
@@ -151,7 +151,7 @@ class Conversations(MemoryAdapter, ConversationStore):
             await self.memory.channels.state.forget(self._scope, name, conversation_id)
 
     async def read_entry(self, entry_id: str) -> ConversationEntry:
-        """Return an entry. Search the conversation that this task read last, then the first that stored the entry.
+        """Return an entry. Search the conversation that this asyncio task read last, then the one that stored it first.
 
         In an imported conversation, entries are found only after the task has read the conversation's record.
 
@@ -162,7 +162,7 @@ class Conversations(MemoryAdapter, ConversationStore):
         return cast("ConversationEntry", _entry(message))
 
     async def read_history(self, head_id: str | None, *, limit: int | None = None) -> list[ConversationEntry]:
-        """Return the last `limit` entries up to `head_id`, oldest first.
+        """Return the last `limit` entries up to the entry `head_id`, oldest first.
 
         The session is read once. If retention has deleted entries, the history begins after them.
         """
@@ -226,7 +226,7 @@ class Conversations(MemoryAdapter, ConversationStore):
 
 
 def _note(conversation_id: str, revision: str, item: Json) -> Message:
-    """Return the note that marks a new revision. Its id has the previous revision, which only one write can follow."""
+    """Return the note that marks a new revision. Its id has the previous revision, so only one write can follow it."""
     return item_message(_NAME, item, role=None, text="[conversation]", message_id=f"{conversation_id}:{revision}")
 
 

@@ -42,7 +42,7 @@ class Memory(history.Memory):
     def __init__(self, parts: MemoryParts) -> None:
         super().__init__(parts)
         clock = parts.options.clock
-        # The tables have no texts of sessions in a graph store, so read these texts from the transcripts.
+        # Threadkeep's tables have no texts of sessions in a LangGraph store, so read these texts from the transcripts.
         messages_at = self._backend.transcripts.at if self.in_graph_store else None
         self.knowledge = Knowledge(parts.driver, observer=parts.observers, clock=clock)
         self.procedures = Procedures(parts.driver, clock=clock)

@@ -46,7 +46,7 @@ class OnLoop[M: history.Memory, H]:
 
     @property
     def made(self) -> list[H]:
-        """The memory's own object and, if it exists, the companion's."""
+        """The wrapped object and, if a companion memory is open, the wrapped object of the companion."""
         return [self._own] if self._second is None else [self._own, self._second]
 
     async def call[**P, T](

@@ -183,14 +183,14 @@ class PersonExport:
                     yield (session_id, seq), [_retyped("shared_message", line) for line in lines]
 
     async def _shared_conversations(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
-        """Yield the person's messages in graph store conversations of other users."""
+        """Yield the person's messages in other users' conversations in a LangGraph store."""
         found = await self._eraser.shared_conversations(person.wanted)
         for position, (_, session_id, messages) in enumerate(sorted(found, key=lambda each: each[1])):
             lines = [message_line(session_id, message) for message in messages]
             yield (position,), [_retyped("shared_message", line) for line in lines]
 
     async def _conversations(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
-        """Yield the person's conversations that agents have stored in graph stores."""
+        """Yield the person's conversations that agents have stored in LangGraph stores."""
         found = await self._eraser.conversations(person.wanted, person.sessions)
         for position, (memory, key) in enumerate(sorted(found, key=lambda pair: pair[1])):
             async for unit, lines in self._session(memory, key):
@@ -278,7 +278,7 @@ class PersonExport:
             yield (scope, name), [_line("value", {"scope": scope, "name": name, "value": value})]
 
     async def _items(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
-        """Yield the graph store items in namespaces that name the person and no other user."""
+        """Yield the items of the LangGraph store in namespaces that name the person and no other user."""
         for store, namespace, key in sorted(await self._eraser.items(person.wanted), key=lambda item: item[1:]):
             if (item := await store.aget(namespace, key)) is not None:
                 values = {"namespace": namespace, "key": key, "value": item.value, "updated_at": item.updated_at}

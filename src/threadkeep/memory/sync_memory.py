@@ -141,10 +141,10 @@ class SyncMemory(Wrapper[Memory]):
     def companion_of(cls, memory: history.Memory) -> Self:
         """Open the database of a memory again, in a thread, until the given memory is closed.
 
-        The returned memory takes over search indexing and retention, which stop in the given memory.
+        From then on, the returned memory does the search indexing and the retention instead of the given memory.
 
         Raises:
-            InvalidInput: the database cannot be opened twice, for example because its graph store is in memory.
+            InvalidInput: the database cannot be opened twice, for example because its LangGraph store is in memory.
         """
         address, options = memory.opened_with or (None, MemoryOptions())
         store = options.graph_store or address

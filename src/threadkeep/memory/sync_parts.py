@@ -1,4 +1,4 @@
-"""The parts of a memory with blocking methods."""
+"""The services of a memory, such as facts and retention, with blocking methods."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from threadkeep.store.summaries import Summaries
 
 
 class SyncPending(Wrapper[PendingTurns]):
-    """The pending turns, with blocking methods."""
+    """The turns that are not stored in the database yet, with blocking methods."""
 
     deliver = Blocking(PendingTurns.deliver)
     drop = Blocking(PendingTurns.drop)
@@ -34,7 +34,7 @@ class SyncPending(Wrapper[PendingTurns]):
 
 
 class SyncRetention(Wrapper[Pruner]):
-    """The retention of messages, with blocking methods."""
+    """The service that archives and deletes old messages, with blocking methods."""
 
     of = Blocking(Pruner.of)
     change = Blocking(Pruner.change)
@@ -50,7 +50,7 @@ class SyncRetention(Wrapper[Pruner]):
 
 
 class SyncRunRetention(Wrapper[RunPruner]):
-    """The retention of finished runs, with blocking methods."""
+    """The service that deletes old finished runs, with blocking methods."""
 
     plan = Iterated(RunPruner.plan)
     prune = Blocking(RunPruner.prune)
@@ -80,14 +80,14 @@ class SyncSummaries(Wrapper[Summaries]):
 
 
 class SyncCompressor(Wrapper[Compressor]):
-    """The compressor, which summarises sessions, with blocking methods."""
+    """The compressor, which replaces older messages by summaries, with blocking methods."""
 
     compress_now = Blocking(Compressor.compress_now)
     idle = Blocking(Compressor.idle)
 
 
 class SyncKnowledge(Wrapper[Knowledge]):
-    """The facts of a memory, with blocking methods."""
+    """The facts that a memory stores about sessions, workspaces and users, with blocking methods."""
 
     remember = Blocking(Knowledge.remember)
     fact = Blocking(Knowledge.fact)
@@ -105,7 +105,7 @@ class SyncKnowledge(Wrapper[Knowledge]):
 
 
 class SyncProcedures(Wrapper[Procedures]):
-    """The procedures of a memory, with blocking methods."""
+    """The stored instructions for kinds of tasks (procedures), with blocking methods."""
 
     teach = Blocking(Procedures.teach)
     procedure = Blocking(Procedures.procedure)
@@ -134,7 +134,7 @@ class SyncProposals(Wrapper[Proposals]):
 
 
 class SyncPersons(Wrapper[Persons]):
-    """The persons of a memory, with blocking methods."""
+    """The known persons with their ids, with blocking methods."""
 
     resolve = Blocking(Persons.resolve)
     get = Blocking(Persons.get)

@@ -53,7 +53,7 @@ _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 @dataclass(frozen=True)
 class Scope:
-    """The owner of knowledge: a session, a workspace or a person, identified by its id."""
+    """The owner of facts and procedures: a session, a workspace or a person, identified by its id."""
 
     kind: ScopeKind
     owner: str

@@ -221,7 +221,7 @@ class SearchHit(NamedTuple):
 class SearchResult:
     """The hits of a search, best first, and the data that it could not search.
 
-    `unindexed` messages are not indexed yet. `damaged` sessions have items in the graph store that cannot be read.
+    `unindexed` messages are not indexed yet. `damaged` sessions have items in the LangGraph store that cannot be read.
     """
 
     hits: list[SearchHit]

@@ -191,7 +191,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Begun:
-    """A run that the owner may now execute, from its last checkpoint. `new` is True if the run never began before."""
+    """A run that the caller may now execute, from its last checkpoint. `new` is True if the run never began before."""
 
     run: Run
     new: bool = False
@@ -199,7 +199,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class NotYet:
-    """A run that cannot start. `behind` is the id of an earlier run, or its own id if another process executes it."""
+    """A run that cannot start yet. `behind`: the id of an earlier run, or its own id if another process executes it."""
 
     run: Run
     behind: str
