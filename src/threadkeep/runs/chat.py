@@ -76,7 +76,7 @@ class RegenerationRequest:
 
 
 class Chat:
-    """The chat of one memory. It starts turns, and agents of registered workflows answer them."""
+    """The chat on top of one `Memory`. It starts turns; the agents of registered workflows answer the messages."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class Chat:
             task.add_done_callback(self._stopping.discard)
 
     async def reset(self, session_id: str) -> None:
-        """Wait for the turns that are queued now, then hide all turns from the model. Raises the errors of `delete`."""
+        """Wait for the turns that are queued now, then hide all turns from later model calls. Raises like `delete`."""
         await self._between_turns(RESET, session_id)
 
     async def delete(self, session_id: str) -> None:
@@ -222,7 +222,7 @@ class Chat:
         return await self._answers.of_recorded(turn, ended, runs, submitted)
 
     async def _service(self, session: Session) -> RunService | None:
-        """Open the run service and return it, or return None if this process cannot have one."""
+        """Open and return the service that stores and executes runs; return None if this process cannot have one."""
         pending = self._memory.pending
         # Limit the wait for locks, because a person waits here.
         async with session.timeout(pending.wait_seconds):
@@ -233,11 +233,11 @@ class Chat:
             async with limit:
                 return await self._runs.service()
         except InvalidInput:
-            # This process cannot have an engine for this database, so the chat uses unrecorded runs.
+            # No run engine can be opened, for example because the extra `engine` is missing: use unrecorded runs.
             return None
 
     async def _end_of(self, turn: ChatTurn, runs: RunService, submitted: Submitted) -> Run | Outcome:
-        """Wait until a run ends or waits for a person; return the run, or its outcome if the database is too slow."""
+        """Wait until a run ends or waits for a person; return the run, or its outcome if the database is slow."""
         stream = submitted.stream
         ending = asyncio.create_task(runs.end_of(submitted.run_id, user_id=turn.request.user_id))
 
@@ -367,14 +367,14 @@ class Chat:
                     raise SessionBusy(session.session_id, run.run_id)
 
     async def _asked_by(self, session: Session, run_id: str | None) -> str | None:
-        """Return the id of the message that a run of the session answers."""
+        """Return the id of the newest message that a run of the session answers, or `run_id` itself if it has none."""
         run = await self._memory.runs.run(run_id) if run_id is not None else None
         if run is None or run.session_id != session.session_id:
             return run_id
         return (run.inputs[-1].message_id if run.inputs else run.message_id) or run_id
 
     async def _workflow_of(self, question: Message, run_id: str | None) -> str:
-        """Return the name of the workflow that answered a question."""
+        """Return the workflow of the run `run_id` or, if it is not stored, of the question's run; by default `chat`."""
         for known in filter(None, (run_id, question.run_id)):
             if (run := await self._memory.runs.run(known)) is not None:
                 return run.workflow

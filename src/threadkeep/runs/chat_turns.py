@@ -334,7 +334,7 @@ class ChatAnswers:
         return replace(answer, replaced=stands is not None or (hold is not None and hold.replaced))
 
     async def stored(self, turn: ChatTurn) -> ChatAnswer | None:
-        """Return the newest stored answer to a repeated message, and record that a caller gets it.
+        """Return the newest stored answer if this message was sent before, and record that a caller gets the answer.
 
         Return None if there is no answer, if it is not complete, or if the database is unavailable.
         """
@@ -374,7 +374,7 @@ class ChatAnswers:
 
     @contextlib.asynccontextmanager
     async def _optional(self, turn: ChatTurn) -> AsyncIterator[None]:
-        """End the block without an error if the database is too slow or unavailable, or the session was deleted."""
+        """Ignore the error of the block if the database is too slow or unavailable, or the session was deleted."""
         with contextlib.suppress(RunNotFound, StoreError, TimeoutError):
             async with self._memory.session(turn.session_id).timeout():
                 yield

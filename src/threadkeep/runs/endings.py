@@ -1,4 +1,4 @@
-"""Recording of the ends of runs and turns, for runs that this process still owns in the database."""
+"""Recording of the ends of runs and turns, if the row of the run still names this process as the owner."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def report_run(observer: Observer, run: Run, outcome: Outcome, *, milliseconds: 
 def report_turn(
     observer: Observer, run: Run, outcome: Outcome, usages: Sequence[TokenUsage], *, milliseconds: float
 ) -> None:
-    """Report the end of a run that was a turn of a session."""
+    """Report that the turn of a session has ended, unless the run is no such turn or still waits for a person."""
     if run.session_id is None or run.parent_run_id is not None or outcome.status == "waiting":
         return
     if run.workflow in OWN_NAMES:
@@ -133,7 +133,7 @@ _PAUSE_SECONDS: Final = 0.25
 
 
 class RunEndings:
-    """A recorder of the ends of runs and of their turns; it also releases runs to other processes."""
+    """A recorder of the ends of runs and turns. It also releases runs, so that other processes resume them."""
 
     def __init__(self, memory: Memory, workflows: RunWorkflows, dependencies: Dependencies) -> None:
         self._memory = memory
@@ -246,7 +246,7 @@ class RunEndings:
             self._memory.observers.notify(RunTrouble(error=type(error).__name__, work="ending_turn"))
 
     async def _take_back(self, run: Run, hold: RunHold | None) -> None:
-        """Supersede all messages of a run, in its session and in the conversations of its agents."""
+        """Mark all messages of a run as superseded, in its session and in conversations of its agents elsewhere."""
         await self._memory.settle_run(run.run_id, elsewhere=True)
         sessions = [] if hold is None else list(hold.sessions)
         if run.session_id is not None:
@@ -301,7 +301,7 @@ class RunEndings:
                 await self._runs.give_back(run.run_id, active.owner)
 
     async def _stored(self, run: Run) -> Run | None:
-        """Return the stored run without any damaged records, because every run must be able to end."""
+        """Read a run from the database, without records that are damaged, because every run must be able to end."""
         return await self._runs.run(run.run_id, damaged=True)
 
     async def _is_to_stop(self, run: Run) -> bool:
@@ -340,7 +340,7 @@ class RunEndings:
         return outcome if active.over is not None else None
 
     async def _keep_progress(self, active: ActiveRun) -> None:
-        """Store the progress of a run, so that a retry continues from there.
+        """Store the checkpoints of a run that are still in memory, so that a retry continues from there.
 
         The checkpointer may use another database than the run tables. If only it is unavailable, wait at most
         `keep_progress_seconds`; a retry then continues from an earlier checkpoint.
@@ -355,7 +355,7 @@ class RunEndings:
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _is_kept(self, active: ActiveRun) -> bool:
-        """Store the pending progress of a run; return False if the database is unavailable, so a retry may help."""
+        """Store the pending checkpoints of a run; return False if the database is unavailable, so a retry may help."""
         # Only report errors other than `StoreUnavailable`: the run must end, even if a retry starts from the beginning.
         with ErrorBoundary(lambda error: self._notify_unstored(type(error).__name__)):
             try:
@@ -369,7 +369,7 @@ class RunEndings:
 
 
 def _instead(outcome: Outcome, winner: AIMessage | None) -> Outcome:
-    """Return `outcome`; if `winner` was stored instead of the run's own answer, return it with the text of `winner`."""
+    """Return `outcome`, with the text of `winner` if this message was stored instead of the run's own answer."""
     if winner is None or outcome.result is None:
         return outcome
     text = text_of(winner)

@@ -57,7 +57,7 @@ _TOOLS = "tools"
 
 @dataclass(frozen=True)
 class Dependencies:
-    """Dependencies that all runs of a process share. If `saver` is None, the runs have no checkpoints."""
+    """The objects that all runs of a process share. If `saver` is None, the runs have no checkpoints."""
 
     compiler: Compiler
     saver: ProgressSaver | None
@@ -144,7 +144,7 @@ class RunExecution:
             again = True
 
     async def _execute_once(self, *, again: bool) -> Outcome:
-        """Execute the run once, unless the chat has answered the messages during an outage, with an unrecorded run."""
+        """Execute the run once, or return the stored answer if the chat has answered its messages during an outage."""
         memory, in_flight, saver = self._memory, self.dependencies.in_flight, self.dependencies.saver
         await in_flight.wait_for(self._run)
         if len(self._run.inputs) > 1:
@@ -344,7 +344,7 @@ class RunExecution:
         return Outcome("done", result={name: value for name, value in result.items() if value is not None})
 
     def _asked(self) -> Json:
-        """Return the run's new `interrupt`: its open questions, how often it asked, and the last reply's id."""
+        """Return the new value of `Run.interrupt`: the open questions, how often it asked, and the last reply's id."""
         earlier = self._run.interrupt if isinstance(self._run.interrupt, Mapping) else {}
         before, reply = earlier.get("number"), earlier.get(REPLY)
         asked: list[Json] = [{"id": one.id, "value": jsonable(one.value)} for one in self._interrupts.values()]
@@ -415,7 +415,7 @@ class RunExecution:
         return [LateQuestion(resources.memory.loop, asked, keep)]
 
     def _seconds_left(self) -> float | None:
-        """Return the seconds until the deadline; after a reply, a retry or a release, the full time begins again."""
+        """Return the seconds until the deadline, if any; after a reply, retry or release the full time begins again."""
         run = self._run
         if run.deadline_at is None:
             return None

@@ -24,7 +24,7 @@ _MOST_REMEMBERED = 10_000
 
 
 class RunMaintenance:
-    """Background tasks that repeat maintenance work. If work fails, the error is reported, and the task continues."""
+    """Background tasks that stop, start and take over runs at intervals. A task reports an error and continues."""
 
     def __init__(self, memory: Memory, worker: Worker, checkpoints: RunCheckpoints, options: RunServiceOptions) -> None:
         self._memory = memory

@@ -185,7 +185,7 @@ class RunSettings(BaseSettings):
 
     @property
     def run_retention(self) -> RunRetention:
-        """The retention of finished runs."""
+        """The numbers of days for which finished runs stay in the database."""
         return RunRetention(self.run_retention_days, self.run_retention_set_aside_days)
 
     @property

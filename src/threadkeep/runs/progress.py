@@ -51,7 +51,7 @@ class RunCheckpoints:
             await self._records.checkpoints_removed(run_ids)
 
     async def remove_before(self, moment: datetime, *, limit: int) -> int:
-        """Remove checkpoints of up to `limit` runs (done, deleted, or ended before `moment`); return how many."""
+        """Remove checkpoints of up to `limit` runs (done, deleted, or ended before `moment`); return the count."""
         run_ids = await self._records.with_checkpoints(moment, limit=limit)
         await self.remove(run_ids)
         return len(run_ids)
@@ -101,7 +101,7 @@ type Pending = PendingCheckpoint | PendingWrites
 
 
 class ProgressWriter:
-    """A writer of progress that reports when storing begins to fail, and when it works again.
+    """A writer of checkpoints that reports when writes begin to fail, and when they work again.
 
     Without these reports, a failure would stay unnoticed until a run needs its checkpoints.
     """
@@ -111,7 +111,7 @@ class ProgressWriter:
         self._fails = False
 
     async def store(self, part: Pending) -> None:
-        """Store a part of a run's progress.
+        """Store a checkpoint, or the writes of a task.
 
         Raises:
             StoreUnavailable: the database did not store it.
@@ -146,7 +146,7 @@ class RunProgress(Debounced):
     def __init__(
         self, keeping: ProgressWriter, expect: Callable[[], Awaitable[None]], *, fresh: bool, seconds: float
     ) -> None:
-        """Create the progress. `expect` records that the run may have checkpoints, before the first one is stored."""
+        """Start without checkpoints. Before the first one is stored, `expect` records that the run may have some."""
         super().__init__()
         self.in_background: Callable[[str], bool] = lambda _: False
         self.starts_again = False
@@ -203,7 +203,7 @@ class RunProgress(Debounced):
         await self._keep()
 
     async def forget(self) -> None:
-        """Discard pending progress, after waiting for progress that is being stored."""
+        """Wait for checkpoints that are being stored, then discard the pending ones."""
         async with self.working:
             self._pending.clear()
 
@@ -278,7 +278,7 @@ class ProgressSaver(BaseCheckpointSaver[Any]):
         return self.saver.get_next_version(current, channel)
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> ProgressSaver:
-        """Return a saver that accepts additional types in states; it shares the active runs with this saver."""
+        """Return a saver that accepts additional types in states. Both savers have the same `active` runs."""
         allowing = copy(self)
         allowing.saver = self.saver.with_allowlist(extra_allowlist)
         allowing.serde = allowing.saver.serde

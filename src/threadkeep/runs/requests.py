@@ -112,7 +112,7 @@ def begin_state(run: Run) -> WorkflowState:
 
 
 def message_of_input(given: RunInput, message_id: str) -> HumanMessage:
-    """Return the LangChain message of an input."""
+    """Return one of a run's inputs as a LangChain message with the id `message_id`."""
     # `from_langchain` reads the platform's time from the metadata, so that the transcript gets it.
     sent_at = given.values.get(SENT_AT)
     metadata = {SENT_AT: sent_at} if isinstance(sent_at, str) else {}
@@ -138,7 +138,7 @@ def context_of(run: Run, resources: Resources) -> RunContext:
 
 
 def metadata_of(run: Run) -> dict[str, Json]:
-    """Return the metadata that is stored with the message of a run."""
+    """Return the metadata of a run's newest input, which is stored with its message; empty if there is none."""
     return map_of(run.inputs[-1].values, "metadata") if run.inputs else {}
 
 

@@ -66,7 +66,7 @@ async def shielded[T](work: Coroutine[object, object, T]) -> T:
 
 
 class Debounced(ABC):
-    """An object whose `_store` is called later, in a separate task, but not while another caller holds `working`."""
+    """A base class that calls `_store` later, in a separate task, but not while the lock `working` is held."""
 
     def __init__(self) -> None:
         self.working = asyncio.Lock()
@@ -77,7 +77,7 @@ class Debounced(ABC):
     async def _store(self) -> None: ...
 
     def within(self, seconds: float) -> None:
-        """Schedule the call within `seconds`, unless it is due earlier."""
+        """Schedule a call of `_store` in `seconds`, unless a call is scheduled for an earlier time."""
         loop = asyncio.get_running_loop()
         if self._timer is not None and self._timer.when() <= loop.time() + seconds:
             return
@@ -85,13 +85,13 @@ class Debounced(ABC):
         self._timer = loop.call_later(seconds, self._due, seconds)
 
     def disarm(self) -> None:
-        """Cancel the scheduled call until `within` schedules it again."""
+        """Cancel the scheduled call of `_store`. The next call of `within` schedules one again."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     async def close(self) -> None:
-        """Cancel the scheduled call, and wait for one in progress."""
+        """Cancel the scheduled call of `_store`, and wait for calls in progress."""
         self.disarm()
         if self._tasks:
             await asyncio.wait(self._tasks)

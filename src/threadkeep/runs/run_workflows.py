@@ -124,7 +124,7 @@ class RunPlan:
 
     @classmethod
     def of(cls, workflow: Workflow, resources: Resources) -> RunPlan:
-        """Collect the facts about a workflow."""
+        """Return the plan of a workflow whose nodes use `resources`."""
         nodes, chat = workflow.nodes.items(), None
         for name, node in nodes:
             if len(nodes) == 1 and isinstance(node, ChatNode) and not node.needs_agent(resources):

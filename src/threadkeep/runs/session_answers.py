@@ -99,7 +99,7 @@ async def _answer(memory: Memory, run: Run, message_id: str) -> Message | None:
 
 
 async def newest_answer(session: Session, message_id: str) -> Message | None:
-    """Return the newest answer to a message, stored or pending."""
+    """Return the newest answer to a message, whether it is stored or still waits to be stored."""
     question = await session.find(message_id)
     answers = [] if question is None else await session.answers_to(question)
     return answers[-1] if answers else None

@@ -19,7 +19,7 @@ _MOST_REMEMBERED: Final = 10_000
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of an execution. A run whose outcome is `waiting` continues after a person's answer."""
+    """The outcome of executing a run. A run whose outcome is `waiting` continues after a person's answer."""
 
     status: Literal["done", "failed", "cancelled", "interrupted", "waiting"]
     result: Mapping[str, Json] | None = None
@@ -86,17 +86,17 @@ class RunStream:
         self.signal()
 
     def set_outcome(self, outcome: Outcome) -> None:
-        """Set the outcome of the execution."""
+        """Set the outcome of executing the run, and wake all tasks that wait for a change."""
         self.outcome = outcome
         self.signal()
 
     def publish(self, piece: RunPiece) -> None:
-        """Publish a token."""
+        """Append a token to `pieces`, and wake all tasks that wait for a change."""
         self.pieces.append(piece)
         self.signal()
 
     def signal(self, *_: object) -> None:
-        """Wake all tasks that wait for a change."""
+        """Wake all tasks that wait for a change of this stream (`next_change`)."""
         changed, self.next_change = self.next_change, asyncio.Event()
         changed.set()
 
@@ -109,7 +109,7 @@ class RunStream:
 
 
 class RunStreams:
-    """The streams of this process. They are weakly referenced, so each lives only as long as it is used."""
+    """The `RunStream` objects of this process, weakly referenced, so that each lives only as long as it is used."""
 
     def __init__(self) -> None:
         self._streams: WeakValueDictionary[str, RunStream] = WeakValueDictionary()
@@ -128,7 +128,7 @@ class RunStreams:
 
 
 async def changed(change: asyncio.Event, seconds: float | None) -> bool:
-    """Wait for a change for at most `seconds`, which must be positive or None; return False after a timeout."""
+    """Wait until `change` is set, at most `seconds` (positive, or None for no limit); return False after a timeout."""
     with contextlib.suppress(TimeoutError):
         return await asyncio.wait_for(change.wait(), seconds)
     return False

@@ -139,7 +139,7 @@ def _name(request: ToolCallRequest) -> str:
 
 
 def _again(result: Json, request: ToolCallRequest) -> ToolMessage:
-    """Return the stored result of an earlier call, or a message that there is none."""
+    """Return the stored result of an earlier call of the tool, or a message that says that no result was stored."""
     if isinstance(result, Mapping):
         [message] = messages_from_dict([dict(result)])
         if isinstance(message, ToolMessage):

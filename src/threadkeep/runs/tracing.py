@@ -31,7 +31,7 @@ _MOST_EVENTS = 5_000
 
 
 class Notes(Protocol):
-    """A sink for events of a run."""
+    """An object that records events of a run, such as `RunTracer`."""
 
     def note(self, kind: str, node: str | None = None, data: Data | None = None) -> None:
         """Record an event."""
@@ -165,7 +165,7 @@ class RunTracer(Debounced):
 
 
 class ToolTrace(AsyncCallbackHandler):
-    """A callback of a run that records tool calls with their arguments and results."""
+    """A LangChain callback that records the tool calls of a run in its trace, with arguments and results."""
 
     run_inline = True
     # Ignore other events, each of which would cost a coroutine in each step of a graph.
@@ -204,7 +204,7 @@ class ToolTrace(AsyncCallbackHandler):
 
 
 def node_of(metadata: Mapping[str, Any] | None) -> str | None:
-    """Return the node of the workflow in which an event happened, even inside a subgraph."""
+    """Return the workflow's node in which an event happened, also for an event in a subgraph; None if unknown."""
     namespace = (metadata or {}).get("langgraph_checkpoint_ns")
     return namespace.partition(":")[0] or None if isinstance(namespace, str) else None
 

@@ -1,4 +1,4 @@
-"""Token usage of runs: ledgers with budgets and costs."""
+"""The token usage and cost of runs, and the check of their budgets before model calls."""
 
 from __future__ import annotations
 

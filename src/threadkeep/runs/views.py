@@ -27,7 +27,7 @@ class BudgetBody(BaseModel, extra="forbid", from_attributes=True):
     )
 
     def limits(self) -> RunBudget:
-        """Return the budget as a record."""
+        """Return the budget as a `RunBudget`."""
         return RunBudget(self.max_tokens, self.max_cost)
 
 
@@ -42,7 +42,7 @@ class RunUsageBody(BaseModel):
 
     @classmethod
     def of(cls, usages: Sequence[TokenUsage]) -> RunUsageBody:
-        """Return the response for usage records."""
+        """Return the totals of usage records, with the records themselves in `models`."""
         used = sum(usages, NO_USAGE)
         return cls(
             input_tokens=used.input_tokens,

@@ -79,7 +79,7 @@ class Worker:
         return active is not None and active.stop is None and self.engine.holds(active.run.root_run_id)
 
     async def flush(self, run_id: str) -> None:
-        """Store the pending events of a run for a reader, if the database is available."""
+        """Store the events of a run that are still in memory, so that a reader gets them; ignore store errors."""
         if (active := self.active.get(run_id)) is not None:
             with suppress(StoreError):
                 await active.tracer.flush()
@@ -250,7 +250,7 @@ class Worker:
             active.cancel("lost")
 
     async def _leave(self, active: ActiveRun, outcome: Outcome | None) -> bool:
-        """Remove a run that is over or released from this process. Return True if no checkpoint of it is stored."""
+        """Forget a run in this process after its end or release. Return True if no checkpoint of the run is stored."""
         has_children = active.ledger.has_children
         if outcome is not None and outcome.status != "waiting" and (has_children or not active.begins):
             # Cancel the children before a caller learns of the end, because an immediate retry would continue them.
@@ -381,6 +381,6 @@ class Worker:
 
 
 def _set_channel(run: Run) -> None:
-    """Set the channel for events of the current task. A child runs in its parent's task, which has a channel."""
+    """Set the channel (`http` or `other`) that events of this task name; a child keeps the channel of its parent."""
     if run.trigger != "child":
         work_for("http" if run.trigger == "http" else "other")

@@ -1,1 +1,1 @@
-"""Engines that execute runs: an engine on dbos for several processes, and an engine for a database in memory."""
+"""Engines that execute runs: one with the library dbos, for several processes, and one for a database in memory."""

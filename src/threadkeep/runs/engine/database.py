@@ -1,4 +1,4 @@
-"""The database of dbos: a separate schema on PostgreSQL, or a separate file next to a SQLite database."""
+"""The tables of the library dbos: in a separate schema on PostgreSQL, or in a file next to a SQLite database."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NAME = "threadkeep-engine"
 
 
 def engine_path(path: Path) -> Path:
-    """Return the engine's file, next to a SQLite database. It is separate, so that its writes never block a turn."""
+    """Return the path of dbos's own file, next to the SQLite database `path`, so that its writes never block a turn."""
     return path.with_name(path.name + ".runs")
 
 

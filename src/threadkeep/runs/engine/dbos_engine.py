@@ -52,7 +52,7 @@ class DbosEngine:
         return self._lease.name
 
     async def ready(self) -> None:
-        """Acquire the lease of this process, unless it has one."""
+        """Acquire the lease that shows other processes that this one is alive, unless this process has it already."""
         if self._lease is None or self._closed:
             async with self._opening:
                 await self._leased()
@@ -120,7 +120,7 @@ class DbosEngine:
         return self._lease
 
     async def _call[T](self, call: Callable[[RunQueue], Awaitable[T]]) -> T:
-        """Launch dbos if necessary, and await `call` with its queue; dbos is not stopped during the call."""
+        """Launch dbos if necessary, and await `call` with the queue of dbos, which is not stopped meanwhile."""
         self._calls += 1
         try:
             return await call(await self._launched())

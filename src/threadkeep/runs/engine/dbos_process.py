@@ -243,7 +243,7 @@ class RunQueue:
         return [(each.workflow_id, each.executor_id or "") for each in found]
 
     def _end(self, attempt_ids: Iterable[str]) -> None:
-        """Mark attempts as ended, because no process executes them any more."""
+        """Mark attempts at runs as ended in dbos's tables, because no process executes them any more."""
         for attempt_id in attempt_ids:
             DBOS.cancel_workflow(attempt_id)
 
@@ -264,7 +264,7 @@ class RunQueue:
 
 
 def _remove_finished(before: str) -> None:
-    """Remove attempts that ended before a time, unless their run has an unfinished attempt."""
+    """Delete dbos's rows of attempts that ended before a time, unless their run has an unfinished attempt."""
     found = DBOS.list_workflows(
         status=list(_OVER), completed_before=before, limit=_PAGE, load_input=False, load_output=False
     )

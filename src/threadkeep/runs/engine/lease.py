@@ -1,4 +1,4 @@
-"""The lease of this process as a worker of a database, and the detection of dead processes."""
+"""The lease with which a process shows that it is alive, and the detection of dead processes."""
 
 from __future__ import annotations
 
