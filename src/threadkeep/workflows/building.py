@@ -239,7 +239,7 @@ def _with_options(name: str, entry: Entry, document: WorkflowDocument, plan: Tur
     if isinstance(entry, SpeakingNode) and stores_question(entry) and name not in plan.answering:
         changes["answers"] = False
     if isinstance(entry, SpeakingNode) and not any(isinstance(one, RetrieveNode) for one in document.nodes.values()):
-        # If no node finds passages, model calls need not reserve tokens for them.
+        # If no node searches for passages, model calls need not reserve tokens for them.
         changes["snippets"] = False
     if isinstance(entry, SubworkflowNode) and "max_depth" not in entry.model_fields_set:
         changes["max_depth"] = document.options.max_depth

@@ -64,7 +64,7 @@ class ChatNode(AgentNode):
         )
 
     def reply_options(self, step: Step) -> Mapping[ConversationKind, TurnOptions]:
-        """Return the `options` for calls of `reply`. Runs with the same resources can share them."""
+        """Return the argument `options` for calls of `reply`. Runs with the same resources can share it."""
         given = self.turn_options(step)
         return {kind: self._options_for(kind, given) for kind in ("session", "run")}
 

@@ -1,4 +1,4 @@
-"""Descriptions of workflows as JSON values, explanations of their agents' keys, and drawings."""
+"""Descriptions of workflows as JSON values, the keys of their agents' conversations, and drawings."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _SCOPES = ("inputs", "results", "node_outputs", "configurable", "user_context")
 
 @dataclass(frozen=True)
 class KeyExplanation:
-    """The key that one agent derives from a payload.
+    """The key that one agent derives from a payload for its conversation in the graph store.
 
     If `uses_store` is false, the agent reads the run's session instead, and the key is not used.
     """
@@ -84,7 +84,7 @@ class KeyExplanation:
 
 
 def explain_key(workflow: Workflow, payload: Mapping[str, Json], *, by_hand: bool = False) -> list[KeyExplanation]:
-    """Return the key of each agent of a workflow for a payload, without using the database.
+    """Return the key that each agent derives from a payload for its conversation, without using the database.
 
     A payload with any of `inputs`, `results`, `node_outputs`, `configurable` and `user_context` is used as it is. Any
     other payload becomes `inputs`. The key templates may use `thread_id` only if a person starts the run (`by_hand`).

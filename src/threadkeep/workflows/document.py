@@ -283,7 +283,7 @@ def _problem_of(source: YamlSource, error: Mapping[str, Any]) -> tuple[Path, Wor
 
 
 def _path_in(value: Json, loc: Sequence[str | int]) -> tuple[Path, tuple[str | int, ...]]:
-    """Split the location of a pydantic error into the steps that exist in the file and the other steps."""
+    """Split the keys and indexes in a pydantic error's location into those that exist in the file and the rest."""
     path: list[str | int] = []
     rest: list[str | int] = []
     here: object = value
@@ -298,7 +298,7 @@ def _path_in(value: Json, loc: Sequence[str | int]) -> tuple[Path, tuple[str | i
 
 
 def _inner(here: object, step: str | int) -> object:
-    """Return the value to which a step leads from `here`, or `_NOTHING`."""
+    """Return the value in `here` under the key or index `step`, or `_NOTHING` if there is none."""
     if isinstance(here, Mapping) and isinstance(step, str):
         return here.get(step, _NOTHING)
     return here[step] if isinstance(here, list) and isinstance(step, int) and step < len(here) else _NOTHING

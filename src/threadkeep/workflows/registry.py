@@ -65,7 +65,7 @@ def deepest_ways(children: Children) -> dict[str, Way]:
 
 
 def drawn(way: Way) -> str:
-    """Return a path as text with arrows, shortened in the middle."""
+    """Return a path of workflow names as text with arrows; a long path is shortened in the middle."""
     shown = way if len(way) <= _MOST_DRAWN else (*way[: _MOST_DRAWN - 2], "…", way[-1])
     return " → ".join(shown)
 
@@ -98,10 +98,10 @@ class Workflows:
     def load(
         cls, names: Sequence[str], *, chat: Workflow | None = None, imports: bool = True, complete: bool = True
     ) -> Workflows:
-        """Load the workflows of a setting: YAML files, folders of YAML files, and `name=package.module:graph`.
+        """Load workflows from YAML files, folders of YAML files, and import strings (`name=package.module:graph`).
 
         Args:
-            names: the values of the setting.
+            names: the files, folders and import strings, as in THREADKEEP_WORKFLOWS.
             chat: the built-in chat with the service's own options; by default, with default options.
             imports: True to import tools and retrievers, to check that they exist.
             complete: True if `names` lists all workflows, so that each child workflow must be among them.
@@ -217,7 +217,7 @@ def _named(text: str) -> tuple[str, str]:
 
 
 def _call_of(workflow: Workflow, child: str) -> ValuePath:
-    """Return the path, in a workflow's file, of the first value that names this child."""
+    """Return the path to the first option in a workflow's file that names the workflow `child`."""
     nodes = workflow.nodes.items()
     calling = [name for name, node in nodes if isinstance(node, SubworkflowNode) and node.workflow == child]
     return ("nodes", calling[0], "workflow")

@@ -80,7 +80,7 @@ class ChildRequest:
 
 @dataclass(frozen=True)
 class ChildResult:
-    """The result of a child: its output as JSON, a `summary` for the parent's messages, and its status."""
+    """The result of a child workflow: its output as JSON, a `summary` for the parent's messages, and its status."""
 
     run_id: str
     output: Json

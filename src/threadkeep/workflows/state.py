@@ -68,7 +68,7 @@ def initial_state(
 
 
 def map_of(values: Mapping[str, Json], name: str) -> dict[str, Json]:
-    """Return the map in the field `name` of a request, by default an empty map."""
+    """Return the map in the field `name` of a request; return an empty map if there is none."""
     part = values.get(name)
     return dict(part) if isinstance(part, Mapping) else {}
 

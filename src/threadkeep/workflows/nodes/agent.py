@@ -88,7 +88,7 @@ class AgentNode(SpeakingNode, HistoryFields):
 
     @property
     def again(self) -> Again:
-        """The cost of executing the agent again, which depends on the tools."""
+        """The cost of executing the agent again, for example `a model call`; it depends on the tools."""
         if not self.tools:
             return "model calls" if self.history_tools or self.memory_tools else "a model call"
         try:

@@ -175,7 +175,7 @@ class Node(BaseModel):
 
     @property
     def again(self) -> Again:
-        """The cost of executing the node again after its process died."""
+        """The cost of executing the node again after its process died, for example `a model call`."""
         return self.repetition
 
     def templates(self) -> Iterable[tuple[str, str]]:
@@ -203,7 +203,7 @@ def found(step: Step, output: Json, result: Mapping[str, Json]) -> WorkflowState
 
 
 def rendered(template: str, state: WorkflowState) -> str:
-    """Render a template with the values of this run."""
+    """Replace the placeholders of a template with values of the run's state."""
     return render(template, scope_of(state))
 
 

@@ -49,7 +49,7 @@ type Namespace = Annotated[tuple[str, ...], Field(min_length=1, max_length=8), _
 
 
 class ConversationFields(BaseModel):
-    """The location of a conversation in the graph's store, to be used instead of the session."""
+    """The location of a conversation in the graph's store, which a node can use instead of the run's session."""
 
     use_graph_chat_history: bool = Field(False, description="True to read and store turns in the graph's store.")
     history_namespace: Namespace = Field(("agent_chat_history",), description="The namespace of conversations.")
@@ -70,7 +70,7 @@ class ConversationFields(BaseModel):
 
     @property
     def layout(self) -> GraphLayout:
-        """The `GraphLayout` of conversations that these options describe."""
+        """The layout of the items in the graph's store, made from these options."""
         return GraphLayout(
             self.history_namespace, self.history_meta_key_suffix, self.history_chunk_size, self.history_value_field
         )
@@ -90,7 +90,7 @@ class ConversationFields(BaseModel):
         return resolve_key(self.history_key_candidates, scope, template=self.history_key_template, manual=by_hand)
 
     def resolve_in(self, state: WorkflowState, step: Step) -> KeyResolution:
-        """Return the key of a run's conversation; report a missing key as an event."""
+        """Return the key of the conversation for this run, or why it has none; report a missing key as an event."""
         context = step.context
         resolution = self.resolve(key_scope(state, context.session_id, step.config), by_hand=context.by_hand)
         if resolution.key is None:
@@ -171,7 +171,7 @@ def run_conversation(step: Step) -> Conversation:
 
 
 def session_conversation(step: Step) -> Conversation:
-    """Return the run's session as the conversation, or else an unstored one."""
+    """Return the run's session as the conversation; if the run has no session, return one that is not stored."""
     context = step.context
     if context.session_id is None:
         return run_conversation(step)

@@ -197,7 +197,7 @@ class RecallNode(KnowledgeNode):
 
 
 def _scopes_of(step: Step, kinds: Collection[ScopeKind]) -> OwnScopes:
-    """Return the scopes of the run that are of the given kinds and have an owner."""
+    """Return the scopes of the given kinds (session, workspace, user) for which the run has an id."""
     context = step.context
     given = default_workspace(context.resources.memory, context.resources.workspace)
     workspace = workspace_in(step.config, given) if "workspace" in kinds else None

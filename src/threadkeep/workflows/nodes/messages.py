@@ -1,4 +1,4 @@
-"""Nodes that write messages without a model, and the nodes that store the turn."""
+"""Nodes that write messages without a model, and the nodes that store a run's question and answer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from threadkeep.workflows.state import WorkflowState, answer_of, check_template,
 
 
 class RecordingNode(Node):
-    """A base class of the nodes that store a turn in the run's session, if it has one."""
+    """A base class of the nodes that store the question or the answer in the run's session, if it has one."""
 
     repetition: ClassVar[Again] = "nothing"
 

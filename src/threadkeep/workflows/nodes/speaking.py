@@ -176,7 +176,7 @@ class SpeakingNode(AskingNode):
 
 
 def reply_update(step: Step, message: AIMessage) -> WorkflowState:
-    """Return the state update of a speaking node."""
+    """Return the state update of a node whose model has replied with `message`."""
     text = text_of(message)
     return {"messages": [message], **found(step, text, {"text": text})}
 

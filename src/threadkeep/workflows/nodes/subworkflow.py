@@ -179,7 +179,7 @@ class BuildCandidateNode(Node):
     node_kind: ClassVar[NodeKind] = "build_candidate"
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Return the candidate. If the model did not answer, return the error of its node."""
+        """Return the model's answer as a candidate. If the model did not answer, return the error of its node."""
         prompt, error = _result(state, "combinedPrompt"), _result(state, "error")
         if error is not None:
             sentence = f"The model did not answer ({error}). Send the event again, or check the model."
