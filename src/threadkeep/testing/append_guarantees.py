@@ -1,4 +1,4 @@
-"""Guarantees of storing: whole turns, no gaps, no duplicates, no losses."""
+"""Guarantees of storing turns: each is stored whole and once, and no `seq` is left out."""
 # ruff: noqa: S101 - a contract asserts
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class AppendGuarantees(TranscriptSource):
             assert (await transcripts.append(turn(user("other"), session="room:2"))).first_seq == 1
 
     async def test_a_turn_that_is_refused_leaves_nothing(self) -> None:
-        """If one message of a turn cannot be stored, none is, and the next turn begins at the same `seq`."""
+        """If one message of a turn cannot be stored, none is, and no `seq` is used up."""
         async with self.open_transcripts() as transcripts:
             bad = Message(role="assistant", content="two", metadata={"score": 1.0})
             object.__setattr__(bad, "metadata", {"score": float("nan")})  # as if other code had set it after validation
@@ -56,7 +56,7 @@ class AppendGuarantees(TranscriptSource):
             assert [type(outcome).__name__ for outcome in outcomes] == ["Receipt"] * 2 + ["WrongUser"] + ["Receipt"] * 2
 
     async def test_the_same_turn_again_is_not_stored_again(self) -> None:
-        """The receipt of a repeated turn has the ids and `seq` of the stored messages."""
+        """A turn that is appended again stores nothing; its receipt has the ids and `seq` of the stored messages."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("before")))
             await transcripts.append(turn(user("hi", "p:1"), assistant("hello", "p:2")))
@@ -66,7 +66,7 @@ class AppendGuarantees(TranscriptSource):
             assert contents((await transcripts.newest("room:1", limit=10)).messages) == ["before", "hi", "hello"]
 
     async def test_the_new_part_of_a_repeated_turn_is_stored(self) -> None:
-        """Only the new messages of a repeated turn are stored, without a gap."""
+        """If a turn is appended again with more messages, only the new ones are stored, without a gap."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "p:1")))
             receipt = await transcripts.append(turn(user("hi", "p:1"), assistant("hello", "p:2")))
@@ -219,7 +219,7 @@ class AppendGuarantees(TranscriptSource):
             ]
 
     async def test_an_answer_that_was_told_in_an_outage_is_never_lost(self) -> None:
-        """A delivered answer stays; the receipt of a later answer to the same question names it."""
+        """An answer that a caller has received stays; the receipt of a later answer to the same question names it."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "q")))
             first = Message("assistant", "one", id="a1", author="writer", answers="q")

@@ -1,4 +1,4 @@
-"""Guarantees of reading: order, windows, and separation of users."""
+"""Guarantees of reading a transcript: the order of messages, windows of recent ones, and separation of users."""
 # ruff: noqa: S101 - a contract asserts
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class ReadingGuarantees(TranscriptSource):
             assert contents(await transcripts.answers_to("room:1", question)) == ["second"]
 
     async def test_recent_has_no_system_rows_and_counts_none(self) -> None:
-        """Only user and assistant messages are returned and counted, newest first."""
+        """`recent` returns only user and assistant messages, newest first; system messages do not count for `limit`."""
         async with self.open_transcripts() as transcripts:
             for number in range(1, 6):
                 await transcripts.append(turn(note("note"), user(f"q{number}"), note("note"), assistant(f"a{number}")))
@@ -148,7 +148,7 @@ class ReadingGuarantees(TranscriptSource):
             assert (contents(recent.messages), recent.reset_seq) == (["a2", "q2"], 3)
 
     async def test_recent_names_the_newest_user_message_when_it_is_older(self) -> None:
-        """`newest_user` is found even if thirty assistant messages follow it, but not if a reset follows it."""
+        """The newest user message is found even if thirty assistant messages follow it, but not if a reset does."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("old"), user("the question")))
             await transcripts.append(turn(*[assistant(f"step {n}") for n in range(30)]))
@@ -169,7 +169,7 @@ class ReadingGuarantees(TranscriptSource):
             assert (recent.newest_user and recent.newest_user.content) == "first"
 
     async def test_recent_after_a_place_knows_nothing_of_what_came_before(self) -> None:
-        """No message up to `after` is returned, not even as `newest_user`."""
+        """No message whose `seq` is `after` or lower is returned, not even as `newest_user`."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("first"), *[assistant(f"step {n}") for n in range(5)]))
             recent = await transcripts.recent("room:1", limit=2, after=1)

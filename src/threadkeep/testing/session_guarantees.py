@@ -178,7 +178,7 @@ class SessionGuarantees(TranscriptSource):
             assert await _ids(transcripts, SessionQuery()) == ["b", "a"]
 
     async def test_a_change_leaves_what_it_does_not_name(self) -> None:
-        """Title, tags, metadata and `active` change independently; their texts are cleaned."""
+        """Title, tags, metadata and `active` change independently; NUL in their texts becomes U+FFFD."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi")))
             await transcripts.change("room:1", SessionChanges(tags=["vip", "中文"], metadata={"a": {"b": [1, 2.5]}}))

@@ -124,7 +124,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await transcripts.supersede(Superseding("room:1", message_id="q2", scope="after"))).count == 0
 
     async def test_a_told_answer_takes_the_place_of_one_that_nobody_was_told(self) -> None:
-        """A delivered answer supersedes an undelivered one."""
+        """An answer that a caller has received supersedes a stored answer that no caller has received."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "q")))
             await transcripts.append(Turn("room:1", (replace(_TOLD, id="takeover", content="of it"),), answers="q"))
@@ -143,7 +143,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (info.message_count, info.last_seq, info.last_message) == (2, 3, "told")
 
     async def test_an_answer_that_a_repeat_was_told_stays(self) -> None:
-        """If the stored answer was delivered, a later answer is stored as superseded."""
+        """If a caller has received the stored answer, a later answer is stored as superseded."""
         async with self.open_transcripts() as transcripts:
             takeover = replace(_TOLD, id="takeover", content="of it")
             await transcripts.append(Turn("room:1", (Message("user", "hi", "q"), takeover)))
@@ -171,7 +171,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert await _active(transcripts) == ["other"]
 
     async def test_what_came_after_a_place_can_be_left_as_it_is(self) -> None:
-        """With `upto`, later messages that the caller has not seen stay active."""
+        """Messages whose `seq` is above `upto`, which the caller has not seen, stay active."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             superseding = Superseding("room:1", message_id="q1", scope="after", upto=3)
@@ -230,7 +230,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert await transcripts.superseded("room:1") == [(3, 4)]
 
     async def test_the_places_of_superseded_messages_are_told_as_ranges(self) -> None:
-        """The `seq` ranges are returned for the whole session, or between two positions."""
+        """The `seq` ranges of superseded messages are returned for the whole session, or between two `seq` numbers."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, *(f"{number}" for number in range(1, 10)))
             assert await transcripts.superseded("room:1") == []
@@ -294,7 +294,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await transcripts.append(turn(user("q3")))).first_seq == 5
 
     async def test_what_is_not_there_or_was_superseded_is_refused(self) -> None:
-        """A request for a missing or superseded message, or with a taken id, changes nothing."""
+        """Superseding a missing or superseded message changes nothing, nor does a replacement with a taken id."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2")
             for session_id, message_id in (("room:1", "q9"), ("no:room", "q1")):
@@ -311,7 +311,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await info_of(transcripts)).revision == 1
 
     async def test_the_same_new_version_again_changes_nothing(self) -> None:
-        """A repeated request returns the same new version; a different version is rejected."""
+        """Repeating the replacement of a message returns the same new version; a different new version is rejected."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1")
             edit = Superseding("room:1", message_id="q1", by=user("new", "q1b"))
@@ -337,7 +337,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await transcripts.supersede(Superseding("room:1", newest=1, user_id="u1"))).count == 1
 
     async def test_new_messages_and_take_backs_at_once_leave_no_gaps(self) -> None:
-        """Each message is either active or was returned once."""
+        """Each message is either active or was returned to one caller that took it back."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "0")
             saying = (transcripts.append(turn(user(f"{number}", f"{number}"))) for number in range(1, 13))
@@ -412,7 +412,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await info_of(transcripts, "room:3")).message_count == 0
 
     async def test_a_branch_is_made_once(self) -> None:
-        """Repeating the request changes nothing; a different request for the same session id is rejected."""
+        """Repeating the request for a branch changes nothing; a different request with its session id is rejected."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1")
             await transcripts.branch(Branching("room:1", "room:2", 2))

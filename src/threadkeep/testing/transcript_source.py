@@ -28,7 +28,7 @@ def assistant(content: str, message_id: str | None = None, *, run_id: str | None
 
 
 def note(content: str) -> Message:
-    """Return a system message of the transcript."""
+    """Return a message with the role `system`."""
     return Message(role="system", content=content)
 
 
