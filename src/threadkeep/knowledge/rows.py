@@ -76,7 +76,7 @@ async def seen_row(
     row_id: str,
     user_id: str | None,
 ) -> Row:
-    """Return the row with an id. Its first columns are the id, the scope and the owner.
+    """Return the row of a fact, procedure or proposal. Its first columns are the id, the scope and the owner.
 
     Raises:
         InvalidInput: the id is not a valid id.
@@ -96,7 +96,7 @@ async def seen_row(
 def page_parameters(
     limit: int, cursor: tuple[datetime, str] | None, id_name: str, most: int = MAX_PAGE
 ) -> dict[str, object]:
-    """Return the parameters of a page, with one more row to detect a next page.
+    """Return the SQL parameters that select a page of rows, and one more row to detect a next page.
 
     Raises:
         InvalidInput: the limit is not from 1 to `most`.

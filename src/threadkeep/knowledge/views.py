@@ -61,7 +61,7 @@ class EvidenceView(BaseModel, extra="forbid", from_attributes=True):
 
 
 class ScopedView(BaseModel):
-    """A view of a record that belongs to a scope."""
+    """The base class of views of records that belong to a session, a workspace or a person."""
 
     id: str
     scope: ScopeKind
@@ -75,7 +75,7 @@ class ScopedView(BaseModel):
 
 
 class FactView(ScopedView, extra="forbid", json_schema_serialization_defaults_required=True):
-    """A value of a key in a scope."""
+    """A fact: the value of a key of a session, a workspace or a person."""
 
     id: Annotated[str, Field(min_length=1, max_length=64)]
     key: Key
@@ -253,7 +253,7 @@ class ForgetFactsInput(
 
 
 class Forgotten(BaseModel, json_schema_serialization_defaults_required=True):
-    """The result of forgetting facts or procedures."""
+    """The result of deleting facts or procedures."""
 
     forgotten: int = Field(description="The number deleted; for facts, all values of their keys count.")
     not_found: list[str] = Field([], description="Ids and keys that do not exist, or that this user may not see.")

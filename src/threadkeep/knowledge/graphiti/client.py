@@ -21,7 +21,7 @@ type EpisodeRole = Literal["user", "assistant", "system"]
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """A message in the format of the server. Its `name` identifies it.
+    """A message or fact in the form that Graphiti receives. Its `name` identifies it in its group.
 
     `speaker` becomes the entity that said the message, so it must be stable and must not be empty.
     """
@@ -36,7 +36,7 @@ class Episode:
 
 @dataclass(frozen=True)
 class SeenEpisode:
-    """A message that the server has stored."""
+    """A message or fact that the Graphiti server has stored, with the server's `uuid`."""
 
     uuid: str
     name: str
@@ -44,7 +44,7 @@ class SeenEpisode:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphFact:
-    """A statement of the graph. It is untrusted, because any writer of the group may have caused it."""
+    """A statement found in Graphiti's graph. It is untrusted: any writer of its group may have caused it."""
 
     uuid: str
     fact: str = field(repr=False)
@@ -85,7 +85,7 @@ class GraphitiClient(Protocol):
         """
 
     async def episodes(self, group_id: str, last: int) -> list[SeenEpisode]:
-        """Return up to `last` messages of a group, or none if it is unknown; for the order see `newest_first`."""
+        """Return up to `last` messages of a group, none if the group is unknown; for the order see `newest_first`."""
 
     async def search(
         self, group_ids: Sequence[str], query: str, limit: int, *, seconds: float | None = None
@@ -99,7 +99,7 @@ class GraphitiClient(Protocol):
         """Delete a group. Some servers report success but delete nothing, so check that it is gone."""
 
     def checks(self) -> list[tuple[str, Step]]:
-        """Return the checks of a connection test that only read, each with its name."""
+        """Return the read-only checks of a connection test, each with its name."""
 
     async def close(self) -> None:
         """Close the connections."""

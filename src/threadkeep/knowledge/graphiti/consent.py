@@ -1,4 +1,4 @@
-"""Consent to send kinds of data to an endpoint, and the workspaces that the operator trusts."""
+"""Consent to send kinds of data to a Graphiti server, and the workspaces that the operator trusts."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ class Consents(ClockedTables, sql=("graph_consents.sql",)):
         self._options = options if options is not None and options.enabled else None
 
     async def granted(self) -> frozenset[DataClass]:
-        """Return the kinds of data that may be sent to the endpoint now."""
+        """Return the kinds of data for which there is consent now to send them to the configured server."""
         if self._options is None:
             return frozenset()
         rows = await self._driver.fetch(*self._granted_statement(self._options))
         return _granted_in(rows)
 
     async def closed(self, workspace: str | None, data_class: DataClass = "chat_text") -> GraphitiClosure | None:
-        """Return why this kind of data may not be sent now from a workspace, or None if it may."""
+        """Return why this kind of data may not be sent to Graphiti from a workspace now, or None if it may."""
         if self._options is None:
             return "off"
         async with self._driver.reading() as connection:
             return closure_in(await connection.fetch_each(self.statements(workspace)), data_class)
 
     async def check(self, workspace: str | None, data_class: DataClass = "chat_text") -> None:
-        """Check that this kind of data of a workspace may be sent now.
+        """Check that this kind of data of a workspace may be sent to Graphiti now.
 
         Raises:
             GraphitiClosed: the data may not be sent; the error has the reason.
@@ -59,7 +59,7 @@ class Consents(ClockedTables, sql=("graph_consents.sql",)):
         return [self._granted_statement(self._options), (self._sql["is_trusted"], {"workspace": named})]
 
     async def decide(self, decision: Decision, data_classes: Sequence[DataClass], *, by: str) -> Consent:
-        """Store a person's decision about the endpoint. It replaces the previous one, which `decisions` still returns.
+        """Store a person's decision about the server. It replaces the previous one, which `decisions` still returns.
 
         Raises:
             GraphitiClosed: Graphiti is off.
@@ -143,7 +143,7 @@ def closure_in(rows: Sequence[Sequence[Row]], data_class: DataClass = "chat_text
 
 
 def allowed_since(rows: Sequence[Sequence[Row]]) -> datetime:
-    """Return the earliest time of a message that may be sent. Call it only if `closure_in(rows)` is None."""
+    """Return the time before which no message may be sent to Graphiti. Call it only if `closure_in(rows)` is None."""
     [granted], [trusted] = rows
     if "backfill" in _classes(granted[0]):
         return datetime.min.replace(tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""Deliveries of messages to Graphiti groups: their rows, and the leases of groups."""
+"""The tables of messages for Graphiti, and the leases with which only one process sends a group's messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DEAD_PERIOD = timedelta(minutes=1)
 
 
 class Unconfirmed(NamedTuple):
-    """A sent message that is not confirmed yet or, if `forgotten`, must be deleted on the server."""
+    """A sent message that the server has not shown as stored yet or, if `forgotten`, one to delete on the server."""
 
     number: int
     name: str
@@ -33,7 +33,7 @@ class Unconfirmed(NamedTuple):
 
 @dataclass(frozen=True)
 class Waiting:
-    """A message or fact to send. If `content` is None, its text was deleted or superseded: do not send it."""
+    """A message or fact for Graphiti. If `content` is None, its text was deleted or superseded: do not send it."""
 
     number: int
     name: str
@@ -57,7 +57,7 @@ class Waiting:
 
 
 class GroupState(NamedTuple):
-    """An owner's group, if it has one, and its numbers of queued and unconfirmed messages."""
+    """An owner's Graphiti group, if it has one, and its numbers of queued and of sent but unconfirmed messages."""
 
     owner: str
     group_id: str | None
@@ -99,7 +99,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         self._dead: tuple[datetime, dict[str, int]] | None = None
 
     async def due_groups(self, limit: int) -> list[str]:
-        """Return up to `limit` groups with due deliveries that no process owns."""
+        """Return up to `limit` groups that have messages to deliver now, and that no process has leased."""
         times = {"now": self._now(), "beyond": self._beyond()}
         return [row[0] for row in await self._fetch("due_groups", {**times, "limit": limit})]
 
@@ -130,7 +130,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return [Unconfirmed(row[0], row[1], time_of(row[2]), row[3], time_of(row[4]), bool(row[5])) for row in rows]
 
     async def waiting(self, group_id: str, limit: int) -> list[Waiting]:
-        """Return up to `limit` messages of a group that may be sent now: new messages first, earlier turns last."""
+        """Return up to `limit` messages of a group that may be sent now: those of new turns first, a backfill last."""
         allowed = {"endpoint": self._endpoint, "version": CONSENT_VERSION}
         rows = await self._fetch("waiting", {"group_id": group_id, "limit": limit, **allowed})
         return [Waiting(number, name, time_of(said_at), *others) for number, name, said_at, *others in rows]
@@ -138,7 +138,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
     async def mark_sent(
         self, lease: Lease, messages: Mapping[int, DataClass], *, backfill_per_minute: int = 60
     ) -> list[int]:
-        """Mark messages as sent if the lease is valid and they may still be sent; return their numbers.
+        """Mark messages as sent if the lease is valid and they may still be sent; return the marked ones' numbers.
 
         In each workspace, all processes together send at most `backfill_per_minute` messages of earlier turns.
         """
@@ -190,7 +190,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         self._count_dead(len(numbers), reason)
 
     async def give_up_open(self, reason: DeadReason, group_id: str | None = None, *, queued_only: bool = False) -> int:
-        """Give up the unconfirmed messages (or only the unsent ones) of one group or of all; return how many."""
+        """Give up queued and unconfirmed messages, or only the queued ones, of one group or all; return how many."""
         row = {"group_id": group_id, "reason": reason, "queued_only": queued_only, "now": self._now()}
         return self._count_dead(await self._execute("give_up_open", row), reason)
 
@@ -209,7 +209,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return FactDelivery(*rows[0]) if rows else None
 
     async def progress(self) -> tuple[int, datetime | None]:
-        """Return the number of unconfirmed messages and the time of the last confirmation."""
+        """Return the number of unconfirmed messages in all groups, and the time of the last confirmation, if any."""
         [(count, seen_at)] = await self._fetch("progress", {"beyond": self._beyond()})
         return int(count), time_of(seen_at)
 
@@ -261,11 +261,11 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return {**by_status, "turns": int(unmade)}, dead, repeats
 
     async def troubles(self) -> dict[str, int]:
-        """Return the number of groups that cannot be delivered now, by error."""
+        """Return the number of groups whose messages cannot be delivered now, by error."""
         return {str(error): int(count) for error, count in await self._fetch("troubles", {})}
 
     async def open_of(self, group_id: str) -> tuple[int, int]:
-        """Return the numbers of queued and of unconfirmed messages of a group."""
+        """Return the number of a group's queued messages, and that of its sent but unconfirmed ones."""
         [(queued, sent)] = await self._fetch("open_of_groups", {"group_id": group_id})
         return int(queued), int(sent)
 

@@ -1,4 +1,4 @@
-"""Work that an operator starts: connection tests, backfills, and deletions of groups and facts."""
+"""Work with Graphiti that an operator starts: connection tests, sending of earlier turns, and deletions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _NO_FACT = "It finds no fact from the message. Its model may have found none; se
 
 @dataclass(frozen=True)
 class Check:
-    """A check of a connection test."""
+    """The result of one check in a test of the connection to the Graphiti server."""
 
     __pydantic_config__ = DESCRIBED
 
@@ -121,7 +121,7 @@ _LATE = "graphiti-late"
 
 @dataclass(frozen=True)
 class Backfilled:
-    """The result of queueing earlier turns."""
+    """The result of queueing earlier stored turns, to be sent to Graphiti later."""
 
     __pydantic_config__ = DESCRIBED
 
@@ -133,7 +133,7 @@ class Backfilled:
 
 @dataclass(frozen=True)
 class Purged:
-    """The result of purging a group."""
+    """The result of deleting a group on the Graphiti server."""
 
     __pydantic_config__ = DESCRIBED
 
@@ -146,7 +146,7 @@ class Purged:
 
 @dataclass(frozen=True)
 class Retracted:
-    """The result of retracting a promoted fact."""
+    """The result of deleting the message (episode) with which a fact was sent to Graphiti."""
 
     __pydantic_config__ = DESCRIBED
 
@@ -157,13 +157,13 @@ class Retracted:
 
 
 class Backfill(ClockedTables, sql=("graph_turns.sql",)):
-    """A backfill: it queues earlier turns for Graphiti. New turns are delivered first.
+    """A backfill: it queues stored turns that were never queued for Graphiti. New turns are delivered first.
 
     Delivery rows show which turns were queued before, so a repeated call continues.
     """
 
     async def sessions(self, user_id: str | None = None) -> list[str]:
-        """Return up to 10,001 sessions, of one user or of all users, with turns that were never queued."""
+        """Return up to 10,001 sessions, of one user or of all users, with turns that were never queued for Graphiti."""
         rows = await self._driver.fetch(self._sql["sessions_to_backfill"], {"user_id": user_id, "limit": 10_001})
         return [row[0] for row in rows]
 
@@ -245,9 +245,9 @@ async def purge(
 
 
 async def retract(client: GraphitiClient | None, deliveries: Deliveries, fact_id: str) -> Retracted:
-    """Delete the episode of a forgotten fact on the server now, and check that it is gone.
+    """Delete the episode with which a forgotten fact was sent to the server, and check that it is gone.
 
-    If this fails, the worker of the group tries again. Without a client, no request is sent, and the result says so.
+    If this fails, the worker tries again. Without a client, no request is sent, and the result says so.
     """
     name = fact_episode(fact_id)
     recorded = await deliveries.episode_of(name)

@@ -1,4 +1,4 @@
-"""Recall from Graphiti: search all scopes in parallel, within one deadline."""
+"""The search for facts in Graphiti, in the groups of all scopes in parallel, within one deadline."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RecalledFact:
 
 @dataclass(frozen=True)
 class GraphRecall:
-    """The facts found for an input, most specific scope first, and a report on each scope."""
+    """The facts that Graphiti returned for a user's input, most specific scope first, and a report on each scope."""
 
     facts: tuple[RecalledFact, ...] = ()
     scopes: tuple[ScopeRecall, ...] = ()
@@ -70,7 +70,7 @@ class RecallQuestion:
 
 @dataclass(frozen=True)
 class _Groups:
-    """The groups to search in each scope, a report on each scope, and the time before which no message may be sent."""
+    """The groups to search in each scope, a report on each scope, and the time from which messages may be sent."""
 
     ids: Mapping[ScopeKind, Sequence[str]]
     reports: Sequence[ScopeRecall]
@@ -231,7 +231,7 @@ class GraphRecaller:
         return GraphRecall(tuple(shown), tuple(reported))
 
     def _judge(self, answers: Sequence[list[GraphFact] | GraphOutcome]) -> GraphRecallOutcome:
-        """Report the success or failure of a search to the breaker, and return the outcome."""
+        """Report the success or failure of a search to the circuit breaker, and return the outcome."""
         failed = [answer for answer in answers if not isinstance(answer, list)]
         if "deadline" in failed or len(failed) == len(answers):
             self._breaker.failed()
@@ -246,7 +246,7 @@ class GraphRecaller:
         )
 
     def _probe(self, groups: _Groups, query: str) -> None:
-        """Start a search in the background, if the breaker allows it."""
+        """Test the server with a search in the background, if the circuit breaker allows it."""
         if (self._probing is None or self._probing.done()) and self._breaker.allows():
             group_ids = next(iter(groups.ids.values()))
             self._probing = asyncio.create_task(

@@ -68,7 +68,7 @@ class GraphitiStatus:
 
 @dataclass(frozen=True)
 class Promoted:
-    """A stored fact, and the number of its messages to Graphiti or the reason (`closed`) why it may not be sent."""
+    """A stored fact, and the number of messages queued for Graphiti or the reason (`closed`) why it may not be sent."""
 
     fact: Fact
     queued: int
@@ -160,7 +160,7 @@ class Graphiti:
         )
 
     async def grant(self, data_classes: Sequence[DataClass], *, by: str) -> Consent:
-        """Record that a person allows these kinds of data to be sent to the endpoint.
+        """Record that a person allows these kinds of data to be sent to the configured Graphiti server.
 
         Raises:
             GraphitiClosed: Graphiti is off.
@@ -172,7 +172,7 @@ class Graphiti:
         return consent
 
     async def decline(self, *, by: str) -> Consent:
-        """Record that a person allows no data to be sent. Open messages are given up; `retry` can queue them later.
+        """Record that nothing may be sent. Queued and unconfirmed messages are given up; `retry` can queue them later.
 
         Raises:
             GraphitiClosed: Graphiti is off.
@@ -187,7 +187,7 @@ class Graphiti:
     async def deliveries(
         self, *, status: DeliveryStatus | None = None, after: int = 0, limit: int = 100
     ) -> list[Delivery]:
-        """Return up to `limit` deliveries whose numbers are above `after`; a status of None means all statuses.
+        """Return up to `limit` messages for Graphiti whose numbers are above `after`; a status of None means any.
 
         Raises:
             InvalidInput: the limit is not from 1 to 1,000.
@@ -265,7 +265,7 @@ class Graphiti:
         return Promoted(fact, queued, None)
 
     async def fact_closure(self, scope: Scope) -> GraphitiClosure | None:
-        """Return why promoted facts of a scope may not be sent now; None if they may be sent."""
+        """Return why facts of a scope may not be sent to Graphiti now; None if they may be sent."""
         check_argument("scope", scope, Scope, required=True)
         return await self.consents.closed(self._workspace_of(scope), "promoted_facts")
 
@@ -278,7 +278,7 @@ class Graphiti:
         return queued or await self._turns.revive(connection, fact.scope, outbound)
 
     def notify_queued(self, count: int) -> None:
-        """Report queued episodes and wake the worker; call this after the commit."""
+        """Report newly queued messages, and wake the worker that sends them; call this after the commit."""
         if count:
             self._turns.notify_queued(count)
             self.wake()
@@ -308,7 +308,7 @@ class Graphiti:
         return await self.promote(promotion, options.workspace)
 
     async def _watch_repo_state(self) -> None:
-        """Promote changes of the Git folder until cancelled."""
+        """Call `note_repo_state` periodically until cancelled."""
         while True:
             with ErrorBoundary(self._report):
                 await self.note_repo_state()
@@ -318,7 +318,7 @@ class Graphiti:
         self._observer.notify(GraphitiTrouble(work="delivery", error=type(error).__name__))
 
     async def undo_promotion(self, fact_id: str) -> Retracted:
-        """Undo all promotions of a fact, in the database and in Graphiti.
+        """Undo all calls that stored or confirmed a promoted fact, in the database and in Graphiti.
 
         Raises:
             KnowledgeNotFound: there is no such fact.
@@ -333,7 +333,7 @@ class Graphiti:
         return await self.retract(fact_id)
 
     async def retract(self, fact_id: str) -> Retracted:
-        """Delete the episode of a forgotten fact on the server, and check that it is gone.
+        """Delete the episode with which a forgotten fact was sent to the server, and check that it is gone.
 
         If Graphiti is off, or without consent, no request is sent: the episode stays on the server, and the result says
         so.
@@ -345,7 +345,7 @@ class Graphiti:
     async def backfill(
         self, session_ids: Sequence[str] | None = None, *, user_id: str | None = None, limit: int = 1_000
     ) -> Backfilled:
-        """Queue up to `limit` earlier turns of sessions, of a user, or of all users; repeat the call for further turns.
+        """Queue up to `limit` earlier turns for Graphiti, of sessions, of a user, or of all; call again for more turns.
 
         They are sent after new ones, with a limit per minute. Stored messages do not record their workspace, so all
         turns count as turns of the workspace in the options. If runs used other workspaces, name the sessions.
@@ -390,7 +390,7 @@ class Graphiti:
         return Purged(group_ids[0], sum(one.dropped for one in found), left)
 
     def wake(self) -> None:
-        """Wake the worker of this process."""
+        """Wake this process's worker, which sends queued messages to Graphiti."""
         if self._worker is not None:
             self._worker.wake()
 
@@ -400,7 +400,7 @@ class Graphiti:
 
     @asynccontextmanager
     async def delivering(self) -> AsyncIterator[None]:
-        """Deliver in the background while the block runs."""
+        """Deliver queued messages to Graphiti in the background while the block runs."""
         if self.options is None:
             yield
             return

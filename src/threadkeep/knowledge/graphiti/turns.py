@@ -1,4 +1,4 @@
-"""Episodes of stored turns: their messages, their names, and their groups."""
+"""The conversion of stored turns to Graphiti's episodes: their messages, their names and their groups."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class _Turn:
 
 @dataclass(frozen=True)
 class Outbound:
-    """A message to deliver; `name` identifies it in the group, and `turn` its turn."""
+    """A message for Graphiti; `name` identifies it in its group, and `turn` is the id of its turn."""
 
     turn: str
     name: str
@@ -122,7 +122,7 @@ class Outbound:
 
 
 class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
-    """The queue of stored turns, which one process at a time converts to deliveries, in order."""
+    """The queue of stored turns, which one process at a time splits into messages for Graphiti, in order."""
 
     def __init__(
         self, driver: Driver, options: GraphitiOptions, *, observer: Observer, clock: Callable[[], datetime]
@@ -132,7 +132,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
         self._options = options
 
     async def make_deliveries(self) -> int:
-        """Create the deliveries of the oldest 50 turns, and return the number of these turns.
+        """Queue the messages of the oldest 50 turns for Graphiti, and return the number of these turns.
 
         If too many messages are queued, whole turns are given up: the oldest turns of a backfill first, then others.
         """

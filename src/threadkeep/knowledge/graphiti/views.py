@@ -39,7 +39,7 @@ class ConsentInput(
 class TrustInput(
     BaseModel, extra="forbid", json_schema_extra=example(workspace="shop", trusted=True, by="ops@example.com")
 ):
-    """The decision to trust a workspace or not."""
+    """A decision to trust a workspace or not. Only data of trusted workspaces is sent to Graphiti."""
 
     workspace: Owner | None = Field(None, description="The name of the workspace; null means runs without one.")
     trusted: bool = True
@@ -47,19 +47,19 @@ class TrustInput(
 
 
 class TrustView(BaseModel):
-    """The trusted workspaces."""
+    """The workspaces whose data may be sent to Graphiti, if there is consent; null means runs without one."""
 
     trusted: list[str | None]
 
 
 class CheckInput(BaseModel, extra="forbid", json_schema_extra=example(smoke=True)):
-    """The options of a connection test."""
+    """The options for testing the connection to the Graphiti server."""
 
     smoke: bool = Field(False, description="Also write a message into a new group, and delete the group.")
 
 
 class CheckList(BaseModel):
-    """The checks of a connection test, and their overall result."""
+    """The checks of the connection to the Graphiti server, and their overall result."""
 
     ok: bool
     checks: list[Check]
@@ -78,7 +78,7 @@ class PromotionInput(
     extra="forbid",
     json_schema_extra=example(kind="decision", text="Use PostgreSQL.", scope="workspace", owner="shop"),
 ):
-    """A fact to store in the database and in the graph."""
+    """A fact to store in the database and to send to Graphiti."""
 
     kind: PromotedKind
     text: Annotated[str, Field(min_length=1, max_length=MAX_VALUE_CHARACTERS)]
@@ -98,7 +98,7 @@ class PromotionInput(
 
 
 class PromotedView(BaseModel):
-    """The stored fact, and its delivery to the graph."""
+    """The stored fact, and the state of its delivery to Graphiti."""
 
     fact: FactView
     queued: int = Field(description="Episodes that wait to be sent; 0 if the fact was sent before.")
@@ -111,13 +111,13 @@ class PromotedView(BaseModel):
 
 
 class UndoInput(BaseModel, extra="forbid", json_schema_extra=example(fact_id="0199f3a0-5d1c-7c52-9d51-6f8f1d0a8f10")):
-    """The promoted fact to undo, in the database and in Graphiti."""
+    """The fact to take back, in the database and in Graphiti."""
 
     fact_id: Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class BackfillInput(BaseModel, extra="forbid", json_schema_extra=example(session_ids=["session-123"])):
-    """Earlier turns to send."""
+    """The earlier turns to queue for Graphiti: those of some sessions, of one user, or of all."""
 
     session_ids: Annotated[list[str], Field(max_length=1_000)] | None = Field(None, description="Default: all.")
     user_id: str | None = Field(None, description="Only sessions of this user.")
@@ -125,27 +125,27 @@ class BackfillInput(BaseModel, extra="forbid", json_schema_extra=example(session
 
 
 class DeliveryList(BaseModel):
-    """A page of deliveries, in the order of their numbers."""
+    """A page of messages for Graphiti with the state of their delivery, in the order of their numbers."""
 
     deliveries: list[Delivery]
     next_after: int | None = Field(description="Pass it as `after` to get the next page; null at the end.")
 
 
 class DeliveryChoice(BaseModel, extra="forbid", json_schema_extra={"examples": [{"number": 12}, {}]}):
-    """The message to change by its number; without a number, all messages to which the action applies."""
+    """The message to retry or drop, by its number; without a number, all messages to which the action applies."""
 
     number: Annotated[int, Field(ge=0, lt=2**53)] | None = None
     status: Literal["queued", "dead"] | None = Field(None, description="Drop only messages of this status.")
 
 
 class Changed(BaseModel):
-    """The number of messages that were changed."""
+    """The number of messages that were queued again or dropped."""
 
     changed: int
 
 
 class PurgeInput(BaseModel, extra="forbid", json_schema_extra=example(scope="user", owner="user-456")):
-    """The scope whose group is to be deleted."""
+    """The session, workspace or person whose group in Graphiti is to be deleted."""
 
     scope: ScopeKind
     owner: Owner

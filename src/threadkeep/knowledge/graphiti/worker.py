@@ -46,7 +46,7 @@ class _Pause(NamedTuple):
 
 
 class DeliveryWorker:
-    """A worker that sends messages and reads them back, because the server may lose some.
+    """A worker that sends queued messages to Graphiti and reads them back, because the server may lose some.
 
     A group has at most one unconfirmed batch. Messages that the server does not show in time are sent again, before any
     later message.
@@ -111,7 +111,7 @@ class DeliveryWorker:
     async def deliver_due(self, *, wait: bool = False) -> None:
         """Queue the messages of new turns, and start a task for each group whose next delivery is due.
 
-        After failures, start fewer tasks or none, as the breaker allows. If `wait` is true, wait for the tasks.
+        After failures, start fewer tasks or none, as the circuit breaker allows. If `wait` is true, wait for the tasks.
         """
         while await self._turns.make_deliveries():
             pass
@@ -167,7 +167,7 @@ class DeliveryWorker:
         return await self._send_next(lease)
 
     async def _delete(self, lease: Lease, forgotten: Sequence[Unconfirmed]) -> None:
-        """Delete episodes of forgotten facts, once the server shows them. A failed deletion is tried again later.
+        """Delete forgotten facts on the server, once it shows their episodes. A failed deletion is tried again later.
 
         Raises:
             GraphitiError: the server does not answer.
@@ -359,7 +359,7 @@ class DeliveryWorker:
         )
 
     def _pause_after(self, error: GraphitiError, lease: Lease) -> _Pause:
-        """Report a failure and count it in the breaker; return the pause of the group."""
+        """Report a failure, and count it in the circuit breaker; return the pause until the group is tried again."""
         self._observer.notify(GraphitiTrouble(work="delivery", error=error.kind))
         asked = _DENIED_SECONDS if error.kind == "denied" else error.retry_after or 0.0
         self._breaker.failed(at_least_seconds=asked)
