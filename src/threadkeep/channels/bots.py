@@ -128,7 +128,7 @@ class SenderRates:
         self._seen: dict[str, dict[str | None, float]] = {}
 
     def count(self, sender: str, message_id: str) -> Rate:
-        """Count a message; return `within` the limit, `first_beyond` for the first message above it, or `beyond`."""
+        """Count a message. Return `within` up to the limit, `first_beyond` for the next message, then `beyond`."""
         if not self._per_minute:
             return "within"
         now = self._clock()
@@ -249,7 +249,7 @@ async def question_for(memory: Memory, runs: RunService, bot: Bot, message: Inco
 
 
 async def end_questions(runs: RunService, message: IncomingMessage) -> None:
-    """Cancel up to 50 waiting runs of the message's conversation: those that messages in the chat have started."""
+    """Cancel up to 50 runs of this conversation that wait for a person and that messages in the chat have started."""
     query = RunQuery(session_id=message.session_id, status="waiting", limit=_NEWEST)
     for run in (await runs.list(query))[0]:
         if run.trigger == "webhook" and _may_see(message, run):
@@ -257,7 +257,7 @@ async def end_questions(runs: RunService, message: IncomingMessage) -> None:
 
 
 async def _newest_of_sender(runs: RunService, message: IncomingMessage, status: RunStatus | None = None) -> Run | None:
-    """Return the sender's newest run in the conversation, of all runs or of those with this status."""
+    """Return the newest run of the message's sender in this conversation; if `status` is given, only of this status."""
     query = RunQuery(session_id=message.session_id, status=status, limit=_NEWEST)
     while True:
         found, cursor = await runs.list(query)
@@ -274,7 +274,7 @@ def _may_see(message: IncomingMessage, run: Run) -> bool:
 
 
 def _is_by(message: IncomingMessage, run: Run) -> bool:
-    """Return True if one of the run's messages is from the same sender."""
+    """Return True if one of the run's messages is from the sender of `message`."""
     if message.sender is None:
         return False
     known = [one.values.get("metadata") for one in run.inputs]
@@ -288,7 +288,7 @@ def _questions(run: Run) -> list[str | None]:
 
 
 def notify_trouble(memory: Memory, work: ChannelWork, error: Exception | str, channel: Channel | None = None) -> None:
-    """Report that the work of one bot, or of all bots, failed and will be retried."""
+    """Report that `work`, such as polling, failed and will be retried, for one bot or (None) for all."""
     name = error if isinstance(error, str) else type(error).__name__
     bot = None if channel is None else channel.name
     event = ChannelTrouble(channel="other" if channel is None else channel.kind, bot=bot, work=work, error=name)

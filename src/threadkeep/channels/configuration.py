@@ -173,14 +173,14 @@ type AnyBot = TelegramSettings | WeComDirectSettings | WeComServiceSettings | We
 
 
 class ChannelsFile(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=True):
-    """The content of a channels file: bots, and options for delivery."""
+    """The content of the YAML file that lists the bots, with options for the delivery of their answers."""
 
     channels: list[Annotated[AnyBot, Field(discriminator="kind")]]
     delivery: DeliveryOptions = DeliveryOptions()
 
 
 def read_channels(path: Path, environment: Mapping[str, str]) -> ChannelsFile:
-    """Read the channels file, and replace each `${NAME}` with the environment variable.
+    """Read the YAML file that lists the bots, and replace each `${NAME}` with the environment variable.
 
     Raises:
         InvalidInput: the file is invalid. The text names the file, the bot and the field, never a value.

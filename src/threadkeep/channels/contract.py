@@ -1,4 +1,4 @@
-"""The contract of a channel, which reads callbacks, and of its client, which sends answers.
+"""The interface of a chat platform: a channel reads the platform's callbacks, and a client sends answers.
 
 A `Channel` verifies callbacks, parses them into updates, and splits answers into messages, without I/O. A
 `ChannelClient` calls the platform's API. The functions at the end read a platform's JSON; they treat a field of an
@@ -73,7 +73,7 @@ class IncomingMessage:
     """A message of a chat.
 
     - `message_id`: stays the same if the platform sends the message again.
-    - `results`: the fields for a workflow's templates.
+    - `results`: the fields of the message that a workflow's templates can use.
     - `reply_to`: the address of the answer, as JSON that the outbox stores; it may contain secrets.
     - `sent_at`: the platform's time; None if it is unknown.
     - `quoted_text`: the text to which the message replies; it is not part of the transcript.
@@ -116,7 +116,7 @@ class Ignored:
 
 @dataclass(frozen=True)
 class ChatMigrated:
-    """The change of a Telegram group into a supergroup. The conversation keeps the old id."""
+    """The change of a Telegram group into a supergroup. The session id keeps the old chat id."""
 
     old_chat_id: str
     new_chat_id: str
@@ -180,7 +180,7 @@ type Update = (
 
 @dataclass(frozen=True)
 class Received:
-    """A verified callback: the response, and the updates in order."""
+    """The content of a verified callback: the HTTP response to return, and the parsed updates in order."""
 
     response: CallbackResponse = CallbackResponse()
     updates: tuple[Update, ...] = ()
@@ -208,7 +208,7 @@ class Channel(Protocol):
 
     @property
     def scope(self) -> str:
-        """The bot's identity on its platform, under which offsets and tokens are stored."""
+        """The bot's identity on its platform, under which polling offsets and access tokens are stored."""
 
     def receive(self, callback: Callback) -> Received:
         """Verify a callback and parse it.
@@ -280,14 +280,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Sent:
-    """An outcome of sending: the part has arrived. If `is_all` is True, the platform accepts no further part."""
+    """An outcome of sending a part: it has arrived. If `is_all` is True, the platform accepts no further part."""
 
     is_all: bool = False
 
 
 @dataclass(frozen=True)
 class Later:
-    """An outcome of sending: the part must be sent again, after `seconds` if the platform named a time.
+    """An outcome of sending a part: it must be sent again, after `seconds` if the platform named a time.
 
     If `uncertain` is True, the part may have arrived: it was sent, but no clear reply came.
     """
@@ -299,14 +299,14 @@ class Later:
 
 @dataclass(frozen=True)
 class Refused:
-    """An outcome of sending: the part can never be delivered, for example to a person who blocked the bot."""
+    """An outcome of sending a part: it can never be delivered, for example to a person who blocked the bot."""
 
     error: str
 
 
 @dataclass(frozen=True)
 class Moved:
-    """An outcome of sending: the chat has a new address, to which the part must be sent."""
+    """An outcome of sending a part: the chat has a new address, to which the part must be sent."""
 
     address: Address = field(repr=False)
 

@@ -1,4 +1,4 @@
-"""Delivery of answers: claims, splits, sends and retries."""
+"""Delivery of answers to chat platforms: each is claimed by one process, split, sent, and retried."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Delivery:
             task.cancel()
 
     async def deliver_due(self, *, of_all: bool = True) -> None:
-        """Start sending due answers. If `of_all`, first find answers of other processes, and delete old entries."""
+        """Start sending due answers. If `of_all`, first look for newly ready answers, and delete old outbox entries."""
         if of_all:
             await self._outbox.make_ready()
             await self._outbox.remove_ended(older_than=timedelta(seconds=self._options.keep_seconds))
@@ -167,7 +167,7 @@ class Delivery:
         notify_sent(self._memory, bot, message, "delivered", parts=index)
 
     async def _send_part(self, bot: Bot, address: Address, part: Part) -> Outcome:
-        """Send a part. Give up shortly before the claim expires: after that, another process may send the part too."""
+        """Send a part. Stop shortly before this process's claim expires: then another process may send the part too."""
         try:
             async with asyncio.timeout(0.9 * self._options.claim_seconds):
                 return await bot.client.send(address, part)
@@ -211,7 +211,7 @@ async def note_failure(memory: Memory, bot: Bot, failed: AnswerFailed) -> None:
 
 
 async def answer_text(memory: Memory, bot: Bot, message: Outgoing) -> str:
-    """Return the text to send for a message; empty if the run has no answer, or a later message gets it."""
+    """Return the answer to a chat message; empty if its run has no answer, or the answer goes to a later message."""
     if message.run_id is None:
         return message.content or ""
     try:
@@ -239,7 +239,7 @@ def notify_sent(
     parts: int = 0,
     error: str | None = None,
 ) -> None:
-    """Report the outcome of an attempt to deliver an answer."""
+    """Notify observers of the outcome of an attempt to deliver an answer."""
     event = AnswerSent(
         channel=bot.channel.kind,
         bot=bot.name,
@@ -254,7 +254,7 @@ def notify_sent(
 
 
 def _answer_to(message: Outgoing, result: RunResult, bot: Bot) -> str:
-    """Return the answer to a message. Only the newest message of a run gets one."""
+    """Return the answer to a chat message. If a run answers several messages, only the newest one gets the answer."""
     if result.run.inputs and result.run.newest_message_id != message.message_id:
         return ""
     match result.status:

@@ -82,7 +82,7 @@ class Intake:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def take_page(self, bot: Bot, updates: Iterable[Update]) -> None:
-        """Take all updates of a page, and only then execute their runs, so that one run can answer several messages.
+        """Take all updates that one request fetched, then execute their runs: one run can answer several messages.
 
         Raises:
             StoreUnavailable: some updates were not taken.
@@ -208,7 +208,7 @@ class Intake:
         self.notify(bot, "taken" if is_new else "repeated", session_id=session_id)
 
     async def _has_caption(self, bot: Bot, message: IncomingMessage) -> bool:
-        """Return True if another picture of the album had a caption, which gets its own answer."""
+        """Return True if another picture of the message's album had a caption, because the caption gets the answer."""
         state = self._memory.channels.state
         return bool(message.album) and await state.value(bot.channel.scope, f"album:{message.album}") is not None
 
@@ -228,7 +228,7 @@ class Intake:
         return rate == "within"
 
     async def _identify(self, sender: Sender) -> None:
-        """Register the sender as a person. The sender's next message retries a failure."""
+        """Store the sender's id and name as a person. If this fails, the sender's next message tries it again."""
         with contextlib.suppress(StoreError, InvalidInput):
             await self._memory.persons.resolve(sender.id, name=sender.name or None)
 
@@ -370,7 +370,7 @@ class Intake:
         await self._memory.session(session_id, user_id=message.user_id).append([stored])
 
     async def _note_recall(self, recalled: MessageRecalled) -> None:
-        """Note in the transcript that a message was recalled. If its run has not begun, do not answer it."""
+        """Note in the transcript that the sender took back a message. If its run has not begun, do not answer it."""
         session = self._memory.session(recalled.session_id, user_id=recalled.user_id)
         run_id = await self._outbox.run_of(recalled.session_id, recalled.message_id)
         if run_id is None and await session.find(recalled.message_id) is None:
@@ -400,7 +400,7 @@ class Intake:
         await self._memory.runs.order.take_back(run.run_id, message_id)
 
     async def _until_ready(self, bot: Bot, started: Started) -> None:
-        """Show that the bot is working until the run ends. Then its answer is ready to be sent."""
+        """Show in the chat that the bot is working, until the run ends; then mark its answer as ready to be sent."""
         message, run_id = started
         runs = await self._runs.service()
         showing = asyncio.create_task(_show_working(bot, message))
@@ -484,7 +484,7 @@ class Intake:
     def notify(
         self, bot: Bot, outcome: UpdateOutcome, reason: UpdateReason | None = None, session_id: str | None = None
     ) -> None:
-        """Report the outcome of an update."""
+        """Notify observers of the outcome of an update: for example, that it was taken or ignored."""
         event = UpdateReceived(
             channel=bot.channel.kind, bot=bot.name, outcome=outcome, reason=reason, session_id=session_id
         )

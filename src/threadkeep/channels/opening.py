@@ -54,7 +54,7 @@ class ChannelService:
         return list(self._bots)
 
     def fetch_with(self, bot: Bot, notice: Callable[[DeskNotified], Awaitable[None]]) -> None:
-        """Register `notice`, which is called if a customer service desk has messages."""
+        """Register `notice`, which is called if a WeCom customer service desk of the bot has messages to fetch."""
         self._desks[bot.name] = notice
 
     async def receive(self, name: str, callback: Callback) -> CallbackResponse:
@@ -82,7 +82,7 @@ class ChannelService:
         return await responding
 
     async def _respond(self, bot: Bot, received: Received) -> CallbackResponse:
-        """Take the updates of a callback; return the response to the callback."""
+        """Store the updates of a callback, and start runs for messages; return the HTTP response to the callback."""
         for update in received.updates:
             if isinstance(update, DeskNotified):
                 await self._desks[bot.name](update)

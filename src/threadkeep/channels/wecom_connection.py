@@ -185,7 +185,7 @@ class AIBotConnection(Receiver):
             await self._take(intake, bot, req_id, body)
 
     async def _take(self, intake: Intake, bot: Bot, req_id: str, body: Mapping[str, Json]) -> None:
-        """Take a message or an event; keep trying, because WeCom does not repeat it."""
+        """Store and process a message or an event; retry until stored, because WeCom does not repeat it."""
         update, message = self._addressed(self._channel.read(body), req_id, body)
         stream = None
         if message is not None:

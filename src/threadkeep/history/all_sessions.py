@@ -1,4 +1,4 @@
-"""All sessions of a memory, together with the conversations that agents store in a graph store."""
+"""All sessions of a memory, together with the conversations that agents store in a LangGraph store."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class AllSessions:
     async def page(self, query: SessionQuery) -> tuple[list[SessionInfo], SessionCursor | None]:
         """Return a page of sessions and conversations, newest activity first, and the cursor of the next page.
 
-        Each call reads the metadata of all conversations, because a graph store has no index for this order.
+        Each call reads the metadata of all conversations, because a LangGraph store has no index for this order.
         """
         if query.limit < 1:
             raise InvalidInput("A page of sessions has at least one entry; use a limit from 1.")
@@ -305,7 +305,7 @@ class AllRetention:
 
         Raises:
             SessionNotFound: the session does not exist, or belongs to another user.
-            InvalidInput: the session is in a graph store, where sessions cannot have limits of their own.
+            InvalidInput: the session is in a LangGraph store, where sessions cannot have limits of their own.
         """
         for _, memory in await AllSessions(self._memory).locations():
             with contextlib.suppress(SessionNotFound):

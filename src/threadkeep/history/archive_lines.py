@@ -47,7 +47,7 @@ class SessionLine:
 
     @property
     def layout(self) -> GraphLayout | None:
-        """Return the layout if this is a conversation in a graph store, or None if it is a session in tables.
+        """Return the layout if this is a conversation in a LangGraph store, or None if it is a session in tables.
 
         Raises:
             InvalidInput: the layout is not valid.

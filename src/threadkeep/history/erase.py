@@ -216,7 +216,7 @@ class Eraser:
         return after
 
     async def _find(self, wanted: Erasable) -> dict[str, int]:
-        """Count the rows, pending turns and graph store items to erase, by store."""
+        """Count the rows, pending turns and LangGraph store items to erase, by store."""
         sessions = await self.rows.sessions(wanted)
         counts = await self.rows.counts(wanted)
         counts[_PENDING] = sum(belongs(entry.turn, wanted, sessions) for entry in await self.waiting())
@@ -249,7 +249,7 @@ class Eraser:
         return found
 
     async def conversations(self, wanted: Erasable, sessions: Sequence[str]) -> list[tuple[Memory, str]]:
-        """Return the graph store conversations of the person, and those whose key is one of the session ids."""
+        """Return the LangGraph store conversations of the person, and those whose key is one of the session ids."""
         found: list[tuple[Memory, str]] = []
         for other in await self._others():
             keys = [info.session_id for id_ in wanted.ids async for info in other.sessions(user_id=id_)]
@@ -288,7 +288,7 @@ class Eraser:
             await store.adelete(namespace, key)
 
     async def items(self, wanted: Erasable) -> list[tuple[BaseStore, tuple[str, ...], str]]:
-        """Return the graph store items that belong to this person alone, except conversations."""
+        """Return the LangGraph store items that belong to this person alone, except conversations."""
         found: dict[tuple[tuple[str, ...], str], None] = {}
         for namespace in await self._named(wanted, others=False):
             items = await _all_items(await self._memory.graph_store(), namespace)

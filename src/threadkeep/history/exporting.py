@@ -23,7 +23,7 @@ PAGE_MESSAGES = 500
 
 
 class Exportable(NamedTuple):
-    """A session to export; `layout` is set if it is a conversation in a graph store."""
+    """A session to export; `layout` is set if it is a conversation in a LangGraph store."""
 
     info: SessionInfo
     memory: Memory

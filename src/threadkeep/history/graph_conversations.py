@@ -80,7 +80,7 @@ class GraphConversations:
             return self._store
 
     async def exists(self) -> bool:
-        """Return True if a graph store is open, or if its database contains one."""
+        """Return True if a LangGraph store is open, or if its database contains one."""
         address = self.given
         if self._store is not None or not isinstance(address, DatabaseAddress):
             return True
@@ -92,7 +92,7 @@ class GraphConversations:
         return any(table == "store" for table, _ in rows)
 
     async def overwrite(self, own: DatabaseAddress, *, vacuum: bool) -> str | None:
-        """Overwrite deleted items in the file of the graph store; return a description of remaining data.
+        """Overwrite deleted items in the file of the LangGraph store; return a description of remaining data.
 
         If `vacuum` is true, the file is rewritten. Operators must overwrite deleted rows in PostgreSQL and in stores
         that the application opened. `TableErasing` overwrites the memory's own file.

@@ -143,7 +143,7 @@ class Memory:
         return await self._conversations.exists()
 
     async def overwrite_graph_store(self, *, vacuum: bool) -> str | None:
-        """Overwrite deleted items in a graph store's own file, and rewrite the file if `vacuum` is true.
+        """Overwrite deleted items in a LangGraph store's own file, and rewrite the file if `vacuum` is true.
 
         Return a description of the data that remain, or None if none remain.
         """
@@ -194,7 +194,7 @@ class Memory:
         """Return the opened and registered layouts of agents' conversations, each with its store's name and memory.
 
         Raises:
-            StoreUnavailable: the database of the graph store or of this memory does not answer.
+            StoreUnavailable: the database of the LangGraph store or of this memory does not answer.
         """
         for layout in await self._conversations.layouts.all():
             if not self.has_namespace(await self.graph_store(), layout):
@@ -214,7 +214,7 @@ class Memory:
 
     @property
     def in_graph_store(self) -> bool:
-        """True if the messages of this memory's sessions are in a graph store."""
+        """True if the messages of this memory's sessions are in a LangGraph store."""
         return isinstance(self._backend.transcripts, GraphTranscripts)
 
     def has_namespace(self, store: BaseStore, layout: GraphLayout) -> bool:
@@ -222,7 +222,7 @@ class Memory:
         return self.in_graph_store and layout.finds_same_as(GraphLayout()) and self._conversations.is_own(store)
 
     async def empty_messages(self, session_id: str, seqs: Sequence[int]) -> None:
-        """Remove the texts of messages in a graph store for an erasure; `TableErasing` does this for tables."""
+        """Remove the texts of messages in a LangGraph store for an erasure; `TableErasing` does this for tables."""
         transcripts = self._backend.transcripts
         if isinstance(transcripts, GraphTranscripts):
             await transcripts.empty(session_id, seqs)
@@ -233,7 +233,7 @@ class Memory:
         """Return the memory of a conversation: an open one that has its messages, or else one opened for its layout.
 
         Raises:
-            StoreUnavailable: the database of the graph store does not answer.
+            StoreUnavailable: the database of the LangGraph store does not answer.
         """
         wanted = GraphLayout(conversation.namespace, conversation.meta_key_suffix, value_field=conversation.value_field)
         opened = [memory for (_, layout), memory in self._namespaces.items() if layout.finds_same_as(wanted)]
@@ -245,7 +245,7 @@ class Memory:
     def damaged(self, user_id: str | None = None) -> list[SessionDamaged]:
         """Return the damaged items that this process has found, of one user or of all users.
 
-        Only sessions in a graph store can be damaged in this way.
+        Only sessions in a LangGraph store can be damaged in this way.
         """
         return self._backend.damages.of(user_id)
 

@@ -107,7 +107,7 @@ class PendingTurns:
     def of_namespace(
         self, transcripts: Transcripts, options: PendingOptions, *, namespace: tuple[str, ...] = ()
     ) -> PendingTurns:
-        """Create the pending turns of a graph store namespace, and include them in `entries` and `count`."""
+        """Create the pending turns of a LangGraph store namespace, and include them in `entries` and `count`."""
         other = PendingTurns(transcripts, options, observer=self._observer, clock=self._clock)
         other._namespace = namespace
         self._all.append(other)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from threadkeep.history.pending import PendingTurns
 
 type Retaining = RetentionRows | ConversationRetention
-"""The sessions in tables or in a graph store; see the guarantees of `RetentionRows`."""
+"""The sessions in tables or in a LangGraph store; see the guarantees of `RetentionRows`."""
 
 # Appends wait while a step removes messages, so the next step is smaller if one takes longer than this.
 _LONG_STEP_SECONDS = 0.03
@@ -172,7 +172,7 @@ class Pruner:
         self._clock = clock
 
     def of_namespace(self, rows: Retaining, pending: PendingTurns) -> Pruner:
-        """Return a pruner with the same rules for a graph store namespace."""
+        """Return a pruner with the same rules for a LangGraph store namespace."""
         return Pruner(rows, self.rules, pending=pending, observer=self._observer, clock=self._clock)
 
     async def of(self, session_id: str, *, user_id: str | None = None) -> Retention | None:

@@ -47,7 +47,7 @@ class Episodes(ClockedTables, sql=("episodes.sql",)):
     """A reader of the episodes (questions with their answers and outcomes) of a session or a person."""
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime], messages_at: MessagesAt | None = None) -> None:
-        """Create a reader; `messages_at` reads the texts of messages in a graph store."""
+        """Create a reader; `messages_at` reads the texts of messages in a LangGraph store."""
         super().__init__(driver, clock=clock)
         self._messages_at = messages_at
 
@@ -158,7 +158,7 @@ def _messages(rows: Iterable[Row]) -> Iterator[_EpisodeMessage]:
 
 
 async def _with_texts(messages: Iterable[_EpisodeMessage], messages_at: MessagesAt) -> list[_EpisodeMessage]:
-    """Add the texts of messages that are in a graph store; omit superseded messages and unreadable sessions."""
+    """Add the texts of messages that are in a LangGraph store; omit superseded messages and unreadable sessions."""
     found: list[_EpisodeMessage] = []
     for session_id, group in groupby(messages, key=lambda message: message.session_id):
         rows = list(group)

@@ -94,7 +94,7 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
     def __init__(
         self, driver: Driver, proposals: Proposals, *, observer: Observer, messages_at: MessagesAt | None = None
     ) -> None:
-        """Create a queue; `messages_at` reads the texts of messages in a graph store."""
+        """Create a queue; `messages_at` reads the texts of messages in a LangGraph store."""
         super().__init__(driver)
         self._messages_at = messages_at
         self._proposals = proposals
