@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class App:
-    """The parts that every interface needs. `metrics` and `channels` are optional."""
+    """The open memory, chat, workflows and runs for the HTTP service and commands, with bots (`channels`) if any."""
 
     settings: Settings
     memory: Memory
@@ -72,9 +72,9 @@ async def open_app(
 ) -> AsyncIterator[App]:
     """Open the application that the settings describe: its memory, chat, workflows, runs and bots.
 
-    Without `works`, this process executes no queued runs. With `bots`, it runs the configured bots. `channel` is the
-    channel of events that have none of their own. On exit, running turns get `shutdown_timeout` seconds to finish;
-    other processes continue recorded runs that need longer.
+    Without `works`, this process executes no queued runs. With `bots`, it runs the configured bots. Events for
+    observers that do not name their origin (channel `other`) get `channel`. On exit, running turns may finish within
+    `shutdown_timeout` seconds; other processes continue runs that need longer, if the database contains them.
 
     Raises:
         InvalidSettings: a model cannot be created, its context window is too small for a question, a bot is invalid, or
@@ -133,7 +133,7 @@ def bots_of(
 
 
 def resources_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> Resources:
-    """Return the resources for the nodes of workflows, with `model` as the default model."""
+    """Return the memory, the models (by default `model`) and the options of turns that nodes of workflows use."""
 
     @cache
     def model_named(name: str | None) -> BaseChatModel:
@@ -155,7 +155,7 @@ def resources_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> 
 
 
 def learning_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> FactLearning | None:
-    """Return the fact learning, or None if the options disable it. It uses the summary model if set, else `model`."""
+    """Return a `FactLearning` with the summary model if set, else `model`; None if learning and directives are off."""
     if not options.learning and not options.directives:
         return None
     name = options.summary_model
@@ -170,7 +170,7 @@ def learning_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> F
 
 
 def chat_of(settings: Settings, memory: Memory, workflows: Workflows, resources: Resources, runs: RunsOnDemand) -> Chat:
-    """Return the chat. While the database is unavailable, the chat still answers, but its runs are not recorded."""
+    """Return the `Chat`, which answers messages. It does so even without the database, but then stores no runs."""
     options = settings.run_options(works=False, close_seconds=settings.shutdown_timeout)
     return Chat(memory, workflows, runs, OfflineRuns(memory, workflows, resources, options))
 
@@ -178,7 +178,7 @@ def chat_of(settings: Settings, memory: Memory, workflows: Workflows, resources:
 def runs_of(
     settings: Settings, memory: Memory, workflows: Workflows, resources: Resources, *, works: bool = True
 ) -> RunsOnDemand:
-    """Return the run service of a memory's database, which opens on first use."""
+    """Return the service that starts and executes runs of workflows; the service is opened at its first use."""
     options = replace(settings.store_options().for_rare_use(), waits_for_server=True)
 
     @asynccontextmanager

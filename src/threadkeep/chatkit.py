@@ -1,4 +1,4 @@
-"""A store for ChatKit over a memory: `ThreadkeepStore`, for your own ChatKit server. It needs `threadkeep[chatkit]`."""
+"""`ThreadkeepStore`: a store for your own ChatKit server, with threads in a `Memory`. Needs `threadkeep[chatkit]`."""
 
 from threadkeep.adapters.chatkit import ThreadkeepStore
 

@@ -64,9 +64,9 @@ class ThreadkeepError(Exception):
 
 
 class MiddlewareWarning(UserWarning):
-    """A warning about a middleware that repeats the memory's work or has a wrong position in the list.
+    """A warning about an agent's middleware that repeats the memory's work or is at a wrong position in the list.
 
-    `recorded` also issues it if the graph's output has no messages, so that no answer can be stored.
+    `threadkeep.recorded` also issues it if the graph's output has no messages, so that no answer can be stored.
     """
 
 
@@ -315,7 +315,7 @@ class RunWaits(ThreadkeepError):
 
 
 class RunBusy(ThreadkeepError):
-    """A person's answer to a child run came too early: the root run does not wait for it yet. Nothing was stored."""
+    """A person answered a child run before its root run began to wait for the answer. Nothing was stored."""
 
     def __init__(self, run_id: str) -> None:
         super().__init__(f"Run {run_id!r} does not wait yet for the answer to its child; send the answer again later.")
@@ -338,7 +338,7 @@ class ChannelNotFound(ThreadkeepError, LookupError):
 
 
 class ApiKeyNotFound(ThreadkeepError, LookupError):
-    """No valid key of the service has that name."""
+    """No valid API key of the service has that name."""
 
     def __init__(self, name: str) -> None:
         super().__init__("There is no valid key of that name; `threadkeep keys list` shows all keys.")
@@ -412,7 +412,7 @@ type GraphitiClosure = Literal["off", "no_consent", "untrusted"]
 
 
 class GraphitiClosed(ThreadkeepError, PermissionError):
-    """Nothing may be sent to Graphiti; `reason` says why."""
+    """Nothing may be sent to Graphiti; `reason` is `off`, `no_consent` or `untrusted` (the workspace)."""
 
     def __init__(self, reason: GraphitiClosure, data_class: str = "chat_text") -> None:
         # Name the class of data in the command: without `--data`, it grants consent only to what its options send.

@@ -107,7 +107,7 @@ def model_of(settings: Settings) -> BaseChatModel | None:
 async def show_now(memory: Memory, choice: CallChoice, parameters: PreviewOptions, *, only_next: bool = False) -> None:
     """Show the session's last model call, and a preview of the built-in chat's next call.
 
-    If a workflow's agent stores the conversation in the graph store, the chat makes no calls there: show no preview.
+    If a workflow's agent stores the conversation in a graph store, show no preview: the built-in chat never answers it.
     """
     from threadkeep.agent.context_view import preview, recorded_view
     from threadkeep.history.all_sessions import AllSessions
@@ -242,7 +242,7 @@ def _key_of(call: StoredManifest) -> object:
 
 
 def _show_view(view: ContextView, factor: TokenFactor | None = None) -> None:
-    """Show a context: its sections, facts, messages and exclusions. `factor` is the learned token correction."""
+    """Show the context of a model call. `factor` is the learned correction of token estimates for the call's model."""
     _show_bars(view)
     for label, fact in _facts(view.manifest, factor):
         terminal.labelled(f"{label:<{_LABEL}}", fact)
@@ -402,7 +402,7 @@ def _content(entry: Entry, manifest: ContextManifest) -> str:
 
 
 def _origins(entry: Entry) -> Iterator[str]:
-    """Yield a phrase for each scope of the entry's facts: their number, and the messages that are their evidence."""
+    """Yield a phrase for each scope (such as a user) of the entry's facts: how many facts, and from which messages."""
     for scope in dict.fromkeys(fact.scope for fact in entry.facts):
         facts = [fact for fact in entry.facts if fact.scope == scope]
         messages = ", ".join(_cited(turn for fact in facts for turn in fact.evidence))

@@ -267,7 +267,7 @@ async def _check_target(settings: Settings, version: int, *, replace: bool) -> N
 
 
 def _not_copied(settings: Settings) -> list[str]:
-    """Describe the data that the copy lacks: pending turns, and a separate graph store."""
+    """Describe the data that a backup lacks: turns that wait on disk to be written, and a graph store elsewhere."""
     from threadkeep.history.pending_files import waiting_files
 
     folder = _pending_folder(settings)
@@ -318,7 +318,7 @@ async def _partition(driver: Driver, partitions: int) -> bool:
 
 @pending_commands.command("list")
 def list_pending() -> None:
-    """List the turns that wait to be written, oldest first, even if their process has ended."""
+    """List the turns that wait on disk to be written to the database, even if their process has ended; oldest first."""
     from threadkeep.history.pending_files import unreadable_turns, waiting_files
 
     folder = _pending_folder(command_settings())
@@ -361,7 +361,7 @@ def drop_pending(
     entry: Annotated[str, typer.Argument(metavar="ENTRY", help="The id of the entry in the list.")],
     confirmed: Confirmed = False,
 ) -> None:
-    """Drop a turn permanently. Turns of a running process cannot be dropped by this command."""
+    """Permanently drop a turn that waits to be written. This command cannot drop the turns of a running process."""
     from threadkeep.history.pending_files import drop_unreadable, drop_waiting
 
     refusal = "The turn would be lost permanently; add --yes to drop it without confirmation."

@@ -217,7 +217,7 @@ def _rights(missing: Sequence[MissingRights], condition: Condition) -> list[Find
 def _holding(
     address: DatabaseAddress, holders: Sequence[LockHolder], *, hidden: Mapping[str, str] | None = None
 ) -> list[Finding]:
-    """Return a finding about connections whose locks may block others. `hidden` counts those of other roles."""
+    """Return a finding about connections whose locks may block others. `hidden` has the count of other roles' ones."""
     if address.path is not None:
         holders = lock_holders(address.path)
     busy = [holder for holder in holders if holder.doing != "open"]
@@ -280,7 +280,7 @@ async def _runs(driver: Driver) -> Finding:
 
 
 async def _token_factors(driver: Driver) -> Finding:
-    """Return the finding about the learned corrections of token estimates."""
+    """Return the finding about the corrections of token estimates that were learned for each model."""
     stored = sorted((await TokenFactors(driver, clock=utc_now).all()).items())
     factors = [TokenFactor(key, *values) for key, values in stored if is_in_use(key)]
     if not factors:

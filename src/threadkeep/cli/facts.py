@@ -52,7 +52,7 @@ By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="Who decide
 
 
 def scope_named(session: str | None, workspace: str | None, user: str | None) -> Scope | None:
-    """Return the scope that the options name, or None. Raise `WrongUse` if they name several scopes."""
+    """Return the scope (session, workspace or user) in the options, or None. Raise `WrongUse` if they name several."""
     named = [("session", session), ("workspace", workspace), ("user", user)]
     scopes = [Scope(kind, owner) for kind, owner in named if owner is not None]  # type: ignore[arg-type]
     if len(scopes) > 1:
@@ -61,7 +61,7 @@ def scope_named(session: str | None, workspace: str | None, user: str | None) ->
 
 
 def needed_scope(session: str | None, workspace: str | None, user: str | None, *, what: str = "fact") -> Scope:
-    """Return the scope that the options name. Raise `WrongUse` (with the noun `what`) if they name none or several."""
+    """Return the scope in the options. Raise `WrongUse`, with `what` as the noun, if they name none or several."""
     scope = scope_named(session, workspace, user)
     if scope is None:
         raise WrongUse(f"Name the scope of the {what}: --session ID, --workspace NAME or --user ID.")
@@ -214,7 +214,7 @@ async def list_proposals(
     limit: Limit = 50,
     cursor: CursorOption = None,
 ) -> None:
-    """List facts that were proposed from messages, most recently changed first."""
+    """List facts that a model proposed from messages, most recently changed first."""
     wanted = one_of("--status", status, PROPOSAL_STATUSES)
     scope = scope_named(session, workspace, user)
     async with opened_memory() as memory:
@@ -252,7 +252,7 @@ async def reject_proposal(proposal: _Id, by: By = None) -> None:
 
 @commands.command("undo")
 async def undo_proposal(proposal: _Id, by: By = None) -> None:
-    """Undo an accepted proposal, so that the previous value is valid again."""
+    """Undo an accepted proposal, so that the fact's previous value is valid again."""
     await _decide(lambda proposals: proposals.undo(proposal, by=decider(by)))
 
 
@@ -271,7 +271,7 @@ def decider(by: str | None) -> str:
 async def export_facts(
     output: Output = None, session: OfSession = None, workspace: OfWorkspace = None, user: OfUser = None
 ) -> None:
-    """Write all facts, or the facts of one scope, as JSONL. Each line is a value; past values are included.
+    """Write all facts, or the facts of one scope, as JSONL. Each line is a value of a fact; past values are included.
 
     A file appears only when it is complete.
     """
@@ -287,7 +287,7 @@ async def export_facts(
 
 
 async def _pages_of(memory: Memory, scope: Scope | None) -> AsyncIterator[list[Fact]]:
-    """Yield each value once, in pages. A changed value moves to the first page, so read again until no value is new."""
+    """Yield each value of the facts once, in pages. Changed values move to the first page: read until none is new."""
     seen: set[str] = set()
     since = None
     while True:

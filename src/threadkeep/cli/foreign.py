@@ -98,7 +98,7 @@ class Unreadable:
 
 @dataclass(kw_only=True)
 class Source(ABC):
-    """The conversations of another system. `done` of `total` parts were read; `left_out` counts skipped entries."""
+    """Conversations of another system. `done` of `total` bytes, rows or threads were read; `left_out` counts skips."""
 
     total: int
     done: int = 0
@@ -221,7 +221,7 @@ def _head(path: Path) -> bytes:
 
 @asynccontextmanager
 async def open_export(source: str, *, user_id: str | None) -> AsyncIterator[ChatGptExport]:
-    """Open an export: a zip, or the JSON file in it. `user_id` becomes the owner of the sessions."""
+    """Open a ChatGPT export: a zip, or the JSON file in it. `user_id` becomes the owner of the sessions."""
     await check_file(source, "chatgpt")
     with ExitStack() as stack:
         files, total = _open_files(source, stack)
@@ -240,7 +240,7 @@ def _open_files(source: str, stack: ExitStack) -> tuple[list[IO[bytes]], int]:
 
 @dataclass
 class ChatGptExport(Source):
-    """The conversations of an export. `done` and `total` are in bytes."""
+    """The conversations of a ChatGPT export. `done` and `total` are in bytes."""
 
     files: list[IO[bytes]]
     user_id: str | None
@@ -282,7 +282,7 @@ class ChatGptExport(Source):
             return Unreadable(name, str(error))
 
     def _messages(self, nodes: list[Mapping[str, Any]], moment: datetime | None) -> list[Message]:
-        """Return the messages to import. A message without a time gets the time before it, at first `moment`."""
+        """Return the messages to import. A message without a time gets the last known time, at first `moment`."""
         messages: list[Message] = []
         for values in nodes:
             text = _text(values)

@@ -219,7 +219,7 @@ class LangGraphThreads(Source):
         return Conversation(line, messages)
 
     async def _values(self, newest: CheckpointTuple) -> list[object]:
-        """Return the values of the channel. For a DeltaChannel, they are in the writes of earlier checkpoints."""
+        """Return the values of the state channel. For a DeltaChannel, they are in the writes of earlier checkpoints."""
         channel, values = self.channel, newest.checkpoint["channel_values"]
         if channel in values:
             found = _empty_channel().from_checkpoint(values[channel])

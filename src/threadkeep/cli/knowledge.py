@@ -1,4 +1,4 @@
-"""`threadkeep knowledge`: consent, deliveries, promotion and maintenance of Graphiti."""
+"""`threadkeep knowledge`: consent to sending data to a Graphiti server, the queue of data to send, and checks."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ async def promote_fact(
 async def undo_promotion(
     fact_id: Annotated[str, typer.Argument(metavar="FACT", help="The id of the fact, as shown by `facts show`.")],
 ) -> None:
-    """Retract a promoted fact, in the database and in Graphiti."""
+    """Undo the promotion of a fact to Graphiti: retract the fact in the database and in Graphiti."""
     retracted = await _with_graphiti(lambda graphiti: graphiti.undo_promotion(fact_id))
     sentence = "Retracted here and in the graph."
     if retracted.remains:
@@ -163,7 +163,7 @@ async def backfill_turns(
         bool, typer.Option("--all", help="Continue until no turns remain; Ctrl-C loses nothing.")
     ] = False,
 ) -> None:
-    """Queue earlier turns for Graphiti, behind current ones. Repeat the command to continue.
+    """Queue earlier, stored turns to be sent to Graphiti after new turns. Repeat the command to continue.
 
     Stored messages have no workspace, so all turns go to the workspace of the settings. If the database has sessions of
     other workspaces, name the sessions to send.
@@ -222,7 +222,7 @@ async def purge_group(
     user: OfUser = None,
     confirmed: Confirmed = False,
 ) -> None:
-    """Delete the Graphiti server's data of a scope, and check that it is gone."""
+    """Delete the data of a session, workspace or user on the Graphiti server, and check that it is gone."""
     scope = needed_scope(session, workspace, user, what="group")
     terminal.confirm(
         f"Delete Graphiti's data of {scope.kind} {scope.owner} permanently?", _SAY_YES, confirmed=confirmed

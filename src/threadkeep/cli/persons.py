@@ -128,7 +128,7 @@ async def export_person(
 
 @contextmanager
 def _continuing(partial: Path, after: str | None) -> Iterator[None]:
-    """Name the partial file in the error if the export cannot continue from it, after the position `after`."""
+    """Name the file `partial` in the error if the export in the block cannot continue that file after `after`."""
     try:
         yield
     except InvalidInput as error:

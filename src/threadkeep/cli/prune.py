@@ -140,7 +140,7 @@ async def prune_runs(
 
 
 def _rules(delete: bool | None, limits: RetentionLimits) -> Retention | None:
-    """Return the limits in the options, or None. Check that they are combined with --archive or --delete."""
+    """Return the retention rules in the options, or None. Limits need --archive or --delete, which need a limit."""
     if limits.nothing and delete is None:
         return None
     if delete is None:
@@ -182,7 +182,7 @@ def _show_plan[T](
     nothing: str,
     words: str,
 ) -> None:
-    """Show a plan: `values` as JSON, or a table of up to 50 removals and `words`, or `nothing` if it is empty."""
+    """Show a plan of removals: `values` as JSON; or `words` below a table of up to 50 rows; or `nothing` if empty."""
     if terminal.as_json:
         terminal.json({"dry_run": True, **values})
         return
@@ -210,7 +210,7 @@ def _show_result(done: Pruned, *, vacuum: bool, vacuumed: bool) -> None:
 
 
 def _words(done: Pruned) -> str:
-    """Return the counts of a result or of a plan in words."""
+    """Return the archived and the deleted amounts of a plan or a result in words, or `nothing yet`."""
     parts = []
     if done.archived.sessions:
         parts.append(f"archived {_amount(done.archived)}")

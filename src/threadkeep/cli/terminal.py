@@ -209,7 +209,7 @@ class Terminal:
         """Show the progress of the work in the block, as a bar or as lines; with `--json`, show nothing.
 
         Lines are at least two seconds apart unless `every` is true. If the block is interrupted or the database fails,
-        and `again` is advice, a note shows the last report (or the result of `so_far()`), and then the advice.
+        and `again` is not empty, a note shows the last report (or the result of `so_far()`), followed by `again`.
         """
 
         def reach(done: int, words: str) -> None:

@@ -1,4 +1,4 @@
-"""A ChatKit server whose answers are runs of the chat. It imports the OpenAI Agents SDK."""
+"""A ChatKit server that answers messages with runs of workflows. It imports the OpenAI Agents SDK."""
 
 from __future__ import annotations
 

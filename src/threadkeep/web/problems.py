@@ -278,7 +278,7 @@ def _threadkeep_problem(error: ThreadkeepError) -> Problem:
 
 
 def _members(error: ThreadkeepError) -> dict[str, object]:
-    """Return the additional members of an error's problem."""
+    """Return the members that the problem document of an error has in addition, such as the `session_id`."""
     if isinstance(error, InvalidKey):
         return {"reason": error.reason}
     if isinstance(error, SessionBusy):

@@ -101,7 +101,7 @@ class ChatRequestBody(
 
 
 class Usage(BaseModel, from_attributes=True):
-    """Tokens of the turn's model calls."""
+    """The tokens of all model calls of the turn that gave the answer."""
 
     input_tokens: int
     output_tokens: int

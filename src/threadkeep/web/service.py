@@ -167,7 +167,7 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
     )
     service.state.app = app
     service.state.heartbeat_seconds = heartbeat_seconds
-    # `include_router` would build each of these routes again at the first request.
+    # Do not use `include_router`, which would build each of these routes again at the first request.
     api = (chat.router, sessions.router, sessions.contexts_router, workflows.router, runs.router, facts.router)
     around = (persons.router, facts.graphiti_router, chat.channels_router, _health)
     others = (chat.chatkit_router, sessions.search_router, facts.procedures_router, persons.users_router)
@@ -272,7 +272,7 @@ async def _work(app: App) -> None:
 
 
 def announcement(settings: Settings, host: str, port: int, bots: Sequence[str] = ()) -> str:
-    """Return the startup message."""
+    """Return the startup message: the version, the addresses, the database, the model and the bots."""
     address = address_of(host, port)
     model = f"  model     {settings.model}"
     if settings.model == "demo":

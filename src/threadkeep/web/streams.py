@@ -50,7 +50,7 @@ def streamed(example: str, description: str) -> dict[str, Any]:
 
 
 class EventStream(StreamingResponse):
-    """A response of server-sent events whose source is closed when the client disconnects."""
+    """A response of server-sent events. It closes the generator of the events, also if the client disconnects."""
 
     media_type = "text/event-stream"
 
@@ -59,7 +59,7 @@ class EventStream(StreamingResponse):
         self._events = events
 
     async def stream_response(self, send: Send) -> None:
-        """Send the events, then close their source."""
+        """Send the events, then close their generator."""
         async with aclosing(self._events):
             await super().stream_response(send)
 
@@ -112,7 +112,7 @@ class StreamParts(ABC):
             yield from self._closed(named)
 
     def broken(self, problem: Problem) -> Iterator[bytes]:
-        """Yield the parts that end the open messages, report the problem and end the stream."""
+        """Yield the parts that end the unfinished messages, report the problem and end the stream."""
         yield from self._closed(*self._open)
         yield from self.failed(problem)
 

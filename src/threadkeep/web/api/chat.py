@@ -93,7 +93,7 @@ async def history(
 
 
 def _begin(app: App, body: ChatRequestBody, caller: Caller, *, stream: bool) -> ChatTurn:
-    """Start the turn that a body requests.
+    """Start the turn that answers the message of a request.
 
     Raises:
         InvalidKey, InvalidInput: the session id or the user id is invalid.

@@ -134,7 +134,7 @@ async def list_proposals(
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
 ) -> ProposalList:
-    """List the facts that were proposed from messages, most recently changed first. Each proposal names its message."""
+    """List facts that a model proposed from messages, most recently changed first, with references to the messages."""
     if scope is not None and owner is None:
         raise InvalidInput("A `scope` of proposals needs its `owner`, such as scope=user&owner=ann.")
     after = read_cursor("proposals", cursor)
@@ -146,7 +146,7 @@ async def list_proposals(
 
 @router.get("/proposals/{proposal_id}", summary="See a proposed fact")
 async def get_proposal(proposal_id: FactId, app: AppInUse, user_id: UserId = None) -> ProposalView:
-    """Return a proposal with a reference to the message that it comes from."""
+    """Return a proposed fact with a reference to the message that it comes from."""
     return ProposalView.of(await app.memory.proposals.proposal(proposal_id, user_id=user_id))
 
 
@@ -154,7 +154,7 @@ async def get_proposal(proposal_id: FactId, app: AppInUse, user_id: UserId = Non
 async def decide_proposal(
     proposal_id: FactId, decision: DecisionInput, app: AppInUse, user_id: UserId = None
 ) -> ProposalView:
-    """Accept an open or rejected proposal, reject an open proposal, or undo an acceptance to restore the old value."""
+    """Accept an open or rejected proposal, reject an open one, or undo an acceptance (the fact's old value returns)."""
     proposals = app.memory.proposals
     verbs = {"accept": proposals.accept, "reject": proposals.reject, "undo": proposals.undo}
     return ProposalView.of(await verbs[decision.decision](proposal_id, by=decision.by, user_id=user_id))
@@ -202,7 +202,7 @@ async def list_procedures(
 
 @procedures_router.put("", summary="Teach a procedure", responses=_WRITING)
 async def teach_procedure(procedure: ProcedureInput, app: AppInUse, user_id: UserId = None) -> ProcedureView:
-    """Store a procedure, or replace the procedure with the same name. New content resets the counts of its uses."""
+    """Store a procedure, or replace the one with the same name. New content resets the counts of its use."""
     return ProcedureView.of(await app.memory.procedures.teach(procedure.record(), user_id=user_id))
 
 
@@ -280,13 +280,13 @@ async def promote_fact(promotion: PromotionInput, app: AppInUse) -> PromotedView
 
 @graphiti_router.post("/promote/undo", summary="Undo a promotion", responses=_ASKING, openapi_extra=ADMINISTERS)
 async def undo_promotion(what: UndoInput, app: AppInUse) -> Retracted:
-    """Retract a promoted fact in the database and in Graphiti, and check that its episode is deleted."""
+    """Retract a promoted fact in the database and in Graphiti, and check that its text (episode) is deleted."""
     return await app.memory.graphiti.undo_promotion(what.fact_id)
 
 
 @graphiti_router.post("/backfill", summary="Send earlier turns", responses=_GRAPHITI_WRITING, openapi_extra=ADMINISTERS)
 async def backfill_turns(what: BackfillInput, app: AppInUse) -> Backfilled:
-    """Queue earlier turns for Graphiti, after the turns that wait already. Repeat the request until no turns remain."""
+    """Queue earlier, stored turns to be sent to Graphiti after new turns. Repeat the request until no turns remain."""
     graphiti = app.memory.graphiti
     return await graphiti.backfill(what.session_ids, user_id=what.user_id, limit=what.limit)
 
@@ -323,5 +323,5 @@ async def drop_deliveries(choice: DeliveryChoice, app: AppInUse) -> Changed:
 
 @graphiti_router.post("/purge", summary="Delete a group", responses=_ASKING, openapi_extra=ADMINISTERS)
 async def purge_group(what: PurgeInput, app: AppInUse) -> Purged:
-    """Delete all data of a scope on the Graphiti server, and check that it is gone."""
+    """Delete all data of a session, workspace or user on the Graphiti server, and check that it is gone."""
     return await app.memory.graphiti.purge(Scope(what.scope, what.owner))

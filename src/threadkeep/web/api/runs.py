@@ -114,7 +114,7 @@ class RunList(BaseModel):
 
 
 class RunTree(BaseModel):
-    """The runs of a tree (500 at most), parents before their children."""
+    """A root run and all its descendants (500 runs at most), parents before their children."""
 
     root_run_id: str
     runs: list[RunSummary]
@@ -252,7 +252,7 @@ async def get_run(run_id: RunId, app: AppInUse, user_id: UserId = None) -> RunBo
 
 @router.get("/runs/{run_id}/tree", summary="See a run with its parents and children", responses=_FAILURES)
 async def get_tree(run_id: RunId, app: AppInUse, user_id: UserId = None) -> RunTree:
-    """Return the runs of this run's tree (500 at most), parents before their children."""
+    """Return the root run of this run, and all descendants of the root (500 runs at most), parents before children."""
     found = await (await app.runs.service()).tree(run_id, user_id=user_id)
     return RunTree(root_run_id=found[0].root_run_id, runs=[RunSummary.model_validate(run) for run in found])
 

@@ -60,7 +60,7 @@ class KeyRequestBody(
     extra="forbid",
     json_schema_extra=example(payload={"results": {"telegram_events_parser": {"bot_id": "b1", "chat_id": 12345}}}),
 ):
-    """A request to explain the keys under which a workflow's agents store the conversation of a payload."""
+    """A request for the keys under which a workflow's agents would store the conversation of a run with a payload."""
 
     payload: dict[str, Any] = Field(
         description="The payload of a run: `inputs`, `results`, `configurable`, `user_context`. Any other object is "
@@ -70,7 +70,7 @@ class KeyRequestBody(
 
 
 class ExplainedKeys(BaseModel):
-    """For each agent of a workflow, the key under which it stores a conversation."""
+    """For each agent of a workflow, the key under which it would store the conversation."""
 
     workflow: str
     agents: list[KeyExplanation]
@@ -101,7 +101,7 @@ async def get_workflow(name: WorkflowName, app: AppInUse) -> WorkflowBody:
     openapi_extra=READS,
 )
 async def explain_keys(name: WorkflowName, body: KeyRequestBody, app: AppInUse) -> ExplainedKeys:
-    """Return the keys under which a workflow's agents store a payload's conversation, and why others were rejected.
+    """Return each agent's key for the conversation of a run with this payload, and why other keys were rejected.
 
     The request reads and stores no data.
     """

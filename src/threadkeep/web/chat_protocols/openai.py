@@ -74,7 +74,7 @@ class CompletionChoice(BaseModel, json_schema_serialization_defaults_required=Tr
 
 
 class CompletionUsage(BaseModel):
-    """Tokens of the turn's model calls."""
+    """The tokens of all model calls of the turn that gave the answer."""
 
     prompt_tokens: int
     completion_tokens: int

@@ -88,7 +88,7 @@ class CallView:
 
     @property
     def parts(self) -> list[tuple[str, int]]:
-        """The names and tokens of the context's sections, in order; the last one is `free`."""
+        """The names and tokens of the context's sections, in order; the last one is `free`, the unused tokens."""
         order = [message.seen.entry.section for message in self.messages]
         sections = sorted(self.view.sections, key=lambda one: order.index(one[0]) if one[0] in order else -1)
         return [*((str(name), tokens) for name, tokens, _ in sections), ("free", self.view.free)]
@@ -100,7 +100,7 @@ class CallView:
 
 
 class CallReader:
-    """A reader of model calls and their data, which may be limited to one user."""
+    """A reader of recorded model calls and of the messages and facts in them, for one user or, if None, for all."""
 
     def __init__(self, memory: Memory, user_id: str | None) -> None:
         self._memory = memory

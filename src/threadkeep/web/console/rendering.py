@@ -43,12 +43,12 @@ def is_page(path: str) -> bool:
 
 
 def as_cookie(key: str) -> str:
-    """Return the value of the cookie for a key."""
+    """Return the value of the sign-in cookie for an API key."""
     return base64.urlsafe_b64encode(key.encode()).decode()
 
 
 def key_in_cookie(headers: Headers) -> bytes:
-    """Return the key in the cookie, or an empty key if there is no valid cookie."""
+    """Return the API key in the sign-in cookie, or an empty key if there is no valid cookie."""
     value = cookie_parser(headers.get("cookie", "")).get(COOKIE, "")
     try:
         return base64.b64decode(value, altchars=b"-_", validate=True)
@@ -66,7 +66,7 @@ _SECRET = secrets.token_bytes(32)
 
 
 def csrf_token(request: Request) -> str:
-    """Return the token that the forms of a page contain."""
+    """Return the CSRF token for the forms of a page; `read_form` checks it."""
     cookie = request.cookies.get(COOKIE)
     secret = _SECRET if cookie is None else cookie.encode()
     return hmac.new(secret, b"threadkeep console form", hashlib.sha256).hexdigest()

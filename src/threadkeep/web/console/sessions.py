@@ -101,7 +101,7 @@ async def show_session(
 
 
 async def _run_to_show(app: App, session_id: str) -> Run | None:
-    """Return a session's unfinished run. If there is none, return its newest run (or reset), but only if it failed."""
+    """Return a session's unfinished run. If there is none, return its newest run or reset if that failed, else None."""
     service = await app.runs.service()
     runs = await runs_of(service, session_id)
     resets, _ = await service.list(RunQuery(session_id=session_id, workflow=RESET, limit=1))

@@ -80,7 +80,7 @@ def _seconds(run: Run) -> float:
 
 
 def _file_bytes(app: App) -> int | None:
-    """Return the size of the SQLite file and its log in bytes."""
+    """Return the size of the SQLite file and its write-ahead log in bytes, or None if there is no such file."""
     path = app.settings.database.path
     if path is None or not path.exists():
         return None
@@ -135,7 +135,7 @@ async def show_knowledge(
     cursor: Annotated[str | None, Query(max_length=1000)] = None,
     proposals_cursor: Annotated[str | None, Query(alias="proposals", max_length=1000)] = None,
 ) -> Response:
-    """Show open proposals and facts, most recently changed first, and Graphiti's state."""
+    """Show proposed facts without a decision, stored facts (both most recently changed first), and Graphiti's state."""
     words = clean_text(q.strip()) if q and q.strip() else None
     query = FactQuery(text=words, past=past, user_id=user, limit=_PAGE, cursor=read_cursor("facts", cursor))
     facts, following = await app.memory.knowledge.facts_page(query)

@@ -103,7 +103,7 @@ async def search_assistants(app: AppInUse, body: AssistantSearchBody | None = No
 
 @router.post("/assistants/count", summary="Count assistants", responses=documented(400, 413, 422), openapi_extra=PUBLIC)
 async def count_assistants(app: AppInUse, body: AssistantSearchBody | None = None) -> int:
-    """Return the number of workflows that match a search, whatever its limit."""
+    """Return the number of workflows that match a search, even if it is above the search's limit."""
     asked = body or AssistantSearchBody()
     return sum(_matches(AssistantBody.of(one), asked) for one in app.workflows.all())
 

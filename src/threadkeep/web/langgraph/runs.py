@@ -70,7 +70,7 @@ class ThreadRuns:
     thread_id: str | None
 
     async def start(self, body: RunCreateBody, mode: Mode) -> tuple[Run, int]:
-        """Start a run, or answer or end the waiting run. Return the run, and how many events it had before.
+        """Start a run or, with a command, answer or end the waiting run. Return it and the number of its past events.
 
         Raises:
             InvalidInput: the body has an unsupported option, or a command although no run waits for an answer.

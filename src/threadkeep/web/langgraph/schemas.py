@@ -175,7 +175,7 @@ class StateUpdateBody(
 
 
 class StateUpdatedBody(BaseModel):
-    """The checkpoint after an update."""
+    """The newest checkpoint of a thread after an update of its state."""
 
     checkpoint: CheckpointBody
 

@@ -1,4 +1,4 @@
-"""The graph store as LangGraph's server serves it: items under namespaces."""
+"""Routes of the store in LangGraph's server API: JSON objects (items) under namespaces."""
 
 from __future__ import annotations
 
