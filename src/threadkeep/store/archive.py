@@ -30,7 +30,7 @@ from threadkeep.store.transcripts import END
 
 
 class SummaryArchive:
-    """A writer of exported summaries.
+    """A writer that stores the summaries of exported sessions in a database.
 
     A summary is stored only if all its messages are in this database, and if it continues the active summaries without
     a gap.
@@ -88,7 +88,7 @@ class SummaryArchive:
 
 @dataclass(frozen=True)
 class ArchivedPart:
-    """Messages of an exported session, in order of `seq`. The counts and the last message in `info` are ignored.
+    """A part of an exported session, with messages in order of `seq`. Counts and last message in `info` are ignored.
 
     A summary must be in the part with the last message that it covers, or in a later part.
     """
@@ -100,7 +100,7 @@ class ArchivedPart:
 
 @dataclass(frozen=True)
 class Restored:
-    """The counts of restoring one part.
+    """Counts of messages and summaries that were restored, or left out, from one `ArchivedPart`.
 
     - `stored`: new messages. `known`: messages that existed already.
     - `moved`: stored messages that got another `seq` than in the export.
@@ -122,10 +122,10 @@ class Restored:
 
 
 class Restoring(Protocol):
-    """A service that restores exported sessions."""
+    """The interface of a service that stores exported sessions in a database again."""
 
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
-        """Store the parts; return their results in the order of the parts."""
+        """Store the parts. Return for each, in order, its counts, or a `WrongUser` error if it was rejected."""
 
 
 class Archive:
@@ -149,7 +149,7 @@ class Archive:
         self._superseding = SupersedingWriter()
 
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
-        """Store the parts in one transaction; return their results in the order of the parts."""
+        """Store the parts in one transaction. Return for each, in order, its counts, or a `WrongUser` error."""
         outcomes: dict[int, Restored | WrongUser] = {}
         # Lock sessions in the order of their ids, as all writers do, which prevents deadlocks.
         indexes = sorted(range(len(parts)), key=lambda index: parts[index].info.session_id)
@@ -227,7 +227,7 @@ class Archive:
     async def _restore_borders(
         self, connection: Connection, info: SessionInfo, messages: Sequence[Message], seqs: Mapping[str, int]
     ) -> None:
-        """Restore how far the session was reset and archived: up to the same messages as in the export."""
+        """Set the last message before the reset, and the last archived message: the same messages as in the export."""
         here = {message.seq: seqs[str(message.id)] for message in messages if message.seq}
         if info.reset_seq in here:
             parameters = {"session_id": info.session_id, "reset_seq": here[info.reset_seq]}

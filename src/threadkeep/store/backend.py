@@ -1,4 +1,4 @@
-"""The interface of a transcripts backend (in tables or a LangGraph store), and its implementation in tables."""
+"""The interface of a backend that stores transcripts, and its implementation with Threadkeep's own tables."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ELSEWHERE: Final[dict[TranscriptLocation, tuple[str, TranscriptLocation, str]]]
 
 
 class DamageRegister:
-    """The damaged items (a session's metadata or messages) and their errors. An item is removed when it can be read."""
+    """The errors of stored metadata and messages that could not be read. An error is removed when a read succeeds."""
 
     def __init__(self) -> None:
         self._items: dict[tuple[str, str], SessionDamaged] = {}
@@ -74,7 +74,7 @@ class TranscriptBackend:
 async def open_table_backend(
     driver: Driver, *, count: Counter, clock: Callable[[], datetime], graph_turns: GraphTurns | None
 ) -> AsyncIterator[TranscriptBackend]:
-    """Open the transcripts backend that uses the tables.
+    """Open the backend that stores transcripts in Threadkeep's own tables, not in a LangGraph store.
 
     Raises:
         InvalidSettings: the transcripts of this database are in a graph store.
@@ -94,7 +94,7 @@ async def open_table_backend(
 
 
 async def check_location(driver: Driver, wanted: TranscriptLocation) -> None:
-    """Check that a database has no sessions whose messages are in the other location (the tables or a graph store).
+    """Check that no session in a database has its messages in the other location (the tables or a graph store).
 
     Raises:
         InvalidSettings: the database has such sessions; the error names the setting.

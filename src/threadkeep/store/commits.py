@@ -28,7 +28,7 @@ from threadkeep.store.superseding import SupersedingWriter
 
 
 class _Winner(NamedTuple):
-    """A stored complete answer that a new answer would duplicate. `told` is true if it was returned to a caller."""
+    """The stored complete answer that a new answer would duplicate. `told` is true if a caller has received it."""
 
     id: str
     seq: int
@@ -37,7 +37,7 @@ class _Winner(NamedTuple):
 
 @dataclass
 class _Sorted:
-    """The messages of a turn, sorted into new, stored and duplicate ones.
+    """The messages of a turn, sorted into new messages, messages stored before, and duplicate answers.
 
     - `messages`: the new messages. `fresh`: their column values.
     - `there`: the `seq` of each message that is stored already, by id. `deleted`: the ids of those that were deleted.
@@ -108,7 +108,7 @@ class TurnWriter:
         columns: dict[str, object],
         found: _Sorted,
     ) -> None:
-        """Record in `found` whether a message is new, existing, or a duplicate answer."""
+        """Record in `found` whether a message of the turn is new, stored already, or a duplicate answer."""
         message_id = str(message.id)
         if rows := await connection.fetch(self._sql["seq_of"], self._key(prepared.turn, message_id)):
             [(seq, is_deleted), *_] = rows
@@ -363,7 +363,7 @@ class GroupCommit:
     async def _store_each(
         self, group: Sequence[PreparedTurn], *, lock_timeout_seconds: float | None = GROUP_LOCK_SECONDS
     ) -> list[_Outcome]:
-        """Store new messages of a group turn by turn; return each turn's receipt or error."""
+        """Store those messages of a group that are new, turn by turn; return each turn's receipt or error."""
         receipts: dict[int, _Outcome] = {}
         async with self._driver.writing(lock_timeout_seconds=lock_timeout_seconds) as connection:
             for index, prepared in sorted(enumerate(group), key=lambda item: item[1].turn.session_id):

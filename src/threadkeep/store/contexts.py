@@ -58,11 +58,11 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
         return state_of(await self._driver.fetch(sql, parameters))
 
     def state_statement(self, session_id: str, profile: str, *, user_id: str | None = None) -> Statement:
-        """Return the statement whose rows `state_of` reads."""
+        """Return the SQL statement with which `state` reads; `state_of` turns its rows into a `ContextState`."""
         return self._sql["state"], {"session_id": session_id, "profile": profile, "user_id": user_id}
 
     async def move_anchor(self, session_id: str, profile: str, seq: int, *, revision: int | None = None) -> None:
-        """Move the anchor of a profile forward to the message `seq`.
+        """Move a profile's anchor, at which the message windows of its model calls begin, forward to `seq`.
 
         Do nothing if the session no longer has this `revision`: superseded messages change where windows begin.
         """
@@ -72,7 +72,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
     def anchor_statement(
         self, session_id: str, profile: str, seq: int, *, revision: int | None = None
     ) -> Statement | None:
-        """Return the statement of `move_anchor` for a transaction that locks the session. A null store returns None."""
+        """Return the statement of `move_anchor` for a transaction that locks the session; a null store returns None."""
         parameters = {"session_id": session_id, "profile": profile, "seq": seq, "revision": revision}
         return self._sql["move_anchor"], parameters
 
@@ -123,7 +123,7 @@ class TokenFactors(ClockedTables, sql=("token_factors.sql",)):
 
 
 class EmbeddingRows(Tables, sql=("embeddings.sql", "{backend}/sessions.sql")):
-    """The table `chat_embeddings`; the caller defines the format of the vectors."""
+    """The table `chat_embeddings` with a vector for each embedded message; the caller defines the vectors' format."""
 
     async def of_session(self, session_id: str, model: str, after_seq: int = 0) -> list[tuple[int, bytes]]:
         """Return the `seq` and the vector of each embedded message after `after_seq`, in the order of `seq`."""
@@ -154,7 +154,7 @@ class EmbeddingRows(Tables, sql=("embeddings.sql", "{backend}/sessions.sql")):
 
 @dataclass(frozen=True)
 class IndexedState:
-    """The state of a session when work on its recall index began. If it has changed since, the index is not saved."""
+    """A session's state when a process began to index its turns. If it has changed since, the index is not saved."""
 
     created_at: datetime
     begin: int
@@ -174,7 +174,7 @@ class IndexedState:
 
 @dataclass
 class IndexedTexts:
-    """The indexed messages of a session by `seq`, in order, and a digest of their texts."""
+    """The `seq` values of the messages that a session's index has, in order, and a digest of their texts."""
 
     seqs: array[int] = field(default_factory=lambda: array("Q"))
     digest: str = ""
@@ -190,16 +190,16 @@ class IndexedTexts:
 
 
 class RecallIndexes(Protocol):
-    """The stored recall indexes of sessions; the caller defines the format of an index.
+    """The stored indexes that find relevant older turns of a session; the caller defines the format of an index.
 
     When indexed messages are deleted or erased, the index of their session is deleted too.
     """
 
     async def of_session(self, session_id: str, version: str, last_seq: int) -> bytes | None:
-        """Return a session's stored index if its format is `version` and it ends at or before `last_seq`."""
+        """Return a session's stored index if its format is `version` and it has no message after `last_seq`."""
 
     async def save(self, session_id: str, version: str, data: bytes, last_seq: int, state: IndexedState) -> None:
-        """Replace a session's index by one that ends at `last_seq`, unless the session has changed since `state`."""
+        """Store an index of the messages up to `last_seq` for a session, unless the session differs from `state`."""
 
     async def remove(self, session_id: str) -> None:
         """Delete the index of a session; errors of the store are ignored."""
@@ -209,16 +209,16 @@ class RecallIndexes(Protocol):
 
 
 class RecallIndexRows(Tables, sql=("{backend}/sessions.sql", "recall_indexes.sql")):
-    """The table `chat_recall_indexes`; the caller defines the format of an index."""
+    """The table of stored indexes that find relevant older turns of a session; the caller defines their format."""
 
     async def of_session(self, session_id: str, version: str, last_seq: int) -> bytes | None:
-        """Return a session's stored index if its format is `version` and it ends at or before `last_seq`."""
+        """Return a session's stored index if its format is `version` and it has no message after `last_seq`."""
         parameters = {"session_id": session_id, "version": version, "last_seq": last_seq}
         rows = await self._driver.fetch(self._sql["index_of"], parameters)
         return bytes(rows[0][0]) if rows else None
 
     async def save(self, session_id: str, version: str, data: bytes, last_seq: int, state: IndexedState) -> None:
-        """Replace the stored index of a session, unless the session has changed since `state`."""
+        """Store `data` as the index of a session, unless the session has changed since `state`."""
         row = {"session_id": session_id, "version": version, "data": data, "last_seq": last_seq, **asdict(state)}
         # Use one statement: the server then locks the session only when it has received all data, which may be long.
         await self._driver.write([(self._sql["save_index"], {**row, "created_at": time_text(state.created_at)})])
@@ -245,7 +245,7 @@ class ContextTables:
 
     @classmethod
     def over(cls, driver: Driver, *, clock: Callable[[], datetime]) -> Self:
-        """Return all these tables of one database."""
+        """Return an object that accesses these tables through `driver`."""
         return cls(
             contexts=Contexts(driver),
             summaries=Summaries(driver, clock=clock),

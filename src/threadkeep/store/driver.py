@@ -48,7 +48,7 @@ def seconds_left() -> float | None:
 
 
 def unstorable_text() -> InvalidInput:
-    """Return the error for a text parameter that contains a character which no database can store."""
+    """Return the error for a text with a character that databases cannot store (NUL, or half of a surrogate pair)."""
     return InvalidInput("A text has a NUL character or half of a surrogate pair, which no database stores; remove it.")
 
 
@@ -82,7 +82,7 @@ class StatementCancelled(StoreUnavailable):
 
 
 class Appended(NamedTuple):
-    """The new `last_seq` of each session, and the rows returned by the statements before and after the turns."""
+    """The result of `Driver.append`: each session's new `last_seq`, and rows of the statements `before` and `after`."""
 
     last_seqs: Mapping[str, int]
     before: Sequence[list[Row]] = ()

@@ -119,5 +119,5 @@ class ChannelTables:
 
     @classmethod
     def over(cls, driver: Driver, *, clock: Callable[[], datetime]) -> Self:
-        """Return the tables of a database."""
+        """Return an object that accesses these tables through `driver`."""
         return cls(Outbox(driver, clock=clock), ChannelState(driver, clock=clock), Duties(driver, clock=clock))

@@ -54,9 +54,9 @@ async def empty_log(driver: Driver, *, vacuum: bool) -> bool:
 
 @dataclass(frozen=True)
 class Erasable:
-    """The target of an erasure: all `ids` of a person, or the session `session_id`.
+    """The person (with all `ids`) or the session whose data are to be erased.
 
-    Until the erasure is complete, `chat_channel_state` has the list of sessions to erase in the scope `noted`.
+    Until the erasure is complete, the table `chat_channel_state` lists the sessions to erase, under the scope `noted`.
     """
 
     ids: tuple[str, ...] = ()
@@ -112,7 +112,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return {**found, "shared messages": len(shared)}
 
     async def shared(self, wanted: Erasable) -> dict[str, list[int]]:
-        """Return the `seq` values of the person's messages in sessions of other owners, by session id."""
+        """Return, by session id, the `seq` of each message that the person wrote in a session of another owner."""
         found: dict[str, list[int]] = defaultdict(list)
         if wanted.ids:
             for session_id, seq in await self._fetch("shared_messages", wanted):
@@ -159,7 +159,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
                 await connection.execute(self._sql[name], parameters)
 
     async def delete_person(self, ids: Sequence[str]) -> None:
-        """Delete the rows that belong to a person but not to a session."""
+        """Delete the rows of a person that belong to no session; `ids` are all ids of this person."""
         statements = ("delete_runs_of_user", "forget_answered_user", "delete_active_sessions", "delete_values")
         channels = ("delete_outgoing", "delete_channel_sessions")
         knowledge = ("delete_facts", "delete_procedures", "delete_person", "delete_api_keys", "delete_groups_of_user")
@@ -174,7 +174,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return sorted((str(scope), str(name), str(value)) for scope, name, value in rows)
 
     async def facts(self, wanted: Erasable) -> list[str]:
-        """Return the ids of facts that have evidence in the target's sessions or runs, but are outside its scopes."""
+        """Return the ids of facts that belong to others, but have evidence in the sessions or runs to erase."""
         return [str(row[0]) for row in await self._fetch("facts_of_sessions", wanted)]
 
     async def steps(self, session_id: str) -> list[dict[str, object]]:
@@ -212,7 +212,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         await self._driver.write([(self._sql["delete_group_of_session"], {"session_id": session_id})])
 
     async def episodes_elsewhere(self, wanted: Erasable) -> int:
-        """Return the number of the target's messages that stay in Graphiti, because others use the same groups."""
+        """Return the number of messages to erase that stay in Graphiti, because others use the same Graphiti groups."""
         return int((await self._fetch("episodes_elsewhere", wanted))[0][0])
 
     async def branches(self, session_id: str) -> int:
@@ -220,7 +220,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return int((await self._driver.fetch(self._sql["branches"], {"session_id": session_id}))[0][0])
 
     async def child_sessions(self, session_id: str) -> int:
-        """Return the number of child runs' sessions; each begins with a text of the given session."""
+        """Return the number of sessions of the session's child runs; each begins with a text of the given session."""
         return int((await self._driver.fetch(self._sql["child_sessions"], {"session_id": session_id}))[0][0])
 
     async def retractions(self) -> int:
@@ -228,11 +228,11 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return int((await self._driver.fetch(self._sql["retractions"], {}))[0][0])
 
     async def delete_facts_of_runs(self, wanted: Erasable) -> None:
-        """Delete facts of any scope with evidence in the target's runs; call this before these runs are deleted."""
+        """Delete facts, also of others, with evidence in the runs to erase; call this before these runs are deleted."""
         await self._driver.write([self._selecting("drop_facts_of_runs", wanted)])
 
     async def delete_checkpoints(self, wanted: Erasable) -> None:
-        """Delete the checkpoints of the target's sessions and runs, and those of all runs that were deleted before."""
+        """Delete the checkpoints of the sessions and runs to erase, and those of all runs that were deleted before."""
         threads, parameters = self._selecting("threads", wanted)
         async with self._driver.reading() as connection:
             tables = await self._checkpoint_tables(connection)

@@ -76,7 +76,7 @@ class StoredManifest:
 
 @dataclass(frozen=True)
 class _Owner:
-    """The owner of a record: a session or a run."""
+    """The session, or the run without a session, with which records of model calls are stored and deleted."""
 
     column: Literal["session_id", "run_id"]
     name: str
@@ -139,7 +139,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         ]
 
     def _dropping(self, session_id: str, entries: Iterable[NotedManifest]) -> Statement:
-        """Return the statement that deletes a session's texts if messages were erased since the first call began."""
+        """Return the statement that deletes a session's texts if messages were erased after the first call began."""
         begun = min(entry.created_at for entry in entries) - _CLOCKS_DIFFER
         key = {"session_id": session_id, "marker": erase_marker(session_id), "begun": time_text(begun)}
         return self._sql["drop_texts_after_erase"], key
@@ -250,7 +250,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         return len(rows)
 
     async def _is_there(self, connection: Connection, owner: _Owner, key: Parameters, noted: _Noted) -> bool:
-        """Return True if the record is stored already, either for its session or for its run."""
+        """Return True if an earlier attempt has stored the record `noted`, for its session or for its run."""
         entry, manifest = noted
         found: list[StoredManifest] = []
         for each in dict.fromkeys((owner, _Owner("run_id", entry.run_id))):
@@ -273,7 +273,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
 
 
 def erase_marker(session_id: str) -> str:
-    """Return the name under which an erasure in a session is recorded; it does not reveal the session's id."""
+    """Return the name under which it is recorded that messages of a session were erased; it does not reveal the id."""
     return sha256(session_id.encode("utf-8", "surrogatepass")).hexdigest()
 
 

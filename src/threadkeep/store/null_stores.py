@@ -1,4 +1,4 @@
-"""Null stores, which store nothing. They serve runs without a session, and replace tables that a graph store lacks."""
+"""Stores that store nothing, for runs without a session, and for data that are not kept in a graph store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from threadkeep.store.transcripts import Branching, Recent, Superseded
 
 
 class NullContexts(Contexts):
-    """A null store: it has no anchors, summaries or tool calls."""
+    """A store without data for model calls: it has no anchors, summaries or tool calls."""
 
     def __init__(self) -> None:
         """Do nothing; there is no database."""

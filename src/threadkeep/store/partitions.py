@@ -61,7 +61,7 @@ async def make_partitions(connection: Connection, partitions: int) -> None:
 
 
 class PartitionState(NamedTuple):
-    """The state of the tables. `partitions` is 0 if they have no partitions.
+    """The state of partitioning the tables of messages. `partitions` is 0 if they have no partitions.
 
     If `is_begun`, a partitioned copy is unfinished; `copied_into` is its number of partitions (0 before they exist).
     Partitioning is impossible if another PostgreSQL user, `owner`, owns the tables, or if `views` use them.
@@ -88,7 +88,7 @@ class PartitionState(NamedTuple):
 
 
 async def partition_state(driver: Driver) -> PartitionState:
-    """Return the state of the tables; on SQLite, the state has no partitions."""
+    """Return how far the tables of messages are partitioned; on SQLite, they have no partitions."""
     if driver.backend == "sqlite":
         return PartitionState(0, 0, is_begun=False, owner=None, views=None)
     async with driver.reading() as connection:
@@ -144,7 +144,7 @@ async def _state(connection: Connection) -> PartitionState:
 
 
 async def _lock(connection: Connection) -> PartitionState:
-    """Take the lock for partitioning until the end of the transaction, and return the state."""
+    """Take the lock for partitioning until the end of the transaction, and return the state of the tables."""
     await connection.fetch(_SQL["lock"], {})
     return await _state(connection)
 
@@ -177,7 +177,7 @@ async def _step[T](driver: Driver, partitions: int, work: Callable[[Connection],
 
 
 async def _copy(connection: Connection) -> tuple[int, int]:
-    """Copy some changed `seq` ranges, oldest changes first; return their number, and the copy's growth in messages."""
+    """Copy some changed `seq` ranges, oldest changes first; return how many, and by how many messages the copy grew."""
     taken = await connection.fetch(_SQL["take"], {"limit": _RANGES})
     fields = ("session_id", "first_seq", "last_seq")
     ranges = {"ranges": dump_json([dict(zip(fields, row, strict=True)) for row in taken])}

@@ -45,7 +45,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Prunable:
-    """The data about a session that retention needs.
+    """The data about a session that decide which of its messages are archived or deleted.
 
     `first_stored_at` is the time of the first existing message, and `first_live_at` that of the first message that is
     not archived. `retention_text` is the stored JSON of the session's own limits. `message_count` is the number of
@@ -76,7 +76,7 @@ class Prunable:
 
 @dataclass(frozen=True)
 class Removal:
-    """A removal of a session's messages up to a `seq`. If the session changed after `idle_before`, none are removed."""
+    """A request to archive or delete a session's messages up to a `seq`, unless it changed after `idle_before`."""
 
     session_id: str
     action: Action
@@ -92,7 +92,7 @@ class Removal:
 
 @dataclass(frozen=True)
 class Removed:
-    """The result of one step: the last removed `seq`, and the numbers of removed messages and tokens."""
+    """The result of one step of a `Removal`: the last removed `seq`, and the numbers of removed messages and tokens."""
 
     upto_seq: int
     messages: int
@@ -103,7 +103,7 @@ _STATEMENTS = ("transcripts.sql", "retention.sql", "{backend}/search.sql", "{bac
 
 
 class RetentionRows(ClockedTables, sql=_STATEMENTS):
-    """The interface through which retention uses the tables of sessions.
+    """Access to the tables of sessions, for archiving and deleting old messages.
 
     Guarantees: a step is atomic, and continues where earlier removals ended; remaining messages keep their `seq`. A
     step locks the session's row (on SQLite the file) while it removes up to 200 messages.
@@ -133,25 +133,25 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
         return _prunable(rows[0]) if rows else None
 
     async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
-        """Return the highest `seq` up to which all messages after `after` were stored before `moment`."""
+        """Return the `seq` before the first message after `after` that is not older than `moment`, or the last one."""
         parameters = {"session_id": session.session_id, "after": after, "moment": time_text(moment)}
         rows = await self._driver.fetch(self._sql["first_since"], parameters)
         return int(rows[0][0]) - 1 if rows else session.last_seq
 
     async def end_before_newest(self, session: Prunable, messages: int) -> int:
-        """Return the last `seq` before the newest `messages` active messages."""
+        """Return the `seq` before the oldest of the newest `messages` active messages; 0 if there are not so many."""
         parameters = {"session_id": session.session_id, "after": session.deleted_seq, "others": messages - 1}
         rows = await self._driver.fetch(self._sql["first_of_newest"], parameters)
         return int(rows[0][0]) - 1 if rows else 0
 
     async def extent(self, removal: Removal) -> Removed:
-        """Return how many messages and tokens a removal would remove now."""
+        """Return how many messages and tokens would be removed if the request `removal` were executed now."""
         between = {"session_id": removal.session_id, "after": removal.after_seq, "upto": removal.upto_seq}
         [(messages, tokens)] = await self._driver.fetch(self._sql["extent"], between)
         return Removed(removal.upto_seq, int(messages), int(tokens))
 
     async def step(self, removal: Removal, *, messages: int = STEP_MESSAGES) -> Removed | None:
-        """Remove up to `messages` messages of a removal; return None if none are left or the session has changed.
+        """Archive or delete up to `messages` more messages; return None if none are left or the session has changed.
 
         Raises:
             RowLocked: another transaction has locked the session.
@@ -244,7 +244,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
         await connection.execute(self._sql["delete"], {**parameters, "active": active})
 
     async def _retitle(self, connection: Connection, parameters: Parameters, last_seq: int) -> None:
-        """Replace the session's title if it comes from a removed message."""
+        """Derive a new title from the remaining messages if the session's title comes from a deleted message."""
         removed = await connection.fetch(self._sql["first_user"], parameters)
         if not removed:
             return
@@ -275,7 +275,7 @@ def _prunable(row: Row) -> Prunable:
 
 @dataclass(frozen=True)
 class Cutoffs:
-    """The times before which a run must have ended to expire. Set-aside runs stay if `set_aside_before` is None."""
+    """The times before which runs must have ended to be deleted. Set-aside runs stay if `set_aside_before` is None."""
 
     before: datetime
     set_aside_before: datetime | None = None
@@ -314,7 +314,7 @@ class PrunedRuns(Counts):
 
 
 class FinishedRuns(Tables, sql=("retention.sql", "{backend}/retention.sql")):
-    """The interface through which retention deletes finished runs.
+    """Access to the tables of runs, for deleting runs that ended long ago.
 
     Guarantees: the runs of a tree are deleted together or not at all (events of a large tree are deleted earlier). A
     tree with a running, waiting or resumed run stays. The record that a message was answered stays as long as the

@@ -54,7 +54,7 @@ _COMMON = 0.1
 
 
 class Search(Protocol):
-    """A full-text search in the transcripts of one backend."""
+    """A full-text search in transcripts: those in Threadkeep's own tables, or those in a LangGraph store."""
 
     async def catch_up(
         self, *, seconds: float | None = None, user_id: str | None = None, session_id: str | None = None
@@ -162,7 +162,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
     async def _search_terms(
         self, connection: Connection, terms: Sequence[str], scope: Parameters, limit: int
     ) -> list[Row]:
-        """Search by fingerprints of the terms; drop false matches."""
+        """Search by fingerprints of the terms (words, or pairs of characters); drop texts without these terms."""
         if not terms:
             return []
         whose = "found" if scope["user_id"] is None else "found_of_user"
@@ -252,7 +252,7 @@ class _Step(NamedTuple):
 
     @property
     def parameters(self) -> Parameters:
-        """The parameters of `advance` and `add_text`.
+        """The parameters of the statements `advance` and `add_text`.
 
         The id of the last message is checked, because the session may have been deleted and created again.
         """

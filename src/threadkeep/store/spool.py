@@ -31,7 +31,7 @@ _LINE_SUFFIX = ".line"
 
 @dataclass(frozen=True)
 class DamagedTurn:
-    """An unreadable line of `size` bytes. `path` is the file that has it.
+    """A line of `size` bytes in the file `path` that cannot be read as a turn.
 
     `entry_id` is a digest of the bytes, so the same line has the same id in any file.
     """
@@ -43,7 +43,7 @@ class DamagedTurn:
 
 
 def damaged_id(line: bytes) -> str:
-    """Return the id of an unreadable line."""
+    """Return the id of an unreadable line, a digest of its bytes."""
     return _PREFIX + hashlib.sha256(line).hexdigest()[:16]
 
 
@@ -116,7 +116,7 @@ _LOOK_SECONDS = 0.005
 
 @dataclass(eq=False)
 class PendingTurn:
-    """A turn that waits to be stored. `tries` counts the attempts of this process.
+    """A turn that waits to be stored in the database. `tries` counts the attempts of this process.
 
     `error` is the class name of the last error. `namespace` is the conversation's, if it belongs in a graph store.
     """
@@ -136,7 +136,7 @@ class PendingTurn:
 
 
 class SpoolFile:
-    """A file of pending turns, locked while it is open. All methods do blocking I/O, so call them in a thread."""
+    """A file of turns that the database does not have yet, locked while open. All methods block: use a thread."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -147,7 +147,7 @@ class SpoolFile:
 
     @classmethod
     def create(cls, folder: Path) -> SpoolFile:
-        """Create a file for this process."""
+        """Create the spool file of this process, and lock it."""
         make_private_folder(folder)
         path = folder / f"{uuid7()}{_SUFFIX}"
         # Lock the file before it gets its final name; otherwise a starting process could take it over.
@@ -160,7 +160,7 @@ class SpoolFile:
 
     @classmethod
     def take_over(cls, path: Path) -> SpoolFile | None:
-        """Take over the file of a dead process; return None if the process is alive or the file is gone."""
+        """Open and lock the spool file of a dead process; return None if the process is alive or the file is gone."""
         try:
             descriptor = os.open(path, os.O_RDWR)
         except FileNotFoundError:
@@ -302,7 +302,7 @@ def _own(descriptor: int) -> bool:
 
 @dataclass(frozen=True)
 class SpoolContent:
-    """The turns in a file, oldest first, and its unreadable lines.
+    """The turns in a spool file, oldest first, and its unreadable lines.
 
     `ranges` maps the id of each turn and of each unreadable line to its lines in the file. `stale` has the lines of
     turns that were already stored, and of turns and unreadable lines that were dropped.
@@ -320,12 +320,12 @@ class SpoolContent:
 
 
 def read_entries(path: Path) -> list[PendingTurn]:
-    """Return the turns in a file, oldest first, without locking it."""
+    """Return the turns in a spool file, oldest first, without locking it."""
     return read_spool(path).turns
 
 
 def read_spool(path: Path, *, cut_off: bool = False) -> SpoolContent:
-    """Return the content of a file, without locking it.
+    """Return the content of a spool file, without locking it.
 
     A last line without a line end is only read if `cut_off` is true, because another process may still be writing it.
     """
@@ -359,7 +359,7 @@ def read_spool(path: Path, *, cut_off: bool = False) -> SpoolContent:
 
 
 def read_turn(line: bytes) -> PendingTurn | None:
-    """Return the turn in a line, or None if this version cannot read it."""
+    """Return the turn in a line of a spool file, or None if this version of Threadkeep cannot read it."""
     values = _values(line)
     if values is None:
         return None

@@ -54,7 +54,7 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
     """
 
     async def active(self, session_id: str, *, user_id: str | None = None) -> list[Summary]:
-        """Return the active summaries, oldest first: after the last reset, and not merged into another."""
+        """Return the active summaries (those after the last reset that are not merged into another), oldest first."""
         return await self._fetch("active", session_id, user_id=user_id)
 
     async def all_of(self, session_id: str, *, user_id: str | None = None) -> list[Summary]:

@@ -1,4 +1,4 @@
-"""Superseding of messages and branching of sessions in the tables, in a transaction of the caller."""
+"""Marking messages as superseded and copying sessions to branches, in the tables and in a caller's transaction."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Span:
 
 
 class SupersedingWriter:
-    """A writer that supersedes messages, updates the data derived from them, and branches sessions."""
+    """A writer that marks messages as superseded, updates data derived from them, and copies sessions to branches."""
 
     def __init__(self) -> None:
         self._sql = load_statements("transcripts.sql", "superseding.sql")
@@ -52,7 +52,7 @@ class SupersedingWriter:
     async def supersede(
         self, connection: Connection, superseding: Superseding, new: Prepared | None, *, now: str
     ) -> Superseded:
-        """Supersede messages and store `new`, if it is given. Raises the errors of `Transcripts.supersede`."""
+        """Supersede messages; store `new`, the new version, if given. Raises the errors of `Transcripts.supersede`."""
         parameters = {"session_id": superseding.session_id}
         held = await connection.fetch(self._sql["hold"], parameters)
         if held and superseding.user_id not in (None, held[0][0]):
@@ -116,7 +116,7 @@ class SupersedingWriter:
         await connection.execute(self._sql["refresh_session"], known)
 
     async def _title(self, connection: Connection, between: dict[str, object], seqs: frozenset[int]) -> str | None:
-        """Return the title; derive it again if it came from a superseded message."""
+        """Return the session's title; derive a new one if it came from a message that was superseded."""
         title: str | None = (await connection.fetch(self._sql["hold"], between))[0][1]
         users = await connection.fetch(self._sql["superseded_users"], between)
         # The range may include messages that were superseded before. Ignore them.
@@ -130,7 +130,7 @@ class SupersedingWriter:
         return await self._shortened(connection, "first_user", str(parameters["session_id"]), TITLE_CHARACTERS)
 
     async def forget_derived(self, connection: Connection, session_id: str, first_seq: int, last_seq: int) -> None:
-        """Deactivate summaries and delete anchors, tool calls and vectors of a `seq` range."""
+        """Deactivate summaries, and delete anchors, tool calls and vectors, of the messages in a `seq` range."""
         between = {"session_id": session_id, "first_seq": first_seq, "last_seq": last_seq}
         withdrawn = [row[0] for row in await connection.fetch(self._sql["withdraw_summaries"], between)]
         while withdrawn:
@@ -239,7 +239,7 @@ def done_before(superseding: Superseding, message: Message, version: Message | N
 
 
 def check_branch(branching: Branching, parent: Sequence[object]) -> None:
-    """Check that an existing session is the requested branch; `parent` has its parent's id and `seq`.
+    """Check that an existing session is the requested branch; `parent`: the id and the `seq` from which it branched.
 
     Raises:
         InvalidInput: the session is not this branch.
@@ -249,5 +249,5 @@ def check_branch(branching: Branching, parent: Sequence[object]) -> None:
 
 
 def no_message_at(session_id: object, seq: object) -> InvalidInput:
-    """Return the error for a branch at a `seq` that has no message."""
+    """Return the error for a request to branch a session at a `seq` that has no message."""
     return InvalidInput(f"Session {session_id!r} has no message with seq {seq}; branch at an existing message.")

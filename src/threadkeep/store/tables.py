@@ -117,7 +117,7 @@ class TableTranscripts:
         return await self._commits.append(prepared), prepared.rows
 
     async def append_instead(self, turn: Turn, seq: int, seen: tuple[int, int]) -> None:
-        """Supersede the messages after a `seq` and store a turn instead, unless the session has changed from `seen`."""
+        """Supersede messages after `seq` and store a turn instead, if `seen` is still (`last_seq`, `revision`)."""
         await self._append_instead(self._prepare(turn), seq, seen)
 
     async def _append_instead(
@@ -159,7 +159,7 @@ class TableTranscripts:
     async def recent(
         self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
     ) -> Recent:
-        """Return the messages for a model call's window, and the `Marks` that show later changes of the session."""
+        """Return the newest messages for a model call, and the `Marks` that show later changes of the session."""
         sql, parameters = self.recent_statement(session_id, limit=limit, before=before, after=after, user_id=user_id)
         async with self._driver.reading() as connection:
             rows = await connection.fetch(sql, parameters)
@@ -183,7 +183,7 @@ class TableTranscripts:
     def recent_statement(
         self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
     ) -> Statement:
-        """Return the statement that reads the messages for a model call's window, each with the session's `Marks`."""
+        """Return the statement that reads the newest messages for a model call, each with the session's `Marks`."""
         between = {"session_id": session_id, "after": after, "before": min(before, END)}
         return self._sql["recent"], {**between, "user_id": user_id, "limit": limit}
 
@@ -236,7 +236,7 @@ class TableTranscripts:
         return message_of(rows[0]) if rows else None
 
     async def supersede(self, superseding: Superseding) -> Superseded:
-        """Supersede messages in one transaction."""
+        """Supersede messages in one transaction; see `Superseding` for the request."""
         now = time_text(self._clock())
         given = () if superseding.by is None else (superseding.by,)
         new = prepare(given, count=self._count, stored_at=now) if given else None
@@ -269,7 +269,7 @@ class TableTranscripts:
         await self._driver.write(changes.statements(session_id))
 
     async def reset(self, session_id: str, *, user_id: str | None = None, run_id: str | None = None) -> int | None:
-        """Let later windows begin after the stored messages; return the last `seq`, or None if nothing was reset."""
+        """Let later model calls omit all stored messages. Return the last `seq`, or None if nothing was reset."""
         async with self._driver.writing() as connection:
             if run_id is not None and not await may_change(connection, self._sql, session_id, run_id):
                 return None
@@ -305,7 +305,7 @@ class TableTranscripts:
         return PreparedTurn(turn, ready.messages, ready.columns, now, ready.cleaned)
 
     async def _messages(self, statement: str, session_id: str, name: str, values: Iterable[object]) -> list[Message]:
-        """Return the messages that a statement finds by values of a column."""
+        """Return the messages that the named statement finds by `values` of the column `name`."""
         found: list[Message] = []
         async with self._driver.reading() as connection:
             for some in batched(values, _KEYS_AT_ONCE):

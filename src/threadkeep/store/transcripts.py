@@ -1,4 +1,4 @@
-"""The protocol of transcripts, and the listing of sessions. It imports little, so that listing commands start fast."""
+"""The protocol of transcripts, and lists of sessions. It imports little, so that commands with lists start fast."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class SessionQuery:
 
 
 class Sessions(Protocol):
-    """A source of lists of sessions: the tables, or a graph store."""
+    """An interface that lists sessions: of Threadkeep's own tables, or of a LangGraph store."""
 
     async def sessions(self, query: SessionQuery) -> list[SessionInfo]:
         """Return one page of the sessions that match a query, newest activity first."""
@@ -183,7 +183,7 @@ class Branching:
 
 @dataclass(frozen=True)
 class SessionChanges:
-    """The changes to a session; None leaves a field unchanged."""
+    """A request to change fields of a session; None leaves a field unchanged."""
 
     title: str | None = None
     tags: Sequence[str] | None = None
@@ -213,7 +213,7 @@ class SessionChanges:
 
 
 class Transcripts(Protocol):
-    """A store of transcripts.
+    """A store of transcripts: the messages of each session, numbered in order (`seq`).
 
     Guarantees of every implementation:
 
@@ -261,7 +261,7 @@ class Transcripts(Protocol):
     async def recent(
         self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
     ) -> Recent:
-        """Return the messages between `after` and `before`, both excluded, for a model call's window."""
+        """Return the newest messages for a model call between the `seq` values `after` and `before`, both excluded."""
 
     async def find(self, session_id: str, message_id: str) -> Message | None:
         """Return the message with an id, also if it is superseded; None if it is missing."""
@@ -316,7 +316,7 @@ class Transcripts(Protocol):
         """Change fields of a session; do nothing if it does not exist."""
 
     async def reset(self, session_id: str, *, user_id: str | None = None, run_id: str | None = None) -> int | None:
-        """Let later model calls begin after the stored messages; return the last `seq`, or None if nothing was reset.
+        """Let later model calls omit all stored messages. Return the last `seq`, or None if nothing was reset.
 
         If `run_id` is given, but that run is not being executed, nothing is reset.
         """

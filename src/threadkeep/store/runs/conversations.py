@@ -61,7 +61,7 @@ class ActiveSessions(ClockedTables, sql=("runs_order.sql",)):
 
 
 class RunPositions(Tables, sql=("runs_order.sql",)):
-    """The order of runs in agents' conversations; a run gets a position there when the conversation's key is known."""
+    """The order of runs in agents' own conversations; a run gets a position when it knows the conversation's key."""
 
     def __init__(self, driver: Driver) -> None:
         super().__init__(driver)
@@ -79,7 +79,7 @@ class RunPositions(Tables, sql=("runs_order.sql",)):
             await connection.execute(self._sql["take_place"], {"run_id": run_id, "place": conversation})
 
     async def of(self, run_id: str) -> list[str]:
-        """Return the names of the agents' conversations in which a run has a position, without the run's session."""
+        """Return the names of the agents' conversations in which a run has a position; its session is not included."""
         return [name for (name,) in await self._driver.fetch(self._sql["places_of"], {"run_id": run_id})]
 
     async def forget(self, conversation: str) -> None:

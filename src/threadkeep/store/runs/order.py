@@ -34,7 +34,7 @@ class Added:
 
 @dataclass(frozen=True)
 class _Position:
-    """The position of a new run in its tree. If `in_order`, the run gets an arrival number."""
+    """The position of a new run in its tree of runs. If `in_order`, it also gets one in the order of its session."""
 
     root_run_id: str
     depth: int
@@ -154,7 +154,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return await self._ids("ready", limit=limit, before=time_text(before), ahead=ahead)
 
     async def abandoned(self, *, limit: int) -> list[str]:
-        """Return up to `limit` runs of dead owners; a process that begins such a run takes it over."""
+        """Return up to `limit` running runs of dead processes; a process that begins such a run takes it over."""
         return await self._ids("abandoned", limit=limit, disowned=DISOWNED)
 
     def beginning(self, new: NewRun, policy: DoubleTexting, owner: str, question_id: str) -> Joined:
@@ -285,7 +285,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return Begun(await _existing_run(connection, run_id), new=bool(new)) if begun else None
 
     async def _ids(self, statement: str, **parameters: object) -> list[str]:
-        """Return the ids of the runs that a statement finds; the id must be its first column."""
+        """Return the ids of the runs that the named statement finds; the id must be its first column."""
         return [row[0] for row in await self._driver.fetch(self._sql[statement], parameters)]
 
 

@@ -39,7 +39,7 @@ def lookups(sql: str, run_id: str, message_ids: Iterable[str]) -> list[Statement
 
 
 def texts_of(found: Iterable[Iterable[Row]]) -> dict[str, str]:
-    """Return the texts that the statements of `lookups` have found, by message id."""
+    """Return the message texts in the rows that the statements of `lookups` have returned, by message id."""
     return {message_id: content for rows in found for message_id, content in rows}
 
 
@@ -64,7 +64,7 @@ def restored(value: Values, texts: Texts) -> dict[str, Json]:
 
 
 def short_result(result: Values) -> dict[str, Json] | None:
-    """Return a run's result without its text, or None if it has no text or names no message."""
+    """Return a run's result without the text that its message has, or None if it has no text or names no message."""
     text = result.get("text")
     if not isinstance(result.get("message_id"), str) or not isinstance(text, str):
         return None
@@ -148,7 +148,7 @@ def run_of(row: Row, *, inputs: tuple[RunInput, ...] | None = None, damaged: boo
 
 @reads_record
 def inputs_of(stored: bytes | None, message_id: str | None = None) -> tuple[RunInput, ...]:
-    """Return the inputs in a column. An omitted text is None; the transcript has it in the message `message_id`."""
+    """Return the inputs in the column `input` of a run. An omitted text is None; the message `message_id` has it."""
     entries: Sequence[Mapping[str, Any]] = json_of(stored, list) or ()
     return tuple(
         [
@@ -278,7 +278,7 @@ class RunCounts:
 
 
 class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
-    """Lists, trees and counts of stored runs. It also deletes runs."""
+    """A reader of stored runs: as lists, as trees of parents and children, and as counts. It also deletes runs."""
 
     async def runs(self, query: RunQuery) -> tuple[list[Run], RunCursor | None]:
         """Return one page of runs, newest first, and the cursor of the next page."""

@@ -1,4 +1,4 @@
-"""Owners and ends of runs, and the versions of their workflows."""
+"""The owners of runs (the processes that execute them), the ends of runs, and the versions of their workflows."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         return [run_id for (run_id,) in rows]
 
     async def begin_with(self, run_id: str, owner: str, version: str) -> bool:
-        """Set the workflow version of a run that has executed nothing; return False if the owner has lost it."""
+        """Set the workflow version of a run that has executed nothing; return False if `owner` has lost the run."""
         return await self._execute("begin_with", {"run_id": run_id, "owner": owner, "version": version}) > 0
 
     async def finish(

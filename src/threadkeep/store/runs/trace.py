@@ -40,7 +40,7 @@ def event_of(row: Sequence[Any]) -> StoredEvent:
 
 
 def packed_events(events: Iterable[StoredEvent]) -> bytes | None:
-    """Return events in packed form, or None if there are none, or if they are too many or too long."""
+    """Return events as one compressed value, or None if there are none, or if they are too many or too long."""
     parts: list[str] = []
     number = moment = 0
     for event in events:
@@ -54,7 +54,7 @@ def packed_events(events: Iterable[StoredEvent]) -> bytes | None:
 
 @reads_record
 def stored_events(packed: bytes | None) -> list[StoredEvent]:
-    """Return the events of a packed trace, or an empty list for None."""
+    """Return the events in the value from `packed_events`, or an empty list for None."""
     found: list[StoredEvent] = []
     number = moment = 0
     for step, later, kind, node, data in json_of(packed, list) or ():
@@ -84,7 +84,7 @@ def packed_usage(usage: Iterable[TokenUsage]) -> str | None:
 
 @reads_record
 def stored_usage(packed: str | None) -> list[TokenUsage]:
-    """Return the usage in a packed trace, or an empty list for None."""
+    """Return the usage in the text from `packed_usage`, or an empty list for None."""
     return [usage_of(row) for row in json_of(packed) or ()]
 
 
