@@ -70,7 +70,7 @@ def named_as_agent(answer: AIMessage, config: RunnableConfig) -> AIMessage:
 def restored(
     messages: Sequence[BaseMessage], stored: BaseMessage, earlier_ids: Collection[str | None]
 ) -> dict[str, Any] | None:
-    """Return an update that restores the `stored` answer and removes other new answers (not in `earlier_ids`)."""
+    """Return a state update that restores the `stored` answer and removes other new ones (not in `earlier_ids`)."""
     known = {stored.id, *earlier_ids}
     added = [RemoveMessage(str(one.id)) for one in messages if isinstance(one, AIMessage) and one.id not in known]
     current = next((_as_sent(message) for message in messages if message.id == stored.id), None)

@@ -66,7 +66,7 @@ class Assembler:
             self.window = KeptWindow(counter)
             self.window.extend(recollection.messages)
         self._count = len(recollection.messages)
-        # Copy the ids, because later turns add their messages to the cached window.
+        # Copy the ids, because later turns add their messages to the cache.
         self._rows_by_id = dict(self.window.rows_by_id)
         self._sizes: dict[int, tuple[BaseMessage, TokenCounter, Size]] = {}
         self._begin_id: str | None = None

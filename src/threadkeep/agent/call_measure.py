@@ -1,4 +1,4 @@
-"""Measures model calls: the token counter, its learned correction, and the budget of the messages."""
+"""Measures model calls: the token counter, its correction by the provider's counts, and the token budget."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class RootCallbacks(BaseCallbackHandler):
 
     @property
     def call(self) -> RootCall | None:
-        """The root run that contains the current task, if it is stored."""
+        """The root run that contains the current task; None if it is unknown."""
         config = var_child_runnable_config.get()
         return None if config is None else self._innermost() or self._only_call(config.get("metadata", {}))
 

@@ -281,7 +281,7 @@ def _is_of(entry: Entry, left: LeftOut, before: ContextManifest, after: ContextM
 
 
 def _key(entry: Entry) -> tuple[object, ...]:
-    """Return a key that is equal for entries with the same content."""
+    """Return a key that is equal for manifest entries of messages with the same content."""
     match entry.source:
         case "transcript":
             return "transcript", entry.id or entry.seq

@@ -92,7 +92,7 @@ class JoinedSource:
     """A base class of sources that can read their rows in the transaction that stores the user's question."""
 
     def joined(self, memory: Memory, session: Session) -> tuple[Any, Sequence[Statement]] | None:
-        """Return the scopes to read for a question and the SQL statements that read them; None to read nothing."""
+        """Return the scopes (such as the user) to read for a question and SQL that reads them; None to read nothing."""
 
 
 class ExtraSource(Protocol):

@@ -1,4 +1,4 @@
-"""Learns facts in the background after turns, with or without a chat model."""
+"""Learns facts from people's messages, in the background after each turn, with or without a chat model."""
 
 from __future__ import annotations
 

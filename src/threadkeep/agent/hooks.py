@@ -165,7 +165,7 @@ class TurnHooks:
             limited = answer.id not in part.said_ids and any(notice in text_of(answer) for notice in LIMIT_NOTICES)
             winner = await part.end(answer, "failed" if part.model_failed or limited else "complete")
             if (run := root_callbacks.call) is not None:
-                # If the run fails after this, a retry must not repeat this answer.
+                # Forget the question: if the run fails after this, its retry must not get this stored answer.
                 run.asked.pop(part.root.session_id, None)
         finally:
             # Release a nested agent's session. Other agents hold it until the run ends: middleware may call the model.
@@ -182,7 +182,7 @@ class TurnHooks:
         """
         # The outer graph of a nested agent may end with a text of its own, so pass no question id.
         self._others.check_end(state, part.root.answers, None if part.key[1] else part.root.question_id)
-        # If a worker executes the run, leave a cancelled turn to it: another process may continue the run.
+        # If a worker executes the run, leave a cancelled turn to the worker: another process may continue the run.
         by_owner = run_hold.get() is not None and not isinstance(error, Exception)
         if error is None or by_owner:
             part.root.release_session()

@@ -54,7 +54,7 @@ def memory_tool[M: history.Memory, H](
 
 @functools.cache
 def _described(method: Callable[..., Coroutine[Any, Any, str]]) -> BaseTool:
-    """Return a tool that describes a method; cached, because creating it takes 10 ms of CPU."""
+    """Return a tool with a method's name, arguments and docstring; cached, because creating it takes 10 ms of CPU."""
     return StructuredTool.from_function(coroutine=MethodType(method, object()), parse_docstring=True)
 
 
@@ -64,7 +64,7 @@ def default_workspace[W: str | IdOf](memory: Memory, given: W | None) -> W | str
 
 
 def check_scopes(kinds: Sequence[ScopeKind]) -> None:
-    """Raise `InvalidInput` if a kind of scope is unknown, or if `kinds` is empty."""
+    """Raise `InvalidInput` if `kinds` is empty, or has a kind other than session, workspace and user."""
     if isinstance(kinds, str) or not kinds or not set(kinds) <= set(SCOPE_KINDS):
         raise InvalidInput(f"scopes names one or more of {', '.join(SCOPE_KINDS)}.")
 
@@ -375,7 +375,7 @@ _VERBS: Mapping[MemoryToolKind, tuple[Callable[[_KnowledgeTools], Callable[..., 
 
 
 async def _evidence(session: Session, runtime: ToolRuntime[Any, Any]) -> Evidence:
-    """Return the evidence for a fact: the session, the question and the run."""
+    """Return the origin of a fact that the tool stores: the session, the question and the run."""
     messages = runtime.state["messages"] if isinstance(runtime.state, dict) else []
     asked = next((message for message in reversed(messages) if isinstance(message, HumanMessage)), None)
     message_id = None if asked is None else id_of(asked)

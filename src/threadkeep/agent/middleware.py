@@ -110,12 +110,12 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
 
     # Use a node hook, because it runs even if other middleware rejects the question, which is then stored as failed.
     async def abefore_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
-        """Begin the agent's part in the turn. If turns are ordered, wait for the session's earlier turns."""
+        """Begin the agent's call. If the turns of a session are ordered, wait until its earlier turns have ended."""
         await self._hooks.call(TurnHooks.before_agent, AgentCall(runtime, state["messages"]))
         return None
 
     def before_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
-        """Begin the agent's part in the turn. If turns are ordered, wait for the session's earlier turns."""
+        """Begin the agent's call. If the turns of a session are ordered, wait until its earlier turns have ended."""
         call = AgentCall(runtime, state["messages"])
         self._wait_for(call, lambda hooks: hooks.before_agent(call))
         return None
@@ -139,14 +139,14 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
     def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolMessage | Command[Any]]]
     ) -> Coroutine[Any, Any, ToolMessage | Command[Any]]:
-        """Run a tool. Agents that it calls neither read nor write this session."""
+        """Run a tool. Agents that the tool calls neither read nor write the session of the calling agent."""
         call = AgentCall(get_runtime(), request.state["messages"])
         return self._arun(TurnHooks.begin_tool_call, call, request, handler)
 
     def wrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolMessage | Command[Any]]
     ) -> ToolMessage | Command[Any]:
-        """Run a tool. Agents that it calls neither read nor write this session."""
+        """Run a tool. Agents that the tool calls neither read nor write the session of the calling agent."""
         call = AgentCall(get_runtime(), request.state["messages"])
         return self._run(TurnHooks.begin_tool_call, call, request, handler)
 

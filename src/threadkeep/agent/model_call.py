@@ -209,7 +209,7 @@ def exclusions(
 
 
 def _not_read(recollection: Recollection, low: int) -> dict[int, ExclusionReason]:
-    """Return each `seq` from `low` up to the question that is missing in the window, with the reason."""
+    """Return the messages (`seq`) between `low` and the question that the window lacks, each with the reason."""
     messages, end = recollection.messages, recollection.end
     single = any(gap.reason in _SINGLE for gap in recollection.excluded)
     if not single and end is not None and end - low == len(messages) and (not messages or messages[0].seq == low):
@@ -237,7 +237,7 @@ def dropped(draft: Draft, rows: Rows, recollection: Recollection) -> int:
 
 
 def _excluded_seqs(recollection: Recollection, reason: ExclusionReason) -> set[int]:
-    """Return each `seq` before the question that is excluded for the given reason."""
+    """Return the numbers (`seq`) of the messages before the question that were excluded for this reason."""
     gaps = (gap for gap in recollection.excluded if gap.reason == reason)
     end = recollection.end
     return {seq for gap in gaps for seq in range(gap.first_seq, gap.last_seq + 1) if end is None or seq < end}
@@ -262,7 +262,7 @@ def _left_out(call: Call, out: Sequence[tuple[str | None, ExclusionReason]], row
 
 
 def _before(end: int | None, gaps: Iterable[Exclusion]) -> Iterator[Exclusion]:
-    """Yield the excluded ranges before `end`, the `seq` of the question. Omit single messages (`_SINGLE`)."""
+    """Yield the excluded ranges before `end`, the `seq` of the question, but no single messages (`_SINGLE`)."""
     for gap in gaps:
         if gap.reason not in _SINGLE and (end is None or gap.first_seq < end):
             yield gap if end is None else Exclusion(gap.first_seq, min(gap.last_seq, end - 1), gap.reason)

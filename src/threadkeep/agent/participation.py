@@ -316,7 +316,7 @@ class Participation:
             await self.memory.finish(self.session.record, [refused])
 
     def _question_in(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages of the question, each in its current form if `messages` has it."""
+        """Return the messages of the question. Of each, prefer the version in `messages`, if it is there."""
         now = {id_of(message): message for message in messages}
         return [now.get(id_of(message), message) for message in self.root.question]
 

@@ -53,7 +53,7 @@ def question_before(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
 
 
 def questions_back(messages: Sequence[BaseMessage]) -> Iterator[tuple[int, list[BaseMessage]]]:
-    """Yield the blocks of human messages, newest first, each with its index."""
+    """Yield each block of consecutive human messages with the index of its first one, newest block first."""
     end = len(messages)
     while block := question_before(messages[:end]):
         end = next(index for index, message in enumerate(messages) if message is block[0])

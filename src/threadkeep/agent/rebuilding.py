@@ -80,7 +80,7 @@ class ContextParts:
 
     @classmethod
     async def read(cls, context: ContextManifest, memory: Memory) -> ContextParts:
-        """Read the data that the entries refer to, unless it was deleted."""
+        """Read the stored messages, summaries and texts to which the record `context` refers, unless deleted."""
         conversation = context.conversation
         owner = memory if conversation is None else await memory.memory_of(conversation)
         home = (context.session_id or "") if conversation is None else conversation.key

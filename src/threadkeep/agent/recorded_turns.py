@@ -144,7 +144,7 @@ class GraphTurn:
         self._attempts: RootCall | None = None
 
     def close(self) -> None:
-        """End the call. If it owns its turn, release the session. Any OS thread may call this."""
+        """End the call. If it owns its turn, let the session's next turn begin. Any OS thread may call this."""
         root = self.part.root
         if self.role == "silent":
             return
@@ -275,7 +275,7 @@ class GraphTurn:
         await in_time(session, keeping, session.report_write_failed)
 
     async def _stored_end(self, turn: OpenTurn) -> GraphEnd | None:
-        """Return the stored end of a turn that the caller repeats; None if the turn has not ended."""
+        """Return the answers and the final state of a turn that the caller repeats; None if the turn has not ended."""
         memory, session, seq = self.part.memory, self.part.session, turn.question_seq
         # If the process crashed, the turn's end may not be stored. So look for an answer that is marked with `ENDS`.
         for number, one in enumerate(turn.earlier, start=1):

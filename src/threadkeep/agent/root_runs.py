@@ -122,12 +122,12 @@ class RootRun:
         return now - asked > _IDLE_SECONDS
 
     def release_session(self) -> None:
-        """Release the session for its next turn, unless the run is `recorded`. Any OS thread may call this."""
+        """Let the session's next turn begin, unless this run is `recorded`. Any OS thread may call this."""
         if not self.recorded:
             self.order.hand_on(self)
 
     def call_ends(self) -> None:
-        """Count a model or tool call of the run as ended."""
+        """Reduce the number of open model and tool calls of the run, because one has ended."""
         self.open_calls -= 1
         self.last_seen = time.monotonic()
 
@@ -231,7 +231,7 @@ class RootRun:
         return claims[call]
 
     def release(self, author: str | None, call: Hashable) -> None:
-        """Free the answer number of a call that handed over to another agent, or that may be repeated."""
+        """Free the number that a call claimed for its answer: it handed over to another agent, or may be repeated."""
         self._claims.get(author, {}).pop(call, None)
 
     def reclaim(self, author: str | None, call: Hashable, number: int) -> int:
@@ -253,7 +253,7 @@ class RootRun:
         return claims[call]
 
     def claim_resumed(self, author: str | None, call: Hashable, after: int, taken: Collection[int]) -> int:
-        """Claim the first number above `after` that is neither in `taken` nor claimed by a resumed call."""
+        """Claim the first answer number above `after` that is neither in `taken` nor claimed by a resumed call."""
         claims = self._claims.setdefault(author, {})
         # Ignore the numbers of calls that are not resumed yet, because these numbers can still change.
         known = {*taken, *(claims[one] for one in self._resumed & claims.keys() - {call})}
@@ -261,7 +261,7 @@ class RootRun:
         return self.reserve(author, call, min({*range(first, first + len(known) + 1)} - known))
 
     def reserve(self, author: str | None, call: Hashable, number: int) -> int:
-        """Claim `number` for a call of a resumed run, and return it."""
+        """Claim `number` for the answer of a call in a resumed run, and return the number."""
         self._claims.setdefault(author, {})[call] = number
         self._resumed.add(call)
         return number

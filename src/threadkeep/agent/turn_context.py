@@ -188,7 +188,7 @@ class TurnContext:
             self.keep()
 
     def keep(self) -> None:
-        """Queue the last call's manifest for storing, or add it to the transaction that ends the run."""
+        """Queue the record of the last model call for storing, or add it to the transaction that ends the run."""
         if (entry := self._entry()) is None:
             return
         if self._hold is not None and self._hold.joins is not None and self._hold.joins == entry.session_id:
@@ -327,7 +327,7 @@ class TurnContext:
         return await self.session.recall(past)
 
     def read_sources_again(self) -> None:
-        """Make the next model call read the extra sections again, because facts may have changed."""
+        """Make the next model call search the extra sections (such as facts) again, because facts may have changed."""
         self._extras, self._reads = None, {}
 
     async def _draft(self, assembler: Assembler, call: Call) -> Draft:

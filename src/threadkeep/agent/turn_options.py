@@ -142,7 +142,7 @@ class TurnOptions:
 
     @cached_property
     def no_history(self) -> bool:
-        """True if earlier turns are left out."""
+        """True if model calls get no earlier turns, because a limit is 0."""
         return self.max_messages == 0 or self.max_tokens == 0
 
     def budget_in(self, room: int, *, known: bool) -> int:

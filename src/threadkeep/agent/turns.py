@@ -125,7 +125,7 @@ class OpenTurn(TurnContext):
         return rows
 
     async def _edit(self, question: Message) -> None:
-        """If the question is an edit, supersede its old version and all later messages."""
+        """If the question is an edited version of a stored message, supersede that message and all later ones."""
         edited = self.question[-1].response_metadata.get(EDITS)
         if not isinstance(edited, str) or question.id is None or not question.content:
             return
