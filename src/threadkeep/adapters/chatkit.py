@@ -1,4 +1,4 @@
-"""Sessions as the threads of ChatKit, OpenAI's chat interface."""
+"""Threadkeep's sessions as the threads of ChatKit, OpenAI's chat interface."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class ThreadkeepStore[TContext](MemoryAdapter, Store[TContext]):
         await self._change(self.session(thread_id, context), item_id, None)
 
     async def add_feedback(self, thread_id: str, item_ids: list[str], feedback: str, context: TContext) -> None:
-        """Store a person's feedback on items as a note."""
+        """Store a person's feedback on items as a note, which no model receives."""
         session = self.session(thread_id, context)
         await self._info(session)
         note: Json = {"feedback": feedback, "items": list(item_ids)}

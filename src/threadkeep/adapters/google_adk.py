@@ -275,7 +275,7 @@ class MemoryService(MemoryAdapter, BaseMemoryService):
         session_id: str | None = None,
         custom_metadata: Mapping[str, object] | None = None,
     ) -> None:
-        """Store the texts of new events in a session of the user; without a `session_id`, in the session `events`."""
+        """Store the texts of new events in a session of the user, by default in the session with the id `events`."""
         key = _key(app_name, user_id, session_id or "events")
         if messages := [message for event in events if (message := _message(event)) is not None]:
             await self.memory.session(key, user_id=user_id).append(messages)
@@ -360,7 +360,7 @@ def _app_scope(app_name: str) -> str:
 
 
 def _user_scope(user_id: str) -> str:
-    """Return the scope under which a person's values are stored. Erasing the person deletes these values."""
+    """Return the scope, a part of the key, of a person's stored values. Erasing the person deletes these values."""
     return f"adk:{user_id}"
 
 

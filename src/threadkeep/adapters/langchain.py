@@ -1,4 +1,4 @@
-"""Sessions as LangChain's `BaseChatMessageHistory`, for chains with `RunnableWithMessageHistory`.
+"""Threadkeep's sessions as LangChain's `BaseChatMessageHistory`, for chains with `RunnableWithMessageHistory`.
 
 LangChain has deprecated both. For agents, use `threadkeep.SessionMemory`.
 """

@@ -1,4 +1,4 @@
-"""Sessions as the memory of LlamaIndex's agents and chat engines."""
+"""Threadkeep's sessions as the memory of LlamaIndex's agents and chat engines."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def _cut(lines: Sequence[str]) -> list[str]:
 
 @contextmanager
 def _tool_errors() -> Iterator[None]:
-    """Convert errors of the block to `ToolError`, whose text the model reads."""
+    """Convert errors in the `with` block to `ToolError`, whose text the model reads."""
     try:
         yield
     except (SessionNotFound, WrongUser) as error:  # do not show their texts, which name a command or reveal the session

@@ -74,7 +74,7 @@ class SummaryRoom:
 
 @dataclass(frozen=True)
 class WindowRoom:
-    """Limits of the history in a model call (the window), or None. A full window is cut to `step` times its limits."""
+    """Limits of the history in a model call (window); None means no limit. A full window is cut to the part `step`."""
 
     tokens: int | None = None
     messages: int | None = None
@@ -121,7 +121,7 @@ def in_units(size: Size, budget: int) -> tuple[Literal["tokens", "messages"], in
 
 
 def reaches(extent: Extent, trigger: Size, budget: int) -> bool:
-    """Return True if an extent is at least as large as `trigger`, the size that starts a compression."""
+    """Return True if messages of this extent have at least the size `trigger`, which starts a compression."""
     unit, value = in_units(trigger, budget)
     return (extent.tokens if unit == "tokens" else extent.messages) >= value
 

@@ -126,7 +126,7 @@ def _patterns(groups: dict[str, list[tuple[str, *tuple[float, ...]]]]) -> Patter
 
 
 def _pattern_bytes(text: str) -> bytes:
-    """Return the bytes of a pattern, which may be hexadecimal, as in `hex:efbc`."""
+    """Return the bytes of a character sequence, which may be written in hexadecimal, as in `hex:efbc`."""
     return bytes.fromhex(text.removeprefix("hex:")) if text.startswith("hex:") else text.encode()
 
 

@@ -31,12 +31,12 @@ type Step = Sequence[Size]
 
 
 def whole_of(step: Step) -> int:
-    """Return the tokens of a step in which no message is cut."""
+    """Return the tokens of a step (a tool call with its results) in which no message is cut."""
     return sum(size.tokens for size in step)
 
 
 def least_of(step: Step) -> int:
-    """Return the tokens of a step in its shortest form."""
+    """Return the tokens of a step (a tool call with its results) whose messages have their shortest form."""
     return sum(size.minimum for size in step)
 
 

@@ -204,7 +204,7 @@ class _Planner:
         return bool(self._cuts) or None in granted
 
     def _place_user(self, user: int | None, current: Sequence[list[int]], needs_newest: bool) -> bool:
-        """Add the newest user message to the plan. Return True if the newest step fits too, perhaps shortened."""
+        """Add the newest user message to the plan. Return True if the newest tool call fits too, perhaps shortened."""
         size = self._measure(user) if user is not None else Size(0, 0)
         if size.minimum > self._left:
             raise BudgetTooSmall(
@@ -232,7 +232,7 @@ class _Planner:
     def _place_history(
         self, history: Sequence[list[int]], places: int | None, anchor: Anchor | None, reason: Reason
     ) -> Sequence[list[int]]:
-        """Add to the plan, and return, the newest groups of history that fit, at most `places` messages."""
+        """Add the newest groups of history that fit (at most `places` messages) to the plan, and return them."""
         fitting, stopped = self._newest(history, self._left, places)
         if _overflows(anchor) or len(fitting) < len(history):
             self._pushed_out = bool(self._steps)
@@ -268,7 +268,7 @@ class _Planner:
         return fewer or fitting
 
     def _opened_by_user(self, fitting: Sequence[list[int]]) -> Sequence[list[int]]:
-        """Reserve tokens for the opening message if no user message begins history. Return the history that fits."""
+        """If no user message begins history, reserve tokens for one (`opening`). Return the history that still fits."""
         needed = self._opening_of(fitting)
         left = self._left - sum(map(self._tokens, fitting)) if needed else 0
         while needed > left:
@@ -343,7 +343,7 @@ def _overflows(anchor: Anchor | None) -> bool:
 
 
 def _reserved(wanted: int, room: int) -> int:
-    """Return the tokens that a cut question leaves for the steps: a 16th, an 8th or a 4th of `room`.
+    """Return the tokens that a cut question leaves for tool calls and results: a 16th, an 8th or a 4th of `room`.
 
     With the exact size of the steps, each call would cut the question differently.
     """

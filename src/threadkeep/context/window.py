@@ -85,7 +85,7 @@ class WindowManifest:
 
 @dataclass(frozen=True)
 class Window:
-    """The newest messages that fit, oldest first."""
+    """The newest messages of a session that fit into the limits, oldest first."""
 
     messages: tuple[Message, ...]
     tokens: int
@@ -216,7 +216,7 @@ class WindowChooser:
             self._take(row)
 
     def window(self, extent: Extent | None = None) -> Window:
-        """Return the window over the rows added so far, oldest first, with its manifest."""
+        """Return the messages chosen from the rows added so far, oldest first, with the record of the choice."""
         if not self._started:
             self.add(())
         pinned = [(self._pinned, self._pinned_tokens)] if self._pinned else []

@@ -155,7 +155,7 @@ class Memory(history.Memory):
     async def _opened(
         cls, address: DatabaseAddress, observers: Sequence[Observer], options: MemoryOptions
     ) -> AsyncIterator[Self]:
-        """Open the sessions of a database, and start the delivery to Graphiti if enabled."""
+        """Open the sessions of a database and, if the options enable it, start sending messages to Graphiti."""
         async with AsyncExitStack() as stack:
             opening = open_sessions(address, cls, observers=observers, options=options)
             memory = await stack.enter_async_context(opening)

@@ -1,4 +1,4 @@
-"""Wrappers of a memory's objects, for callers on any event loop and in any OS thread."""
+"""Wrappers that run calls on the event loop of a memory, for callers on any event loop and in any OS thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ZIP archive of a person's export: the lines, and a page for people to read."""
+"""The ZIP archive of a person's data: the export as lines of JSON, and a page for people to read."""
 
 from __future__ import annotations
 

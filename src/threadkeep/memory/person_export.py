@@ -260,7 +260,7 @@ class PersonExport:
             yield (_LAST, number), lines
 
     async def _steps(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
-        """Yield the tool calls of earlier turns, with their results."""
+        """Yield the stored tool calls of the person's sessions, with their results."""
         for session_id in person.sessions:
             found = await self._eraser.rows.steps(session_id)
             yield (session_id,), [_line("step", {"session_id": session_id, **step}) for step in found]
@@ -302,7 +302,7 @@ async def _pages[Q: (FactQuery, ProcedureQuery, ProposalQuery), T](
 
 
 def _scopes(person: Person) -> Sequence[Scope]:
-    """Return the scopes of the person's facts, in the order in which they are exported."""
+    """Return the owners of facts about the person (the person and their sessions), in the order of the export."""
     owners = [("session", session_id) for session_id in person.sessions]
     owners.append(("user", person.wanted.ids[0]))  # all ids of a person have the same facts
     return [Scope(kind, owner) for kind, owner in owners]  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ type ErasedKind = Literal["user", "session"]
 
 @dataclass(frozen=True)
 class ErasedStore:
-    """The number of rows, items or turns of one store, before and after an erasure."""
+    """The number of rows, items or turns to erase in one store, before and after the erasure."""
 
     __pydantic_config__ = DESCRIBED
 

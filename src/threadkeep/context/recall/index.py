@@ -225,7 +225,7 @@ class RecallIndex:
         return meaningful(query[:_READ_CHARACTERS], self._names)
 
     def candidates(self, query: str) -> Iterator[tuple[str, Kind, dict[str, float]]]:
-        """Yield the id of each turn to score, the query's kind, and the turn's signals, for `bench.fit_recall`."""
+        """Yield each turn's id, the kind of answer for the query, and the turn's signals, for `bench.fit_recall`."""
         matching = self._matching(query, (), None, None)
         for position in matching.positions:
             yield self._columns.ids[position], matching.kind, matching.signals(position)
