@@ -113,7 +113,7 @@ def chunk_items(
     now: datetime,
     last_chunk: Value | None = None,
 ) -> dict[ItemKey, Value]:
-    """Return the chunk items for ordered `messages`, which begin with those of `last_chunk`, if it is given."""
+    """Return the items (chunks) that store the ordered `messages`, which begin with those of `last_chunk`, if given."""
     found: dict[ItemKey, Value] = {}
     size = conversation.chunk_size
     for chunk, within in groupby(messages, key=lambda message: chunk_of(message["seq"], size)):

@@ -106,7 +106,7 @@ class IndexedTranscripts(GraphTranscripts):
             self._failed(branching.branch_id, error)
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark an answer, or its newest replacement, as delivered; return that message, or None if it is missing."""
+        """Mark an answer, or its newest replacement, as delivered to a caller; return it, or None if it is missing."""
         told = await super().tell(session_id, message_id)
         if told is not None:
             await self._follow(session_id)

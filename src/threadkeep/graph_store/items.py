@@ -118,7 +118,7 @@ class Items(Readable, Protocol):
         """This process's locks of conversations, by the key of the metadata item."""
 
     def conversations(self, layout: GraphLayout) -> AsyncIterator[tuple[str, Value]]:
-        """Yield the id and the metadata of each conversation of a layout, in any order."""
+        """Yield the session id and the metadata of each conversation in the layout's namespace, in any order."""
 
     def writing(self, metadata: ItemKey) -> AbstractAsyncContextManager[Writing]:
         """Lock a conversation by its metadata item. The caller must already hold `locks[metadata]`."""
@@ -161,7 +161,7 @@ class TableItems(Tables, sql=("graph_items.sql", "{backend}/graph_items.sql")):
             return reading.found([await connection.fetch(*statement) for statement in reading.statements])
 
     async def conversations(self, layout: GraphLayout) -> AsyncIterator[tuple[str, Value]]:
-        """Yield the id and the metadata of each conversation of a layout, in any order."""
+        """Yield the session id and the metadata of each conversation in the layout's namespace, in any order."""
         pattern = like_pattern(layout.meta_key_suffix).removesuffix("%")
         parameters = {"prefix": _text(layout.namespace), "pattern": pattern, "limit": _PAGE_ITEMS}
         after: str | None = ""

@@ -84,7 +84,7 @@ def joined(first: Ranges, second: Ranges) -> Ranges:
 
 
 def clipped(ranges: Sequence[tuple[int, int]], first_seq: int, last_seq: int) -> Ranges:
-    """Return the parts of the ranges from `first_seq` to `last_seq`, both included."""
+    """Cut ranges down to the `seq` values from `first_seq` to `last_seq`, both included; drop empty ranges."""
     cut = ((max(low, first_seq), min(high, last_seq)) for low, high in ranges)
     return tuple((low, high) for low, high in cut if low <= high)
 
@@ -159,7 +159,7 @@ class GraphLayout:
             raise InvalidInput(f"The field of a message's text has a name of its own, not {', '.join(sorted(_TAKEN))}.")
 
     def finds_same_as(self, other: GraphLayout) -> bool:
-        """Return True if both layouts find the same conversations, whatever their chunk size is."""
+        """Return True if both layouts find the same conversations: all their fields except the chunk size are equal."""
         return replace(self, chunk_size=other.chunk_size) == other
 
     def has(self, namespace: Namespace) -> bool:
@@ -194,7 +194,7 @@ class GraphLayout:
         return ItemKey(self.message_ids(session_id), f"{STEPS}{sha256(author.encode()).hexdigest()}")
 
     def recall_index(self, session_id: str) -> ItemKey:
-        """Return the key of a conversation's recall index."""
+        """Return the key of a conversation's recall index, which finds relevant older turns."""
         return ItemKey(self.message_ids(session_id), RECALL_INDEX)
 
     def own(self, parent_session_id: str, session_id: str) -> ItemKey:

@@ -210,7 +210,7 @@ class ConversationSuperseding:
         return Receipt(first_seq=seq, last_seq=seq, cleaned=prepared.cleaned, ids=(str(message.id),))
 
     async def tell(self, session_id: str, message_id: str, now: datetime) -> Message | None:
-        """Mark an answer, or its newest replacement, as delivered; return that message, or None if it is missing."""
+        """Mark an answer, or its newest replacement, as delivered to a caller; return it, or None if it is missing."""
 
         async def work(writing: Writing, found: Conversation | None) -> Message | None:
             chunks = None if found is None else self._held(writing, found)

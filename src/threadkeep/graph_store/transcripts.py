@@ -176,7 +176,7 @@ class GraphTranscripts:
         return found[::-1] or of_run[:1]
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark an answer, or its newest replacement, as delivered; return that message, or None if it is missing."""
+        """Mark an answer, or its newest replacement, as delivered to a caller; return it, or None if it is missing."""
         return await self._superseding.tell(session_id, message_id, self._clock())
 
     async def supersede(self, superseding: Superseding) -> Superseded:

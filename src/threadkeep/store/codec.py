@@ -175,7 +175,7 @@ def message_parameters(message: Message, *, count: Counter, now: str) -> dict[st
 
 
 def marks_of(message: Message) -> dict[str, object]:
-    """Return the parameters for the columns that mark a message as superseded."""
+    """Return the values of the columns that mark a message as superseded."""
     return {
         "superseded_at": message.superseded_at and time_text(message.superseded_at),
         "superseded_by": message.superseded_by,

@@ -230,7 +230,7 @@ class GroupCommit:
             self._task = None
 
     async def _write_free(self, group: list[PreparedTurn]) -> None:
-        """Write a group's turns. If a task already waits for the lock of a session, queue its turns for that task."""
+        """Write a group's turns. If a task waits for the lock of a session, queue the session's turns for that task."""
         free: list[PreparedTurn] = []
         for prepared in group:
             self._locked.get(prepared.turn.session_id, free).append(prepared)
@@ -386,7 +386,7 @@ def _by_session(group: Sequence[PreparedTurn]) -> dict[str, list[PreparedTurn]]:
 
 
 def _graph_rows(graph_turns: GraphTurns, prepared: PreparedTurn, left: int) -> list[dict[str, object]]:
-    """Return the row that queues a turn for Graphiti, if any. `left`: the session's messages from this turn on."""
+    """Return the row that queues a turn for Graphiti, if any. `left` counts this and later messages of its session."""
     row = graph_turns.row(prepared.turn, prepared.messages, now=prepared.now)
     seqs = {"first_behind": left - 1, "last_behind": left - len(prepared.columns)}
     return [] if row is None else [{**row, **seqs}]

@@ -22,7 +22,7 @@ _MUCH_FREE_SHARE = 0.1
 
 @dataclass(frozen=True)
 class LockHolder:
-    """A process that may block others (on PostgreSQL, a server process). `pid` is None if it is unknown."""
+    """A process whose lock may block others (on PostgreSQL, a server process). `pid` is None if it is unknown."""
 
     pid: int | None
     name: str

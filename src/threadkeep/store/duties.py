@@ -61,7 +61,7 @@ class ChannelState(ClockedTables, sql=("{backend}/sessions.sql", "channel_state.
     """
 
     async def value(self, scope: str, name: str) -> str | None:
-        """Return a value, or None if it is missing or has expired."""
+        """Return the value stored under a name, or None if it is missing or has expired."""
         parameters = {"scope": scope, "name": name, "now": time_text(self._clock())}
         rows = await self._driver.fetch(self._sql["value"], parameters)
         return str(rows[0][0]) if rows else None

@@ -61,7 +61,7 @@ class Recipient:
 
 @dataclass(frozen=True)
 class OrphanedMessage:
-    """A message for which no run was created: its outbox number, its address, and the `message` added with it."""
+    """A received message for which no run was created: its outbox number, its address, and the `message` stored."""
 
     number: int
     channel: str
@@ -204,13 +204,13 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
             return await self._drop_copies(connection, await connection.fetch(self._sql["make_ready"], parameters))
 
     async def orphaned(self, *, older_than: timedelta) -> list[OrphanedMessage]:
-        """Return the messages that have waited longer than `older_than` without a run, because a process died."""
+        """Return received messages that have no run after `older_than`, because the process that received them died."""
         rows = await self._driver.fetch(self._sql["left"], {"before": time_text(self._clock() - older_than)})
         found = [(number, channel, _address(address)) for number, channel, address in rows]
         return [OrphanedMessage(*each, str(each[2][_MESSAGE])) for each in found if _MESSAGE in each[2]]
 
     async def end_without_run(self, *, older_than: timedelta) -> int:
-        """End answers that wait longer than `older_than` without a run; return their number."""
+        """End answers that have waited longer than `older_than`, but for which no run exists; return their number."""
         now = self._clock()
         parameters = {"now": time_text(now), "before": time_text(now - older_than)}
         return await self._execute("end_without_run", parameters)
@@ -290,12 +290,12 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return [_outgoing(row) for row in await self._driver.fetch(self._sql["entries"], parameters)]
 
     async def counts(self, *, open_only: bool = False) -> dict[tuple[str, OutboxStatus], int]:
-        """Return the number of messages by channel and status; with `open_only`, without ended messages."""
+        """Return the number of messages for each channel and status; with `open_only`, without ended messages."""
         rows = await self._driver.fetch(self._sql["open_counts" if open_only else "counts"], {})
         return {(channel, status): count for channel, status, count in rows}
 
     async def times(self) -> dict[str, tuple[datetime | None, datetime | None]]:
-        """Return for each channel the time of its oldest open answer and the time of a person's last message."""
+        """Return for each channel the times of its oldest open answer and of the last message that a person sent."""
         rows = await self._driver.fetch(self._sql["times"], {})
         return {channel: (time_of(oldest), time_of(heard)) for channel, oldest, heard in rows}
 

@@ -177,7 +177,7 @@ class PostgresDriver(Driver):
             await raw.execute("SET default_transaction_read_only = on")
 
     def _short_wait(self) -> Sequence[Statement]:
-        """Return the statement that limits lock waits to at most `GROUP_LOCK_SECONDS`."""
+        """Return the statement after which a transaction waits at most `GROUP_LOCK_SECONDS` for a lock."""
         return self._lock_timeout(min(GROUP_LOCK_SECONDS, self._lock_seconds or GROUP_LOCK_SECONDS))
 
     def _lock_timeout(self, seconds: float | None) -> Sequence[Statement]:

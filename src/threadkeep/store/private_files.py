@@ -32,7 +32,7 @@ def make_private_folder(folder: Path) -> None:
 
 
 def beside(database: Path) -> list[Path]:
-    """Return the paths of the files that SQLite creates next to a database."""
+    """Return the paths of the files that SQLite creates next to a database file, such as the WAL."""
     return [database.with_name(database.name + ending) for ending in ("-journal", "-wal", "-shm")]
 
 

@@ -244,7 +244,7 @@ class _Behind(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """The next messages of a session to index, up to a `seq`."""
+    """The messages of a session that one step indexes: the next ones, up to a `seq`."""
 
     session: _Behind
     upto: int

@@ -224,7 +224,7 @@ class TableTranscripts:
         return [message_of(row) for row in rows]
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark an answer, or its replacement, as delivered; return that message, or None if it is missing."""
+        """Mark an answer, or its newest replacement, as delivered to a caller; return it, or None if it is missing."""
         key: dict[str, object] = {"session_id": session_id, "id": message_id, "now": time_text(self._clock())}
         async with self._driver.writing() as connection:
             while not await connection.execute(self._sql["mark_told"], key):

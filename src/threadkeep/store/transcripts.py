@@ -276,7 +276,7 @@ class Transcripts(Protocol):
         """Return the complete answers to a question, in order; superseded ones only if the question is superseded."""
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark an answer, or the answer that superseded it, as delivered, and return it.
+        """Mark an answer, or the answer that superseded it, as delivered to a caller, and return it.
 
         Return None if no message has this id.
         """

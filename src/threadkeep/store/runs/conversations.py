@@ -69,7 +69,7 @@ class RunPositions(Tables, sql=("runs_order.sql",)):
         self._freed = asyncio.Event()
 
     async def has(self, run_id: str, conversation: str) -> bool:
-        """Return True if a run or one of its ancestors belongs to a conversation."""
+        """Return True if a run or one of its ancestors (parent runs) belongs to a conversation."""
         return await self._is("inside", parent_run_id=run_id, place=conversation)
 
     async def take(self, run_id: str, conversation: str) -> None:
@@ -126,7 +126,7 @@ INTERRUPTED = "interrupted_by_message"
 
 
 class OpenRun(NamedTuple):
-    """A queued or running run of a conversation."""
+    """A queued or running run of a conversation, with the columns by which `Policies` decides."""
 
     run_id: str
     workflow: str

@@ -32,7 +32,7 @@ from threadkeep.store.statements import ClockedTables
 
 @dataclass(frozen=True)
 class RunEnding:
-    """The end of a run; `asked` is the run as it was when its owner began executing it."""
+    """The data to store at the end of a run; `asked` is the run as it was when its owner began executing it."""
 
     status: RunEnd
     result: Mapping[str, Json] | None = None

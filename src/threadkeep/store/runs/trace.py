@@ -89,7 +89,7 @@ def stored_usage(packed: str | None) -> list[TokenUsage]:
 
 
 def added(usage: Iterable[TokenUsage]) -> list[TokenUsage]:
-    """Return the sum of the usage of each model."""
+    """Return one `TokenUsage` for each model: the sum of its usage."""
     sums: dict[str, TokenUsage] = {}
     for used in usage:
         before = sums.get(used.model)
@@ -120,7 +120,7 @@ class TraceGroup:
 
 @dataclass(frozen=True)
 class _Extent:
-    """The size of a stored trace, and whether it has reached its limits (`cut`)."""
+    """The size of a run's stored trace, and whether it has reached `TraceLimits` (`cut`)."""
 
     last_number: int
     characters: int
