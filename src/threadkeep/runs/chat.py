@@ -237,7 +237,7 @@ class Chat:
             return None
 
     async def _end_of(self, turn: ChatTurn, runs: RunService, submitted: Submitted) -> Run | Outcome:
-        """Wait until a run ends or waits for a person; return the run, or its outcome if the database is slow."""
+        """Wait until a run ends or waits for a person. Return the run or, if the database fails, only its outcome."""
         stream = submitted.stream
         ending = asyncio.create_task(runs.end_of(submitted.run_id, user_id=turn.request.user_id))
 

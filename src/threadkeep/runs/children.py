@@ -68,7 +68,7 @@ class RunChildren:
             data: dict[str, Json] = {"run_id": run_id, "workflow": workflow.name}
             parent.tracer.note("child_started", request.node_id, data)
             return run, self._worker.owned(run, workflow=workflow) if run.status == "running" else None
-        # If a child was cancelled while its parent waited for a person, only a retry of the parent runs it again.
+        # If a child was cancelled while its parent waited for a person, only a retry of the parent repeats the child.
         is_final = run.status == "done" or (run.status == "cancelled" and parent.run.resumed)
         if run.over and not is_final:
             budget = run.budget

@@ -214,7 +214,7 @@ class RunEndings:
         return True
 
     async def set_aside(self, run: Run, owner: str) -> Outcome:
-        """End a run that used up its attempts, and its turn. The run is set aside: only a person can retry it."""
+        """End a run that used up its attempts, and end its turn. The run is set aside: only a person can retry it."""
         outcome = Outcome("failed", error="GaveUp", set_aside=True)
         await self._end_turn(run)
         await self._runs.finish(run.run_id, owner, "failed", error=outcome.error, set_aside=True)

@@ -1,4 +1,4 @@
-"""Unrecorded runs, which answer messages while the database is down."""
+"""Runs that answer messages while the database is down, and that are therefore not recorded in it."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class RunServiceOptions:
 
     @property
     def owner_check_seconds(self) -> float:
-        """Seconds between two checks whether owners of runs are dead."""
+        """Seconds between two checks for dead processes that own runs."""
         return min(2.0, self.engine.dead_seconds / 4) if self.reap_seconds is None else self.reap_seconds
 
 

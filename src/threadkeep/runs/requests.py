@@ -1,4 +1,4 @@
-"""Requests for runs: the form that callers make, the form that runs store, and the input of graphs."""
+"""Requests to run a workflow, the values of a request that are stored, and the input of the workflow's graph."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def order_keys(
 
 
 async def sessions_known(workflow: Workflow, run: Run, memory: Memory, store: BaseStore | None) -> list[Session]:
-    """Return the agents' own conversations that store the run's question, if its request determines their keys."""
+    """Return the conversations in the graph store that get the run's question, if its request determines their keys."""
     keeping = [node for node in workflow.known_conversations if isinstance(node, AgentNode)]
     if store is None or not keeping:
         return []
@@ -183,7 +183,7 @@ async def sessions_reached(run: Run, memory: Memory, store: BaseStore | None) ->
 def _keys(
     nodes: Iterable[ConversationFields], state: WorkflowState, values: Mapping[str, Any], trigger: RunTrigger
 ) -> list[tuple[GraphLayout, str]]:
-    """Return the layout and the key of each conversation that the nodes store; leave out nodes without a key."""
+    """Return the `GraphLayout` and key of each conversation that the nodes store; leave out nodes without a key."""
     scope = key_scope(state, values["session_id"], {"configurable": dict(values)})
     found = [(node.layout, node.resolve(scope, by_hand=trigger in BY_HAND).key) for node in nodes]
     return list(dict.fromkeys((layout, key) for layout, key in found if key is not None))

@@ -211,7 +211,7 @@ class RunService(RunIntake):
         return any(active.run.session_id == session_id for active in self._worker.active.values())
 
     async def ready(self) -> None:
-        """Prepare the engine, so that the first run does not wait for it.
+        """Prepare the run engine, so that the first run does not wait for it.
 
         Raises:
             StoreClosed: the service accepts no more runs.
@@ -255,7 +255,7 @@ async def open_runs(
         in_flight: the messages that this process's chat is answering with unrecorded runs.
 
     Raises:
-        InvalidInput: the extra `engine` is not installed, or this process has a launched dbos already.
+        InvalidInput: the extra `engine` is not installed, or this process has already launched the library dbos.
         StoreUnavailable: the database does not answer.
     """
     options, in_flight = options or RunServiceOptions(), in_flight or InFlightMessages()

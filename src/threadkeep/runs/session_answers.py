@@ -69,7 +69,7 @@ async def with_unanswered(memory: Memory, run: Run) -> Run:
 
 
 async def stored_answer_of(memory: Memory, run: Run) -> Mapping[str, Json] | None:
-    """Return the stored answer to a run's newest message as a result, if it is complete."""
+    """Return the stored answer to a run's newest message, in the form of a result; None unless it is complete."""
     message_id = run.inputs[-1].message_id if run.inputs else None
     answer = None if message_id is None else await _answer(memory, run, message_id)
     return None if answer is None or answer.status != "complete" else result_of_answer(answer)

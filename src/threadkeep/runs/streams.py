@@ -172,7 +172,7 @@ class InFlightMessages:
         return bool(run.inputs) and {(run.session_id, one.message_id) for one in run.inputs} <= self._answered.keys()
 
     async def wait_for(self, run: Run) -> None:
-        """Wait for the unrecorded runs that are answering messages of this run."""
+        """Wait until no unrecorded run is answering a message that `run` must answer, too."""
         for one in run.inputs:
             while ends := self._ends.get((run.session_id, one.message_id)):
                 await ends[0].wait()

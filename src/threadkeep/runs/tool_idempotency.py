@@ -49,9 +49,9 @@ class RecordedTools(AgentMiddleware[AgentState[Any], Any, Any]):
     """A middleware for tools that must not run twice: it executes each call at most once in a run, across processes.
 
     If a call was started but its outcome is unknown, a person is asked, who replies `again`, `skip`, or the result.
-    `keep` stores the progress of a run, so that a process that resumes the run makes the same call. `holds` returns
-    True if this process certainly still owns a run. If it is False for half a minute, the call raises
-    `StoreUnavailable` before the tool runs.
+    Both callbacks get a run's id. `keep` stores the run's checkpoints, so that a process that resumes it makes the same
+    tool call. `holds` returns True if this process certainly still owns the run. If it returns False for half a minute,
+    `StoreUnavailable` is raised before the tool runs.
     """
 
     def __init__(

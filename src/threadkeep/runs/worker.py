@@ -369,7 +369,7 @@ class Worker:
     async def _clear_up(
         self, run: Run, outcome: Outcome, *, unstored: bool = False, has_following: bool = True
     ) -> None:
-        """Start the runs that waited for this run; if it is done, remove its checkpoints."""
+        """Start the runs that waited for `run`; if the outcome is `done`, remove the checkpoints of `run`."""
         # Catch all errors, because the run must not be retried. Maintenance does the missing work.
         with ErrorBoundary(lambda error: self.report(type(error).__name__, "clearing_up")):
             if has_following:

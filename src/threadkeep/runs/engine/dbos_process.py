@@ -38,7 +38,7 @@ def run_of(attempt_id: str) -> str:
 _ACTIVE = ("PENDING", "ENQUEUED", "DELAYED")
 _OVER = ("SUCCESS", "ERROR", "CANCELLED")
 
-# Increase this if the arguments of `_execute` change, because dbos gives attempts only to the same version.
+# Increase this if the arguments of `_execute` change: dbos gives attempts only to processes of the same version.
 _VERSION = "2"
 _APPLICATION = "threadkeep"
 _QUEUE = "threadkeep-runs"

@@ -102,9 +102,9 @@ class Engine(Protocol):
 class EngineOptions:
     """Options of an engine. Times are in seconds.
 
-    If `works` is true, the process executes enqueued runs: at most `concurrency` at a time, plus one `alone` run. Runs
-    that were begun with `start` are not counted. On PostgreSQL a process without a heartbeat for `dead_seconds` is
-    declared dead. On SQLite the operating system shows at once that a process has died.
+    If `works` is true, the process executes enqueued runs: at most `concurrency` at a time, plus one that was
+    enqueued with `alone=True`. Runs that were begun with `start` are not counted. On PostgreSQL a process without a
+    heartbeat for `dead_seconds` is declared dead. On SQLite the operating system shows at once that a process died.
     """
 
     works: bool = True
@@ -164,7 +164,7 @@ class RunTasks:
         return self._stops.get(run_id)
 
     def has(self, run_id: str) -> bool:
-        """Return whether this process executes a run that it has not lost."""
+        """Return True if this process executes the run and has not stopped it because another process may own it."""
         return run_id in self._tasks and self._stops.get(run_id) != "lost"
 
     async def stop_all(self, stop: Stop, *, after_seconds: float) -> bool:

@@ -24,7 +24,7 @@ async def open_engine(
         troubled: a callback that gets the class names of errors that do not stop the engine.
 
     Raises:
-        InvalidInput: the extra `engine` is not installed, or this process has a launched dbos already.
+        InvalidInput: the extra `engine` is not installed, or this process has already launched the library dbos.
         StoreUnavailable: the database does not answer.
     """
     options = options or EngineOptions()
@@ -52,7 +52,7 @@ async def enqueue_runs(address: DatabaseAddress, run_ids: Iterable[str]) -> None
     """Enqueue runs of a database for its workers, from a process that is not a worker.
 
     Raises:
-        InvalidInput: the extra `engine` is not installed, or this process has a launched dbos already.
+        InvalidInput: the extra `engine` is not installed, or this process has already launched the library dbos.
         StoreUnavailable: the database does not answer.
     """
 
