@@ -116,11 +116,11 @@ class Workflow:
 
     @cached_property
     def keeps_each_step(self) -> bool:
-        """True if each step must be stored before the next: it is unknown what some node does if it is repeated."""
+        """True if each step must be stored before the next: a second execution of some node may repeat its actions."""
         return len(self._known) < len(self.builder.nodes)
 
     def is_stored_in_background(self, namespace: str) -> bool:
-        """Return True if the checkpoints of a namespace may be stored during the next step.
+        """Return True if the checkpoints of a LangGraph namespace may be stored during the next step.
 
         Before a tool that must not run twice, `threadkeep.runs.tool_idempotency` stores all progress.
         """

@@ -87,7 +87,7 @@ def explain_key(workflow: Workflow, payload: Mapping[str, Json], *, by_hand: boo
     """Return the key that each agent derives from a payload for its conversation, without using the database.
 
     A payload with any of `inputs`, `results`, `node_outputs`, `configurable` and `user_context` is used as it is. Any
-    other payload becomes `inputs`. The key templates may use `thread_id` only if a person starts the run (`by_hand`).
+    other one is the value of `inputs`. Key templates may use `thread_id` only if a person starts the run (`by_hand`).
     """
     if not isinstance(payload, Mapping):
         raise InvalidInput("A payload must be a JSON object; wrap the data of the channel in one.")
@@ -198,7 +198,7 @@ def _drawn_edge(edge: DrawableEdge, ids: Mapping[str, str]) -> DrawableEdge:
 
 
 def _id_of(name: str, number: int) -> str:
-    """Return the Mermaid id of a node: its name, or an id with its number."""
+    """Return the Mermaid id of a node: its name if Mermaid can read it, or else an id made of `number`."""
     plain = _PLAIN_ID.fullmatch(name) and name.partition("-")[0].lower() not in _WORDS
     return name if plain else f"_node{number}"
 

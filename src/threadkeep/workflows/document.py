@@ -115,7 +115,7 @@ class BuildCandidateEntry(BuildCandidateNode, Continuing):
 
 
 class IdentifyUserEntry(IdentifyUserNode, Continuing):
-    """A node that finds the person of the run, with known facts and the last episodes."""
+    """A node that finds the person behind the run's user id, with known facts and the last episodes."""
 
     kind: Literal["identify_user"]
 
@@ -246,7 +246,7 @@ def document_of(source: YamlSource) -> WorkflowDocument:
 
 
 def in_order(problems: Iterable[WorkflowProblem]) -> list[WorkflowProblem]:
-    """Return problems in the order of the file."""
+    """Return problems in the order of their positions in the file."""
     return sorted(problems, key=lambda one: (one.line or 0, one.column or 0))
 
 

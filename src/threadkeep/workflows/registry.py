@@ -283,7 +283,7 @@ class InProcessChildren:
 
 
 def child_state(given: Mapping[str, Json]) -> Any:
-    """Return the initial state of a child: the inputs, and its question from the value `text`."""
+    """Return the initial state of a child workflow from its input `given`, in which `text` is the question."""
     text = given.get("text")
     return initial_state(
         text if isinstance(text, str) else "", inputs=given, user_context=map_of(given, "user_context")

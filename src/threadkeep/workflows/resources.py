@@ -102,7 +102,7 @@ class Children(Protocol):
 
 @dataclass(frozen=True)
 class Resources:
-    """The resources for the nodes of a run.
+    """The objects that the nodes of a run may use, such as the memory and the chat models.
 
     model: returns the chat model with a name; for None, the service's own model.
     turn_options: the default options of turns.
@@ -140,7 +140,7 @@ class RunContext:
 
     @property
     def by_hand(self) -> bool:
-        """True if a person started the run, so that keys may use its `thread_id`."""
+        """True if a person started the run; key templates may then use its `thread_id`."""
         return self.trigger in BY_HAND
 
 

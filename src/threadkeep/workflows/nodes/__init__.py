@@ -1,4 +1,4 @@
-"""The nodes of workflows. A node is a record of its options that LangGraph can call."""
+"""The nodes of workflows. A node is a pydantic model of its options; LangGraph calls it like a function."""
 
 from threadkeep.workflows.nodes.agent import AgentNode
 from threadkeep.workflows.nodes.base import Node, NodeKind

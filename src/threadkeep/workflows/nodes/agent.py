@@ -132,7 +132,7 @@ class AgentNode(SpeakingNode, HistoryFields):
         return options if self.tool_memory is None else replace(options, tool_memory=self.tool_memory)
 
     async def conversation(self, step: Step, state: WorkflowState) -> Conversation:
-        """Return the conversation of the node: in the session, in the graph's store, or unstored."""
+        """Return the conversation that the agent continues: the session, one in the graph's store, or one unstored."""
         if self.input is not None:
             return run_conversation(step)
         if not self.use_graph_chat_history:

@@ -1,4 +1,4 @@
-"""The base class of nodes, the call of a node in a run (`Step`), and import strings."""
+"""The base class of nodes, the call of a node in a run (`Step`), and the import of objects by name."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class Step:
 
 
 class Node(BaseModel):
-    """A node of a workflow: a frozen record of its options, without data of runs.
+    """A node of a workflow: a frozen pydantic model of its options, without data of runs.
 
     Add it to any graph whose state is a `WorkflowState`: `builder.add_node("answer", AgentNode(...))`.
     """

@@ -49,7 +49,7 @@ type Namespace = Annotated[tuple[str, ...], Field(min_length=1, max_length=8), _
 
 
 class ConversationFields(BaseModel):
-    """The location of a conversation in the graph's store, which a node can use instead of the run's session."""
+    """The options for a conversation in the graph's store, which a node can use instead of the run's session."""
 
     use_graph_chat_history: bool = Field(False, description="True to read and store turns in the graph's store.")
     history_namespace: Namespace = Field(("agent_chat_history",), description="The namespace of conversations.")
@@ -76,7 +76,7 @@ class ConversationFields(BaseModel):
         )
 
     def channel_in(self, state: WorkflowState) -> Channel:
-        """Return the channel of the first key template that has values in this run, or `other`."""
+        """Return the channel, such as `telegram`, of the first key candidate with values in this run, or `other`."""
         results = state.get("results") or {}
         for candidate in self.history_key_candidates:
             if not isinstance(candidate, str):
@@ -106,7 +106,7 @@ class ConversationFields(BaseModel):
 
 
 class HistoryFields(ConversationFields):
-    """The location of an agent's history, and the message that resets the conversation."""
+    """The options for an agent's conversation in the graph's store, and the message that resets the conversation."""
 
     reset_command: Annotated[str, Field(min_length=1), AfterValidator(_command)] | None = Field(
         None, description="The message that resets the conversation; it is not stored."

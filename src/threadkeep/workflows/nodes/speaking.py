@@ -119,7 +119,7 @@ class SpeakingNode(AskingNode):
         return self
 
     def compression_in(self, step: Step) -> Compression | None:
-        """Return the compression options for this node's model calls."""
+        """Return the options of the summaries that replace older messages in this node's model calls, or None."""
         given = step.context.resources.turn_options.compression
         if self.compression is None:
             return given
