@@ -64,7 +64,7 @@ class ReadingGuarantees(TranscriptSource):
             assert await transcripts.delete("room:1") is False
 
     async def test_what_was_stored_is_read_at_once(self) -> None:
-        """A read that starts after an append has ended includes its turn."""
+        """A read that starts after an append has ended includes the appended turn."""
         async with self.open_transcripts() as transcripts:
             for number in range(1, 21):
                 await transcripts.append(turn(user(f"{number}")))

@@ -98,7 +98,7 @@ class SessionGuarantees(TranscriptSource):
             assert found == ["e", "d", "c", "b", "a"]
 
     async def test_a_conversation_of_an_agent_is_deleted_with_its_session(self) -> None:
-        """An agent's own conversation is deleted even if only its first turn names the session."""
+        """An agent's separate conversation is deleted even if only its first turn names the session."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi"), session="a"))
             own = replace(turn(user("find it"), session="own:1"), parent=("a", "searcher"))

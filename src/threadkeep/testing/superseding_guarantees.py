@@ -81,7 +81,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert info.revision > seen.revision
 
     async def test_a_turn_is_not_stored_instead_of_messages_that_were_not_seen(self) -> None:
-        """A turn is rejected if the session has changed, is missing, or is another user's."""
+        """A turn is rejected if the session has changed since the caller read it, is missing, or is another user's."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("q1", "q1"), assistant("a1", "a1"), user_id="u1"))
             seen = await info_of(transcripts)
