@@ -47,7 +47,7 @@ _PINNED: Final[tuple[Section, ...]] = ("system", "summary")
 
 
 class Assembler:
-    """The builder of the messages sent in a turn's model calls. `kept`: the window that an earlier turn has cached."""
+    """The builder of the messages sent in a turn's model calls. `kept`: the history that an earlier turn has cached."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Assembler:
     def _assembled(
         self, draft: Draft, head: list[_Sent], tail: list[_Sent], stable: int, texts: Mapping[str, str]
     ) -> Assembled:
-        """Return the messages to send: `head`, cached ones, `tail`. Later calls repeat `tail` up to index `stable`."""
+        """Return a call's messages: `head`, cached ones, `tail`. Later calls repeat all those before `tail[stable]`."""
         count = draft.window
         messages = [*[each[0] for each in head], *self.window.messages[:count], *[each[0] for each in tail]]
         entries = (*[each[1] for each in head], *self.window.entries[:count], *[each[1] for each in tail])

@@ -98,7 +98,7 @@ def media_type(mime_type: object) -> str:
 
 
 def media_mark(blocks: Sequence[object], fate: str = "") -> str:
-    """Return the marks that replace blocks, one for each kind: `[image] [2 files]`. Each mark ends with `fate`."""
+    """Return the marks that replace blocks, one for each kind: `[image] [2 files]`. `fate` is the end of each mark."""
     names = Counter(media_name(block) for block in blocks)
     return " ".join(f"[{name if n == 1 else f'{n} {name}s'}{fate}]" for name, n in names.items())
 

@@ -168,7 +168,7 @@ class TurnHooks:
                 # Forget the question: if the run fails after this, its retry must not get this stored answer.
                 run.asked.pop(part.root.session_id, None)
         finally:
-            # Release a nested agent's session. Other agents hold it until the run ends: middleware may call the model.
+            # A nested agent frees the session here, other agents at the run's end: middleware may still call the model.
             if part.key[1] or root_callbacks.call is None:
                 part.root.release_session()
         if winner is None or winner.id == answer.id:

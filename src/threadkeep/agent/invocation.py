@@ -32,7 +32,7 @@ type CallKey = tuple[int, str, int]
 def session_for(
     memory: Memory, options: TurnOptions, config: RunnableConfig, runtime: Runtime[Any] | None = None
 ) -> Session:
-    """Return the session that the options' functions, the run's config or the run's context name.
+    """Return the session whose id the options' functions, the run's config or the run's context contain.
 
     By default, `runtime` is the runtime of the current graph.
 

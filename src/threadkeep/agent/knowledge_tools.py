@@ -38,7 +38,7 @@ from threadkeep.records.knowledge import SCOPE_KINDS, Evidence, FactKind, Scope,
 def memory_tool[M: history.Memory, H](
     tools: OnLoop[M, H], verb: Callable[[H], Callable[..., Coroutine[Any, Any, str]]]
 ) -> BaseTool:
-    """Return a tool that calls a method on the memory's loop. It has the method's name, arguments and docstring."""
+    """Return a tool that calls a method on the memory's event loop, with the method's name, arguments and docstring."""
     described = verb(tools.made[0])
 
     @functools.wraps(described)
@@ -70,7 +70,7 @@ def check_scopes(kinds: Sequence[ScopeKind]) -> None:
 
 
 class OwnScopes(NamedTuple):
-    """The owners of facts in a run, as scopes (session, workspace, user), and an error for each with an invalid id."""
+    """The scopes of facts in a run (its session, workspace, user), and an error for each that has an invalid id."""
 
     usable: dict[ScopeKind, Scope]
     refused: dict[ScopeKind, InvalidInput]
@@ -91,7 +91,7 @@ def scopes_of(
 
 
 class RunScopes:
-    """A finder of the scopes of a run: the run's session, workspace and user.
+    """A finder of the scopes of the facts that a run may use: the run's session, workspace and user.
 
     A run without a user has no user scope. For a run that names no workspace, `workspace` is used, or the workspace of
     the memory's Graphiti options.

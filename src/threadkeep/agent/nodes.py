@@ -230,7 +230,7 @@ def session_turn(
     config: RunnableConfig | None = None,
     options: TurnOptions | None = None,
 ) -> TurnBlock:
-    """Return a block for a turn around a model call, in any node or function.
+    """Return a context manager for a turn around a model call, in any node or function.
 
     ::
 

@@ -172,7 +172,7 @@ class TurnContext:
         return assembler
 
     def report(self, reply: AIMessage | None) -> None:
-        """Add the provider's reported usage to the last call's manifest, and correct the token counter.
+        """Add the provider's reported usage to the last call's record (manifest), and correct the token counter.
 
         Usually, the manifest is stored with the answer. If the call gives no answer, or if a workflow run executes the
         turn, the manifest is queued now.
@@ -426,7 +426,7 @@ def _is_step(before: BaseMessage, message: BaseMessage) -> bool:
 
 
 def _window_room(sent: Assembled, draft: Draft, measure: CallMeasure, options: TurnOptions) -> WindowRoom:
-    """Return the tokens that a call leaves for the window: the budget without system message, summaries and extras."""
+    """Return the tokens that a call leaves for history: the budget without system message, summaries and extras."""
     taken = 0
     for entry in sent.entries:
         if entry.section not in ("system", "summary"):

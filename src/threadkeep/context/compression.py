@@ -127,7 +127,7 @@ def reaches(extent: Extent, trigger: Size, budget: int) -> bool:
 
 
 def is_worth_it(extent: Extent, trigger: Size, budget: int) -> bool:
-    """Return True if a range is long enough to be summarised: at least an eighth of `trigger`.
+    """Return True if a range of messages is long enough to be summarised: at least an eighth of `trigger`.
 
     Without this rule, a session whose newest messages alone exceed the trigger would be compressed in every turn.
     """

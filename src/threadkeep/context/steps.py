@@ -1,4 +1,4 @@
-"""Division of the budget among the steps of a turn (tool calls with their results).
+"""Division of a model call's token budget among the steps of a turn (tool calls with their results).
 
 A model would repeat a step whose result is missing, so an older step is cut before it is excluded. Each call computes
 the shares from the turn's first step on, so that a cut stays the same in later calls. If one more step does not fit,
@@ -53,7 +53,7 @@ def level_of(step: Step, room: int) -> int:
 
 
 def shares(parts: Sequence[Step], steps: Sequence[Step], room: int) -> list[int | None]:
-    """Return the number of tokens for each part and then for each step; None for an excluded part or step.
+    """Return the number of tokens for each message of a question (`parts`), then for each step; None if excluded.
 
     Args:
         parts: the question's messages except the last one, oldest first. They are cut only after the older steps.

@@ -116,7 +116,7 @@ def _positive(value: object) -> int | None:
 
 
 LEAST_FACTOR, GREATEST_FACTOR = 0.5, 3.0
-"""The bounds of the learned factor of an estimate."""
+"""The bounds of the factor by which a model's estimates are multiplied, as learned from the provider's counts."""
 
 GREATEST_OF_OTHER = 8.0
 """The upper bound of the factor for scripts other than Latin. Only models of an unknown family have this factor."""
@@ -132,7 +132,7 @@ _WEIGHT_OF_SCRIPTS = 0.5  # a new report always has this weight, because the sha
 
 @dataclass(frozen=True, slots=True)
 class TokenFactor:
-    """The factor by which a model's estimates are multiplied.
+    """The factor by which a model's token estimates are multiplied, as learned from the provider's counts.
 
     A model of an unknown family has a second factor, `other`, for scripts other than Latin. Then `value` applies to
     Latin letters, digits, punctuation and code.
@@ -150,7 +150,7 @@ class TokenFactor:
 
     @property
     def is_at_limit(self) -> bool:
-        """True if one of the factors has reached one of its bounds."""
+        """True if `value` or `other` has reached its upper or lower bound."""
         within = LEAST_FACTOR < self.value < GREATEST_FACTOR
         return not (within and (self.other is None or LEAST_FACTOR < self.other < GREATEST_OF_OTHER))
 
@@ -399,7 +399,7 @@ class RememberedCounts:
 
 
 def plain_counter(counter: TokenCounter) -> TokenCounter:
-    """Return the counter without its cache and its learned factor."""
+    """Return the counter without its cache, and without the factor that was learned for a model."""
     while isinstance(counter, ScaledCounter | RememberingCounter):
         counter = counter.counter
     return counter

@@ -41,7 +41,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Anchor:
-    """The message at which history begins, and how far this beginning moves if history does not fit.
+    """The message at which history (earlier turns) begins, and how far this beginning moves if history does not fit.
 
     begin: the index of this message; the messages before it are excluded.
     set: True if an earlier model call has set the anchor.
@@ -302,7 +302,7 @@ class _Planner:
     def _newest(
         self, history: Sequence[list[int]], room: int, places: int | None
     ) -> tuple[Sequence[list[int]], Reason | None]:
-        """Return the newest groups that fit, and `over_budget` if the tokens ran out."""
+        """Return the newest groups of `history` that fit, and `over_budget` if the tokens ran out."""
         number = len(history)
         while number:
             unit = history[number - 1]
@@ -317,7 +317,7 @@ class _Planner:
         return history, None
 
     def _place(self, unit: Sequence[int], tokens: int) -> None:
-        """Add a group of messages to the plan. If it exceeds `tokens`, cut its largest messages to the same size."""
+        """Add messages that belong together to the plan. If they exceed `tokens`, cut the largest to the same size."""
         sizes = [self._measure(index) for index in unit]
         level = level_of(sizes, tokens) if whole_of(sizes) > tokens else tokens
         for index, size in zip(unit, sizes, strict=True):

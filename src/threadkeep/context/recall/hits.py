@@ -96,7 +96,7 @@ class TurnColumns:
 
     @classmethod
     def load(cls, state: Packed) -> Self:
-        """Restore the columns from a stored state."""
+        """Restore the columns from the stored copies that `dump` has yielded."""
         found, values, arrays = cls(), state.values, state.arrays
         found.ids = values["ids"]
         found.speakers = {speaker: number for number, speaker in enumerate(values["speakers"])}
@@ -125,7 +125,7 @@ _BEST_POSITIONS = 24
 
 
 class Coverage(dict[int, float]):
-    """A cache of the share of the query (0 to 1) that a set of sources covers. A key has one bit for each source.
+    """A cache of how much of the query (0 to 1) a set of sources covers. A key has one bit for each source.
 
     A source is a term of the query, or a substitute for a term. If a set has several sources for one term, only the
     best counts, which has the lowest bit.
@@ -157,7 +157,7 @@ class Coverage(dict[int, float]):
 
 
 class Hits:
-    """The positions at which terms of a query or their substitutes occur.
+    """The positions of the turns that contain terms of a query or substitutes, such as synonyms.
 
     masks: maps a position to the bits of the sources (see `Coverage`) that occur there.
     scores: maps a position to its BM25 score. Multiplied by `scale`, the scores of different queries are comparable.
@@ -236,7 +236,7 @@ _BEST_TURNS = 3
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The parameters of `Matching` that the index computes for a query.
+    """The values that the index computes for a query, so that `Matching` can score turns.
 
     dates: maps each episode near the days that the query names to two numbers (see `RecallIndex._dates`).
     certain: positions that are always scored: turns near these days, and turns with a similar embedding.

@@ -163,7 +163,7 @@ class RecallIndex:
 
     @classmethod
     def load(cls, state: Packed) -> Self:
-        """Restore an index from a stored state."""
+        """Restore an index from the stored copies that `dump` has yielded."""
         found, values = cls(), state.values
         found._postings, found._columns = Postings.load(state), TurnColumns.load(state)
         found._by_id = {turn_id: position for position, turn_id in enumerate(found._columns.ids) if turn_id}

@@ -30,7 +30,7 @@ class Packed(NamedTuple):
 
 
 def pack(states: Iterable[Packed]) -> bytes:
-    """Join states into one and return its bytes. Arrays with the same name are joined."""
+    """Join parts of a state into one, and return its bytes. Arrays with the same name are joined."""
     arrays: dict[str, array[Any]] = {}
     values: dict[str, Any] = {}
     for state in states:
@@ -73,7 +73,7 @@ def divided(whole: array[Any], lengths: Sequence[int]) -> Iterator[array[Any]]:
 
 @cache
 def analysis_version() -> str:
-    """Return the version of the analysis of texts for the index.
+    """Return the version of the code and data that split texts into index terms.
 
     It changes with this package and its lists, with the stemmer, and with Python's Unicode data.
     """

@@ -29,7 +29,7 @@ _REACH = 2
 
 
 class Postings:
-    """The positions of turns by their terms and topics. Terms are also found by prefix or spelling.
+    """An index of turns: their positions by terms and topics. Terms are also found by prefix or spelling.
 
     Positions and weights are in arrays, because lists take five times the memory. `size` is the approximate memory of
     the terms in bytes.
@@ -124,7 +124,7 @@ class Postings:
 
     @classmethod
     def load(cls, state: Packed) -> Self:
-        """Restore posting lists from a stored state."""
+        """Restore posting lists from the stored copies that `dump` has yielded."""
         found, values, arrays = cls(), state.values, state.arrays
         found._turns = values["turns"]
         if values["terms"]:
