@@ -54,7 +54,7 @@ class App:
     channels: ChannelService | None = None
 
     async def end_turns(self, seconds: float) -> None:
-        """Accept no more turns, and let running ones finish within `seconds`."""
+        """Accept no more messages and runs, and let those in progress finish within `seconds`."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         await self.chat.close(seconds)

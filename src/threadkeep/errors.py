@@ -304,7 +304,7 @@ class RunFailed(ThreadkeepError):
 
 
 class RunWaits(ThreadkeepError):
-    """A workflow that waits for a person's reply; the run resumes with that reply."""
+    """A workflow's run waits for a person's reply, so there is no answer yet. The run resumes with that reply."""
 
     def __init__(self, run_id: str) -> None:
         super().__init__(

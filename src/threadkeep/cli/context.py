@@ -236,7 +236,7 @@ class CallChoice:
 
 
 def _key_of(call: StoredManifest) -> object:
-    """Return the graph store's key of the conversation that a call belongs to, or None if it belongs to a session."""
+    """Return the key of the call's conversation if a graph store contains it, or None if it is a session in tables."""
     conversation = call.manifest.get("conversation")
     return conversation.get("key") if isinstance(conversation, dict) else None
 

@@ -228,7 +228,7 @@ def restore_database(
 
 @contextmanager
 def _pages(title: str) -> Iterator[Report]:
-    """Show the progress of copying a SQLite database, in pages."""
+    """Show the progress of copying a SQLite database, counted in its pages."""
     with terminal.progress(title, None) as reach:
         yield lambda done, total: reach(done, f"{done:,} of {total:,} pages")
 

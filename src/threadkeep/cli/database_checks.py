@@ -217,7 +217,7 @@ def _rights(missing: Sequence[MissingRights], condition: Condition) -> list[Find
 def _holding(
     address: DatabaseAddress, holders: Sequence[LockHolder], *, hidden: Mapping[str, str] | None = None
 ) -> list[Finding]:
-    """Return a finding about connections whose locks may block others. `hidden` has the count of other roles' ones."""
+    """Return a finding about locks that may block others. `hidden` has the number of connections of other roles."""
     if address.path is not None:
         holders = lock_holders(address.path)
     busy = [holder for holder in holders if holder.doing != "open"]
@@ -394,7 +394,7 @@ class _Conversations:
     complete: bool = False
 
     async def read(self, reader: ConversationReader) -> None:
-        """Read all conversations of a reader, and count their lost messages."""
+        """Read all conversations that `reader` finds, and count their lost messages."""
         try:
             async for conversation in reader.all():
                 self.count += 1

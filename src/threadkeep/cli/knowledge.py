@@ -128,7 +128,7 @@ async def promote_fact(
     user: OfUser = None,
     key: Annotated[str | None, typer.Option(help="The key of the fact; by default derived from its words.")] = None,
 ) -> None:
-    """Store a fact in the database, and send it to Graphiti if that is allowed."""
+    """Store a fact in the database, and queue it for Graphiti if a person's consent covers it."""
     from threadkeep.knowledge.graphiti.views import PromotedView
     from threadkeep.knowledge.promotion import Promotion
 
@@ -196,7 +196,7 @@ async def list_deliveries(
     after: Annotated[int, typer.Option(min=0, help="Only numbers after this one.")] = 0,
     limit: Limit = 50,
 ) -> None:
-    """List deliveries to Graphiti, retry dead ones, or drop some permanently."""
+    """List messages to Graphiti, retry dead ones (which are no longer sent), or drop some permanently."""
     wanted = one_of("--status", status, DELIVERY_STATUSES)
     if action not in ("list", "retry", "drop"):
         raise WrongUse("The action must be list, retry or drop.")

@@ -265,7 +265,7 @@ async def _change(run_id: str, user: str | None, change: Change, *, wait: bool) 
 
 
 async def _waits_for_others(run_id: str) -> bool:
-    """Return True if a run must wait for other queued or running turns of its session or its agents' conversations."""
+    """Return True if a run must wait for other queued or running turns, of its session or its agents' conversations."""
     async with opened_memory() as memory:
         found = await memory.runs.run(run_id)
         return found is not None and await memory.runs.order.has_concurrent_runs(found.root_run_id)

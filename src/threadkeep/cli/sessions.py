@@ -212,7 +212,7 @@ def _name_damaged(session_ids: Sequence[str]) -> None:
 
 
 def _around(content: str, query: str) -> str:
-    """Return the part of a message around the first word of the search query."""
+    """Return an excerpt of a message: the text around the first word of the search query."""
     position = content.lower().find(query.lower().split()[0]) if query.split() else 0
     start = max(position - _WORDS // 2, 0)
     return ("…" if start else "") + first_words(content[start:], 2 * _WORDS)
@@ -224,7 +224,7 @@ async def take_back_messages(
     number: Annotated[int, typer.Option("-n", min=1, max=10_000, help="The number of newest messages.")] = 1,
     user: UserId = None,
 ) -> None:
-    """Take back the newest messages of a session. They stay in its history, but are no longer active."""
+    """Take back the newest messages of a session. They stay in its history, but the model no longer gets them."""
     async with opened_session(session, user) as (handle, _):
         taken = await handle.take_back(number)
     if terminal.as_json:
@@ -243,7 +243,7 @@ async def edit_message(
     new_id: Annotated[str | None, typer.Option(metavar="ID", help="The id of the new version.")] = None,
     user: UserId = None,
 ) -> None:
-    """Replace a message with a new version. Later messages stay in the history, but are no longer active."""
+    """Replace a message with a new version. Later messages stay in the history, but the model no longer gets them."""
     async with opened_session(session, user) as (handle, _):
         edited = await handle.edit(await _id_of(handle, message), text, new_id=new_id)
     terminal.result(
@@ -285,7 +285,7 @@ async def regenerate_answer(
     ] = None,
     user: UserId = None,
 ) -> None:
-    """Answer a question again. Later messages stay in the history, but are no longer active."""
+    """Answer a question again. Later messages stay in the history, but the model no longer gets them."""
     if run_id is not None and message is not None:
         raise WrongUse("Name the run or the message, not both.")
     settings = command_settings()

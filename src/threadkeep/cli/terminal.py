@@ -63,7 +63,7 @@ class NotDone(Exception):
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check. Unless the level is `ok`, `cure` says how to fix the problem."""
+    """The result of one check of `threadkeep doctor`. Unless the level is `ok`, `cure` says how to fix the problem."""
 
     check: str
     level: Level

@@ -140,7 +140,7 @@ class FieldProblem(BaseModel):
 
     @property
     def sentence(self) -> str:
-        """The location and the fault."""
+        """The location and the fault in one sentence."""
         return f"{self.pointer or self.parameter or 'body'}: {self.detail.removesuffix('.')}."
 
 
@@ -185,7 +185,7 @@ class ProblemRaised(Exception):
 
 
 def make_problem(status: int, kind: str, detail: str) -> Problem:
-    """Return a problem of a kind such as `session-not-found`."""
+    """Return a problem document whose `type` ends with `kind`, such as `session-not-found`."""
     title = kind.replace("-", " ").capitalize().replace("Api ", "API ")
     return Problem(type=f"urn:threadkeep:{kind}", title=title, status=status, detail=detail)
 

@@ -76,7 +76,7 @@ class StreamParts(ABC):
         self._has_spoken = False
 
     async def of(self, event: ChatEvent | None, turn: ChatTurn) -> AsyncIterator[bytes]:
-        """Yield the parts for an event of the turn. For None (no event for a while), yield a comment."""
+        """Yield the server-sent events for an event of the turn. For None (no event for a while), yield a comment."""
         if event is None:
             yield HEARTBEAT
             return
@@ -112,7 +112,7 @@ class StreamParts(ABC):
             yield from self._closed(named)
 
     def broken(self, problem: Problem) -> Iterator[bytes]:
-        """Yield the parts that end the unfinished messages, report the problem and end the stream."""
+        """Yield the server-sent events that end the unfinished messages, report the problem and end the stream."""
         yield from self._closed(*self._open)
         yield from self.failed(problem)
 
@@ -123,27 +123,27 @@ class StreamParts(ABC):
 
     @abstractmethod
     def started(self, event: ChatStarted) -> Iterator[bytes]:
-        """Yield the parts that begin the stream."""
+        """Yield the server-sent events that begin the stream."""
 
     def opened(self, message_id: str) -> Iterator[bytes]:
-        """Yield the parts that begin a message."""
+        """Yield the server-sent events that begin a message."""
         yield from ()
 
     @abstractmethod
     def piece(self, text: str, message_id: str) -> bytes:
-        """Return the part for a piece of a message."""
+        """Return the server-sent event for a piece of a message."""
 
     def ended_message(self, message_id: str) -> Iterator[bytes]:
-        """Yield the parts that end a message."""
+        """Yield the server-sent events that end a message."""
         yield from ()
 
     @abstractmethod
     def ended(self, answer: ChatAnswer) -> AsyncIterator[bytes]:
-        """Yield the parts that end the stream."""
+        """Yield the server-sent events that end the stream."""
 
     @abstractmethod
     def failed(self, problem: Problem) -> Iterator[bytes]:
-        """Yield the parts that report a failed turn and end the stream. All messages have already ended."""
+        """Yield the server-sent events that report a failed turn and end the stream, after all messages have ended."""
 
 
 class TurnParts(StreamParts):

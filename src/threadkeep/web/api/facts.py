@@ -110,7 +110,7 @@ async def remember_fact(fact: FactInput, app: AppInUse, user_id: UserId = None) 
 
 @router.post("/forget", summary="Forget facts", responses=_WRITING)
 async def forget_facts(what: ForgetFactsInput, app: AppInUse, user_id: UserId = None) -> Forgotten:
-    """Permanently delete facts with all their values: by ids, by an owner's keys, or all facts of an owner."""
+    """Permanently delete facts with all values: those with these ids, or an owner's facts (all, or of these keys)."""
     knowledge = app.memory.knowledge
     if what.scope is None or what.owner is None:
         deleted, missing = await knowledge.forget_facts(what.ids or (), user_id=user_id)
@@ -299,7 +299,7 @@ async def list_deliveries(
     after: Annotated[int, Query(ge=0, lt=2**53, description="Only deliveries with a higher number.")] = 0,
     limit: Limit = DEFAULT_LIMIT,
 ) -> DeliveryList:
-    """List messages that wait for Graphiti, that were delivered, or that are dead, with the reason."""
+    """List messages that wait for Graphiti, that were delivered, or that are dead (no longer sent), with the reason."""
     found = await app.memory.graphiti.deliveries(status=status, after=after, limit=limit)
     following = found[-1].number if len(found) == limit else None
     return DeliveryList(deliveries=found, next_after=following)

@@ -90,7 +90,7 @@ class RunRequestBody(
 
 
 class ResumeBody(BaseModel, extra="forbid", json_schema_extra=example(value="yes")):
-    """The answer to a run's question."""
+    """A person's answer to the question for which a run waits."""
 
     value: JsonValue = Field(description="The answer; for several questions, a map from their ids.")
     message_id: GivenId | None = Field(
@@ -100,7 +100,7 @@ class ResumeBody(BaseModel, extra="forbid", json_schema_extra=example(value="yes
 
 
 class RetryBody(BaseModel, extra="forbid", json_schema_extra=example(mode="background")):
-    """The options of a retry."""
+    """The options for retrying a run, such as a larger budget."""
 
     budget: BudgetBody = Field(default_factory=BudgetBody, description="The new limits, for the whole run.")
     mode: WaitMode = Field("wait", description="Wait for the end, or get 202 at once.")

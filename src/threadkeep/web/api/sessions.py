@@ -279,7 +279,7 @@ async def get_retention(session_id: SessionId, app: AppInUse, user_id: UserId = 
 async def put_retention(
     session_id: SessionId, limits: RetentionBody, app: AppInUse, user_id: UserId = None
 ) -> SessionRetention:
-    """Set a session's own limits instead of the service's rules; `{}` keeps all messages permanently.
+    """Set a session's own limits instead of those in the service's settings; `{}` keeps all messages permanently.
 
     Messages beyond the limits are removed in the next retention pass.
     """
@@ -288,7 +288,7 @@ async def put_retention(
 
 @router.delete("/{session_id}/retention", summary="Remove a session's own limits", responses=_FAILURES)
 async def delete_retention(session_id: SessionId, app: AppInUse, user_id: UserId = None) -> SessionRetention:
-    """Remove the session's limits, so that the service's rules apply again."""
+    """Remove a session's own limits, so that the limits in the service's settings apply again."""
     return await _set_limits(app, session_id, None, user_id)
 
 

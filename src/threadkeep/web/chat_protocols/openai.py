@@ -65,7 +65,7 @@ class CompletionMessage(BaseModel, json_schema_serialization_defaults_required=T
 
 
 class CompletionChoice(BaseModel, json_schema_serialization_defaults_required=True):
-    """The only choice of a completion."""
+    """The only item in the `choices` of a completion."""
 
     index: int = 0
     message: CompletionMessage
@@ -103,7 +103,7 @@ class ModelBody(BaseModel, json_schema_serialization_defaults_required=True):
 
 
 class ModelsBody(BaseModel, json_schema_serialization_defaults_required=True):
-    """The workflows as models."""
+    """The list of workflows, each in the format of an OpenAI model."""
 
     object: str = "list"
     data: list[ModelBody]

@@ -43,7 +43,7 @@ class Quote:
 
 @dataclass(frozen=True)
 class Unfolded:
-    """A summary with up to 20 of the newest messages that it covers."""
+    """A summary of older messages, with up to 20 of the newest messages that it summarizes."""
 
     summary: Summary
     messages: Sequence[Message]
@@ -51,7 +51,7 @@ class Unfolded:
 
 @dataclass(frozen=True)
 class QuotedFact:
-    """A fact that the model received, with its evidence."""
+    """A fact that the model received, with the messages that are its evidence."""
 
     reference: FactReference
     fact: Fact | None
@@ -95,7 +95,7 @@ class CallView:
 
     @property
     def question(self) -> str | None:
-        """The text of the input, or None if the call has no input message."""
+        """The text of the call's input message, or None if the call has none."""
         return next((one.seen.text for one in self.messages if one.seen.entry.section == "input"), None)
 
 

@@ -1,4 +1,4 @@
-"""Pages of sessions, and the actions of their forms."""
+"""Pages that list and show sessions, and handlers of their forms, such as for sending a message."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def show_session(
         next_before=shown.next_before,
         before=before,
         waiting=waiting if before is None else [],
-        # Maps a `seq` to a summary, which the page shows after the message with this `seq`.
+        # Maps the `seq` of a message to the summary that the page shows after this message.
         summaries={min(summary.last_seq, info.last_seq): summary for summary in summaries},
         live=None if info.namespace else await _run_to_show(app, session_id),
         workflows=_workflows(app),

@@ -29,7 +29,7 @@ router = APIRouter(prefix="/console", route_class=ConsoleRoute, include_in_schem
 
 @router.get("/health")
 async def show_health(request: Request, app: AppInUse) -> Response:
-    """Show pending writes, active runs, the retention rules, and the durations of turns in the newest 500 runs."""
+    """Show turns that wait to be written, counts of runs, retention rules, and durations of turns (newest 500 runs)."""
     memory = app.memory
     runs, _ = await (await app.runs.service()).list(RunQuery(limit=_RUNS))
     ended = [run for run in reversed(runs) if run.over and run.parent_run_id is None and run.inputs]

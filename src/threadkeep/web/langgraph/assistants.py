@@ -31,7 +31,7 @@ class ServerInfo(BaseModel):
 
 
 class AssistantBody(BaseModel, json_schema_serialization_defaults_required=True):
-    """A workflow as an assistant."""
+    """A workflow in the format of an assistant of LangGraph's server."""
 
     assistant_id: str
     graph_id: str
@@ -61,7 +61,7 @@ _MESSAGES: dict[str, JsonValue] = {
 
 
 class SchemasBody(BaseModel, json_schema_serialization_defaults_required=True):
-    """The schemas of an assistant."""
+    """The JSON schemas of an assistant's input, output, state, config and context."""
 
     graph_id: str
     input_schema: dict[str, JsonValue] = _MESSAGES

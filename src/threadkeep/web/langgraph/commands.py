@@ -109,7 +109,7 @@ async def start_run(app: App, thread_id: str | None, start: Start, *, mode: Mode
 
 
 async def _forked(app: App, session: Session, start: Start, fork: int) -> RunRequest | None:
-    """Return a request to answer the first question after the checkpoint `fork` again.
+    """Return a request that answers again the first question after the checkpoint `fork`, or None without a question.
 
     Later messages are superseded. A new message in `start` replaces the question.
     """

@@ -87,7 +87,7 @@ class RunEvents:
             await change.wait()
 
     def was_resumed(self, run: Run) -> bool:
-        """Return True if the events are paused, but a person has answered the question of the run."""
+        """Return True if the events are still paused although a person has answered the question of the run."""
         return self.paused and (run.status != "waiting" or run.interrupt != self.run.interrupt)
 
     def go_on(self, run: Run) -> None:
@@ -287,7 +287,7 @@ class RunParts:
         self._updated: set[str] = set()
 
     def of(self, event: ProtocolEvent) -> Iterator[Part]:
-        """Yield the parts for an event. Most events have none."""
+        """Yield the parts of the v1 stream for an event. Most events have none."""
         params = event.get("params", {})
         data = params.get("data", {})
         match event.get("method"):

@@ -60,7 +60,7 @@ class InterruptBody(BaseModel, json_schema_serialization_defaults_required=True)
 
 
 class TaskBody(BaseModel, json_schema_serialization_defaults_required=True):
-    """A run that waits for a person."""
+    """A task in the state of a thread: a run that waits for a person."""
 
     id: str
     name: str
@@ -159,7 +159,7 @@ class HistoryBody(BaseModel, json_schema_extra=example(limit=10)):
 
 
 class CheckpointQueryBody(BaseModel, json_schema_extra=example(checkpoint={"checkpoint_id": "2"})):
-    """A request for the state at a checkpoint; by default, the newest."""
+    """A request for the state of a thread at a checkpoint, by default at the newest one."""
 
     checkpoint: dict[str, JsonValue] | None = Field(None, description="An object with its `checkpoint_id`.")
 

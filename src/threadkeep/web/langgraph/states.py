@@ -164,7 +164,7 @@ async def newest_runs(
     status: RunStatus | None = None,
     limit: int = _RUNS,
 ) -> list[Run]:
-    """Return a thread's newest runs without child runs, resets and deletions, newest first."""
+    """Return a thread's newest runs, newest first. Child runs, resets and deletions of the thread are left out."""
     query = RunQuery(session_id=thread_id, user_id=user_id, status=status, turns=True, limit=limit)
     return list((await runs.list(query))[0])
 
@@ -261,12 +261,12 @@ def thread_body(thread: Thread, values: dict[str, Json] | None = None) -> Thread
 
 
 def questions(run: Run) -> list[InterruptBody]:
-    """Return the questions of a run that waits."""
+    """Return the questions to a person for which a run waits."""
     return [InterruptBody(id=str(one.get("id")), value=one.get("value")) for one in interrupts_of(run)]
 
 
 def checkpoint(thread_id: str, seq: int) -> CheckpointBody:
-    """Return the checkpoint of a thread at the end of a turn."""
+    """Return the checkpoint of a thread after the turn that ends with the message `seq` (0: before the first turn)."""
     return CheckpointBody(thread_id=thread_id, checkpoint_id=str(seq))
 
 
