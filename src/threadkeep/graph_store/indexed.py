@@ -53,7 +53,7 @@ class IndexedTranscripts(GraphTranscripts):
             self.writer.beside = self.index.additions
 
     async def append(self, turn: Turn) -> Receipt:
-        """Store a turn, and update the index rows of its session."""
+        """Store the messages of a turn, and update the rows of its session and messages in Threadkeep's tables."""
         written = await self.write(turn)
         if not written.is_indexed:
             await self._follow(turn.session_id, written)

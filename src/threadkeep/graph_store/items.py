@@ -334,7 +334,7 @@ def _grown(former: Stored, value: Value) -> str | None:
 
 
 def _end(value: Value, names: Sequence[str]) -> str:
-    """Return the end of a chunk's JSON after the messages."""
+    """Return the part of a chunk's JSON that follows its messages."""
     rest = _json({name: value[name] for name in names})[1:]
     return f"],{rest}" if names else "]}"
 

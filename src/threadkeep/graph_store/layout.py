@@ -190,7 +190,7 @@ class GraphLayout:
         return (f"{root}_ids", *rest, namespace_label(session_id))
 
     def steps(self, session_id: str, author: str) -> ItemKey:
-        """Return the key of the item with an agent's newest tool calls."""
+        """Return the key of the item with the tool calls of the newest turns that the agent `author` answered."""
         return ItemKey(self.message_ids(session_id), f"{STEPS}{sha256(author.encode()).hexdigest()}")
 
     def recall_index(self, session_id: str) -> ItemKey:

@@ -254,7 +254,7 @@ def values_in(conversation: Conversation, chunk: int, value: Value) -> Sequence[
 
 @contextmanager
 def damaged_chunk(conversation: Conversation, chunk: int) -> Iterator[None]:
-    """Turn a `_UnexpectedFormat` error of the block into `SessionDamaged` for this chunk."""
+    """Turn a `_UnexpectedFormat` error that is raised in the block into `SessionDamaged` for this chunk."""
     try:
         yield
     except _UnexpectedFormat as error:

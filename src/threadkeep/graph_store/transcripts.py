@@ -75,7 +75,7 @@ class GraphTranscripts:
         return self.items.backend
 
     async def append(self, turn: Turn) -> Receipt:
-        """Store a turn."""
+        """Store the messages of a turn in one write."""
         return (await self.write(turn)).receipt
 
     async def write(self, turn: Turn) -> Written:
@@ -314,7 +314,7 @@ class RecallIndexItems:
         await self._writer.hold(session_id, work)
 
     async def remove(self, session_id: str) -> None:
-        """Delete the index of a conversation; errors of the store are ignored."""
+        """Delete the recall index of a conversation; errors of the store are ignored."""
 
         async def work(writing: Writing, found: Conversation | None) -> None:
             if found is not None:

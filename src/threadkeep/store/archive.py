@@ -149,7 +149,7 @@ class Archive:
         self._superseding = SupersedingWriter()
 
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
-        """Store the parts in one transaction. Return for each, in order, its counts, or a `WrongUser` error."""
+        """Store the parts in one transaction. Return one result per part, in order: its counts, or `WrongUser`."""
         outcomes: dict[int, Restored | WrongUser] = {}
         # Lock sessions in the order of their ids, as all writers do, which prevents deadlocks.
         indexes = sorted(range(len(parts)), key=lambda index: parts[index].info.session_id)
@@ -191,7 +191,7 @@ class Archive:
         return {str(message_id): int(seq) for message_id, seq in await connection.fetch(*wanted)}
 
     async def _supersede(self, connection: Connection, session_id: str, known: Sequence[Message]) -> None:
-        """Supersede the stored messages that are superseded in the export."""
+        """Mark messages that were stored before as superseded if the export has them as superseded."""
         marks = [{**marks_of(message), "id": message.id} for message in known if message.superseded_at is not None]
         seqs: list[int] = []
         for mark in marks:
@@ -203,7 +203,7 @@ class Archive:
     async def _insert(
         self, connection: Connection, part: ArchivedPart, fresh: Sequence[Message], seqs: Mapping[str, int]
     ) -> int:
-        """Store messages with the given `seq` values; return how many had characters that were replaced."""
+        """Store messages under the given `seq` values; return how many had characters that databases cannot store."""
         now = self._clock()
         kept = [clean_message(message) for message in fresh]
         await connection.fetch(self._sql["reserve"], _reserve_parameters(part.info, kept))

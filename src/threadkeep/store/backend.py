@@ -38,7 +38,7 @@ class DamageRegister:
 
     @contextmanager
     def noting(self, session_id: str, item: str) -> Iterator[None]:
-        """Record that `item` is damaged if the block raises `SessionDamaged`; remove the record if it does not."""
+        """Record the error if the block, a read of `item`, raises `SessionDamaged`; if not, remove an earlier error."""
         try:
             yield
         except SessionDamaged as error:
@@ -48,7 +48,7 @@ class DamageRegister:
             self._items.pop((session_id, item), None)
 
     def forget(self, session_id: str) -> None:
-        """Remove the records of a session that does not exist any more."""
+        """Remove the errors of a session that does not exist any more."""
         for key in [key for key in self._items if key[0] == session_id]:
             del self._items[key]
 

@@ -93,7 +93,7 @@ class StrictSerializer:
         return self._strict.dumps_typed(obj)
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
-        """Return the deserialized value; `data` is the name of a format, and the bytes.
+        """Return the deserialized value; `data` is a pair: the name of a format, and the value in this format.
 
         Raises:
             NotImplementedError: the format is unknown, such as the format of encrypted checkpoints.

@@ -273,7 +273,7 @@ def _tags_of(text: str) -> tuple[str, ...]:
 
 @reads_record
 def retention_of(text: str | None) -> Retention | None:
-    """Return the limits in the column `retention` of a session."""
+    """Return a session's own limits for archiving and deleting messages, from its column `retention`."""
     return None if text is None else Retention.from_dict(json_of(text))
 
 

@@ -90,7 +90,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
             await connection.execute_many(self._sql["note_session"], rows)
 
     async def forget_notes(self, wanted: Erasable) -> None:
-        """Delete the list of `note_sessions`, after the erasure is complete."""
+        """Delete the list of sessions that `note_sessions` stored, after the erasure is complete."""
         await self._driver.write([(self._sql["forget_notes"], {"noted": wanted.noted})])
 
     async def counts(self, wanted: Erasable) -> dict[str, int]:
@@ -204,11 +204,11 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
             await connection.execute(self._sql["retract_lost_facts"], {})
 
     async def groups_without_session(self) -> list[str]:
-        """Return the ids of deleted sessions that still have a Graphiti group."""
+        """Return the ids of deleted sessions whose Graphiti groups still have a row in `chat_graph_groups`."""
         return [str(row[0]) for row in await self._driver.fetch(self._sql["groups_without_session"], {})]
 
     async def forget_group(self, session_id: str) -> None:
-        """Delete the row of a session's Graphiti group."""
+        """Delete the row of a session's Graphiti group from `chat_graph_groups`."""
         await self._driver.write([(self._sql["delete_group_of_session"], {"session_id": session_id})])
 
     async def episodes_elsewhere(self, wanted: Erasable) -> int:

@@ -150,7 +150,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         return sorted(found, key=lambda stored: (stored.session_id or "", stored.call))
 
     async def of_runs(self, run_ids: Iterable[str]) -> list[StoredManifest]:
-        """Return the records of several runs, in any order."""
+        """Return the records of the model calls of several runs, in any order."""
         found: list[StoredManifest] = []
         async with self._driver.reading() as connection:
             for some in batched(sorted(set(run_ids)), _ROWS_AT_ONCE):
@@ -273,12 +273,12 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
 
 
 def erase_marker(session_id: str) -> str:
-    """Return the name under which it is recorded that messages of a session were erased; it does not reveal the id."""
+    """Return the name under which the time of an erasure in a session is stored; it does not reveal the id."""
     return sha256(session_id.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _columns(session_id: str | None, run_id: str) -> dict[str, str]:
-    """Return the fields of a manifest that are columns of its row."""
+    """Return those fields of a manifest that its row has as columns too."""
     return ({} if session_id is None else {"session_id": session_id}) | {"run_id": run_id}
 
 

@@ -223,7 +223,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return [number for (number,) in rows]
 
     async def claim(self, number: int, owner: str, *, seconds: float) -> Outgoing | None:
-        """Claim a message for some seconds; return None if it may not be sent now."""
+        """Claim a message for `owner`, to send it within some seconds; return None if it may not be sent now."""
         times = {"now": self._now(), "until": self._later(seconds), "beyond": self._later(WRONG_CLOCK_SECONDS)}
         parameters = {"number": number, "owner": owner, **times}
         async with self._driver.writing() as connection:
@@ -285,7 +285,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return await self._execute("drop", {"number": number, "now": self._now()}) > 0
 
     async def entries(self, *, status: OutboxStatus | None = None, after: int = 0, limit: int = 100) -> list[Outgoing]:
-        """Return up to `limit` messages with numbers above `after`, in order."""
+        """Return up to `limit` outbox messages with numbers above `after`, in the order of their numbers."""
         parameters = {"status": status, "after": after, "limit": limit}
         return [_outgoing(row) for row in await self._driver.fetch(self._sql["entries"], parameters)]
 

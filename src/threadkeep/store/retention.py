@@ -194,7 +194,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
                     return
 
     async def retention(self, session_id: str, *, user_id: str | None = None) -> tuple[bool, Retention | None]:
-        """Return whether the session exists (for this user), and its own limits."""
+        """Return whether the user has this session, and its own limits; None if the limits in the settings apply."""
         rows = await self._driver.fetch(self._sql["retention"], {"session_id": session_id, "user_id": user_id})
         return bool(rows), retention_of(rows[0][0]) if rows else None
 
@@ -281,7 +281,7 @@ class Cutoffs:
     set_aside_before: datetime | None = None
 
     def parameters(self) -> Parameters:
-        """Return the cutoffs as parameters of statements."""
+        """Return both times as parameters of SQL statements."""
         aside = self.set_aside_before
         return {"before": time_text(self.before), "set_aside_before": _NEVER if aside is None else time_text(aside)}
 
@@ -322,7 +322,7 @@ class FinishedRuns(Tables, sql=("retention.sql", "{backend}/retention.sql")):
     """
 
     async def trees(self, cutoffs: Cutoffs, *, after: tuple[datetime, str] | None, limit: int) -> list[FinishedTree]:
-        """Return up to `limit` expired trees after a cursor, oldest first."""
+        """Return up to `limit` trees of runs that ended before the cutoffs, oldest first, after the cursor `after`."""
         created_at, run_id = after or (None, "")
         parameters = {"created_at": time_text(created_at) if created_at else _NEVER, "run_id": run_id, "limit": limit}
         rows = await self._driver.fetch(self._sql["over_for_long"], {**parameters, **cutoffs.parameters()})

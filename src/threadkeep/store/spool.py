@@ -48,7 +48,7 @@ def damaged_id(line: bytes) -> str:
 
 
 def set_aside(folder: Path, line: bytes) -> str:
-    """Write an unreadable line durably to a separate file; return the line's id. This is blocking I/O."""
+    """Write an unreadable line of a spool file to a separate file; return the line's id. This is blocking I/O."""
     name = damaged_id(line)
     path = folder / f"{name}{_LINE_SUFFIX}"
     unnamed = path.with_suffix(f".{os.getpid()}.new")
@@ -63,14 +63,14 @@ def set_aside(folder: Path, line: bytes) -> str:
 
 
 def damaged_files(folder: Path) -> list[Path]:
-    """Return the separate files with unreadable lines in a folder."""
+    """Return the files in a folder to which unreadable lines of spool files were moved."""
     return (
         sorted(path for path in folder.glob(f"{_PREFIX}*{_LINE_SUFFIX}") if path.is_file()) if folder.is_dir() else []
     )
 
 
 def damaged_turns(folder: Path) -> list[DamagedTurn]:
-    """Return the unreadable lines in separate files of a folder, oldest first. This is blocking I/O."""
+    """Return the unreadable lines that were moved to separate files of a folder, oldest first. This is blocking I/O."""
     found = [(path, path.stat()) for path in damaged_files(folder)]
     turns = [DamagedTurn(path.stem, path, stat.st_size, _time(stat.st_mtime)) for path, stat in found]
     return sorted(turns, key=lambda turn: turn.found_at)

@@ -101,7 +101,7 @@ class SqliteTransaction:
         self.is_open = False
 
     async def fetch_each(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """Return all rows of each statement."""
+        """Execute statements in one call to the thread; return the rows of each statement."""
         begins, self.is_open = not self.is_open, True
         return await self._connection.run(Batch(statements, [], begins, wait_seconds=seconds_left()))
 
@@ -225,7 +225,7 @@ class BatchingConnection:
     file: OpenFile | None = None
 
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
-        """Execute a statement, or a group of them."""
+        """Execute a statement, or the statements of a `Batch` or `Group` that is passed as `parameters`."""
         if isinstance(parameters, _CALLS):
             return parameters.store(cast("sqlite3.Connection", self))
         return super().execute(sql, parameters)  # type: ignore[misc,no-any-return]
@@ -338,7 +338,7 @@ def _cipher_connection() -> type:
         """A connection of SQLCipher whose statements raise the errors of Python's `sqlite3`."""
 
         def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
-            """Execute a statement, or a group of them."""
+            """Execute a statement, or the statements of a `Batch` or `Group` that is passed as `parameters`."""
             try:
                 return super().execute(sql, parameters)
             except dbapi2.Error as error:

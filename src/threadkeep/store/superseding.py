@@ -100,7 +100,7 @@ class SupersedingWriter:
         return [int(seq) for (seq,) in await connection.fetch(self._sql["supersede_between"], mark)]
 
     async def refresh(self, connection: Connection, session_id: str, seqs: Sequence[int]) -> None:
-        """Update a session and its derived data after messages were superseded."""
+        """Update the session's title, counts and last messages, and derived data, after messages were superseded."""
         between: dict[str, object] = {"session_id": session_id, "first_seq": min(seqs), "last_seq": max(seqs)}
         await self.forget_derived(connection, session_id, min(seqs), max(seqs))
         newest_user = await connection.fetch(self._sql["newest_active_user"], between)

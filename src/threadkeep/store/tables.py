@@ -88,7 +88,7 @@ class TableTranscripts:
         self._deletion = deletion_statements(driver.backend)
 
     async def append(self, turn: Turn) -> Receipt:
-        """Store a turn."""
+        """Store the messages of a turn in one transaction."""
         prepared = self._prepare(turn)
         if turn.completes is None:
             return await self._commits.append(prepared)
@@ -320,7 +320,7 @@ def marks_in(row: Row) -> Marks:
 
 
 def deletion_statements(backend: Backend) -> Mapping[str, str]:
-    """Return the statements that `delete_session` needs."""
+    """Return the SQL statements that `delete_session` executes, by name."""
     return load_statements("transcripts.sql", f"{backend}/search.sql", f"{backend}/runs.sql")
 
 

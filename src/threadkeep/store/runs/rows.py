@@ -351,11 +351,11 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         return [run_id for (run_id,) in await self._driver.fetch(self._sql["with_checkpoints"], asked)]
 
     async def checkpoints_expected(self, run_id: str) -> None:
-        """Record that a run may have checkpoints."""
+        """Record that a run may have LangGraph checkpoints, so that `with_checkpoints` finds it."""
         await self._driver.write([(self._sql["may_have_checkpoints"], {"run_id": run_id})])
 
     async def checkpoints_removed(self, run_ids: Sequence[str]) -> None:
-        """Record that runs have no checkpoints any more; do nothing for runs that have been resumed meanwhile."""
+        """Record that runs have no LangGraph checkpoints any more, except runs that have been resumed meanwhile."""
         await self._driver.write([(self._sql["checkpoints_removed"], {"run_id": one}) for one in sorted(run_ids)])
 
     async def _fetch(self, statement: str, parameters: Parameters) -> list[Run]:

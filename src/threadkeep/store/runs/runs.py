@@ -115,7 +115,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
             return await fetch_run(connection, run_id, damaged=damaged)
 
     async def owners(self) -> set[str]:
-        """Return the owners of running runs that are not disowned."""
+        """Return the owners of running runs (worker processes), without those that were found dead (see `disown`)."""
         return {owner for (owner,) in await self._driver.fetch(self._sql["owners"], {"disowned": DISOWNED})}
 
     async def take_lock(self) -> None:
@@ -319,7 +319,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
                 await self._continue(connection, above)
 
     async def _waiting_above(self, run_id: str) -> list[Run]:
-        """Return the waiting ancestors of a run, the highest first."""
+        """Return the ancestors of a run whose status is `waiting`, the one nearest to the root first."""
         above: list[Run] = []
         run = await self.run(run_id, damaged=True)
         while run is not None and run.parent_run_id is not None:

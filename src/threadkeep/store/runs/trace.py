@@ -34,7 +34,7 @@ class StoredEvent:
 
 
 def event_of(row: Sequence[Any]) -> StoredEvent:
-    """Return the event from a row of the table of events."""
+    """Return the event in a row of `chat_run_events`."""
     number, kind, node, data, created_at = row
     return StoredEvent(int(number), kind, node, data, time_microseconds(time_of(created_at)))
 
@@ -70,7 +70,7 @@ def run_event(run_id: str, event: StoredEvent) -> RunEvent:
 
 
 def usage_of(row: Sequence[Any]) -> TokenUsage:
-    """Return the usage of a model from a row of the table of usage."""
+    """Return the token usage of a model from a row of `chat_run_usage`, or from an entry of a packed trace."""
     model, *counts, cost = row
     values: list[Any] = [model, *map(int, counts), None if cost is None else float(cost)]
     return TokenUsage(*values)
@@ -321,7 +321,7 @@ class RunTrace:
         return bool(finished)
 
     def _fitting(self, extent: _Extent, events: Sequence[TraceEvent]) -> tuple[list[StoredEvent], _Extent]:
-        """Return the events within the limits, and the new size of the trace."""
+        """Return those events that `TraceLimits` still allows in the trace, and the new size of the trace."""
         number, characters, cut = extent.last_number, extent.characters, extent.cut
         now = self.clock()
         kept_events: list[StoredEvent] = []
