@@ -130,11 +130,11 @@ class AllSessions:
         return found[:cut], _cursor_of(found[:cut][-1])
 
     async def locations(self) -> list[tuple[GraphLayout | None, Memory]]:
-        """Return each graph store layout with its conversations' memory. The first pair is None and the main memory."""
+        """Return None with the main memory, then each layout of agents' conversations with the memory for them."""
         return [(None, self._memory), *[one async for one in self._namespaces()]]
 
     async def memory_of(self, layout: GraphLayout | None) -> Memory:
-        """Return the memory of the conversations with this layout in a graph store; for None, that of the sessions."""
+        """Return the memory of agents' conversations with this layout; for None, the main memory, of sessions."""
         if layout is None:
             return self._memory
         store = await self._memory.graph_store()
@@ -157,7 +157,7 @@ class AllSessions:
         return SearchResult(hits[:limit], own.unindexed, tuple(dict.fromkeys(damaged)))
 
     async def damaged(self, user_id: str | None = None) -> list[SessionDamaged]:
-        """Return the damaged items that this process has found, of one user or of all users."""
+        """Return the unreadable items in LangGraph stores that this process has found, of one user or of all users."""
         found = self._memory.damaged(user_id)
         async for _, memory in self._namespaces():
             found += memory.damaged(user_id)
@@ -238,7 +238,7 @@ class AllSessions:
             raise
 
     async def _namespaces(self) -> AsyncIterator[tuple[GraphLayout, Memory]]:
-        """Yield each layout with its memory; layouts that differ only in chunk size count as one."""
+        """Yield each layout of agents' conversations with its memory; those that differ only in chunk size are one."""
         seen: set[object] = set()
         for store, layout, memory in await self._memory.namespaces():
             location = (store, replace(layout, chunk_size=1))
@@ -252,7 +252,7 @@ def _cursor_of(info: SessionInfo) -> SessionCursor:
 
 
 class AllRetention:
-    """The retention of all sessions and conversations, through the pruner of each memory."""
+    """The archiving and deletion of old data of all sessions and conversations, by the pruner of each memory."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -313,7 +313,7 @@ class AllRetention:
         raise SessionNotFound(session_id)
 
     async def _chosen(self, session_ids: Sequence[str], user_id: str | None) -> list[tuple[Pruner, list[str]]]:
-        """Return the pruner of each memory that has some of the sessions, with their ids; without ids, all pruners."""
+        """Return the pruner of each memory that has any of the sessions, with their ids; without ids, all pruners."""
         wanted = list(dict.fromkeys(session_ids))
         for session_id in wanted:
             check_session_id(session_id)

@@ -151,7 +151,7 @@ class MemoryLoop:
 
 
 class Wrapper[W]:
-    """An object with blocking methods that call the methods of an asynchronous object."""
+    """An object whose blocking methods call the methods of an asynchronous object on its memory's event loop."""
 
     def __init__(self, asynchronous: W, loop: MemoryLoop) -> None:
         self._asynchronous = asynchronous

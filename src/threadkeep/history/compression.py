@@ -190,7 +190,7 @@ class Part:
 
 
 def is_due(uncovered: Uncovered, request: CompressionRequest) -> bool:
-    """Return True if a summary may be due: messages without one reach the trigger, fill the window or were left out."""
+    """Return True if a summary may be due: messages without one reach `trigger`, fill a window or were left out."""
     if _is_triggered(uncovered, request) or request.window.nearly_full(_extent(uncovered)):
         return True
     return uncovered.after_seq < request.left_out_upto_seq <= uncovered.last_seq
@@ -204,7 +204,7 @@ class RangeReader:
         self._counter = counter
 
     async def upto(self, request: CompressionRequest, uncovered: Uncovered) -> int:
-        """Return the last `seq` to summarise; if nothing is due, return `uncovered.after_seq`."""
+        """Return the `seq` of the last message to summarise; if none is due, return `uncovered.after_seq`."""
         after = uncovered.after_seq
         rows: list[Message] = []
         before = uncovered.last_seq + 1

@@ -59,12 +59,12 @@ class Refusals:
     _due: dict[str, int] = field(default_factory=dict)
 
     def add(self, turn_id: str) -> None:
-        """Postpone a turn by 2 rounds, and by twice as many after each further failure."""
+        """Postpone a turn by 2 embedding rounds, and by twice as many after each further failure."""
         tries = self._tries[turn_id] = min(self._tries.get(turn_id, 0) + 1, _MOST_DOUBLINGS)
         self._due[turn_id] = self.round + 2**tries
 
     def is_due(self, turn_id: str) -> bool:
-        """Return True if a turn may be embedded in this round."""
+        """Return True if a turn is not postponed in the present embedding round."""
         return self._due.get(turn_id, 0) <= self.round
 
 
@@ -108,7 +108,7 @@ class ConversationIndex:
 
     @classmethod
     def of(cls, infos: Mapping[str, SessionInfo]) -> Self:
-        """Return an empty index for these sessions in their present state."""
+        """Return an empty index that will contain these sessions; note their present state, such as their revisions."""
         return cls(_marks={session_id: IndexedState.of(info) for session_id, info in infos.items()})
 
     @property
@@ -274,7 +274,7 @@ class ConversationIndex:
         self._marks |= other._marks
 
     def grown(self, session_ids: Iterable[str], least: int) -> set[str]:
-        """Return the sessions with at least `least` turns whose index was never stored or has grown by an eighth."""
+        """Return sessions with at least `least` turns whose index was never stored, or has since grown by an eighth."""
         summaries = Counter(one.session_id for one in self.summaries.values())
         found: set[str] = set()
         for session_id in self.read.keys() & session_ids:
@@ -327,7 +327,7 @@ def _bytes_of(vectors: Vectors) -> int:
 
 
 def _turns_of(state: Packed) -> tuple[RecallIndex, dict[str, int], dict[str, tuple[str, date | None]]]:
-    """Return the word index of a stored state, and each turn's tokens, session and day."""
+    """Return the word index that a stored index contains, and each turn's token count, session and day."""
     tokens = dict(state.values["tokens"])
     days = [None if day == _NO_DAY else date.fromordinal(day) for day in state.arrays["days"]]
     days_of = {turn_id: (position_of(turn_id)[0], day) for turn_id, day in zip(tokens, days, strict=True)}
@@ -354,7 +354,7 @@ def messages_of(info: SessionInfo) -> int:
 
 
 async def _messages(transcripts: Transcripts, session_id: str, first: int, last: int) -> AsyncIterator[Message]:
-    """Yield the messages of a `seq` range in order, page by page."""
+    """Yield a session's messages from `first` to `last` (`seq` values) in order, reading page by page."""
     for start in range(first, last + 1, _PAGE):
         end = min(start + _PAGE - 1, last)
         page = await transcripts.newest(session_id, limit=end - start + 1, before=end + 1)

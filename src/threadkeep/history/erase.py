@@ -54,7 +54,7 @@ class Eraser:
         self.rows = rows
 
     async def wanted(self, session_id: str | None, user_id: str | None) -> Erasable:
-        """Return the person to erase, with all ids that were merged, or the session to erase.
+        """Return the person to erase, with all ids that were merged into one person, or the session to erase.
 
         Raises:
             InvalidInput: not exactly one of the arguments is given, or the user id is not valid.
@@ -68,7 +68,7 @@ class Eraser:
         return Erasable(ids=await self.rows.same_person(user_id))
 
     async def groups(self, wanted: Erasable) -> int:
-        """Return the number of Graphiti groups that the person or the session has."""
+        """Return the number of groups (parts of Graphiti's graph) that the person or the session has."""
         return (await self.rows.counts(wanted))["chat_graph_groups"]
 
     async def continued(self, wanted: Erasable, *, dry_run: bool) -> Erasable:
@@ -226,7 +226,7 @@ class Eraser:
         return counts
 
     async def waiting(self) -> list[PendingTurn]:
-        """Return the pending turns of all processes that use this process's folder, sorted by entry id."""
+        """Return the turns that wait to be written, of all processes with the same folder, sorted by entry id."""
         entries = {entry.entry_id: entry for entry in self._memory.pending.entries}
         if (folder := self._memory.pending.options.folder) is not None:
             files = await asyncio.to_thread(waiting_files, folder)
@@ -335,7 +335,7 @@ def _kind(wanted: Erasable) -> ErasedKind:
 
 
 def _subject(wanted: Erasable, digest: Callable[[str], str]) -> str:
-    """Return the digest that stands for the person or the session in receipts."""
+    """Return the digest that replaces the id of the person or the session in receipts."""
     return digest(f"{_kind(wanted)}:{wanted.ids[0] if wanted.ids else wanted.session_id}")
 
 
@@ -357,7 +357,7 @@ async def _all_items(store: BaseStore, namespace: tuple[str, ...]) -> list[Searc
 
 
 async def _sent_to(session: Session) -> list[Message]:
-    """Return the user messages of a session, up to the first damaged item."""
+    """Return the user messages of a session, newest page first; stop at the first unreadable item."""
     found: list[Message] = []
     before: int | None = None
     with contextlib.suppress(SessionDamaged):
@@ -369,7 +369,7 @@ async def _sent_to(session: Session) -> list[Message]:
 
 
 def belongs(turn: Turn, wanted: Erasable, sessions: Sequence[str]) -> bool:
-    """Return True if a pending turn belongs to the person or the sessions, or has a message of the person."""
+    """Return True if an unwritten turn belongs to the person or the sessions, or has a message of the person."""
     if turn.session_id in sessions or turn.session_id == wanted.session_id or turn.user_id in wanted.ids:
         return True
     return any(not _senders(message).isdisjoint(wanted.ids) for message in turn.messages)

@@ -60,7 +60,7 @@ class _Numbering:
 
     @classmethod
     async def of(cls, session: Session, info: SessionInfo, view: View) -> _Numbering:
-        """Return the numbering of a session's messages in this view."""
+        """Return the numbering of a session's messages; the view `active` leaves out superseded ones."""
         return cls(await session.superseded() if info.revision and view == "active" else ())
 
     def has(self, message: Message) -> bool:
@@ -100,7 +100,7 @@ async def export(
     *,
     view: View = "active",
 ) -> Exported:
-    """Write sessions to a stream and return the counts.
+    """Write sessions to a stream, as lines of JSON, and return the counts of what was written.
 
     Pages and sessions that cannot be read are left out, and so are messages that are stored during the export.
     """

@@ -49,7 +49,7 @@ class Opening(NamedTuple):
 class GraphConversations:
     """Access to a memory's LangGraph store, which is opened on first use, and to conversations in any such store.
 
-    `given` is an open store or the database of one; `layouts` has the registered layouts of conversations.
+    `given` is an open store or the database of one; `layouts` has the registered layouts (namespaces and keys).
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class GraphConversations:
         return store
 
     def name_of(self, store: BaseStore) -> object:
-        """Return a hashable identity of a store; all objects for the memory's own store share it."""
+        """Return a hashable identity of a store; all objects that access the memory's own store have the same one."""
         if store is self._store:
             return _OWN
         address = self.given if isinstance(self.given, DatabaseAddress) else None
@@ -144,7 +144,7 @@ class GraphConversations:
             self._registered.discard(layout)
 
     def transcripts(self, store: BaseStore, layout: GraphLayout) -> GraphTranscripts:
-        """Return the conversations of a layout in a store."""
+        """Return an object that reads and writes the conversations of a layout in a store."""
         items: Items = langgraph_stores().items_of(store)
 
         def conflicted(session_id: str) -> None:

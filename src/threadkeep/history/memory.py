@@ -74,7 +74,7 @@ class LastWords(Protocol):
 
 
 class Memory:
-    """The sessions of one database; its subclass `threadkeep.Memory` also has knowledge."""
+    """The sessions of one database; its subclass `threadkeep.Memory` also has facts, procedures and persons."""
 
     def __init__(self, parts: MemoryParts) -> None:
         driver, tables, options, observers = parts.driver, parts.tables, parts.options, parts.observers
@@ -191,7 +191,7 @@ class Memory:
             return self._namespaces[key]
 
     async def namespaces(self) -> list[tuple[object, GraphLayout, Self]]:
-        """Return the opened and registered layouts of agents' conversations, each with its store's name and memory.
+        """Return each layout of agents' conversations, opened or registered, with its store's name and its memory.
 
         Raises:
             StoreUnavailable: the database of the LangGraph store or of this memory does not answer.
@@ -202,7 +202,7 @@ class Memory:
         return [(store, layout, memory) for (store, layout), memory in self._namespaces.items()]
 
     async def start(self) -> None:
-        """Take over and write the pending turns of dead processes."""
+        """Take over the turns that dead processes left on disk, and write them to the database."""
         await self.pending.start()
         folder = self.pending.options.folder
         if folder is None or not folder.is_dir():
@@ -218,7 +218,7 @@ class Memory:
         return isinstance(self._backend.transcripts, GraphTranscripts)
 
     def has_namespace(self, store: BaseStore, layout: GraphLayout) -> bool:
-        """Return True if the store and the layout are those of this memory's own sessions."""
+        """Return True if this memory's own sessions are in this store, in this layout."""
         return self.in_graph_store and layout.finds_same_as(GraphLayout()) and self._conversations.is_own(store)
 
     async def empty_messages(self, session_id: str, seqs: Sequence[int]) -> None:
@@ -250,7 +250,7 @@ class Memory:
         return self._backend.damages.of(user_id)
 
     def _at(self, backend: Backend) -> Self:
-        """Return a copy of this memory that uses the stores of `backend`."""
+        """Return a copy of this memory that reads and writes messages in the stores of `backend`."""
         other = copy.copy(self)
         other._use(backend)  # noqa: SLF001 - it is a copy of this object
         other.opened_with, other.identity, other.lifetime = None, Identity(), AsyncExitStack()
@@ -313,7 +313,7 @@ class Memory:
         self._speakers.add(speaker)
 
     async def settle(self) -> None:
-        """Store all remaining data, wait for unfinished work, and raise the first error."""
+        """Store the data that registered objects still have, wait for unfinished work, and raise the first error."""
         results = await asyncio.gather(*(one.settle_all() for one in list(self._speakers)), return_exceptions=True)
         running = set(self._running)
         while working := self._unfinished | running:

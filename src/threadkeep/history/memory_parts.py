@@ -39,13 +39,13 @@ _DIGITS: Final = 32
 
 
 def factor_key(model: str) -> str:
-    """Return the key of a model's learned token factor: the model's name and, if any, that of its token estimate."""
+    """Return the database key of a model's token factor: the model's name and, if any, that of its token estimate."""
     counter = counter_for(model)
     return f"{model} {counter.name}" if isinstance(counter, FamilyEstimate) else model
 
 
 def is_in_use(key: str) -> bool:
-    """Return True if a stored factor was learned with the token estimate that the model uses now."""
+    """Return True if the factor with this key was learned with the token estimate that the model uses now."""
     return factor_key(key.partition(" estimate_")[0]) == key
 
 
@@ -62,7 +62,7 @@ class LearnedFactors:
         self._reading = asyncio.Lock()
 
     async def of(self, model: str) -> TokenFactor:
-        """Return the factor of a model, or 1 if it is unknown."""
+        """Return the factor by which to multiply a model's token estimates, or 1 if it is unknown."""
         if self._factors is None:
             await self._read()
         return self._known(model)
@@ -219,7 +219,7 @@ class Backend:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryParts:
-    """The database, the stores and the observers from which a memory is created."""
+    """The database, stores, options and observers from which `open_sessions` creates a memory."""
 
     address: DatabaseAddress
     options: MemoryOptions

@@ -101,7 +101,7 @@ def _session_backend(
     options: MemoryOptions,
     observers: Observers,
 ) -> Backend:
-    """Return the services of the memory's own sessions."""
+    """Return the stores and services for the memory's own sessions, which use the opened transcripts."""
     transcripts, clock = backend.transcripts, options.clock
     # Do not write pending turns to disk if the database itself is in memory.
     folder = None if address.in_memory else folder_of(address, options.pending.folder)
@@ -148,7 +148,7 @@ async def _backend(
     conversations: GraphConversations,
     counts: RememberedCounts,
 ) -> AbstractAsyncContextManager[TranscriptBackend]:
-    """Return a context manager that opens the selected transcripts backend.
+    """Return a context manager that opens the selected store of messages: tables or a LangGraph store.
 
     Raises:
         InvalidInput: the options need a feature that this backend does not have.

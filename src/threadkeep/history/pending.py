@@ -76,7 +76,7 @@ _IDS = UUID("3f5e0a52-8d0c-4b0e-9a57-6f2f6f1d9c11")
 
 
 class PendingTurns:
-    """The pending turns of this process, including those taken over from dead processes."""
+    """The turns of this process that wait to be written, including those taken over from dead processes."""
 
     def __init__(
         self, transcripts: Transcripts, options: PendingOptions, *, observer: Observer, clock: Callable[[], datetime]

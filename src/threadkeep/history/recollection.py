@@ -1,4 +1,4 @@
-"""The reading of a session's messages for windows and model calls."""
+"""The reading of a session's newest messages: for windows, which have limits, and for model calls."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Recollection:
 
 @dataclass(eq=False)
 class WindowReader:
-    """A reader of one session's windows, which reads only the rows that a window needs."""
+    """A reader of one session's windows (the newest messages within limits), which reads only the needed rows."""
 
     session_id: str
     transcripts: Transcripts
@@ -137,7 +137,7 @@ class WindowReader:
     async def _read(
         self, pages: _Pages, limits: Limits, before: int, *, page_rows: int, before_question: bool = False
     ) -> tuple[Window, Recent, SessionRows | None]:
-        """Return the window, the newest page that was read, and the rows for the cache."""
+        """Return the window, the newest page of rows that was read, and the rows to cache, if any."""
         recent = await pages.older(page_rows, before)
         chooser = WindowChooser(limits, newest_user=recent.newest_user, before_question=before_question)
         chooser.add(recent.messages)

@@ -71,7 +71,7 @@ class Pruned(Counts):
 
     @classmethod
     def by(cls, action: Action, amount: Amount, *, whole_sessions: int = 0) -> Pruned:
-        """Return a result that contains only the amount of one action."""
+        """Return a result that contains only the amount that one action, archiving or deletion, removed."""
         if action == "archive":
             return cls(archived=amount)
         return cls(deleted=amount, whole_sessions=whole_sessions)
@@ -83,7 +83,7 @@ class Pruned(Counts):
 
 
 class MessageRound:
-    """The removal of messages in one round, session by session."""
+    """The archiving and deletion of messages in one retention round, session by session."""
 
     def __init__(self, rows: Retaining, work: Round[Pruned]) -> None:
         self._rows = rows
@@ -91,7 +91,7 @@ class MessageRound:
         self._messages = STEP_MESSAGES
 
     def skip(self) -> None:
-        """Count a session as busy: it is left for the next round."""
+        """Count a session as `busy`: its messages are left for the next round."""
         self._work.done += Pruned(busy=1)
 
     async def remove(self, removals: Sequence[Removal]) -> None:
@@ -328,13 +328,13 @@ class Pruner:
         return Removal(session.session_id, action, after, upto) if upto > after else None
 
     async def _end_of_surplus(self, session: Prunable, messages: int) -> int:
-        """Return the last `seq` to remove so that `messages` messages stay."""
+        """Return the last `seq` to remove from a session so that its newest `messages` messages stay."""
         if session.has_superseded and messages:
             return await self._rows.end_before_newest(session, messages)
         return session.last_seq - messages
 
     async def _end_of_old(self, session: Prunable, action: Action, limits: RetentionLimits, now: datetime) -> int:
-        """Return the last `seq` of the messages that are older than allowed."""
+        """Return the last `seq` of the messages that are older than `limits` allow, or 0 if there are none."""
         after = session.archived_seq if action == "archive" else session.deleted_seq
         first_at = session.first_live_at if action == "archive" else session.first_stored_at
         if limits.max_age_days is None or first_at is None or after >= session.last_seq:

@@ -64,7 +64,7 @@ class Round[R: Counts]:
 
 
 class Scheduled(Protocol):
-    """The part of a pruner that a schedule needs."""
+    """The methods that a schedule calls on a pruner, a service that removes old messages or runs."""
 
     async def has_work(self) -> bool:
         """Return True if there may be something to remove, now or later."""
@@ -74,7 +74,7 @@ class Scheduled(Protocol):
 
 
 class RetentionSchedule:
-    """A schedule of pruning rounds, each of which one process runs. A failed round is reported and repeated."""
+    """A schedule of rounds that remove old data; one process runs each. A failed round is reported and repeated."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class RunRetention:
 
 
 class RunPruner:
-    """A service that deletes expired runs, the oldest first."""
+    """A service that deletes finished runs that are older than the rules allow, the oldest first."""
 
     def __init__(self, runs: Runs, rules: RunRetention, *, observer: Observer, clock: Callable[[], datetime]) -> None:
         self.rules = rules
@@ -170,7 +170,7 @@ class RunPruner:
         self._clock = clock
 
     async def has_work(self) -> bool:
-        """Return True if the rules let runs expire."""
+        """Return True if the rules limit how long finished runs are kept."""
         return self.rules.keep_days is not None
 
     async def plan(self, rules: RunRetention | None = None) -> AsyncIterator[FinishedTree]:
@@ -251,7 +251,7 @@ class RunPruner:
         return True
 
     async def _forget_versions(self, cutoffs: Cutoffs, work: Round[PrunedRuns]) -> None:
-        """Delete workflow versions that no run uses any more."""
+        """Delete stored versions of workflows that no run uses any more."""
         versions, forgotten = self._runs.workflows, 1
         while forgotten and (unused := await versions.unused(cutoffs.before)):
             forgotten = await versions.forget(unused)

@@ -60,7 +60,7 @@ class AgentInput(TypedDict):
 
 @dataclass(frozen=True)
 class BegunTurn:
-    """The result of `begin_joined`: the stored question, the rows of the caller's statements, and the history."""
+    """The result of `begin_joined`: the stored question, the rows of the statements in `joined`, and the history."""
 
     question: tuple[Message, ...]
     receipt: Receipt
@@ -377,7 +377,7 @@ class Session:
             raise WrongUser(self.session_id)
 
     async def count(self, *, view: View = "active") -> int:
-        """Return the number of messages in a view of the session, or 0 if the session does not exist."""
+        """Return the number of messages (in the view `history`, with superseded ones), or 0 if there is no session."""
         _check_view(view)
         info = await self._info()
         if info is None:

@@ -1,4 +1,4 @@
-"""The reporting of a session's events, each with the session's backend, channel and id."""
+"""The reporting of a session's reads and writes to observers, with its backend, channel and id."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Labels(TypedDict):
 
 
 class SessionEvents:
-    """A reporter of a session's events; `started` is always a value of `time.perf_counter()`."""
+    """A reporter of a session's reads and writes to an observer; `started` is a value of `time.perf_counter()`."""
 
     def __init__(self, observer: Observer, backend: Backend, session_id: str) -> None:
         self._observer = observer
@@ -79,7 +79,7 @@ class SessionEvents:
         self._observer.notify(WriteFailed(**self._labels, outcome=outcome, error=type(error).__name__, reason=reason))
 
     def deferred(self, messages: int) -> None:
-        """Report that a turn could not be written yet and became pending."""
+        """Report that a turn could not be written yet, and waits for a retry."""
         self._observer.notify(WriteDeferred(**self._labels, messages=messages))
 
     def recovered(self, tries: int) -> None:

@@ -1,4 +1,4 @@
-"""Stored recall indexes, one per session, so that a new process does not have to build them."""
+"""Stored indexes for the search for older turns, one per session. A new process need not build them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _UNREADABLE = (zlib.error, ValueError, TypeError, LookupError, AttributeError, O
 
 
 class StoredIndexes:
-    """The stored recall indexes of sessions, which can be joined into one index of all sessions of a user."""
+    """The stored search indexes of sessions, which can be joined into one index of all sessions of a user."""
 
     def __init__(
         self, rows: RecallIndexes, transcripts: Transcripts, summaries: Summaries | None, observer: Observer

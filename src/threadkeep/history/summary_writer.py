@@ -141,7 +141,7 @@ class SummaryWriter:
     async def _write(
         self, records: Sequence[str], task: SummaryTask, earlier: str | None, facts: tuple[str, ...] = ()
     ) -> SummaryText:
-        """Return one summary text for all records; if `facts` are given, they replace the facts of the model."""
+        """Return one summary text for all records. If `facts` are given, they replace the model's facts."""
         text = SummaryText("", facts)
         room = self._room.one - self._counter(text.render())
         for record in records:
