@@ -218,7 +218,7 @@ _NEWEST = 50
 
 
 def question_text(run: Run, texts: Texts) -> str:
-    """Return the questions of a waiting run, with a notice if the chat cannot answer them."""
+    """Return the questions that a run asks a person, with a notice if a text in the chat cannot answer them."""
     asked = [text for text in _questions(run) if text is not None]
     return "\n".join(asked if is_answered_by_text(run) else [*asked, *filter(None, [texts.asked_elsewhere])])
 
@@ -299,7 +299,7 @@ class Receiver:
     """The base class of workers that receive the messages of a bot.
 
     Only one process receives a bot's messages: the process that has claimed this work in the database. A claim lasts
-    for the next pause (at most `longest_claim_seconds`) and `claim_seconds`. Others try every `look_seconds` to get it.
+    for the next pause (at most `longest_claim_seconds`) plus `claim_seconds`. Others try for it every `look_seconds`.
     """
 
     claim_seconds, look_seconds = 60.0, 5.0

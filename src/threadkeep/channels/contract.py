@@ -204,7 +204,7 @@ class Channel(Protocol):
 
     @property
     def name(self) -> str:
-        """The configured name. It is the last part of the callback's path."""
+        """The bot's configured name. It is the last part of the URL path to which the platform sends callbacks."""
 
     @property
     def scope(self) -> str:
@@ -222,7 +222,7 @@ class Channel(Protocol):
 
 
 def check_name(name: str) -> None:
-    """Reject a channel name that cannot be part of a path.
+    """Reject a bot's name that cannot be part of a URL path.
 
     Raises:
         InvalidInput: the name is not valid.
@@ -322,7 +322,7 @@ class ChannelClient(Protocol):
         """False if the client needs a connection to the platform and has none."""
 
     async def send(self, address: Address, part: Part) -> Outcome:
-        """Send one part of an answer."""
+        """Send one part of an answer to a chat, and return the outcome."""
 
     async def show_working(self, address: Address) -> None:
         """Show the person that the bot is working, if the platform has a way to do so."""

@@ -123,7 +123,7 @@ class Delivery:
         self.wake()
 
     async def _deliver(self, bot: Bot, number: int) -> None:
-        # After a failure, the claim expires and the message is sent again.
+        # After a failure, this process's claim on the message expires, and the message is sent again.
         with ErrorBoundary(lambda error: self._notify_trouble(error, bot)):
             message = await self._outbox.claim(number, self._owner, seconds=self._options.claim_seconds)
             if message is not None:
@@ -148,7 +148,7 @@ class Delivery:
             match await self._send_part(bot, message.address, part):
                 case Sent(is_all):
                     index = len(parts) if is_all else index + 1
-                    # Retry this while the database is unavailable; otherwise the part would be sent again.
+                    # Retry to record the sent part while the database is unavailable, or it would be sent again.
                     note = partial(self._outbox.note_part, message, self._owner, index, seconds=claim_seconds)
                     if not await retry_until_available(note):
                         return  # the message was dropped, or another process claimed it
@@ -199,7 +199,7 @@ class Delivery:
 
 
 async def note_failure(memory: Memory, bot: Bot, failed: AnswerFailed) -> None:
-    """Mark a recent answer as failed, because the platform did not deliver an accepted part."""
+    """Mark a recent answer as failed, because the platform did not deliver a part that it had accepted."""
     outbox = memory.channels.outbox
     for message in await outbox.sent(bot.name, failed.session_id):
         ids = [Part("", _key(message, index)).sent_id for index in range(message.parts_sent)]

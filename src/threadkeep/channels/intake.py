@@ -136,7 +136,7 @@ class Intake:
             self._taken_again.add(left.number)
 
     async def close(self) -> None:
-        """Stop waiting for runs. Any process that polls the outbox finds their answers later."""
+        """Stop waiting for runs. Any process that polls the table of answers (outbox) finds theirs later."""
         for task in self._background:
             task.cancel()
         if self._background:
@@ -328,7 +328,7 @@ class Intake:
             return await runs.submit(request, mode=mode)
 
     async def _say(self, bot: Bot, message: IncomingMessage, text: str) -> bool:
-        """Send a text of the bot itself. Return False if the outbox already has it."""
+        """Queue a text of the bot itself, such as a welcome, to be sent. Return False if it was queued before."""
         if not text:
             return True
         added = await self._expect_answer(bot, message, text, waits=False)
@@ -387,7 +387,7 @@ class Intake:
         await session.append([note])
 
     async def _take_back(self, session: Session, run: Run, message_id: str) -> None:
-        """Remove a message from an unbegun run, or cancel a run that has no other messages."""
+        """Remove a message from a run that has not begun, or cancel the run if it has no other messages."""
         if not run.unbegun or not (taken := [one for one in run.inputs if one.message_id == message_id]):
             return
         if len(run.inputs) == 1:

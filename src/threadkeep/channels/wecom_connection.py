@@ -62,7 +62,7 @@ _QUIET.setLevel(logging.WARNING)
 
 @dataclass(eq=False)
 class _Stream:
-    """The streamed answer to one message."""
+    """The answer to one message, which WeCom shows in the chat while it grows."""
 
     req_id: str
     ends_at: float
@@ -203,7 +203,7 @@ class AIBotConnection(Receiver):
     def _addressed(
         self, update: Update, req_id: str, body: Mapping[str, Json]
     ) -> tuple[Update, IncomingMessage | None]:
-        """Set `reply_to` in the update's message. Return the update, and this message or None."""
+        """Set `reply_to` in the update's message, if it has one. Return the update, and the message or None."""
         message = update.message if isinstance(update, Ignored) else update
         if not isinstance(message, IncomingMessage):
             return update, None

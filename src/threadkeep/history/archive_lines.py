@@ -89,7 +89,7 @@ class BadLine(InvalidInput):
 
 
 def session_line(info: SessionInfo, layout: GraphLayout | None = None) -> str:
-    """Return the export line of a session. Some fields are written only if they are set."""
+    """Return the line of JSON that describes a session in an export. Some fields are written only if they are set."""
     values: dict[str, Json] = {
         "type": "session",
         "session_id": info.session_id,
@@ -122,14 +122,14 @@ def session_line(info: SessionInfo, layout: GraphLayout | None = None) -> str:
 
 
 def message_line(session_id: str, message: Message) -> str:
-    """Return the export line of a message."""
+    """Return the line of JSON that contains a message in an export."""
     values = {"type": "message", "session_id": session_id, **message.to_dict()}
     values["metadata"] = _sorted(message.metadata)
     return dump_json(values) + "\n"
 
 
 def summary_line(archived: ArchivedSummary) -> str:
-    """Return the export line of a summary."""
+    """Return the line of JSON that contains a summary in an export."""
     summary = archived.summary
     values = {
         "type": "summary",

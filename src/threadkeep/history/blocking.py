@@ -111,7 +111,7 @@ class MemoryLoop:
 
     @property
     def is_own_thread(self) -> bool:
-        """True if the caller is in the thread of this loop, and the loop runs."""
+        """True if the caller is in the thread of this event loop, and the loop runs."""
         return threading.get_ident() == self._thread_id and self._loop.is_running()
 
     def _submit[T](self, work: Coroutine[Any, Any, T]) -> Future[T]:

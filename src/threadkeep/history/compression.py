@@ -171,7 +171,7 @@ class CompressionRequest:
 
     @property
     def room(self) -> SummaryRoom:
-        """The limits for a summary and for the part of the transcript that the model reads at once."""
+        """The token limits for a summary, and for the part of the transcript that the summarizer reads in one call."""
         return SummaryRoom.within(self.compression.max_summary_tokens, self.budget, self.summarizer.input_tokens)
 
 
@@ -256,7 +256,7 @@ class RangeReader:
         ]
 
     def _pieces(self, message: Message, size: int, limit: int) -> tuple[str, ...]:
-        """Split a long message into numbered records; leave out the middle of a huge message."""
+        """Split a long message into numbered texts for the summarizer; leave out the middle of a huge message."""
         content = message.content
         if size > limit * _MOST_PIECES:
             content = keep_ends(content, len(content) * limit * _MOST_PIECES // size)

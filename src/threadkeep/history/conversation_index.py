@@ -224,7 +224,7 @@ class ConversationIndex:
         return *states, Packed(about, {})
 
     def _parts(self) -> Iterator[Packed]:
-        """Yield copies of the word index and of the data of all turns, part by part."""
+        """Yield copies of the word index and of each turn's tokens and day, part by part, for storage."""
         yield from self.words.dump()
         yield Packed({"tokens": list(self.tokens.items())}, {})
         for some in batched(list(self.days.values()), COPIED_AT_ONCE):
@@ -335,7 +335,7 @@ def _turns_of(state: Packed) -> tuple[RecallIndex, dict[str, int], dict[str, tup
 
 
 def id_at(session_id: str, seq: int) -> str:
-    """Return the id that a message has in the index."""
+    """Return the id that a message has in the recall index: its session id and its `seq`."""
     return f"{session_id}#{seq}"
 
 

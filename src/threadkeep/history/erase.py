@@ -172,7 +172,7 @@ class Eraser:
             store = await self._memory.graph_store()
             labels = {label async for namespace in _namespaces(store) for label in namespace}
             known = tuple(label for label in labels if digest(f"user:{label}") in erased)
-            # A store may list namespaces that are empty, so look for items too.
+            # A LangGraph store may list namespaces that are empty, so look for items in them too.
             remains = remains or bool(await self.items(Erasable(ids=known)))
         return "there" if remains or await self._interrupted(receipt.subject) else "gone"
 
@@ -191,7 +191,7 @@ class Eraser:
         return names
 
     async def _erase_all(self, wanted: Erasable) -> dict[str, int]:
-        """Erase until nothing is found, in a few rounds; return the counts of remaining data."""
+        """Erase the data in a few rounds at most, until none is found; return the counts of remaining data."""
         after: dict[str, int] = {}
         for _ in range(_ROUNDS):
             sessions = await self.rows.sessions(wanted)
@@ -216,7 +216,7 @@ class Eraser:
         return after
 
     async def _find(self, wanted: Erasable) -> dict[str, int]:
-        """Count the rows, pending turns and LangGraph store items to erase, by store."""
+        """Count the database rows, unwritten turns and LangGraph store items to erase, by store."""
         sessions = await self.rows.sessions(wanted)
         counts = await self.rows.counts(wanted)
         counts[_PENDING] = sum(belongs(entry.turn, wanted, sessions) for entry in await self.waiting())

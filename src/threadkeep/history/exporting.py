@@ -1,4 +1,4 @@
-"""The export of sessions as lines, which are written page by page."""
+"""The export of sessions as lines of JSON, which are written page by page."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Exportable(NamedTuple):
 
 @dataclass
 class Exported:
-    """The counts of an export so far, and the damaged items."""
+    """The counts of exported data so far, and the stored items that could not be read."""
 
     sessions: int = 0
     messages: int = 0
@@ -40,11 +40,11 @@ class Exported:
     damaged: dict[tuple[str, str], StoreError] = field(default_factory=dict)
 
     def note_damage(self, error: SessionDamaged) -> None:
-        """Record an item of a session that could not be read."""
+        """Record that a stored item of a session could not be read."""
         self.damaged[error.session_id, error.item] = error
 
     def to_dict(self) -> dict[str, Json]:
-        """Return the counts as JSON values; if sessions are damaged, their ids are included."""
+        """Return the counts as JSON values, with the ids of sessions that could not be read completely, if any."""
         numbers: dict[str, Json] = {name: getattr(self, name) for name in ("sessions", "messages", "summaries")}
         damaged = sorted({session_id for session_id, _ in self.damaged})
         return {**numbers, **({"damaged": damaged} if damaged else {})}
@@ -195,7 +195,7 @@ async def _named(
 
 
 async def _pages(session: Session, info: SessionInfo, done: Exported) -> AsyncIterator[tuple[Message, ...]]:
-    """Yield a session's messages in pages; unreadable pages are recorded in `done` and left out."""
+    """Yield a session's messages in pages; unreadable pages are left out and recorded in `done`."""
     for first in range(info.deleted_seq + 1, info.last_seq + 1, PAGE_MESSAGES):
         after = min(first + PAGE_MESSAGES, info.last_seq + 1)
         try:

@@ -131,7 +131,7 @@ class GraphConversations:
         return self.name_of(store) == _OWN
 
     def is_unregistered(self, store: BaseStore, layout: GraphLayout) -> bool:
-        """Return True if this process has not registered this layout of the memory's own store."""
+        """Return True if a store is the memory's own and this process has not registered the layout yet."""
         return layout not in self._registered and self.is_own(store)
 
     async def register(self, layout: GraphLayout) -> None:
@@ -155,7 +155,7 @@ class GraphConversations:
 
 
 def location_in(layout: GraphLayout, key: str) -> ConversationLocation:
-    """Return the location by which records of model calls refer to a conversation."""
+    """Return the location (key, namespace and so on) by which records of model calls refer to a conversation."""
     return ConversationLocation(key, layout.namespace, layout.meta_key_suffix, layout.value_field)
 
 
@@ -177,6 +177,6 @@ def of_order_name(name: str) -> tuple[GraphLayout, str] | None:
 
 
 def folder_of(layout: GraphLayout) -> str:
-    """Return the name of the folder for pending turns of a layout."""
+    """Return the name of the folder for a layout's pending turns, which wait to be written to the store."""
     name = "\0".join([*layout.namespace, layout.meta_key_suffix, layout.value_field])
     return f"store-{sha256(name.encode()).hexdigest()[:16]}"

@@ -1,4 +1,4 @@
-"""The import of an export's lines into a memory, in transactions of several hundred messages."""
+"""The import of exported lines of JSON into a memory, in transactions of several hundred messages."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Importer:
         self._nameless: Counter[str] = Counter()
 
     async def take(self, number: int, line: bytes) -> bool:
-        """Process one line of a file; return False if the import must stop."""
+        """Process line `number` of an exported file; return False if the import must stop."""
         if number == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")
         if not line.strip():
@@ -86,7 +86,7 @@ class Importer:
         return not (self._strict and self.done.bad_lines)
 
     async def accept(self, position: Position, parsed: SessionLine | MessageLine | SummaryLine) -> None:
-        """Process a parsed line; store the accepted lines if they fill a batch."""
+        """Process a parsed line of an export; store all accepted lines once they fill a batch."""
         try:
             self._accept(position, parsed)
         except BadLine as error:

@@ -189,7 +189,7 @@ def unescape_key(part: str) -> str:
 
 
 def channel_of(session_id: str, *, default: Channel = "other") -> Channel:
-    """Return the channel named by the first part of a session id, or the default."""
+    """Return the channel (such as `telegram`) that the first part of a session id names, or the default."""
     first, colon, _ = session_id.partition(":")
     known = [channel for channel in CHANNELS if channel == first] if colon else []
     return known[0] if known else default
@@ -313,7 +313,7 @@ def look_up(scope: Mapping[str, object], path: str) -> object:
 
 
 def _text_of(value: object) -> str | None:
-    """Return a text or number as part of a key: "" if it is blank, None for other types."""
+    """Return a text, escaped, or a number as a part of a key: "" if it is blank, None for other types."""
     if isinstance(value, float) and math.isfinite(value):
         value = int(value) if value.is_integer() else repr(value)
     if isinstance(value, int) and not isinstance(value, bool):

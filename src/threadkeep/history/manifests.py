@@ -80,7 +80,7 @@ class Manifests:
         return NotedManifest(session_id, run_id, self._clock(), manifest, dict(texts))
 
     def joined(self, entry: NotedManifest) -> list[Statement]:
-        """Return the statements that store a record, for the transaction that stores the record's turn."""
+        """Return the SQL statements that store a record in the transaction that also stores the record's turn."""
         return self._rows.joined(entry)
 
     def has_earlier(self, entry: NotedManifest) -> bool:
@@ -88,7 +88,7 @@ class Manifests:
         return self._writing.locked() or entry.run_id in [earlier.run_id for earlier in self._waiting]
 
     def queue(self, entry: NotedManifest) -> None:
-        """Queue a record to be written in the background, and return at once."""
+        """Queue the record of a model call to be written in the background, and return at once."""
         self._waiting.append(entry)
         self._characters += _weight(entry)
         self._drop_the_oldest()
@@ -110,7 +110,7 @@ class Manifests:
     async def of_session(
         self, session_id: str, *, user_id: str | None = None, limit: int = 50, before: Cursor | None = None
     ) -> list[StoredManifest]:
-        """Return up to `limit` records of a session, newest first, beginning after the cursor `before`."""
+        """Return up to `limit` records of a session's model calls, newest first, after the cursor `before`."""
         check_argument("session_id", session_id, str, required=True)
         check_argument("user_id", user_id, str)
         check_argument("limit", limit, int, required=True)
@@ -131,7 +131,7 @@ class Manifests:
         return await self._rows.texts(session_id, digests, run_id=run_id)
 
     async def flush(self) -> bool:
-        """Write the waiting records now; report a failure, and return False if some records still wait."""
+        """Write the queued records now; report a failure, and return False if some records are still queued."""
         async with self._writing:
             left = len(self._waiting)
             again: list[NotedManifest] = []
@@ -156,7 +156,7 @@ class Manifests:
         return self._clock() - timedelta(days=self._retention_days)
 
     async def purge(self) -> int:
-        """Delete records older than the retention time; return the number of deleted rows."""
+        """Delete records of model calls older than `retention_days`; return the number of deleted rows."""
         before = self.kept_since()
         if before is None:
             return 0
@@ -184,7 +184,7 @@ class Manifests:
                     await self.purge()
 
     async def close(self) -> None:
-        """Write the waiting records within five seconds; drop and count the rest."""
+        """Write the queued records within five seconds; drop the rest, and report their number."""
         with contextlib.suppress(TimeoutError), waiting_until(time.monotonic() + _CLOSING_SECONDS):
             async with asyncio.timeout(_CLOSING_SECONDS):
                 await self.flush()
@@ -235,7 +235,7 @@ class Manifests:
                 group.remove(entry)
 
     async def _flush_for_reader(self) -> None:
-        """Write the queue before a read, so that it finds all records; wait two seconds at most."""
+        """Write the queued records before a read, so that it finds them; wait two seconds at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_READER_SECONDS):
                 await self.flush()
@@ -249,7 +249,7 @@ class Manifests:
         return group
 
     def _put_back(self, group: Sequence[NotedManifest]) -> None:
-        """Put records back at the head of the queue; some of them may be stored already."""
+        """Put records back at the head of the queue after a failed write; some of them may be stored already."""
         self._waiting.extendleft(replace(entry, again=True) for entry in reversed(group))
         self._characters += sum(map(_weight, group))
         self._drop_the_oldest()

@@ -139,7 +139,7 @@ class Memory:
         return await self._conversations.store()
 
     async def has_graph_store(self) -> bool:
-        """Return True if the LangGraph store is open, or if its table exists in its database."""
+        """Return True if this memory's LangGraph store is open, or if its table exists in its database."""
         return await self._conversations.exists()
 
     async def overwrite_graph_store(self, *, vacuum: bool) -> str | None:
@@ -258,7 +258,7 @@ class Memory:
         return other
 
     def null_memory(self) -> Self:
-        """Return a memory that stores no messages, for runs that belong to no session."""
+        """Return a memory with this database that stores no messages, for runs that belong to no session."""
         if self._null is None:
             nothing = NullTranscripts()
             self._null = self._at(
@@ -391,7 +391,7 @@ class Memory:
     async def search_result(
         self, query: str, *, user_id: str | None = None, limit: int = 10, session_id: str | None = None, after: int = 0
     ) -> SearchResult:
-        """Search as `search` does; also return the number of unindexed messages, and damaged sessions."""
+        """Search as `search` does; also return the number of unindexed messages, and sessions with unreadable items."""
         check_user_id(user_id)
         for name, value, kind in (("query", query, str), ("limit", limit, int), ("after", after, int)):
             check_argument(name, value, kind, required=True)
@@ -422,5 +422,5 @@ class Memory:
 
 
 def damaged_sessions(items: Sequence[SessionDamaged]) -> tuple[str, ...]:
-    """Return the ids of the sessions that have damaged items, each once."""
+    """Return the ids of the sessions to which these unreadable items belong, each once."""
     return tuple(sorted({item.session_id for item in items}))

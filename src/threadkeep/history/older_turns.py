@@ -249,7 +249,7 @@ class OlderTurns:
     async def _searchable(
         self, key: tuple[RecallScope, str], index: ConversationIndex, infos: dict[str, SessionInfo]
     ) -> ConversationIndex:
-        """Return the whole index or, while it is being built, the index of the newest messages."""
+        """Return the index of the whole conversation or, while it is being built, that of its newest messages."""
         if key in self._tasks and index.newest is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(index.has_newest.wait(), _NEWEST_SECONDS)

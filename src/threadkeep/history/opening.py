@@ -119,7 +119,7 @@ def _session_backend(
 
 
 async def _begin_background(stack: AsyncExitStack, memory: Memory, driver: Driver, options: MemoryOptions) -> None:
-    """Start the background tasks of an open memory; the exit stack cancels them."""
+    """Start the background tasks of an open memory; `stack` cancels them when the memory closes."""
     duties = Duties(driver, clock=options.clock)
     pruners: dict[str, AllRetention | RunPruner] = {
         "retention": AllRetention(memory),

@@ -48,12 +48,12 @@ type Join = Callable[[Sequence[Message]], Joined | None]
 
 
 def default_folder() -> Path:
-    """Return the default folder of pending turns, which has a subfolder for each database."""
+    """Return the default folder for turns that wait to be written; it has a subfolder for each database."""
     return user_data_path("threadkeep") / "pending"
 
 
 def folder_of(address: DatabaseAddress, folder: Path | None = None) -> Path:
-    """Return the folder of a database's pending turns, by default below the default folder."""
+    """Return the folder for turns that wait to be written to a database, by default below the default folder."""
     return Path(folder or default_folder()) / address.fingerprint
 
 
@@ -121,7 +121,7 @@ class PendingTurns:
 
     @property
     def count(self) -> int:
-        """The number of pending turns of the memory, including those of its namespaces."""
+        """The number of turns that wait to be written, including those for the memory's LangGraph store namespaces."""
         return sum(len(each.own) for each in self._all)
 
     def turns_of(self, session_id: str) -> list[Turn]:
@@ -415,11 +415,11 @@ class PendingTurns:
             raise TurnInMemoryOnly(turn.session_id)
 
     async def _spool_pending(self) -> None:
-        """Write pending turns to disk. A failure is reported, and the turns stay in memory."""
+        """Save pending turns on disk. A failure is reported, and the turns stay in memory."""
         await self._files.keep(self.own, self._report_failure)
 
     async def _note_failure(self, entry: PendingTurn, error: Exception) -> None:
-        """Report that a turn is still pending. If the error has changed, record its type on disk."""
+        """Report that an attempt to write a turn failed. If the type of its error has changed, record it on disk."""
         self._report_failure(entry.turn, error)
         kind = type(error).__name__
         if kind != entry.error:

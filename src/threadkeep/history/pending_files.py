@@ -63,7 +63,7 @@ class PendingFiles:
 
     @property
     def on_disk(self) -> bool:
-        """True if pending turns are written to disk; False if the database is in memory."""
+        """True if turns that wait to be written are kept on disk; False if the database is in memory."""
         return self._folder is not None
 
     async def take_over(self) -> list[PendingTurn]:
@@ -98,11 +98,11 @@ class PendingFiles:
         return kept
 
     async def damaged(self) -> list[DamagedTurn]:
-        """Return the unreadable lines that were moved to files of their own, oldest first."""
+        """Return the unreadable lines of pending files, which were moved to files of their own, oldest first."""
         return await asyncio.to_thread(damaged_turns, self._folder) if self._folder is not None else []
 
     async def drop_damaged(self, entry_id: str) -> bool:
-        """Drop an unreadable line; return False if there is no such line."""
+        """Drop an unreadable line that was moved to a file of its own; return False if there is no such line."""
         return self._folder is not None and await asyncio.to_thread(drop_damaged, self._folder, entry_id)
 
     async def of_others(self, session_id: str) -> list[Turn]:
@@ -167,7 +167,7 @@ class PendingFiles:
                 await asyncio.to_thread(change, entry.file, entry)
 
     async def close(self) -> None:
-        """Close the files; pending turns stay for the next start."""
+        """Close the files; turns that are still pending are written to the database after the next start."""
         for file in self._files():
             await asyncio.to_thread(file.close)
 
@@ -192,7 +192,7 @@ def waiting_files(folder: Path) -> list[WaitingFile]:
 
 
 def unreadable_turns(folder: Path) -> list[DamagedTurn]:
-    """Return the unreadable lines of pending files in a database's folder."""
+    """Return the unreadable lines of files with pending turns in a database's folder."""
     found = {turn.entry_id: turn for each in _folders(folder) for turn in damaged_turns(each)}
     for path in _paths(folder):
         for turn in damaged_lines(path, _content(path)[1].unreadable):

@@ -128,7 +128,7 @@ class WindowReader:
     cache: SessionCache
 
     async def window(self, limits: Limits, before: int = END) -> Window:
-        """Return the window of the messages whose `seq` is below `before`."""
+        """Return the window: the newest messages with a `seq` below `before` that fit the limits."""
         # If no message may be included, one row is enough to report what is left out.
         page_rows = 1 if limits.nothing else min(limits.max_messages or PAGE_ROWS, PAGE_ROWS)
         window, _, _ = await self._read(_Pages(self._recent), limits, before, page_rows=page_rows)
@@ -242,7 +242,7 @@ class WindowReader:
         ]
 
     async def _read_past(self, past: Past, page_rows: int) -> ReadPast:
-        """Return the data from which the window is computed. Read only rows that are not cached."""
+        """Return the messages and the state from which a window is computed. Read only rows that are not cached."""
         profile = past.profile or ""
         if past.read is not None and past.read.profile == profile and past.read.rows is not None:
             return past.read

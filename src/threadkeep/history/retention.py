@@ -172,7 +172,7 @@ class Pruner:
         self._clock = clock
 
     def of_namespace(self, rows: Retaining, pending: PendingTurns) -> Pruner:
-        """Return a pruner with the same rules for a LangGraph store namespace."""
+        """Return a pruner with the same rules for the conversations in a LangGraph store namespace."""
         return Pruner(rows, self.rules, pending=pending, observer=self._observer, clock=self._clock)
 
     async def of(self, session_id: str, *, user_id: str | None = None) -> Retention | None:
@@ -301,7 +301,7 @@ class Pruner:
             after = page[-1].session_id if len(page) == _PAGE_SESSIONS else None
 
     async def _removals(self, session: Prunable, rules: Retention, now: datetime) -> list[Removal]:
-        """Return the deletion and the archiving that are due in a session."""
+        """Return the ranges of a session's messages that are to be deleted and archived now."""
         own = rules if session.retention is None else session.retention
         deletion = await self._removal(session, "delete", own.delete, now)
         if not self._rows.archives or (deletion is not None and deletion.whole_session):

@@ -43,7 +43,7 @@ class Round[R: Counts]:
     _begun: float = 0.0
 
     async def begin_step(self) -> bool:
-        """Begin a step; return False if `may_continue` has stopped the round."""
+        """Begin a step of the round; return False if `may_continue` has stopped the round."""
         if self.may_continue is not None and not await self.may_continue():
             return False
         self._begun = time.perf_counter()
@@ -174,7 +174,7 @@ class RunPruner:
         return self.rules.keep_days is not None
 
     async def plan(self, rules: RunRetention | None = None) -> AsyncIterator[FinishedTree]:
-        """Yield the trees of finished runs that would be deleted now; nothing is written."""
+        """Yield the trees (runs with their descendants) of finished runs that would be deleted now; write nothing."""
         check_argument("rules", rules, RunRetention)
         cutoffs = (rules or self.rules).cutoffs(self._clock())
         page = None if cutoffs is None else await self._page(cutoffs, None)
@@ -222,7 +222,7 @@ class RunPruner:
         return await self._runs.finished.trees(cutoffs, after=after, limit=_PAGE_TREES)
 
     async def _remove(self, trees: Sequence[FinishedTree], cutoffs: Cutoffs, work: Round[PrunedRuns]) -> bool:
-        """Delete trees of runs, except locked ones; return False if the round was stopped."""
+        """Delete trees of runs, except those with locked rows; return False if `may_continue` stopped the round."""
         for group in _groups(trees):
             try:
                 if not await self._remove_group(group, cutoffs, work):

@@ -83,11 +83,11 @@ class SessionEvents:
         self._observer.notify(WriteDeferred(**self._labels, messages=messages))
 
     def recovered(self, tries: int) -> None:
-        """Report that a pending turn was written."""
+        """Report that a turn that had waited for a retry was written."""
         self._observer.notify(WriteRecovered(**self._labels, tries=tries))
 
     def dropped(self) -> None:
-        """Report that a pending turn was dropped."""
+        """Report that a person dropped a turn that waited for a retry."""
         self._observer.notify(WriteDropped(**self._labels))
 
     def discarded(self) -> None:

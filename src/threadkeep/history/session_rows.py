@@ -150,7 +150,7 @@ class SessionCache:
             self.bytes -= dropped
 
     def forget(self, session_id: str) -> None:
-        """Drop the rows of a session."""
+        """Drop the cached rows of a session."""
         found = self._entries.pop(session_id, None)
         if found is not None:
             self.bytes -= found[1]
@@ -165,7 +165,7 @@ class SessionCache:
 
 
 def _index(messages: Sequence[Message], seq: int) -> int:
-    """Return the index of the first message with at least this `seq`."""
+    """Return the position in `messages` of the first message with at least this `seq`."""
     if not messages or seq <= (messages[0].seq or 0):
         return 0
     if seq >= (last := messages[-1].seq or 0):

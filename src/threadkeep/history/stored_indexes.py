@@ -96,7 +96,7 @@ class StoredIndexes:
         return [info for session_id, info in by_id.items() if session_id in grown]
 
     async def renew(self, infos: Iterable[SessionInfo]) -> None:
-        """Update the stored indexes of sessions; a damaged session is skipped."""
+        """Update the stored search indexes of sessions; skip a session with unreadable items."""
         for info in infos:
             summaries = await self._summaries_of([info])
             with contextlib.suppress(SessionDamaged):

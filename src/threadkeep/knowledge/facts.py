@@ -327,7 +327,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         return deleted, missing
 
     async def _forget(self, connection: Connection, scope: Scope, keys: Collection[str]) -> dict[str, int]:
-        """Delete all values of the given keys, even if stored under an older form of the key."""
+        """Delete all values of the given keys, even those stored under an older spelling of the key."""
         owner = {"scope": scope.kind, "owner": scope.owner}
         spellings: defaultdict[str, list[str]] = defaultdict(list)
         for (stored,) in await connection.fetch(self._sql["keys_of"], owner):

@@ -112,7 +112,7 @@ class FactWords:
         return [facts[index] for index in order if scores[index] > 0]
 
     def _number(self, fact: Fact) -> int:
-        """Return the number of a fact, and index a new fact."""
+        """Return the number of a fact in this index; if it is new, add it first."""
         value = fact.text[len(fact.key) + 2 :][:_READ_CHARACTERS]
         if (known := self._numbers.get((fact.key, value))) is not None:
             return known

@@ -96,13 +96,13 @@ class WriteDeferred(StoreEvent):
 
 
 class WriteRecovered(StoreEvent):
-    """A pending turn was written, after `tries` attempts."""
+    """A turn that had to wait for the database was written, after `tries` attempts."""
 
     tries: int
 
 
 class WriteDropped(StoreEvent):
-    """A person dropped a pending turn: it will not be written."""
+    """A person dropped a turn that waited for the database: it will never be written."""
 
 
 class AgentOutsideTurn(SessionEvent):
@@ -130,14 +130,14 @@ class AnswerDiscarded(StoreEvent):
 
 
 class PendingWrites(Event):
-    """This process has `count` pending turns, which wait to be written; the number may have changed."""
+    """This process has `count` turns that wait to be written to the database; the number may have changed."""
 
     backend: Backend
     count: int
 
 
 class HistoryTruncated(SessionEvent):
-    """A window left out older messages because of its limits, or cut a message."""
+    """A read within limits left out older messages of the session, or cut a message."""
 
     channel: Channel = "other"
     dropped: int
@@ -349,7 +349,7 @@ class RunTakenOver(WorkflowRunEvent):
 
 
 class RunTrouble(Event):
-    """Background work for runs failed and is retried; `work` is its name."""
+    """Background work for runs, such as taking over runs, failed and is retried; `work` is its name."""
 
     work: RunWork
     error: str

@@ -200,7 +200,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return {str(name) for (name,) in await self._fetch("accepted", row)}
 
     async def purge_dead(self, group_id: str) -> None:
-        """Delete the content of a deleted group's dead messages, so that `retry` does not send them."""
+        """Delete the content of a deleted group's given-up (dead) messages, so that `retry` does not send them."""
         await self._execute("purge_dead", {"group_id": group_id})
 
     async def episode_of(self, name: str) -> FactDelivery | None:
@@ -219,7 +219,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return int(count)
 
     async def wake(self, group_id: str | None = None) -> None:
-        """Make one group, or all groups, due now, if no process owns them."""
+        """Make one group, or all groups, due for delivery now, if no process has leased them."""
         await self._execute("wake", {"group_id": group_id, "now": self._now()})
 
     async def entries(self, status: DeliveryStatus | None, *, after: int, limit: int) -> list[Delivery]:

@@ -86,7 +86,7 @@ class McpClient:
     async def search(
         self, group_ids: Sequence[str], query: str, limit: int, *, seconds: float | None = None
     ) -> list[GraphFact]:
-        """Return up to `limit` facts of some groups."""
+        """Return up to `limit` facts of some groups that match a query."""
         if not group_ids:
             return []
         groups: list[Json] = [check_group_id(group_id) for group_id in group_ids]
@@ -101,7 +101,7 @@ class McpClient:
         await self._call("delete_episode", {"uuid": uuid, "group_id": check_group_id(group_id)})
 
     async def delete_group(self, group_id: str) -> None:
-        """Clear the graph of a group."""
+        """Delete all data of a group."""
         await self._call("clear_graph", {"group_ids": [check_group_id(group_id)]})
 
     def checks(self) -> list[tuple[str, Step]]:

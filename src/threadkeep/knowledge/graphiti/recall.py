@@ -142,7 +142,7 @@ class GraphRecaller:
     async def _groups(
         self, asked: Mapping[ScopeKind, Scope | None], workspace: str | None
     ) -> _Groups | GraphitiClosure:
-        """Return the groups to search, or the reason why no search is allowed."""
+        """Return the Graphiti groups to search, or the reason why no search is allowed."""
         consent = self._consents.statements(workspace)
         owned = {kind: scope for kind, scope in asked.items() if scope is not None}
         statements = [*consent, *map(self._deliveries.groups_statement, owned.values())]

@@ -96,7 +96,7 @@ class RestClient:
     async def search(
         self, group_ids: Sequence[str], query: str, limit: int, *, seconds: float | None = None
     ) -> list[GraphFact]:
-        """Return facts of some groups."""
+        """Return facts of some groups that match a query."""
         if not group_ids:
             return []
         groups: list[Json] = [check_group_id(group_id) for group_id in group_ids]

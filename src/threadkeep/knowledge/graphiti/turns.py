@@ -32,12 +32,12 @@ _EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 def group_key(scope: Scope) -> str:
-    """Return the key of the group of a scope, such as `user:ann`."""
+    """Return the text from which the id of a scope's Graphiti group is derived, such as `user:ann`."""
     return f"{scope.kind}:{scope.owner}"
 
 
 def group_id_of(scope: Scope, strategy: GroupStrategy = "hashed") -> str:
-    """Return the id of a scope's group. With the strategy `raw`, two owners can get the same id."""
+    """Return the id of a scope's Graphiti group. With the strategy `raw`, two owners can get the same id."""
     key = group_key(scope)
     if strategy == "raw":
         readable = _UNSAFE.sub("_", f"threadkeep_{key}")
@@ -162,7 +162,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
             self._observer.notify(EpisodesDelivered(result="queued", count=count))
 
     async def add(self, connection: Connection, scopes: Sequence[Scope], messages: Sequence[Outbound]) -> int:
-        """Queue messages for the groups of some scopes; return the number of new deliveries."""
+        """Queue messages for the Graphiti groups of some scopes; return how many were not queued there before."""
         now = time_text(self._clock())
         added = 0
         for scope in scopes:
@@ -272,7 +272,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
     async def _question(
         self, connection: Connection, turn: _Turn, answer: Message, messages: Sequence[Message]
     ) -> list[Message]:
-        """Return an answer's question with the earlier user messages of the same run."""
+        """Return the question of an answer, after the earlier user messages of the question's run, if any."""
         asked = next((one for one in messages if one.id == answer.answers), None)
         if asked is None:
             key = {"session_id": turn.session_id, "message_id": answer.answers}

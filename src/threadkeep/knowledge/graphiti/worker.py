@@ -306,7 +306,7 @@ class DeliveryWorker:
         self._observer.notify(EpisodesDelivered(result="sent", count=count))
 
     async def _may_send(self, batch: Sequence[Waiting]) -> bool:
-        """Return True if consent still covers a batch that was marked as sent."""
+        """Return True if there is still consent to send these messages, which are marked as sent already."""
         return {_class_of(one) for one in batch} <= await self._consents.granted()
 
     async def _stopped_at(self, lease: Lease, failed: Waiting, later: Sequence[Waiting], error: GraphitiError) -> None:
