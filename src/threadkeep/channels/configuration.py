@@ -79,7 +79,7 @@ class TelegramSettings(BotSettings):
     api: ApiAddress = telegram_client.API
 
     def channel(self) -> TelegramChannel:
-        """Return the channel of the bot.
+        """Create the bot's channel, which verifies and parses its updates, from these settings.
 
         Raises:
             InvalidInput: an option is invalid.
@@ -107,7 +107,7 @@ class WeComDirectSettings(WeComSettings):
     receive: Literal["webhook"] = "webhook"
 
     def channel(self) -> WeComDirectChannel:
-        """Return the channel of the application.
+        """Create the application's channel, which verifies and parses its callbacks, from these settings.
 
         Raises:
             InvalidInput: an option is invalid.
@@ -127,7 +127,7 @@ class WeComServiceSettings(WeComSettings):
     double_texting: DoubleTexting | None = "coalesce"
 
     def channel(self) -> WeComServiceChannel:
-        """Return the channel of the customer service.
+        """Create the channel of the customer service, which verifies and parses its callbacks, from these settings.
 
         Raises:
             InvalidInput: an option is invalid.
@@ -153,7 +153,7 @@ class WeComAIBotSettings(WeComSettings):
     receive_id: str | None = ""
 
     def channel(self) -> WeComAIBotChannel:
-        """Return the channel of the bot.
+        """Create the bot's channel, which verifies and parses its callbacks, from these settings.
 
         Raises:
             InvalidInput: an option is invalid.

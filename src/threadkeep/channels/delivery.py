@@ -73,7 +73,7 @@ class Delivery:
         self._woken.set()
 
     async def keep_delivering(self, take_orphaned: Callable[[timedelta], Awaitable[None]]) -> None:
-        """Deliver answers until cancelled. Every `poll_seconds`, also process messages of dead processes.
+        """Deliver answers until cancelled. Every `poll_seconds`, also process messages left by dead processes.
 
         `take_orphaned` processes such messages; its argument is the minimum age of a message.
         """

@@ -138,7 +138,7 @@ async def open_channels(memory: Memory, runs: RunsOnDemand, file: ChannelsFile) 
 
 
 def bot_of(settings: AnyBot, channel: Channel, client: ChannelClient) -> Bot:
-    """Create the bot for its settings.
+    """Create a bot from its settings, with its channel and its client.
 
     Raises:
         InvalidInput: a text has an unknown name.
@@ -156,7 +156,7 @@ def bot_of(settings: AnyBot, channel: Channel, client: ChannelClient) -> Bot:
 
 
 def client_of(settings: AnyBot, channel: Channel, memory: Memory, http: httpx2.AsyncClient) -> ChannelClient:
-    """Create the client of a bot."""
+    """Create the client that calls the platform's API for a bot."""
     match settings:
         case TelegramSettings():
             return TelegramClient(settings.token.get_secret_value(), http, api=settings.api)

@@ -223,7 +223,7 @@ class WeComXmlChannel[O: WeComOptions](ABC):
 
     @abstractmethod
     def update_in(self, fields: Mapping[str, Json]) -> Update:
-        """Return the update in the fields of a callback."""
+        """Convert the decrypted fields of a callback to an update, such as a message."""
 
 
 class WeComDirectChannel(WeComXmlChannel[WeComDirectOptions]):

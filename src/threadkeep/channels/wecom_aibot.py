@@ -191,7 +191,7 @@ class AnswerStreams:
     """The streamed answers of all AI bots that use this database.
 
     The id of a stream is the number of its answer in the outbox. The process that follows the run writes the text into
-    the outbox, and each refresh reads it from there.
+    the outbox, and each refresh by WeCom reads it from there.
     """
 
     def __init__(self, memory: Memory) -> None:

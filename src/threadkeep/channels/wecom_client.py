@@ -185,7 +185,7 @@ class WeComClient:
 
 
 class WeComDirectClient(WeComClient):
-    """A client that sends an application's messages to members."""
+    """A client that sends a WeCom application's answers to members of its corporation."""
 
     def __init__(self, api: WeComApi, agent_id: str) -> None:
         super().__init__(api)

@@ -186,7 +186,7 @@ class DeskFetching(Receiver):
                 await self._state.keep_first(scope, f"{_NOTICE_PREFIX}{desk}", value, expires_at=now + _START_TIME)
 
     async def keep_fetching(self) -> None:
-        """Fetch the desks that have notices until cancelled; after a failure, pause and try again."""
+        """Fetch the messages of desks that have a stored notice, until cancelled; after a failure, pause and retry."""
         await self._keep_trying(self._fetch_all)
 
     async def _fetch_all(self) -> str | None:

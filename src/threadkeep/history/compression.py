@@ -154,7 +154,7 @@ _MOST_PIECES = 32
 
 @dataclass(frozen=True)
 class CompressionRequest:
-    """A request to compress a session.
+    """A request to write summaries of a session's older messages.
 
     `budget` is the token budget of a model call, for sizes given as fractions. All messages up to `left_out_upto_seq`
     are summarised even before the trigger, because they did not fit a window. The oldest messages of a nearly full

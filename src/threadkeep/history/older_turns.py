@@ -318,7 +318,7 @@ def _is_long(infos: Mapping[str, SessionInfo]) -> bool:
 
 
 def _allowed(infos: Mapping[str, SessionInfo], most: int) -> dict[str, int]:
-    """Divide `most` messages to index among the sessions, newest session first."""
+    """Return how many messages of each session to index: `most` in all, those of the newest sessions first."""
     allowed: dict[str, int] = {}
     for session_id, info in reversed(list(infos.items())):
         if (count := min(messages_of(info), MOST_TURNS, most)) > 0:

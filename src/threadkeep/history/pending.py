@@ -173,7 +173,7 @@ class PendingTurns:
         return await self._uninterrupted(self._record(turn), "threadkeep-record")
 
     async def record_joined(self, turn: Turn, join: Join) -> tuple[Receipt, Sequence[list[Row]]] | None:
-        """Store a turn and execute the statements of `join`, in one transaction; return None if this fails.
+        """Store a turn and execute the caller's SQL statements (`join`) in one transaction; return None if this fails.
 
         Return None without trying if the messages are in a graph store, the database is known to fail, or earlier turns
         of the session are pending. Even if None is returned, the turn may have been stored; storing it again is safe.

@@ -93,7 +93,7 @@ class Recollection:
 
     @property
     def end(self) -> int | None:
-        """The `seq` of the first current question, at which the history ends, if it is known."""
+        """The `seq` at which the history ends, that of the first question to answer now, if it is known."""
         return None if self.question_seq is None else self.question_seq - self.questions + 1
 
     def without_failures(self) -> Recollection:
@@ -234,7 +234,7 @@ class WindowReader:
     def statements(
         self, tables: TableTranscripts, profile: str, limit: int, known: SessionRows | None
     ) -> list[Statement]:
-        """Return the statements for a `ReadPast`: its state, and up to `limit` rows from the last cached one on."""
+        """Return the SQL statements for a `ReadPast`: its state, and up to `limit` rows from the last cached one on."""
         after = 0 if known is None else known.last_seq - 1
         return [
             self.contexts.state_statement(self.session_id, profile, user_id=self.user_id),

@@ -101,7 +101,7 @@ class RetentionSchedule:
                 await self.make_round()
 
     async def make_round(self) -> bool:
-        """Run a round; return False if none is due, there is nothing to do, or another process is running it.
+        """Run a round of removals; return False if none is due, nothing is to be removed, or another process runs it.
 
         Raises:
             StoreError: the database is not available; completed steps stay done.

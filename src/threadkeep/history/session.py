@@ -175,7 +175,7 @@ class Session:
     async def record_joined(
         self, messages: Sequence[Message], join: Join, *, answers: str | None = None, told: bool = False
     ) -> tuple[Receipt, Sequence[list[Row]]] | None:
-        """Store messages and execute `join` in one transaction; see `PendingTurns.record_joined`."""
+        """Store messages and execute the caller's statements in one transaction; see `PendingTurns.record_joined`."""
         started = time.perf_counter()
         stored = await self._pending.record_joined(self.turn(messages, answers=answers, told=told), join)
         if stored is not None:
@@ -185,7 +185,7 @@ class Session:
     async def begin_joined(
         self, messages: Sequence[Message], joined: Joined, *, profile: str, limit: int
     ) -> BegunTurn | None:
-        """Store messages, execute statements, and read the history for a model call, in one transaction.
+        """Store messages, execute the caller's statements, and read the history for a model call, in one transaction.
 
         Return None if this fails, or if the messages are in a graph store. At most `limit` messages of the history are
         read. For `profile`, see `Past`.
@@ -242,7 +242,7 @@ class Session:
         return tuple([one for turn in turns if self.user_id in (None, turn.user_id) for one in turn.messages])
 
     async def deliver(self) -> bool:
-        """Try to write the session's pending turns of this process; return True if none are left."""
+        """Try to write the session's turns that wait in this process; return True if none are left."""
         return await self._pending.deliver(self.session_id)
 
     @asynccontextmanager

@@ -138,7 +138,7 @@ class SessionCache:
         return found[0]
 
     def put(self, session_id: str, rows: SessionRows, *, window: int) -> None:
-        """Cache rows, or only the newest if far more than `window`; drop the least recently used sessions if full."""
+        """Cache a session's rows (only the newest if far more than `window`); drop least recently used ones if full."""
         if len(rows.messages) > 4 * window + _SPARE_ROWS:
             rows = rows.newest(2 * window + _SPARE_ROWS)
         size = self._size(session_id, rows)

@@ -81,7 +81,7 @@ class SummaryWriter:
         return await self._summaries.claim(self._request.session_id, PURPOSE, self._owner, CLAIM_SECONDS)
 
     async def _due(self, uncovered: Uncovered) -> tuple[int, int]:
-        """Return the `seq` after which the first summary begins, if none is active, and the last `seq` to summarise."""
+        """Return the `seq` after which a first summary would begin (if none is active), and the last to summarise."""
         session_id = self._request.session_id
         if self._request.upto_seq:
             return self._request.upto_seq, self._request.upto_seq

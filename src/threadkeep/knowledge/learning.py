@@ -122,7 +122,7 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
             self._tasks[kind] = asyncio.create_task(self._work(kind), context=Context(), name="threadkeep-learning")
 
     async def learn(self, request: LearningRequest) -> int:
-        """Read the new messages of a session, and return the number of new proposals."""
+        """Let the learner read a session's new messages, and return the number of new proposals."""
         proposed, is_more = await self._learn_some(request)
         while is_more:
             more, is_more = await self._learn_some(request)
@@ -247,7 +247,7 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         return sorted({row[0] for each in rows for row in each})
 
     async def _accept_confident(self, request: LearningRequest) -> int:
-        """Accept the session's proposals with enough confidence, also those of a process that died before this."""
+        """Accept the session's proposals with the requested confidence, also those left by a process that died."""
         if request.accept_from is None:
             return 0
         accepted = 0

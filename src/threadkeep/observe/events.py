@@ -196,7 +196,7 @@ class SummaryMade(SessionEvent):
 
 
 class SummaryFailed(SessionEvent):
-    """An attempt to compress a session failed; earlier summaries stay."""
+    """An attempt to summarise older messages of a session failed; earlier summaries stay."""
 
     channel: Channel = "other"
     reason: SummaryFailure
