@@ -206,7 +206,7 @@ class Chat:
         return answer
 
     async def _answer_recorded(self, turn: ChatTurn) -> ChatAnswer | None:
-        """Answer a turn with a recorded run, if the database can record one."""
+        """Answer a turn with a run that the database records; return None if that is not possible."""
         session = self._memory.session(turn.session_id, user_id=turn.request.user_id)
         # Submit one message at a time, so that the turns keep the order of arrival.
         async with self._locks.setdefault(turn.order_key, asyncio.Lock()):
@@ -267,7 +267,7 @@ class Chat:
             ending.cancel()
 
     async def _answer_unstored(self, turn: ChatTurn) -> ChatAnswer:
-        # If there is a recorded run for the message too, it waits until this block ends, so that only one run answers.
+        # If the database has a run for this message too, that run waits until this block ends: only one run answers.
         with self._runs.in_flight.answering(turn.session_id, turn.message_id):
             async with self._locks.setdefault(turn.order_key, asyncio.Lock()):
                 if turn.stopped:
@@ -318,7 +318,7 @@ class Chat:
             raise RunFailed(submitted.run_id, result.run.error or result.status)
 
     async def regenerate(self, session: Session, request: RegenerationRequest, *, stream: bool = True) -> ChatTurn:
-        """Supersede everything after a question, and start or join a turn that answers it.
+        """Mark all messages after a question as superseded, and start or join a turn that answers the question.
 
         Raises:
             MessageNotFound: the session has no such question.
@@ -332,7 +332,7 @@ class Chat:
         return self.begin(await self.supersede_answers(session, request), stream=stream)
 
     async def supersede_answers(self, session: Session, request: RegenerationRequest) -> ChatRequest:
-        """Supersede everything after a question, and return the request for a new answer.
+        """Mark all messages after a question as superseded, and return the request for a new answer.
 
         Change nothing if a run is answering the question. Raise the same errors as `regenerate`, except `Interrupted`.
         """
@@ -358,7 +358,7 @@ class Chat:
         )
 
     async def check_free(self, session: Session, message_id: str | None) -> None:
-        """Raise `SessionBusy` if the session has an active run, except a child, that does not answer `message_id`."""
+        """Raise `SessionBusy` if the session has an active run that is no child and does not answer `message_id`."""
         statuses: tuple[RunStatus, ...] = ("running", "queued")
         for status in statuses:
             found, _ = await self._memory.runs.records.runs(RunQuery(session_id=session.session_id, status=status))

@@ -351,7 +351,7 @@ class ChatAnswers:
         return self.of(turn, Outcome("done", result=result_of_answer(found)), ())
 
     async def of_unrecorded(self, turn: ChatTurn, outcome: Outcome, usage: Sequence[TokenUsage]) -> ChatAnswer:
-        """Return the answer of an unrecorded run, or the stored answer to its message if there is one.
+        """Return the answer of a run that the database does not record, or the stored answer if its message has one.
 
         A stored answer is older: it could not be read while the database was down, so the message was answered again.
 

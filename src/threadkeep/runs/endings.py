@@ -246,7 +246,7 @@ class RunEndings:
             self._memory.observers.notify(RunTrouble(error=type(error).__name__, work="ending_turn"))
 
     async def _take_back(self, run: Run, hold: RunHold | None) -> None:
-        """Mark all messages of a run as superseded, in its session and in conversations of its agents elsewhere."""
+        """Mark all messages of a run as superseded, in its session and in its agents' separate conversations."""
         await self._memory.settle_run(run.run_id, elsewhere=True)
         sessions = [] if hold is None else list(hold.sessions)
         if run.session_id is not None:

@@ -165,7 +165,7 @@ class RunExecution:
         return outcome
 
     async def _wait_for_recovery(self, error: Exception) -> bool:
-        """Wait for the database, except for an unrecorded run; return True if an outage may have caused `error`."""
+        """Wait for the database, if it records the run; return True if an outage may have caused `error`."""
         saver = self.dependencies.saver
         if saver is None:
             return False
@@ -344,7 +344,7 @@ class RunExecution:
         return Outcome("done", result={name: value for name, value in result.items() if value is not None})
 
     def _asked(self) -> Json:
-        """Return the new value of `Run.interrupt`: the open questions, how often it asked, and the last reply's id."""
+        """Return the new `Run.interrupt`: the open questions, how often the run asked, and the last reply's id."""
         earlier = self._run.interrupt if isinstance(self._run.interrupt, Mapping) else {}
         before, reply = earlier.get("number"), earlier.get(REPLY)
         asked: list[Json] = [{"id": one.id, "value": jsonable(one.value)} for one in self._interrupts.values()]

@@ -194,7 +194,7 @@ class RunProgress(Debounced):
         return self._fresh and namespace not in self._namespaces
 
     async def keep(self) -> None:
-        """Store all pending progress.
+        """Store all pending checkpoints and writes.
 
         Raises:
             StoreUnavailable: the database does not respond; the progress stays pending.
@@ -208,7 +208,7 @@ class RunProgress(Debounced):
             self._pending.clear()
 
     async def leave(self) -> bool:
-        """Discard pending progress of a run that is over or lost; return True if no checkpoint is stored."""
+        """Discard the pending checkpoints of a run that is over or lost; return True if no checkpoint is stored."""
         self._pending.clear()
         await self.close()
         return self._nothing_stored
@@ -260,7 +260,7 @@ class ProgressSaver(BaseCheckpointSaver[Any]):
         self.active: dict[str, RunProgress] = {}
 
     async def keep(self, run_id: str) -> None:
-        """Store all pending progress of a run.
+        """Store all pending checkpoints and writes of a run.
 
         Raises:
             StoreUnavailable: the database does not respond; the progress stays pending.
@@ -303,7 +303,7 @@ class ProgressSaver(BaseCheckpointSaver[Any]):
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        """Return the history of the delta channels, including progress that was pending."""
+        """Return the history of the delta channels, including checkpoints that were pending."""
         await self.keep(_thread_of(config))
         return await self.saver.aget_delta_channel_history(config=config, channels=channels)
 

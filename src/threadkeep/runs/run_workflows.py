@@ -112,7 +112,7 @@ class RunWorkflows:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Facts about a workflow that its runs in this process share.
+    """Facts about a workflow, computed once for all its runs in this process.
 
     `chat` has the name, node and options of the built-in chat if it needs no agent. `at_once`: the options for storing
     the question together with the run, or None if it is stored later. `silent`: nodes that do not answer the question.

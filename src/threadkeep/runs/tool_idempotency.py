@@ -113,7 +113,7 @@ class RecordedTools(AgentMiddleware[AgentState[Any], Any, Any]):
 
 
 class IdempotentToolsOnly(AgentMiddleware[AgentState[Any], Any, Any]):
-    """A middleware that blocks tools that must not run twice, because an unrecorded run cannot record tool calls."""
+    """A middleware that blocks tools that must not run twice, for runs whose tool calls cannot be recorded."""
 
     async def awrap_tool_call(self, request: ToolCallRequest, handler: _Handler) -> _Result:
         """Run the tool if it is idempotent; return an error message otherwise."""

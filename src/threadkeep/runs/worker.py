@@ -85,7 +85,7 @@ class Worker:
                 await active.tracer.flush()
 
     async def _usage_in_tree(self, root_run_id: str, run_id: str) -> Sequence[TokenUsage]:
-        """Store the usage of a tree's active runs; return the usage of one run and of all runs below it."""
+        """Store the usage of the active runs of a tree; return the usage of the run `run_id` and all runs below it."""
         for each in list(self.active.values()):
             if each.run.root_run_id == root_run_id:
                 await each.tracer.flush()

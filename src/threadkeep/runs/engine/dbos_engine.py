@@ -120,7 +120,7 @@ class DbosEngine:
         return self._lease
 
     async def _call[T](self, call: Callable[[RunQueue], Awaitable[T]]) -> T:
-        """Launch dbos if necessary, and await `call` with the queue of dbos, which is not stopped meanwhile."""
+        """Launch dbos if necessary, and await `call` with its queue. During the call, dbos is not stopped."""
         self._calls += 1
         try:
             return await call(await self._launched())
@@ -128,7 +128,7 @@ class DbosEngine:
             self._calls -= 1
 
     def _watch(self) -> None:
-        """Start the task that stops dbos when it has no records of runs and, in a worker, launches it for new ones."""
+        """Start a task that stops dbos if its tables have no runs and, in a worker, launches dbos if they have some."""
         if not self._closed and (self._watching is None or self._watching.done()):
             self._watching = asyncio.create_task(self._watch_records())
 
@@ -188,7 +188,7 @@ class DbosEngine:
         return "left" if self._closed else await self._runs.execute(run_id)
 
     def _ended(self, task: asyncio.Task[Ending]) -> None:
-        """Remove a finished task, unless the engine stopped it: `close` then enqueues its run for other processes."""
+        """Remove a finished task. Keep a task that the engine stopped: `close` enqueues its run for other processes."""
         if task.cancelled() or task.exception() is not None or task.result() != "left":
             self._started.pop(task, None)
 

@@ -130,7 +130,7 @@ class RunQueue:
             await asyncio.wrap_future(self._pool.submit(self._enqueue, run_id, alone))
 
     async def take_from_dead(self) -> Set[str]:
-        """Mark the open attempts of dead processes as ended; return the ids of the runs."""
+        """Mark the open attempts of dead processes as ended; return the ids of their runs."""
         with translated():
             found = await asyncio.wrap_future(self._pool.submit(self._open_attempts))
             dead = await self._lease.dead({name for _, name in found})
@@ -212,7 +212,7 @@ class RunQueue:
         If this process stops or loses the run, record no outcome of the attempt, so that another process takes the run.
         """
         if (task := asyncio.current_task()) is not None:
-            # Keep this task of dbos for `stop`: dbos records the outcome of the attempt before the task ends.
+            # Keep this task, so that `stop` can wait until dbos has recorded the outcome of the attempt.
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         while not self._lease.is_fresh() and not self._closing.is_set():  # noqa: ASYNC110 - another thread renews it
@@ -221,7 +221,7 @@ class RunQueue:
             raise asyncio.CancelledError
 
     def _enqueue(self, run_id: str, alone: bool) -> None:
-        """Enqueue an attempt at a run unless one is enqueued already; for an `alone` run, replace the enqueued one."""
+        """Enqueue an attempt at a run unless one is enqueued already; with `alone`, replace the enqueued one."""
         number = 1
         while True:
             with contextlib.suppress(dbos_error.DBOSWorkflowIDInUseError):
