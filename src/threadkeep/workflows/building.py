@@ -1,4 +1,4 @@
-"""The paths through a workflow, and the construction of its graph from its document."""
+"""The paths through a workflow, and the construction of its graph from the document in its YAML file."""
 
 from __future__ import annotations
 

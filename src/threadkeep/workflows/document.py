@@ -97,7 +97,7 @@ class AppendMessageEntry(AppendMessageNode, Continuing):
 
 
 class SubworkflowEntry(SubworkflowNode, Continuing):
-    """Another workflow, which gets only the given input from its parent."""
+    """Another workflow, which runs as a child and gets only the given input."""
 
     kind: Literal["subworkflow"]
 
@@ -222,7 +222,7 @@ _CURES_OF: Mapping[str, str] = {
 
 
 def document_of(source: YamlSource) -> WorkflowDocument:
-    """Return the document of a file.
+    """Return the content of a YAML file as a `WorkflowDocument`.
 
     Raises:
         InvalidWorkflow: the file does not match the schema; `problems` lists all errors.

@@ -31,7 +31,7 @@ from threadkeep.workflows.yaml_source import Path as ValuePath
 
 @dataclass(frozen=True)
 class _Checks:
-    """The checks of a document. Each method yields problems with their positions."""
+    """The checks of a workflow document. Each method yields the problems that it finds, with their positions."""
 
     document: WorkflowDocument
     source: YamlSource
@@ -173,7 +173,7 @@ def read_workflow(text: str, *, file: str | None = None, imports: bool = True) -
 
 
 def restore_workflow(definition: Mapping[str, Json]) -> Workflow:
-    """Return the workflow of a stored definition. It has the same graph and version as before.
+    """Return the workflow of a stored definition. It has the same graph and version as the stored workflow.
 
     Raises:
         InvalidWorkflow: this version of Threadkeep cannot build the workflow.

@@ -140,7 +140,7 @@ class RunContext:
 
     @property
     def by_hand(self) -> bool:
-        """True if a person started the run; key templates may then use its `thread_id`."""
+        """True if a person started the run; the templates of conversation keys may then use its `thread_id`."""
         return self.trigger in BY_HAND
 
 
@@ -161,7 +161,7 @@ def not_idempotent[T](tool: T) -> T:
 
 
 def is_idempotent(tool: object) -> bool:
-    """Return True if a call of a tool may be repeated after an unknown outcome."""
+    """Return True if a call of a tool may be repeated when the outcome of the first attempt is unknown."""
     marked = [tool, getattr(tool, "func", None), getattr(tool, "coroutine", None)]
     marks: list[object] = [getattr(each, _MARK, None) for each in marked]
     metadata = tool.metadata if isinstance(tool, BaseTool) else None

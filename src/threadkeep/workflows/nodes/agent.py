@@ -127,12 +127,12 @@ class AgentNode(SpeakingNode, HistoryFields):
         return [tool for reference in self.tools for tool in _tools_of(reference)]
 
     def turn_options(self, step: Step) -> TurnOptions:
-        """Return the options of the node's turn. Its option `tool_memory`, if set, replaces that of the service."""
+        """Return the options of the node's turn. The node's `tool_memory`, if set, replaces that of the service."""
         options = super().turn_options(step)
         return options if self.tool_memory is None else replace(options, tool_memory=self.tool_memory)
 
     async def conversation(self, step: Step, state: WorkflowState) -> Conversation:
-        """Return the conversation that the agent continues: the session, one in the graph's store, or one unstored."""
+        """Return the agent's conversation: the session, one in the graph's store, or one that is not stored."""
         if self.input is not None:
             return run_conversation(step)
         if not self.use_graph_chat_history:

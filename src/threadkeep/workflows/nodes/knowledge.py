@@ -38,7 +38,7 @@ class KnowledgeNode(Node):
 
 
 class IdentifyUserNode(KnowledgeNode):
-    """A node that resolves the run's user to a person, and stores known facts in `user_context`.
+    """A node that finds the person behind the run's user id, and puts known facts into `user_context`.
 
     In a run without a user, it finds no person, because there is no shared default person.
     """
@@ -49,7 +49,7 @@ class IdentifyUserNode(KnowledgeNode):
     max_episodes: int = Field(5, ge=0, le=50, description="The maximum number of recent questions and answers.")
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Find the person of the run. If the memory is unavailable, continue without a person."""
+        """Find the person behind the run's user id. If the memory is unavailable, continue without a person."""
         user_id = step.context.user_id
         known: dict[str, Json] = {"user_id": None, "is_new_user": False, "names": [], "facts": [], "episodes": []}
         if user_id is not None:
@@ -100,7 +100,7 @@ class RememberNode(KnowledgeNode):
         yield "value", self.value
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Remember the fact. If it is not remembered, the result has the reason."""
+        """Store the fact. If it is not stored, the node's result has the reason."""
         key, value = rendered(self.key, state).strip(), rendered(self.value, state).strip()
         remembered: Fact | None = None
         reason: NotRemembered | None = None
@@ -145,7 +145,7 @@ class RememberNode(KnowledgeNode):
 
 
 class RecallNode(KnowledgeNode):
-    """A node that recalls facts, episodes or procedures for a question."""
+    """A node that searches for facts, episodes or procedures that are relevant to a question."""
 
     node_kind: ClassVar[NodeKind] = "recall"
 
@@ -164,7 +164,7 @@ class RecallNode(KnowledgeNode):
             yield "query", self.query
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Recall the kinds of knowledge in `memory`; after a failure, return the results so far."""
+        """Search the kinds of knowledge that the option `memory` lists; after a failure, return the results so far."""
         query = rendered(self.query, state) if self.query is not None else _question(state)
         usable, refused = _scopes_of(step, self.scopes)
         for unusable in refused.values():

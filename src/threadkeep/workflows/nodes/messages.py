@@ -120,7 +120,7 @@ type SessionTemplate = Annotated[str, AfterValidator(_session_template)]
 
 
 class AppendMessageNode(Node, ConversationFields):
-    """A node that stores a message in `session`, by default the run's session, and only once if it is repeated.
+    """A node that stores a message in `session` (by default the run's session), once even if the node is repeated.
 
     With `use_graph_chat_history`, the message is stored in the graph's store instead, in the conversation of an agent
     with the same fields. With `deliver`, it is also sent to the person, through the channel of the session. A blank

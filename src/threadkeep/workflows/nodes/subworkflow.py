@@ -1,4 +1,4 @@
-"""`subworkflow`: another workflow, which gets only the given input from its parent."""
+"""`subworkflow`: another workflow, which runs as a child and gets only the given input."""
 
 from __future__ import annotations
 
