@@ -110,7 +110,7 @@ class WorkflowProblem:
     column: int | None = None
 
     def __str__(self) -> str:
-        """Return the sentence after its location, if known, in the form `file:line:column`."""
+        """Return the problem in a sentence, preceded by its location, if known, in the form `file:line:column`."""
         position = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
         return f"{position}: {self.sentence}" if position else self.sentence
 
@@ -430,7 +430,7 @@ _GRAPHITI_CLOSURES: dict[GraphitiClosure, str] = {
 
 
 class StoreError(ThreadkeepError):
-    """The root of all errors of the transcript store."""
+    """The root of all errors about stored data: about a database, a graph store, or records in them."""
 
 
 class StoreUnavailable(StoreError, ConnectionError):

@@ -39,7 +39,7 @@ Number = Annotated[int, _NUMBER]
 
 @commands.command("list")
 async def list_channels() -> None:
-    """List the bots, each with the number of its waiting and failed answers."""
+    """List the bots, each with the numbers of its undelivered answers: waiting for a run, ready to send, or failed."""
     bots = _bots()
     async with opened_memory() as memory:
         counts = await memory.channels.outbox.counts(open_only=True)
@@ -191,7 +191,7 @@ async def list_outbox(
 @outbox_commands.command("retry")
 @synchronous
 async def retry_answer(number: Number) -> None:
-    """Retry an answer that has failed."""
+    """Retry the delivery of an answer that could not be delivered."""
     async with opened_memory() as memory:
         found = await memory.channels.outbox.retry(number)
     if not found:

@@ -172,7 +172,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _fail(error: BaseException, arguments: Sequence[str]) -> int:
-    """Show the problem of an error on stderr and return its exit code."""
+    """Describe an error on stderr and return its exit code."""
     problem = problem_of(error)
     if "--json" in arguments:
         print(dump(problem.to_dict(), sys.stderr), file=sys.stderr)  # noqa: T201
@@ -284,7 +284,7 @@ class Problem:
     exit_code: int = _FAILED
 
     def to_dict(self) -> dict[str, str | int]:
-        """Return the problem in the format of the HTTP API, but with `exit_code` instead of `status`."""
+        """Return the description in the format of the HTTP API's errors, but with `exit_code` instead of `status`."""
         title = self.kind.replace("-", " ").capitalize()
         return {
             "type": f"urn:threadkeep:{self.kind}",
@@ -295,7 +295,7 @@ class Problem:
 
 
 def problem_of(error: BaseException) -> Problem:
-    """Return the problem for an error. An unexpected error shows only its class and location."""
+    """Return the description of an error for output. An unexpected error shows only its class and location."""
     if isinstance(error, ThreadkeepError | WrongUse | NotDone):
         usage = isinstance(error, WrongUse) or (
             isinstance(error, InvalidInput) and not isinstance(error, InvalidSettings)

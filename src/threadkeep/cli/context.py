@@ -320,7 +320,7 @@ def _ranges(seqs: Iterable[int]) -> str:
 
 
 def _show_bars(view: ContextView) -> None:
-    """Draw a bar for each section and for the free tokens, then the budget."""
+    """Draw a bar for the tokens of each section of a context, one for the free tokens, and then the budget."""
     total = max(view.budget, view.manifest.tokens, 1)
     widest = min(max(terminal.width - _BAR_MARGIN, 0), _BAR)
     parts = [(str(name), tokens) for name, tokens, _ in view.sections]

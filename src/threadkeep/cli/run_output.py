@@ -297,7 +297,7 @@ class Answer:
         return None
 
     def begin(self) -> None:
-        """Start an answer. On a terminal a spinner is shown until the first piece arrives."""
+        """Start the output of an answer. On a terminal a spinner is shown until the first piece arrives."""
         self._shown = ""
         if terminal.interactive:
             self._spinner = terminal.out.status("thinking", spinner="dots")
@@ -318,7 +318,7 @@ class Answer:
         terminal.say(text, end="")
 
     def end(self, text: str) -> None:
-        """End an answer, whose whole text is `text`. If it differs from the pieces that were shown, show all of it."""
+        """End the output of an answer. If its whole `text` differs from the pieces that were shown, show all of it."""
         if text and text.strip() != self._shown.strip():
             if self._shown:
                 terminal.say()
@@ -330,7 +330,7 @@ class Answer:
             terminal.say()
 
     def fail(self, problem: Problem) -> None:
-        """Show the problem of a failed answer."""
+        """Show why an answer has failed."""
         self._stop_spinner()
         if terminal.as_json:
             terminal.json(problem.to_dict())

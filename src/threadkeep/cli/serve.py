@@ -196,7 +196,7 @@ async def add_key(
         float | None, typer.Option(min=0.001, max=36_500, help="Days of validity; by default no limit.")
     ] = None,
 ) -> None:
-    """Add a key, and show it once: only its digest is stored. A running service accepts it within seconds."""
+    """Add an API key, and show it once: only its digest is stored. A running service accepts it within seconds."""
     from threadkeep.store.api_keys import KEY_SCOPES
 
     wanted = one_of("--scope", scope, KEY_SCOPES) or "write"
@@ -207,7 +207,7 @@ async def add_key(
 
 @keys_commands.command("list")
 async def list_keys() -> None:
-    """List all keys, even revoked ones, with the time of their last use, which may be a minute late."""
+    """List all API keys, even revoked ones, with the time of their last use, which may be a minute late."""
     async with opened_memory() as memory:
         keys, now = await memory.api_keys.all(), memory.clock()
     names = ("name", "scope", "user_id", "created_at", "expires_at", "revoked_at", "last_used_at")
@@ -239,7 +239,7 @@ async def rotate_key(
 
 @keys_commands.command("revoke")
 async def revoke_key(name: _Name) -> None:
-    """Revoke all keys with this name. A running service rejects them within seconds."""
+    """Revoke all API keys with this name. A running service rejects them within seconds."""
     async with opened_memory() as memory:
         count = await memory.api_keys.revoke(name)
     terminal.result({"revoked": count}, "Revoked.")

@@ -1,4 +1,4 @@
-"""`threadkeep workflows` and `explain-key`: list, show, validate and draw workflows, and explain their keys."""
+"""`threadkeep workflows` and `explain-key`: list, show, validate and draw workflows, and explain agents' keys."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Buckets:
         self._buckets: dict[str, tuple[float, float]] = {}
 
     def take(self, name: str) -> float:
-        """Take a token and return 0, or return the seconds until the next token."""
+        """Take a token from the bucket `name` and return 0 or, if there is none, the seconds until its next token."""
         if not self._per_minute:
             return 0.0
         now, rate = self._clock(), self._per_minute / 60

@@ -74,7 +74,7 @@ async def keyed_server(memory: Memory, settings: Settings, address: str, *, writ
 async def serve_keyed(
     server: MCPServer[object], settings: Settings, listening: socket, *, on_start: Callable[[], None]
 ) -> None:
-    """Serve on a bound socket until a signal, with the connection limits of the service."""
+    """Run the MCP server on a bound socket until a signal to stop, with the connection limits of the HTTP service."""
     app = server.streamable_http_app(
         stateless_http=True,
         json_response=True,

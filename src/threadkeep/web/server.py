@@ -110,7 +110,7 @@ class LimitedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> Any:
-        """Start the body timeout."""
+        """Start the timeout for the body of the request."""
         self._head_bytes = None
         super().on_headers_complete()
         self._expect(self.limits.body_seconds)

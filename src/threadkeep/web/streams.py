@@ -223,7 +223,7 @@ async def with_keepalives[T](events: AsyncGenerator[T], seconds: float) -> Async
 
 
 def problem_of_turn(turn: ChatTurn, error: Exception) -> Problem:
-    """Return the problem of a failed turn, with the ids for sending its message again."""
+    """Return the problem document for a failed turn, with the ids for sending its message again."""
     names = {"session_id": turn.session_id, "run_id": turn.run_id, "message_id": turn.message_id}
     return problem_of(error).model_copy(update=names)
 

@@ -227,7 +227,7 @@ Count = Annotated[int, Field(ge=1, lt=2**53)]
 
 
 class RetentionLimitsBody(BaseModel, extra="forbid", from_attributes=True):
-    """Retention limits; an absent or null limit means no limit."""
+    """Limits on the age and number of a session's messages, and on its idle time. Absent or null means no limit."""
 
     max_age_days: Days | None = Field(None, description="Messages stored longer ago expire.")
     max_messages: Count | None = Field(

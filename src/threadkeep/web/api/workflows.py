@@ -16,7 +16,7 @@ from threadkeep.workflows.describing import KeyExplanation, describe, describe_w
 
 
 class WorkflowSummary(BaseModel):
-    """A workflow, as a list shows it."""
+    """The entry of a workflow in the list of workflows."""
 
     name: str
     description: str

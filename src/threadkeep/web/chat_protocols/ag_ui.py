@@ -61,7 +61,7 @@ class RunAgentBody(
     )
 
     def prop(self, name: str) -> str | None:
-        """Return a forwarded property, or None if it is not a string or is empty."""
+        """Return the value of a property in `forwardedProps`, or None if it is not a string or is empty."""
         value = (self.forwarded_props or {}).get(name)
         return value if isinstance(value, str) and value else None
 

@@ -97,7 +97,7 @@ async def stream_events(
 
 @router.post("/{run_id}/resume")
 async def resume(run_id: RunId, form: Form, app: AppInUse, user: SeenAs = None) -> Response:
-    """Resume a run with the answer to its question."""
+    """Resume a run with a person's answer to its question."""
     answers = {name.removeprefix(_ANSWER): value for name, value in form.items() if name.startswith(_ANSWER)}
     given: dict[str, Json] = {
         name: _value(text, as_json="json" in form) for name, text in answers.items() if text.strip()

@@ -1,4 +1,4 @@
-"""Pages of the service's health, of channels, and of knowledge with the deliveries to Graphiti."""
+"""Pages of the service's health, of channels (bots), and of knowledge (facts) with the deliveries to Graphiti."""
 
 from __future__ import annotations
 

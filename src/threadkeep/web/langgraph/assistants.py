@@ -112,7 +112,7 @@ async def count_assistants(app: AppInUse, body: AssistantSearchBody | None = Non
     "/assistants/{assistant_id}", summary="See an assistant", responses=documented(404, 422), openapi_extra=PUBLIC
 )
 async def get_assistant(assistant_id: AssistantId, app: AppInUse) -> AssistantBody:
-    """Return a workflow as an assistant."""
+    """Return a workflow in the format of an assistant."""
     return AssistantBody.of(app.workflows.get(assistant_id))
 
 

@@ -46,7 +46,7 @@ ItemValue = Annotated[Metadata, AfterValidator(_storable_item)]
 
 
 class ItemBody(BaseModel):
-    """An item of the store."""
+    """An item of the LangGraph store: a JSON object under a namespace and a key."""
 
     namespace: list[str]
     key: str

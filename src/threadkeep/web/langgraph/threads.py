@@ -144,7 +144,7 @@ class CreatedThread:
         return stored
 
     async def forget(self) -> bool:
-        """Delete the created thread. Return False if the request does not find it, as described for `thread`."""
+        """Delete the created thread. Return False if it does not exist, or if the request names a user."""
         kept = await self._kept()
         if kept is not None:
             await self._state.forget(_CREATED, self._session.session_id, kept)
