@@ -142,7 +142,7 @@ class IndexedTranscripts(GraphTranscripts):
         return last_seq
 
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:
-        """Delete a session with all its data. Return False if it did not exist, None if the run may not delete it."""
+        """Delete a session with all its data. Return False if it did not exist, None if `run_id` may not delete it."""
         # Read the creation time before the run is checked: a conversation that is created after the check must stay.
         created_at = None if run_id is None else await self._created_at(session_id)
         if run_id is not None and not await self.index.may_change(session_id, run_id):

@@ -1,4 +1,4 @@
-"""Items of a LangGraph store: the interface, and its implementation for tables."""
+"""Access to the items of a LangGraph store: the interface, and its implementation by SQL on LangGraph's table."""
 
 from __future__ import annotations
 

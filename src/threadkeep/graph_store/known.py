@@ -129,7 +129,7 @@ class KnownChunks:
 
     @contextmanager
     def _entry(self, session_id: str, chunk: int) -> Iterator[KnownMessages]:
-        """Yield a conversation's entry for `chunk`, then update the size of the cache."""
+        """Yield the entry of a conversation's `chunk` in the cache, then update the size of the cache."""
         known = self._chunks.get(session_id)
         if known is None or known.chunk != chunk:
             self.forget(session_id)

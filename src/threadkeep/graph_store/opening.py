@@ -121,7 +121,7 @@ class ConversationSearch(TextSearch):
     async def catch_up(
         self, *, seconds: float | None = None, user_id: str | None = None, session_id: str | None = None
     ) -> bool:
-        """Update the index rows that are out of date; return False if this takes longer than `seconds`."""
+        """Update rows in Threadkeep's tables that are out of date; return False if this takes longer than `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 await self._indexed.catch_up()
@@ -243,7 +243,7 @@ class ConversationArchive:
 
 
 class IndexedArchive(ConversationArchive):
-    """A service that restores sessions into a graph store, and their index rows and summaries into the tables."""
+    """A service that restores sessions into a graph store, and index rows and summaries into Threadkeep's tables."""
 
     def __init__(
         self,
@@ -311,7 +311,7 @@ async def open_graph_backend(
 
 
 def langgraph_stores() -> ModuleType:
-    """Import `langgraph_stores` on demand: it loads LangGraph, which a memory in tables does not need."""
+    """Import `langgraph_stores` on demand: it loads LangGraph, which is not needed for transcripts in tables."""
     from threadkeep.graph_store import langgraph_stores
 
     return langgraph_stores

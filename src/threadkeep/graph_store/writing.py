@@ -382,7 +382,7 @@ class ConversationWriter:
             return await self._attempts(session_id, work)
 
     async def _attempts[T](self, session_id: str, work: Work[T], needed: Sequence[ItemKey] = ()) -> T:
-        """Execute work on a conversation, with retries. Each attempt reads `needed` items first."""
+        """Call `work` with a locked conversation, with retries. Each attempt reads the `needed` items first."""
         pauses = list(_PAUSES_SECONDS)
         broken = False
         while True:
@@ -402,7 +402,7 @@ class ConversationWriter:
                 broken = True
 
     async def _once[T](self, session_id: str, work: Work[T], needed: Sequence[ItemKey]) -> T:
-        """Lock a conversation and execute work on it once, after reading the `needed` items."""
+        """Lock a conversation, read the `needed` items, and call `work` once."""
         keys = [*self.reader.beginning(session_id), *(needed if self.reader.is_snapshot else ())]
         async with self._items.writing(keys[0]) as held:
             writing = ReadOnce(held)

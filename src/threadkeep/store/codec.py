@@ -107,7 +107,7 @@ def clean_text(text: str) -> str:
 
 
 def clean_json[J: Json](value: J) -> J:
-    """Return the JSON value with all its texts cleaned; it is the same object if nothing had to be replaced."""
+    """Return a JSON value with `clean_text` applied to all its texts; the same object if nothing is replaced."""
     if not value or not (isinstance(value, str) or _UNKEEPABLE_JSON.search(dump_json(value))):
         return value
     # Compare the values, because the match may be a text that only looks like an escape sequence.
@@ -132,7 +132,7 @@ def _clean_inside(value: Json) -> Json:
 
 
 def clean_message(message: Message) -> Message:
-    """Return the message with cleaned texts; it is the same object if nothing had to be replaced."""
+    """Return a message with `clean_text` applied to its texts; the same object if nothing is replaced."""
     content = clean_text(message.content)
     metadata, original = clean_json(message.metadata), clean_json(message.original)
     if content is message.content and metadata is message.metadata and original is message.original:
@@ -358,7 +358,7 @@ class GraphTurns:
     workspace: str | None = None
 
     def row(self, turn: Turn, messages: Sequence[Message], *, now: str) -> dict[str, object] | None:
-        """Return the columns of a turn's row, except the `seq` values; None if the turn has no complete answer."""
+        """Return the columns of the row for a turn, except the `seq` values; None if it has no complete answer."""
         if not any(message.role == "assistant" and message.status == "complete" for message in messages):
             return None
         workspace = turn.workspace or self.workspace

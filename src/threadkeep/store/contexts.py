@@ -1,4 +1,4 @@
-"""Stored data for the next model call: anchors, tool calls, token factors, vectors, and recall indexes."""
+"""Stored data for model calls: where their messages begin (anchors), tool calls, token factors, vectors, indexes."""
 
 from __future__ import annotations
 

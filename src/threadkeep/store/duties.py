@@ -42,7 +42,7 @@ class Duties(ClockedTables, sql=("duties.sql",)):
         return bool(claimed)
 
     async def done(self, duty: str, owner: str) -> None:
-        """Record that a duty was done now; do nothing if another process has claimed it."""
+        """Record that a duty (a task for one process) was done now; do nothing if another process has claimed it."""
         await self._end("done", duty, owner)
 
     async def release(self, duty: str, owner: str) -> None:

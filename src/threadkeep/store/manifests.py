@@ -145,7 +145,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         return self._sql["drop_texts_after_erase"], key
 
     async def of_run(self, run_id: str, *, user_id: str | None = None) -> list[StoredManifest]:
-        """Return the records of a run in order; with a `user_id`, only if that user owns the run or its session."""
+        """Return a run's records of model calls, in order; with a `user_id`, only if this user owns run or session."""
         found = await self._fetch("of_run", {"run_id": run_id, "user_id": user_id})
         return sorted(found, key=lambda stored: (stored.session_id or "", stored.call))
 
@@ -161,7 +161,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
     async def of_session(
         self, session_id: str, *, user_id: str | None = None, limit: int = 50, before: Cursor | None = None
     ) -> list[StoredManifest]:
-        """Return the records of a session that are older than the cursor `before`, newest first."""
+        """Return the records of a session's model calls that are older than the cursor `before`, newest first."""
         moment, run_id, call = before or _LAST
         parameters = {"created_at": short_time(moment, self.backend), "run_id": run_id, "call": call, "limit": limit}
         return await self._fetch("of_session", {"session_id": session_id, "user_id": user_id, **parameters})

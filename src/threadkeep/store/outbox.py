@@ -236,7 +236,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return replace(message, run_id=runs[0][0]) if runs else message
 
     async def note_part(self, message: Outgoing, owner: str, parts: int, *, seconds: float) -> bool:
-        """Record how many parts have arrived, and extend the claim; return False if the claim was lost."""
+        """Record how many parts of `message` have arrived, and extend the claim; return False if the claim was lost."""
         parameters = {"number": message.number, "owner": owner, "parts": parts, "until": self._later(seconds)}
         return await self._execute("note_part", parameters) > 0
 
@@ -245,7 +245,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return await self._change("move", number, owner, address=json_text(address))
 
     async def postpone(self, number: int, owner: str, until: datetime, error: str, *, uncertain: bool = False) -> bool:
-        """Release a message until the time `until`, for 25 minutes at most; return False if the claim was lost."""
+        """Release a message, to be sent at `until`, in 25 minutes at most; return False if the claim was lost."""
         # Stay five minutes below `WRONG_CLOCK_SECONDS`, because the clock of the next process may be behind.
         at = min(time_text(until), self._later(WRONG_CLOCK_SECONDS - 300))
         values = {"at": at, "error": error, "uncertain": uncertain}

@@ -65,7 +65,7 @@ class Prunable:
 
     @property
     def retention(self) -> Retention | None:
-        """The session's own limits, or None if those in the settings apply. Raises `RecordUnreadable`."""
+        """The session's own retention limits, or None if those in the settings apply. Raises `RecordUnreadable`."""
         return retention_of(self.retention_text)
 
     @property
@@ -199,7 +199,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
         return bool(rows), retention_of(rows[0][0]) if rows else None
 
     async def set_retention(self, session_id: str, retention: Retention | None, *, user_id: str | None = None) -> bool:
-        """Set or remove a session's own limits; return False if the user has no such session."""
+        """Set or remove a session's own retention limits; return False if the user has no such session."""
         value = None if retention is None else dump_json(retention.to_dict())
         parameters = {"session_id": session_id, "user_id": user_id, "retention": value}
         return await self._execute("set_retention", parameters) > 0
@@ -223,7 +223,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
         return await connection.execute(self._sql[statement], parameters) > 0
 
     async def _forget(self, connection: Connection, parameters: Parameters) -> None:
-        """Delete the data that is derived from messages, such as their search entries."""
+        """Delete data derived from messages: search entries, tool calls, vectors and the recall index."""
         sql = await index_statements(connection, self._sql)
         for name in ("forget_range", "delete_steps", "delete_vectors", "delete_recall_index"):
             await connection.execute(sql[name], parameters)

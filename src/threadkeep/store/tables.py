@@ -277,7 +277,7 @@ class TableTranscripts:
         return rows[0][0] if rows else None
 
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:
-        """Delete a session with its data. Return False if it did not exist, None if the run may not delete it."""
+        """Delete a session with its data. Return False if it did not exist, None if `run_id` may not delete it."""
         if "unindex" in self._deletion:
             await self._unindex(session_id)
         async with self._driver.writing() as connection:

@@ -237,7 +237,7 @@ class Transcripts(Protocol):
         """The name of the store in metrics."""
 
     async def append(self, turn: Turn) -> Receipt:
-        """Store a turn. Raises `WrongUser`, `QuestionGone`, `InvalidMessage`, `StoreUnavailable`."""
+        """Store the messages of a turn. Raises `WrongUser`, `QuestionGone`, `InvalidMessage`, `StoreUnavailable`."""
 
     async def append_instead(self, turn: Turn, seq: int, seen: tuple[int, int]) -> None:
         """Supersede the messages after a `seq` and store a turn instead of them, in one transaction.

@@ -139,7 +139,7 @@ class OpenRun(NamedTuple):
 
 
 class Policies:
-    """The double-texting policies, which decide about a message that arrives during a turn."""
+    """The double-texting policies, which decide what happens to a message that arrives during a turn."""
 
     def __init__(self, backend: Backend, trace: RunTrace, *, clock: Callable[[], datetime]) -> None:
         self._clock = clock

@@ -237,7 +237,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
             raise WrongUser(new.session_id)
 
     async def _join(self, connection: Connection, new: NewRun, policy: DoubleTexting) -> str | None:
-        """Apply the policy to a message; return the id of the run that it joins, if any."""
+        """Apply the double-texting policy to a new message; return the id of the run that the message joins, if any."""
         if not (conversations := _conversations(new)):
             return None
         rows = await connection.fetch(*for_values(self._sql["open"], "place", conversations))

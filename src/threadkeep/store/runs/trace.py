@@ -237,7 +237,7 @@ class RunTrace:
         new: tuple[Sequence[StoredEvent], Sequence[TokenUsage]],
         extent: _Extent,
     ) -> list[Statement]:
-        """Return the statements that pack a trace, or an empty list if the trace is too long or damaged."""
+        """Return the statements that pack a trace into one row, or an empty list if it is too long or damaged."""
         (events_before, usage_before), (loose_events, loose_usage) = packed, loose
         try:
             events = [*stored_events(events_before), *map(event_of, loose_events), *new[0]]
