@@ -95,7 +95,7 @@ class Assembler:
         """Return the messages to send: those chosen, with the extras (facts, passages, quotes) at their positions."""
         pieces, chosen = draft.pieces, draft.chosen
         moved = chosen.cut_back and self._layout.window == "anchored"
-        # Later calls of the turn begin with the same message. Otherwise, they could send turns that this call quotes.
+        # Let later calls of the turn begin with this message. Otherwise, they could send turns that this call quotes.
         quoted = not draft.window and any(extra.entry.section == "selected" for extra in draft.extras)
         if (moved or quoted) and chosen.begin < len(pieces):
             self._begin_id = pieces[chosen.begin].id
@@ -368,7 +368,7 @@ class Assembler:
         return message, Entry(piece.section, size, seq=seq, id=piece.id, digest=digest, tokens_before=before)
 
     def _summary_entry(self, message: BaseMessage, entry: Entry, draft: Draft, texts: dict[str, str]) -> Entry:
-        """Add the summaries' ids to the entry of the message that contains them. If one was cut, add a digest too."""
+        """Add the summaries' ids to the manifest entry of their message. If one was cut, add the text's digest too."""
         entry = replace(entry, summaries=tuple(summary.id for summary in draft.summaries), source="summaries")
         whole = self._recollection.summaries[-1]
         if draft.summaries[-1].text == whole.text:

@@ -126,7 +126,7 @@ class Measuring:
                 f"The tools alone have {tools} tokens and a prompt may have {room + tools}: give the agent fewer "
                 "tools, or a model with a larger context window."
             )
-        # Count other scripts than Latin separately: they have their own factor if the model's family is unknown.
+        # If the model's family is unknown, scripts other than Latin have a separate factor, so count them separately.
         unknown = facts.name is not None and family_of(facts.name) is None
         other = memory.remembered_counts.remembering(other_tokens(estimate)) if learns and unknown else None
         return CallMeasure(

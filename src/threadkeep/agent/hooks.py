@@ -140,7 +140,7 @@ class TurnHooks:
         part.stop_waiting()
         part.root.open_calls += 1
         if request.tool is not None and request.tool.return_direct:
-            # Add the call before it ends, because middleware may turn the tool's error into a result that ends the run.
+            # Add the id before the call ends: middleware may turn the tool's error into a result that ends the run.
             part.direct_calls.add(str(request.tool_call["id"]))
         newest = next((message for message in reversed(call.messages) if isinstance(message, AIMessage)), None)
         part.text = AIMessage(text_of(newest), id=newest.id) if newest else ""
@@ -192,7 +192,7 @@ class TurnHooks:
         return self._settle_from_any_loop(part, error)
 
     async def _settle_from_any_loop(self, part: Participation, error: BaseException) -> None:
-        # A memory that is closed has stored the answers of open calls (`OpenCalls.settle_all`).
+        # If the memory is closed, it has already stored the answers of unfinished calls (`OpenCalls.settle_all`).
         with suppress(StoreClosed):
             await self.memory.loop.run_from_any_loop(part.fail(error))
 
@@ -358,7 +358,7 @@ class ToolStep(Step[ToolCallRequest, ToolMessage | Command[Any]]):
             part.hand_over()
         elif isinstance(error, Exception):
             part.discard()
-            # The run may end here, so release the session. If the run goes on, it does not hold the session any more.
+            # The run may end here, so let the session's next turn begin, although the run may also go on.
             if not isinstance(error, GraphBubbleUp):
                 part.root.release(part.author, part.key)
             part.root.release_session()

@@ -193,7 +193,7 @@ class TurnBlock:
         """Store the answer, or the part of it that arrived."""
         turn = self._ended()
         if isinstance(error, GeneratorExit):
-            # Only release the session, because a coroutine that is being closed cannot await.
+            # Store nothing, because a coroutine that is being closed cannot await. Let the session's next turn begin.
             turn.part.root.release_session()
         else:
             await self._on_loop.call(lambda _: turn.end(error))

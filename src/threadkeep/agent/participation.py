@@ -70,7 +70,7 @@ class OpenCalls:
         """Store the answers that ended runs of the session have left in memory, before `new` begins.
 
         Answers of runs that may be alive stay in memory. If `new` repeats the question of a failed or ended run, the
-        held answer of that run is discarded.
+        answer that this run has left in memory is discarded.
         """
         for call in list(self.calls.values()):
             if call is new or call.session.session_id != new.session.session_id or call.silent:
@@ -187,7 +187,7 @@ class Participation:
         """Return the turn. The first call begins it, and stores the question as the `before_model` hooks left it.
 
         Raises:
-            InvalidMessage, WrongUser, TurnInMemoryOnly: as for `OpenTurn.begin`; the session is released.
+            InvalidMessage, WrongUser, TurnInMemoryOnly: as for `OpenTurn.begin`; the session's next turn may begin.
         """
         if self.turn is not None:
             return self.turn
@@ -422,7 +422,7 @@ class Participation:
         self._timer = loop.call_later(ABANDONED_SECONDS, check, context=Context())
 
     async def _settle_abandoned(self) -> None:
-        """Store the held answer of a run that makes no further call, so that its question has an answer.
+        """Store the answer held in memory by a run that makes no further call, so that its question has an answer.
 
         While the run may still end normally, the held answer gets a new id: with the same id, the final answer would
         count as a duplicate.
@@ -452,19 +452,19 @@ class Participation:
         return winner
 
     async def interrupt(self, answer: BaseMessage | str) -> None:
-        """Store the text of a cancelled call, then release the session for its next turn."""
+        """Store the text of a cancelled call, then let the session's next turn begin."""
         try:
             await self.end(answer, "interrupted")
         finally:
             self.root.release_session()
 
     async def settle(self) -> None:
-        """Store the text that an unfinished model call has streamed so far, or else the held answer."""
+        """Store the text that an unfinished model call has streamed so far, or else the answer held in memory."""
         begun = "" if self.partial is None else storable(self.partial.text, self.redacted, whole=False)
         await self.end(begun or self.text, self.status)
 
     async def fail(self, error: BaseException) -> None:
-        """Store the texts of the call after its run failed or was cancelled. Then release the session.
+        """Store the texts of the call after its run failed or was cancelled. Then let the next turn begin.
 
         If the run failed, a question that reached no model is stored without its text, because other middleware may
         have rejected it. If `PIIMiddleware` stopped the run, the held answer is not stored.

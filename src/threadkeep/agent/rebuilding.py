@@ -104,7 +104,7 @@ class ContextParts:
             self.by_reference[TurnReference(session_id, message.seq or 0)] = message
 
     def message(self, entry: Entry) -> BaseMessage:
-        """Return the message of an entry. Raise `ContextGone` if it was deleted."""
+        """Return the message to which a manifest entry refers. Raise `ContextGone` if it was deleted."""
         match entry.source:
             case "transcript":
                 reference = TurnReference(self.session_id, entry.seq or 0)

@@ -1,4 +1,4 @@
-"""The turns of a recorded graph: the input of the graph, the stored question and answer, and the stored end."""
+"""The turns of a graph that `recorded` wraps: the input, the stored question and answer, and the stored end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ type GraphInput = Any
 
 
 class GraphTurns:
-    """A service that begins the turns of a recorded graph, on the event loop of one memory."""
+    """A service that begins the turns of a graph that `recorded` wraps, on the event loop of one memory."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class GraphTurns:
 
 
 class GraphTurn:
-    """A call of a recorded graph. It owns its turn, joins an outer graph's turn (`guest`), or has none (`silent`)."""
+    """A call of a `recorded` graph. It owns its turn, joins an outer graph's turn (`guest`), or has none (`silent`)."""
 
     def __init__(
         self,
@@ -375,7 +375,7 @@ class GraphEnd:
 
     @property
     def messages(self) -> list[AIMessage]:
-        """The answers as messages of a state, with the names of their authors."""
+        """The answers as messages for a graph's state, with the names of their authors."""
         return [AIMessage(answer.content, id=answer.id, name=answer.author) for answer in self.answers]
 
 

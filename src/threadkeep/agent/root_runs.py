@@ -348,7 +348,7 @@ class SessionOrder:
         self._waiting: dict[str, dict[_Turn, RootRun]] = {}
 
     async def acquire(self, run: RootRun, observers: Observers) -> None:
-        """Wait until the root run holds its session.
+        """Wait for the earlier runs of the session, then let this run have the session.
 
         A caller that blocks the event loop of an earlier run does not wait. The wait never ends if a tool starts a run
         in the same session in its own OS thread.

@@ -41,7 +41,7 @@ _UNREAD: Final = Recollection(())
 
 
 class TurnContext:
-    """The contexts of one turn's model calls, and their manifests. The last manifest is stored with the answer.
+    """The contexts of one turn's model calls, and their records (manifests). The last record is stored with the answer.
 
     - `question_id`: the id with which the newest message of the question is stored; it identifies the turn.
     - `question_seq`: the `seq` of this message, if it is known.

@@ -180,7 +180,7 @@ def _check_turns(turns: object) -> None:
 class CallSite:
     """The run, node and session to which the model calls of a workflow's node belong.
 
-    The manifests of the calls are stored with the session or, if `session_id` is None, with the run. Earlier turns come
+    The records of the calls are stored with the session or, if `session_id` is None, with the run. Earlier turns come
     from `conversation` (stored outside of the session) if it is set, else from the session. If `transcript` is False,
     earlier turns are not read, and the turn is not stored.
     """

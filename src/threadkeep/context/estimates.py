@@ -111,7 +111,7 @@ class Patterns:
 
 @cache
 def patterns_by_script() -> dict[str, Patterns]:
-    """Map the letter of each script (see `KINDS`) to its patterns, and "" to the patterns of texts in any script."""
+    """Map each script, by its letter in `KINDS`, to its character sequences with their costs; "" means any script."""
     found = json.loads(files("threadkeep.context").joinpath("token_costs.json").read_text(encoding="utf-8"))
     return {key: _patterns(groups) for key, groups in ({"": found} | found["scripts"]).items()}
 

@@ -116,12 +116,12 @@ class ContextPlan:
 
     @property
     def extras_before_window(self) -> tuple[Section, ...]:
-        """The extras (facts, snippets, selected) that are sent before the window, in order."""
+        """The extras (facts, snippets, selected) that are sent before earlier turns (the window), in order."""
         return tuple(section for section in self.order[: self.order.index("window")] if section in EXTRAS)
 
     @property
     def extras_before_input(self) -> tuple[Section, ...]:
-        """The extras (facts, snippets, selected) that are sent between the window and the input, in order."""
+        """The extras (facts, snippets, selected) that are sent between earlier turns and the input, in order."""
         window, input_ = self.order.index("window"), self.order.index("input")
         return tuple(section for section in self.order[window:input_] if section in EXTRAS)
 

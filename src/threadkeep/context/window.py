@@ -37,7 +37,7 @@ type ExclusionReason = Literal[
 
 @dataclass(frozen=True)
 class Cut:
-    """A message that is shortened with a mark in the window."""
+    """A message that was cut, and marked as cut, to fit into the window, with its tokens before and after."""
 
     seq: int
     tokens_before: int
@@ -240,7 +240,7 @@ class WindowChooser:
         return limit is not None and len(self._chosen) + (self._pinned is not None) >= limit
 
     def _start(self, rows: Sequence[Message]) -> Sequence[Message]:
-        """Reserve tokens for the newest user message. Return the rows, preceded by this message if it is newer."""
+        """Reserve tokens for the newest user message. Return the rows, with this message first if it is newer."""
         self._started = True
         among = next((row for row in rows if row.role == "user"), None) if not self._before_question else None
         if self._pinned is None or (among and _seq(among) >= _seq(self._pinned)):

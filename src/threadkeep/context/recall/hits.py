@@ -66,7 +66,7 @@ class TurnColumns:
         self.voices.append(voice)
 
     def extend(self, other: Self, episodes: int, changes: Sequence[float]) -> None:
-        """Append the turns of `other`. Add `episodes` to episode numbers and, by position, `changes` to priors."""
+        """Append the turns of `other`. Add `episodes` to their episode numbers, and `changes` to their priors."""
         self.ids += other.ids
         for column, priors in zip(self.priors, other.priors, strict=True):
             column.extend(map(add, priors, changes))

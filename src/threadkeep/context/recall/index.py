@@ -53,7 +53,7 @@ class Ranked(NamedTuple):
 
     @property
     def why(self) -> tuple[str, ...]:
-        """The strongest signals of the score, strongest first."""
+        """The names of the signals that add most to the score, strongest first."""
         return self.matching.why(self.position)
 
 
@@ -69,7 +69,7 @@ class _Episode:
 
 
 class Analysis(NamedTuple):
-    """The words of a text, the count of each term, and its signs, such as a question or a time."""
+    """The words of a text, the count of each index term, and features of the text, such as a question or a time."""
 
     words: Sequence[str]
     counts: Mapping[str, int]

@@ -160,7 +160,7 @@ class Matching:
         return Scoring(self._columns, found, self._weights).scores(self.positions)
 
     def _episode_shares(self) -> dict[int, float]:
-        """Map an episode to the part of the score that each of its turns gets for the episode's words and date."""
+        """Map an episode (turns without a long pause) to the part of each turn's score for its words and its date."""
         weights = self._weights
         of_words, of_score = weights["episode_words"], weights["episode_score"]
         shares = {episode: of_words * words + of_score * score for episode, (words, score) in self._episodes.items()}
@@ -170,7 +170,7 @@ class Matching:
         return shares
 
     def signals(self, position: int) -> dict[str, float]:
-        """Return the signals that relate a turn to the query; `MATCH` has their weights."""
+        """Return the numbers (signals) that relate a turn to the query, by name; `MATCH` has their weights."""
         if not self._columns.ids[position]:
             return {}
         episode, voice = self._columns.episodes[position], self._columns.voices[position]
@@ -218,7 +218,7 @@ class Matching:
         return self._columns.priors[self._kind][position]
 
     def why(self, position: int) -> tuple[str, ...]:
-        """Return the three strongest signals of the turn at this position, strongest first."""
+        """Return the names of the three signals that add most to the score of the turn at this position, in order."""
         shares = [(MATCH[name] * signal, name) for name, signal in self.signals(position).items()]
         return tuple(name for share, name in nlargest(3, shares) if share > 0)
 
