@@ -128,6 +128,8 @@ async def test_each_scope_is_the_runs_own(memory: Memory) -> None:
         ("recall_procedure", {"goal": "open the shed"}),
         ("remember", {"key": "key", "value": "lost", "about": "session"}),
         ("forget", {"key": "key", "about": "session"}),
+        ("remember", {"key": "key", "value": "lost", "about": "user"}),
+        ("promote", {"kind": "decision", "text": "The key stays in the shed.", "about": "workspace"}),
     ],
 )
 async def test_the_session_of_another_user_is_neither_read_nor_changed(
@@ -138,7 +140,7 @@ async def test_the_session_of_another_user_is_neither_read_nor_changed(
     await memory.session(ROOM, user_id="bob").append(turn)
     fact = await memory.knowledge.remember(Scope("session", ROOM), "key", "in the shed")
     model = ScriptedModel([calling(name, arguments), "Sure."])
-    agent = make_agent(model, [], knowledge_tools(memory, kinds=["facts", "episodes", "procedures"]))
+    agent = make_agent(model, [], knowledge_tools(memory, kinds=["facts", "episodes", "procedures", "promotions"]))
     with pytest.raises(WrongUser):
         await agent.ainvoke(input_of("Where is the key?"), IN_ROOM)
     assert await memory.knowledge.facts() == [fact]

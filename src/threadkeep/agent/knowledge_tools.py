@@ -5,9 +5,8 @@ As in `SessionMemory`, the run determines the user, the workspace and the sessio
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from functools import partial
+from functools import cache, partial, wraps
 from itertools import accumulate
 from types import MethodType
 from typing import Any, Literal, NamedTuple, cast
@@ -41,18 +40,18 @@ def memory_tool[M: history.Memory, H](
     """Return a tool that calls a method on the memory's event loop, with the method's name, arguments and docstring."""
     described = verb(tools.made[0])
 
-    @functools.wraps(described)
+    @wraps(described)
     async def acall(*args: Any, **kwargs: Any) -> str:
         return await tools.call(lambda made: verb(made)(*args, **kwargs))
 
-    @functools.wraps(described)
+    @wraps(described)
     def call(*args: Any, **kwargs: Any) -> str:
         return tools.wait_for(lambda made: verb(made)(*args, **kwargs))
 
     return _described(described.__func__).model_copy(update={"func": call, "coroutine": acall})  # type: ignore[attr-defined]
 
 
-@functools.cache
+@cache
 def _described(method: Callable[..., Coroutine[Any, Any, str]]) -> BaseTool:
     """Return a tool with a method's name, arguments and docstring; cached, because creating it takes 10 ms of CPU."""
     return StructuredTool.from_function(coroutine=MethodType(method, object()), parse_docstring=True)
@@ -322,7 +321,7 @@ class _KnowledgeTools:
             return _REFUSED
         events = SessionEvents(self._memory.observers, "other", session.session_id)
         try:
-            owned = _owned(session, [scope], partial(work, session, scope))
+            owned = _owned(session, usable.values(), partial(work, session, scope))
             answer = await in_time(session, owned, lambda error: events.write_failed(error, "error"))
         except InvalidInput as error:
             return f"{refused} {error}"
@@ -356,10 +355,10 @@ class _KnowledgeTools:
 
 
 async def _owned[T](session: Session, scopes: Collection[Scope], work: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of `work`, which uses these scopes.
+    """Check the owner of the session if the run may use its scope; return the result of `work`.
 
     Raises:
-        WrongUser: the scopes contain the session, and it belongs to another user.
+        WrongUser: one of `scopes` is the session, and it belongs to another user.
     """
     if any(scope.kind == "session" for scope in scopes):
         await session.check_owner()
