@@ -187,6 +187,18 @@ async def test_messages_that_a_model_refuses_repeatedly_are_skipped(
     assert len(events.of(LearningSkipped)) == 1
 
 
+async def test_refusals_of_a_deleted_session_do_not_count_for_its_successor(
+    memory: Memory, clock: SettableClock, events: RecordedEvents
+) -> None:
+    learning = FactLearning(memory, model=ScriptedModel(itertools.repeat(_Filtered("I cannot help with that."))))
+    await talk(memory, learning, "POISON", "second")
+    await memory.erase(session_id="room:1")
+    clock.advance(60)
+    await talk(memory, learning, "POISON again")
+    assert len(events.of(LearningFailed)) == 3
+    assert events.of(LearningSkipped) == []
+
+
 @pytest.mark.parametrize("refusal", [_Rejected("no credit"), TimeoutError(), "Out of service."])
 async def test_a_model_that_fails_for_every_message_skips_none(
     memory: Memory, events: RecordedEvents, refusal: str | Exception

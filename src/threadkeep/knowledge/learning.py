@@ -180,7 +180,8 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
             return found, to_read
         if is_transient(attempt.caught):
             raise attempt.caught
-        refused = [one for one in self._refused.pop(key, ()) if one.before_seq == to_read.before_seq]
+        begin = to_read.before_seq, to_read.session_began
+        refused = [one for one in self._refused.pop(key, ()) if (one.before_seq, one.session_began) == begin]
         self._refused[key] = [*refused, to_read] if len(refused) < _MOST_REFUSALS - 1 else []
         if len(self._refused) > _MOST_SESSIONS:
             del self._refused[next(iter(self._refused))]
