@@ -61,7 +61,7 @@ def test_a_receipt_that_cannot_be_written_stops_the_erase(cli: CommandLine) -> N
 
 
 def test_a_receipt_replaces_only_an_incomplete_receipt(cli: CommandLine) -> None:
-    """An interrupted erase is repeated with the same file. Nothing is erased if the file has anything else."""
+    """An interrupted erase is repeated with the same file. Nothing is erased if the file has other contents."""
     cli.store("a", "hi", "hello", user_id="ann")
     (cli.folder / "letter").write_text("words")
     (cli.folder / "nested").write_text("[" * 200_000)

@@ -36,7 +36,7 @@ _MOST_PROPOSED: dict[LearnerKind, int] = {"model": 20, "directives": 100 * _REAC
 """The most proposals of one learner call; further ones are dropped."""
 _MOST_REFUSALS = 3
 _MOST_CHARACTERS = 10_000
-"""The most characters of a message that a learner's record quotes, so that a pasted log does not exceed the model."""
+"""The most characters of a message in a learner's record, so that a pasted log fits into the model's context."""
 _HARMLESS = Message(role="user", content="I like tea.", seq=1)
 _CLOSING_SECONDS = 5.0
 
@@ -100,7 +100,7 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         self._proposals = proposals
         self._observer = observer
         self._waiting: OrderedDict[tuple[str, str], LearningRequest] = OrderedDict()
-        # The workspaces of the newest turns, by run id: a deleted session that begins again uses `seq` values again.
+        # The workspaces of the newest turns, by run id, because a session that replaces a deleted one repeats `seq`s.
         self._workspaces: OrderedDict[tuple[str, str], dict[str, Scope | None]] = OrderedDict()
         self._refused: dict[tuple[str, str], list[Reading]] = {}
         self._tasks: dict[LearnerKind, asyncio.Task[None]] = {}
@@ -219,9 +219,9 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
                 self._observer.notify(failed)
 
     async def _unread(self, request: LearningRequest) -> tuple[list[Message], int, object]:
-        """Return the first unread messages with a few earlier ones, the last read `seq`, and the session's creation.
+        """Return the first unread messages with a few earlier ones, the last read `seq`, and when the session began.
 
-        If another user owns the session now, there are no messages.
+        Return no messages if another user owns the session now.
         """
         asked = {"session_id": request.session_id, "kind": request.learner.kind}
         user = request.scopes["user"].owner if "user" in request.scopes else None

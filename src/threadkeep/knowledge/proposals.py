@@ -52,8 +52,8 @@ class Proposed:
 class Reading:
     """The messages of a session that a learner has read: after `before_seq` and up to `upto_seq`.
 
-    `session_began` is the stored time at which the session was created, because a later session may have the same id;
-    None if any session with this id counts.
+    `session_began` is the stored creation time of the session, because a later session may have the same id. If it is
+    None, the session is identified by its id only.
     """
 
     session_id: str

@@ -140,7 +140,7 @@ class FactWords:
         return [scores[number] for number in numbers]
 
     def _worth(self, term: str) -> dict[int, float]:
-        """Return how well each fact matches a term of the query: its best weight, by the number of the fact."""
+        """Return the weight of the best match with a term of the query, by the number of the fact."""
         alike = self._beginnings.get(term[:_BEGINNING], ()) if term.isascii() else ()
         worth: dict[int, float] = {}
         for terms, in_key, in_value in _matches(term, alike):

@@ -76,7 +76,7 @@ class FactDelivery(NamedTuple):
 
 @dataclass(frozen=True)
 class Lease:
-    """The right of one process to send a group's messages for a time. At `seen_at` the server last showed a message."""
+    """The right of one process to send a group's messages for a time; the server last showed one at `seen_at`."""
 
     group_id: str
     owner: str
@@ -223,7 +223,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         await self._execute("wake", {"group_id": group_id, "now": self._now()})
 
     async def entries(self, status: DeliveryStatus | None, *, after: int, limit: int) -> list[Delivery]:
-        """Return up to `limit` deliveries whose numbers are above `after`; None allows any status."""
+        """Return up to `limit` deliveries whose numbers are above `after`; a status of None means all."""
         rows = await self._fetch("entries", {"status": status, "after": after, "limit": limit})
         return [_delivery(row) for row in rows]
 

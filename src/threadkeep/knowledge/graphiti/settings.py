@@ -14,7 +14,7 @@ from threadkeep.records.knowledge import ScopeKind
 
 
 class GraphitiSettings(BaseSettings):
-    """Settings of Graphiti. The subclass `Settings` parses their lists, accepts upper case, and checks their paths."""
+    """Settings of Graphiti. The subclass `Settings` parses lists, accepts values in upper case, and checks paths."""
 
     graphiti_enabled: bool = Field(False, description="Whether turns are sent to a Graphiti server, with consent.")
     graphiti_endpoint: str = Field("", description="Address of the Graphiti server, such as http://graph:8000.")

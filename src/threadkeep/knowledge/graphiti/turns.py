@@ -320,7 +320,7 @@ def _time_of(message: Message) -> datetime | None:
 
 
 def _before(answer: Message, messages: Sequence[Message]) -> list[Message]:
-    """Return the user messages directly before an answer. They are the question of an answer that names no question."""
+    """Return the user messages directly before an answer: its question, if the answer itself names none."""
     found: list[Message] = []
     for message in reversed([one for one in messages if (one.seq or 0) < (answer.seq or 0)]):
         if message.role == "assistant":
