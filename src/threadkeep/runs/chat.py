@@ -46,7 +46,7 @@ _SUBMIT_SECONDS = 15.0
 
 _STOPS = "The service stops; send the message again, with its message_id."
 _ELSEWHERE_SECONDS = 60.0
-"""Seconds to wait until another process ends its turn. Without a limit, callers would hang if it is suspended."""
+"""Seconds to wait for a turn in another process. Without a limit, callers hang if that process is suspended."""
 
 _MOST_REMEMBERED = 10_000
 
@@ -55,8 +55,8 @@ _MOST_REMEMBERED = 10_000
 class RegenerationRequest:
     """A request to answer a question again: the message `message_id`, or the question that the run `run_id` answered.
 
-    By default, the newest question is answered, by the same workflow as before. `double_texting` is the new run's
-    policy, by default that of the workflow.
+    By default, the newest question is answered, by the same workflow as before. `double_texting` replaces the
+    workflow's policy for requests that arrive during a turn.
     """
 
     run_id: str | None = None

@@ -1,4 +1,4 @@
-"""Recording of the ends of runs and turns, if the row of the run still names this process as the owner."""
+"""Recording of the ends of runs and turns, by the process that the row of the run names as its owner."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def end_orphan(runs: Runs, child: Run) -> None:
 
 
 def report_run(observer: Observer, run: Run, outcome: Outcome, *, milliseconds: float) -> None:
-    """Report that a run ended or waits for a person."""
+    """Report to the observer that a run ended or waits for a person."""
     observer.notify(
         RunFinished(
             workflow=run.workflow,

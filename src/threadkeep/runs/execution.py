@@ -67,7 +67,7 @@ class Dependencies:
     _plans: WeakKeyDictionary[Workflow, RunPlan] = field(default_factory=WeakKeyDictionary)
 
     def plan(self, workflow: Workflow) -> RunPlan:
-        """Return the facts about a workflow that all its runs need; compute them at the first call, and cache them."""
+        """Return facts about a workflow that all its runs need. They are computed at the first call, and cached."""
         known = self._plans.get(workflow)
         if known is None:
             known = self._plans[workflow] = RunPlan.of(workflow, self.resources)

@@ -1,4 +1,4 @@
-"""Intake of runs: requests to start, resume or retry a run."""
+"""The service that receives requests to start, resume or retry a run."""
 
 from __future__ import annotations
 

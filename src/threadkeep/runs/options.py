@@ -190,7 +190,7 @@ class RunSettings(BaseSettings):
 
     @property
     def run_trace_limits(self) -> TraceLimits:
-        """The limits of a run's stored trace."""
+        """The maximum numbers of events and characters in a run's stored trace."""
         return TraceLimits(self.run_trace_max_events, self.run_trace_max_chars)
 
     def run_options(self, *, works: bool, close_seconds: float) -> RunServiceOptions:

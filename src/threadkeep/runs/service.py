@@ -41,7 +41,7 @@ _PAGE = 200
 
 
 class RunService(RunIntake):
-    """The service for the runs of a database; `open_runs` opens and closes it."""
+    """The service that starts, follows, cancels and lists the runs of a database. `open_runs` opens and closes it."""
 
     _closes_at = math.inf
 

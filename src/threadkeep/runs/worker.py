@@ -1,4 +1,4 @@
-"""Execution of runs by this process: it acquires a run, runs the graph, and always cleans up afterwards."""
+"""Execution of runs by this process: it becomes the owner of a run, runs its graph, and always cleans up."""
 
 from __future__ import annotations
 
@@ -166,11 +166,11 @@ class Worker:
         return None
 
     def report(self, error: str, work: RunWork = "engine") -> None:
-        """Report the class name of an error that interrupts the work of this process."""
+        """Report to the observer the class name of an error that interrupts the work of this process."""
         self._memory.observers.notify(RunTrouble(error=error, work=work))
 
     def report_set_aside(self, run: Run, outcome: Outcome) -> None:
-        """Report the end of a run that was set aside, with a duration of 0."""
+        """Report to the observer the end of a run that was set aside, with a duration of 0."""
         report_run(self._memory.observers, run, outcome, milliseconds=0.0)
         report_turn(self._memory.observers, run, outcome, (), milliseconds=0.0)
 
@@ -353,7 +353,7 @@ class Worker:
         return self.engine.stopping(active.run.run_id) or "closing"
 
     async def _set_aside(self, run: Run) -> None:
-        """Set a run aside because it was acquired or failed too often."""
+        """End a run that was acquired or failed too often. It is set aside: only a person can retry it."""
         outcome = await self._endings.set_aside(run, self.engine.name)
         self.report_set_aside(run, outcome)
         await self._end_orphans(run)

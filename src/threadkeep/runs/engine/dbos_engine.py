@@ -46,7 +46,7 @@ class DbosEngine:
 
     @property
     def name(self) -> str:
-        """The name of this process. It changes if the process was declared dead and registers again."""
+        """The name of this process in the engine. If the process is declared dead, it registers under a new name."""
         if self._lease is None:
             raise StoreClosed(CLOSED)
         return self._lease.name

@@ -169,7 +169,7 @@ _RECORDS = "workflow_status"
 class Lease:
     """A lease of this process, under a name that is never used again.
 
-    `lost` is called from another thread when the lease is lost, because other processes may then acquire the runs.
+    `lost` is called from another thread when the lease is lost, because other processes may then take over its runs.
     `troubled` is called with the name of each error that delays a renewal.
     """
 
