@@ -22,7 +22,7 @@ _PLACES = {START: "start", END: "end"}
 
 
 def describe(workflow: Workflow) -> dict[str, Any]:
-    """Return the short description of a workflow as JSON values, for lists."""
+    """Return a short description of a workflow as JSON values, for lists of workflows."""
     return {
         "name": workflow.name,
         "description": workflow.description,

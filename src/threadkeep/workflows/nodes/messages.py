@@ -123,7 +123,7 @@ class AppendMessageNode(Node, ConversationFields):
     """A node that stores a message in `session` (by default the run's session), once even if the node is repeated.
 
     With `use_graph_chat_history`, the message is stored in the graph's store instead, in the conversation of an agent
-    with the same fields. With `deliver`, it is also sent to the person, through the channel of the session. A blank
+    with the same options. With `deliver`, it is also sent to the person, through the channel of the session. A blank
     text is neither stored nor sent.
     """
 
@@ -172,7 +172,7 @@ class AppendMessageNode(Node, ConversationFields):
         return {**update, "messages": [reply]}
 
     async def _session(self, step: Step, state: WorkflowState) -> Session:
-        """Return the session for the message.
+        """Return the session in which the message is stored.
 
         Raises:
             InvalidKey: the run has no session, or the template gives no valid key.

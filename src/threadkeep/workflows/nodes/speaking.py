@@ -157,7 +157,7 @@ class SpeakingNode(AskingNode):
     def asked(self, state: WorkflowState, step: Step) -> list[BaseMessage]:
         """Return the messages to answer, with the question last, or only the `input` if it is set.
 
-        Messages that other nodes added after the question precede it, because models answer the newest user message.
+        Messages that other nodes added later are placed before the question: models answer the newest user message.
 
         Raises:
             InvalidInput: the run has no question, or the rendered `input` is blank.
