@@ -84,7 +84,7 @@ class AppendGuarantees(TranscriptSource):
             assert contents((await transcripts.newest("room:1", limit=10)).messages) == ["hi", "hello"]
 
     async def test_a_turn_twice_at_once_is_one_turn(self) -> None:
-        """A repeated turn is recognised even while the first attempt is still being stored."""
+        """A turn that is appended again while it is still being stored is recognised as the same turn."""
         async with self.open_transcripts() as transcripts:
             same = turn(user("hi", "p:1"), assistant("hello", "p:2"))
             receipts = await asyncio.gather(*(transcripts.append(same) for _ in range(10)))

@@ -187,7 +187,7 @@ class ReadingGuarantees(TranscriptSource):
             assert await transcripts.at("room:2", [1]) == []
 
     async def test_another_user_finds_nothing(self) -> None:
-        """A read with a user finds only that user's sessions."""
+        """A read that names a user finds only this user's sessions."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("mine"), user_id="u1"))
             await transcripts.append(turn(user("nobody's"), session="room:2"))
