@@ -316,7 +316,7 @@ class ChatAnswers:
                     ended = await with_own_answer(self._memory, ended, turn.message_id)
             answer_id = (ended.result or {}).get("message_id")
             if isinstance(answer_id, str) and (hold is None or hold.told_id != answer_id):
-                # Record that a caller gets the answer, even if it is still pending because the database is down.
+                # Record that a caller gets the answer, even if the answer still waits to be stored.
                 async with self._optional(turn):
                     stands = await self._memory.session(turn.session_id).tell(answer_id)
                     if stands is None and (first := await self._answer_to(turn)) is not None:

@@ -59,7 +59,7 @@ async def with_own_answer(memory: Memory, run: Run, message_id: str) -> Run:
 
 
 async def with_unanswered(memory: Memory, run: Run) -> Run:
-    """Return a run without the messages that other runs have answered, unless all are answered."""
+    """Return a run without the messages that other runs have answered; return it unchanged if no other is left."""
     rest = [
         one
         for one in run.inputs
@@ -81,7 +81,7 @@ def _is_of_other(answer: Message | None, run: Run) -> TypeGuard[Message]:
 
 
 async def _answer_of_turn(memory: Memory, run: Run, message_id: str) -> Message | None:
-    """Return the answer to a message or, if it has none, to the newest message of its turn."""
+    """Return the answer to a message or, if it has none, the answer to the newest message of its turn."""
     if (answer := await _answer(memory, run, message_id)) is not None or run.session_id is None:
         return answer
     session = memory.session(run.session_id)

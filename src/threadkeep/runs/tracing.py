@@ -129,7 +129,7 @@ class RunTracer(Debounced):
             self._group = TraceGroup()
 
     async def _newest(self) -> int:
-        """Return the number of the newest stored event. The database uses it to reject a group that is stored already."""
+        """Return the number of the newest stored event. With it, the database skips a group that is stored already."""
         if self._number is None:
             self._number = await self._trace.last_number(self._stream.run_id)
         return self._number

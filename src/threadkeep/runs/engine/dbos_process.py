@@ -26,12 +26,12 @@ from threadkeep.store.address import DatabaseAddress
 
 
 def number_of(attempt_id: str) -> int:
-    """Return the number in an attempt's id, `<run id>/<number>`."""
+    """Return the number in the id of an attempt at a run, `<run id>/<number>`."""
     return int(attempt_id.rpartition("/")[2])
 
 
 def run_of(attempt_id: str) -> str:
-    """Return the run id in the id of an attempt."""
+    """Return the run id in the id of an attempt at a run, `<run id>/<number>`."""
     return attempt_id.rpartition("/")[0]
 
 
@@ -77,7 +77,7 @@ _CALLING_THREADS = 4
 
 
 class RunQueue:
-    """A queue of runs on a launched dbos. Each attempt at a run is a dbos workflow; in a worker, dbos executes it.
+    """A queue of runs in a launched dbos. Each attempt at a run is a dbos workflow; in a worker, dbos executes it.
 
     `troubled` is called in other threads, with the name of each error that does not stop the queue. The synchronous
     methods wait for the database, so call them in threads.
