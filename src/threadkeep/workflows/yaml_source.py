@@ -158,7 +158,7 @@ class _Reader:
         return found
 
     def _text(self, node: yaml.ScalarNode) -> str:
-        """Return the text of a scalar, if databases can store all its characters."""
+        """Return the text of a scalar. Reject a text with characters that databases cannot store."""
         text = str(node.value)
         if _NO_TEXT.search(text):
             sentence = "This escape is not valid text (NUL, or half of a surrogate pair); remove it."
