@@ -186,14 +186,14 @@ class Bot:
 
 @dataclass(frozen=True)
 class Command:
-    """A command that a person sent: the bot's action, and the text of the answer."""
+    """A command in a chat, such as /new or /help: the bot's action, and the text of its answer."""
 
     action: Action
     text: str
 
 
 def command_in(message: IncomingMessage, texts: Texts) -> Command | None:
-    """Return the command of a message, or None if the message is not a command."""
+    """Return the command, such as /new, that a message contains, or None if it is an ordinary message."""
     words = message.text.lower().split()
     match words:
         case ["/new"] | ["/reset"]:
@@ -224,7 +224,7 @@ def question_text(run: Run, texts: Texts) -> str:
 
 
 def is_answered_by_text(run: Run) -> bool:
-    """Return True if a run asks exactly one question, which a text can answer."""
+    """Return True if a run asks a person exactly one question, and a text message can answer it."""
     asked = _questions(run)
     return len(asked) == 1 and asked[0] is not None
 

@@ -108,7 +108,7 @@ class IncomingMessage:
 
 @dataclass(frozen=True)
 class Ignored:
-    """An update that starts no run. `message` is set only if the update is a message without text."""
+    """An update from a platform that starts no run. `message` is set only if it is a message without text."""
 
     reason: UpdateReason
     message: IncomingMessage | None = field(default=None, repr=False)
@@ -200,7 +200,7 @@ class Channel(Protocol):
 
     @property
     def kind(self) -> ChannelKind:
-        """The platform. It is a label of the metrics and the first part of each session key."""
+        """The platform's name. It is a label of the metrics and the first part of each session id."""
 
     @property
     def name(self) -> str:
@@ -211,7 +211,7 @@ class Channel(Protocol):
         """The bot's identity on its platform, under which polling offsets and access tokens are stored."""
 
     def receive(self, callback: Callback) -> Received:
-        """Verify a callback and parse it.
+        """Verify that a callback is from the platform, and parse it.
 
         Raises:
             CallbackRefused: the callback is not from the platform, is too old or is unreadable; the response is 403.
@@ -319,7 +319,7 @@ class ChannelClient(Protocol):
 
     @property
     def can_send(self) -> bool:
-        """False if the client needs a connection to the platform and has none."""
+        """False if the client can send only over a long connection to the platform, and has none now."""
 
     async def send(self, address: Address, part: Part) -> Outcome:
         """Send one part of an answer to a chat, and return the outcome."""
@@ -341,20 +341,20 @@ def read_json(text: str | bytes) -> Json:
 
 
 def object_in(value: Json, *names: str) -> Mapping[str, Json]:
-    """Return the object at a path of field names, or an empty object."""
+    """Return the object at a path of field names in a JSON value, or an empty object."""
     for name in names:
         value = value.get(name) if isinstance(value, Mapping) else None
     return value if isinstance(value, Mapping) else {}
 
 
 def list_in(fields: Mapping[str, Json], name: str) -> Sequence[Json]:
-    """Return the list in a field, or an empty list."""
+    """Return the list in a field of a JSON object, or an empty list."""
     value = fields.get(name)
     return value if isinstance(value, Sequence) and not isinstance(value, str) else ()
 
 
 def text_in(fields: Mapping[str, Json], name: str) -> str:
-    """Return the text in a field, or an empty string."""
+    """Return the text in a field of a JSON object, or an empty string."""
     value = fields.get(name)
     return value if isinstance(value, str) else ""
 

@@ -191,7 +191,7 @@ class Delivery:
             asyncio.get_running_loop().call_later(pause, self.wake)
 
     def _pause(self, tries: int) -> float:
-        """Return the pause after an attempt, in seconds."""
+        """Return the pause in seconds before the next attempt, after `tries` attempts to send an answer."""
         return min(self._options.first_pause_seconds * 2.0 ** min(tries - 1, 30), self._options.longest_pause_seconds)
 
     def _notify_trouble(self, error: Exception, bot: Bot | None = None) -> None:

@@ -12,7 +12,7 @@ from markdown_it.token import Token
 
 type Size = Callable[[str], int]
 
-# Patterns at which a text is cut, in order of preference.
+# Patterns at which a text is cut into parts, in order of preference: paragraph, line, sentence, word.
 _CUTS = tuple(map(re.compile, (r"\n[ \t]*\n", r"\n", r"(?<=[.!?])[ \t]+|(?<=[。！？；])", r"\s+")))
 
 # Characters that are not inline markup, such as the power operator `**` between spaces.
@@ -58,7 +58,7 @@ def split_markdown(text: str, limit: int, *, size: Size = len) -> tuple[str, ...
 
 
 def _fitting(text: str, limit: int, size: Size) -> int:
-    """Return how many characters of a text's beginning fit into `limit` units."""
+    """Return how many characters from the start of a text fit into `limit` units, as `size` counts them."""
     # A character has at least one unit, so at most `limit` characters fit.
     ends = range(1, min(len(text), limit) + 1)
     return max(1, bisect_right(ends, limit, key=lambda end: size(text[:end])))
@@ -143,7 +143,7 @@ _STANDS_FOR_TIMES = "\ufdd0"
 
 _MARKS = {"strong": "*", "em": "_", "s": "~"}
 
-# Backslashes and entities stay as the model wrote them.
+# Only this markup is parsed: backslashes and entities stay as the model wrote them.
 _INLINE = MarkdownIt("zero").enable(["backticks", "emphasis", "link", "strikethrough"])
 
 

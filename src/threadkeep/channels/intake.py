@@ -250,7 +250,7 @@ class Intake:
         return await self._start(bot, message, request, started=started)
 
     async def _reply(self, bot: Bot, message: IncomingMessage, run: Run, started: StartedRuns) -> bool:
-        """Answer the question of a run with a message. Return False if the message was already processed."""
+        """Continue a waiting run with a message that answers it. Return False if the message was already processed."""
         session_id = message.session_id or ""
         added = await self._expect_answer(bot, message, None)
         if not added and not await self._outbox.waits(bot.name, session_id, message.message_id):
@@ -454,7 +454,7 @@ class Intake:
         return added
 
     async def _is_requested(self, message: IncomingMessage) -> bool:
-        """Return True if this message requested the deletion of its session."""
+        """Return True if this message (a /forget) has already requested the deletion of its session."""
         session_id = message.session_id or ""
         keys = (session_id, deletion_key(session_id))  # a deletion deletes its run and leaves a record
         return any([await self._outbox.run_of(key, message.message_id) for key in keys])
@@ -468,7 +468,7 @@ class Intake:
                 await self._memory.persons.forget(user_id)
 
     def in_background(self, work: Awaitable[object]) -> None:
-        """Run work in a task, which `close` cancels. Report a failure."""
+        """Await `work` in a task, which `close` cancels. Report a failure to the observers."""
 
         async def guarded() -> None:
             with ErrorBoundary(self._notify_trouble):

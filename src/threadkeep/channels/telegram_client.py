@@ -170,7 +170,7 @@ class TelegramPolling(Receiver):
         self._duty = f"poll:{channel.scope}"
 
     async def keep_polling(self) -> None:
-        """Poll until cancelled; after a failure, pause and poll again."""
+        """Poll Telegram for updates until cancelled; after a failure, pause and poll again."""
         try:
             await self._keep_trying(self.poll)
         finally:

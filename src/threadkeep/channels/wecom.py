@@ -81,7 +81,7 @@ class WeComCrypto:
         return hashlib.sha1(b"".join(parts)).hexdigest()  # noqa: S324 - the platform's algorithm
 
     def open(self, callback: Callback, encrypted: str) -> str:
-        """Verify signature and clock of a callback, decrypt its text, and check the receiver.
+        """Verify a callback's signature and time, decrypt its text, and check the receiver.
 
         Raises:
             CallbackRefused: a check failed, or the text cannot be decrypted.
@@ -120,7 +120,7 @@ class WeComCrypto:
             raise CallbackRefused("unreadable") from None
 
     def seal(self, plain: str, *, timestamp: str, nonce: str, salt: bytes | None = None) -> Sealed:
-        """Encrypt and sign a text for the platform. `salt` has 16 bytes, by default random ones."""
+        """Encrypt and sign a text for WeCom. `salt` has 16 bytes, by default random ones."""
         content = plain.encode()
         salt = os.urandom(_SALT_BYTES) if salt is None else salt
         whole = salt + len(content).to_bytes(4, "big") + content + (self._receive_id or "").encode()

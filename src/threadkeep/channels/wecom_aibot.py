@@ -199,7 +199,7 @@ class AnswerStreams:
         self._outbox = memory.channels.outbox
 
     async def response(self, bot: Bot, channel: WeComAIBotChannel, update: Update) -> CallbackResponse | None:
-        """Return the response to an update that is already stored, or None to respond with an empty body."""
+        """Return the HTTP response to an update that is already stored, or None to respond with an empty body."""
         match update:
             case ChatEntered() if bot.texts.welcome:
                 timestamp, nonce = self._timestamp_and_nonce()

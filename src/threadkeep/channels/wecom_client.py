@@ -158,7 +158,7 @@ async def ask(
 
 
 def outcome_of(answer: WeComAnswer) -> Outcome:
-    """Return the outcome of a sent message. Failures that an operator can correct are retried."""
+    """Return a sent message's outcome, from WeCom's response. Failures that an operator can correct are retried."""
     if answer.ok:
         refused = next((error for name, error in _RECIPIENTS.items() if text_in(answer.fields, name)), None)
         return Sent() if refused is None else Refused(refused)
@@ -168,7 +168,7 @@ def outcome_of(answer: WeComAnswer) -> Outcome:
 
 
 class WeComClient:
-    """The base class of clients for one application."""
+    """The base class of clients that call WeCom's API for one application."""
 
     can_send = True
 

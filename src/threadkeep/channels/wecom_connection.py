@@ -212,7 +212,7 @@ class AIBotConnection(Receiver):
         return (replace(update, message=message) if isinstance(update, Ignored) else message), message
 
     async def _grow(self, stream: _Stream, bot: Bot, message: IncomingMessage) -> None:
-        """Stream the text of an answer as it grows."""
+        """Send the text of an answer to its stream as it grows, until the answer is complete or the stream ends."""
         shown = None
         while self._streams.get(stream.req_id) is stream:
             found = await self._memory.channels.outbox.find(bot.name, message.session_id or "", message.message_id)
@@ -265,7 +265,7 @@ class AIBotConnection(Receiver):
         return WeComAnswer(code, answer, error="" if code is not None else "Disconnected", uncertain=code is None)
 
     def _end_streams(self) -> None:
-        """Drop all streams, and wake the calls that wait for an acknowledgement."""
+        """Forget all streams of the ended connection, and wake the calls that wait for an acknowledgement."""
         self._streams.clear()
         for waiting in self._acks.values():
             if not waiting.done():

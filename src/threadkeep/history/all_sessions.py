@@ -264,7 +264,7 @@ class AllRetention:
     async def plan(
         self, rules: Retention | None = None, *, session_ids: Sequence[str] = (), user_id: str | None = None
     ) -> AsyncIterator[PlannedRemoval]:
-        """Yield the removals that are due; write nothing.
+        """Yield the messages and sessions that retention would remove now; write nothing.
 
         Raises:
             SessionNotFound: a named session does not exist, or belongs to another user.
@@ -282,7 +282,7 @@ class AllRetention:
         report: Callable[[Pruned], object] | None = None,
         may_continue: Callable[[], Awaitable[bool]] | None = None,
     ) -> Pruned:
-        """Archive and delete data beyond the limits, in sessions and conversations.
+        """Archive and delete data beyond the retention limits, in sessions and conversations.
 
         Raises:
             SessionNotFound: a named session does not exist, or belongs to another user; nothing was done.

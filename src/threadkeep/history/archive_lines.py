@@ -66,7 +66,7 @@ class SessionLine:
 
 @dataclass(frozen=True)
 class MessageLine:
-    """A message with the id of its session."""
+    """A line of an export: a message with the id of its session."""
 
     session_id: str
     message: Message
@@ -74,7 +74,7 @@ class MessageLine:
 
 @dataclass(frozen=True)
 class SummaryLine:
-    """A summary. In an export, it comes after the messages that it covers, as far as they still exist."""
+    """A line of an export: a summary. It comes after the messages that it covers, as far as they still exist."""
 
     session_id: str
     archived: ArchivedSummary

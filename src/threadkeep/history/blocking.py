@@ -168,7 +168,7 @@ class Wrapper[W]:
 
 
 class _Verb[W, **P, R]:
-    """A descriptor that gives a wrapper the blocking form of an asynchronous method."""
+    """A descriptor: as an attribute of a wrapper class, it is the blocking form of an asynchronous method."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
         self._method = method

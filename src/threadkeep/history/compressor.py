@@ -172,7 +172,7 @@ class Compressor:
                 self._put(self._waiting.get(session_id, writer.rest), writer.rest.upto_seq)
 
     def _put(self, request: CompressionRequest, left_out_upto_seq: int = 0) -> None:
-        """Queue a request last, in place of the session's earlier one; keep the highest `left_out_upto_seq`."""
+        """Queue a request last, in place of the session's queued one; keep the highest `left_out_upto_seq` of both."""
         before = self._waiting.pop(request.session_id, request)
         left_out = max(request.left_out_upto_seq, before.left_out_upto_seq, left_out_upto_seq)
         self._waiting[request.session_id] = replace(request, left_out_upto_seq=left_out)

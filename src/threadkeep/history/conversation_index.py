@@ -45,7 +45,7 @@ _TURN_BYTES, _VECTOR_BYTES, _SUMMARY_BYTES = 600, 200, 2_000
 
 @cache
 def index_version() -> str:
-    """Return the version of the stored format: a digest of the text analysis and of this module."""
+    """Return the version of the format of stored indexes: a digest of the text analysis and of this module."""
     own = (files("threadkeep.history") / "conversation_index.py").read_bytes()
     return sha256(analysis_version().encode() + own).hexdigest()[:16]
 
@@ -231,7 +231,7 @@ class ConversationIndex:
             yield Packed({}, {"days": array("I", [day.toordinal() if day else _NO_DAY for _, day in some])})
 
     async def load(self, state: Packed, info: SessionInfo, summaries: Sequence[Summary]) -> bool:
-        """Load the stored index of a session; return False if it is outdated."""
+        """Fill this index with the stored index of a session; return False if the stored one is outdated."""
         about, session_id = state.values, info.session_id
         created_at, begin, revision = about["marks"][session_id]
         mark = IndexedState(datetime.fromisoformat(created_at), begin, revision)
@@ -285,7 +285,7 @@ class ConversationIndex:
         return found
 
     def extent_of(self, session_id: str) -> tuple[int, IndexedState]:
-        """Return a session's last indexed `seq`, and its state (such as its revision) when its indexing began."""
+        """Return a session's last indexed `seq`, and the session's state, such as its revision, when indexing began."""
         return self.read[session_id], self._marks[session_id]
 
     def texts_of(self, session_id: str) -> IndexedTexts:
@@ -298,7 +298,7 @@ class ConversationIndex:
         if len(text) > _AT_ONCE:
             return await asyncio.to_thread(analysis_of, text)
         if self._unpaused >= _AT_ONCE:
-            # After several short texts in a row, let other tasks run.
+            # After analysing several short texts in a row, let other tasks run.
             self._unpaused = 0
             await asyncio.sleep(0)
         return None
@@ -340,7 +340,7 @@ def id_at(session_id: str, seq: int) -> str:
 
 
 def position_of(turn_id: str) -> tuple[str, int]:
-    """Return the session id and the `seq` of an indexed message."""
+    """Return the session id and the `seq` that the index id of a message contains."""
     session_id, _, seq = turn_id.rpartition("#")
     return session_id, int(seq)
 

@@ -239,7 +239,7 @@ class Eraser:
             await asyncio.to_thread(discard_waiting, folder, lambda turn: belongs(turn, wanted, sessions))
 
     async def _unreadable(self, wanted: Erasable) -> list[str]:
-        """Describe unreadable data that may belong to the person or the session."""
+        """Describe stored data that cannot be read and may belong to the person or the session."""
         found: list[str] = []
         folder = self._memory.pending.options.folder
         if folder is not None and (lines := await asyncio.to_thread(unreadable_turns, folder)):

@@ -64,7 +64,7 @@ class _Numbering:
         return cls(await session.superseded() if info.revision and view == "active" else ())
 
     def has(self, message: Message) -> bool:
-        """Return True if a message is part of the export."""
+        """Return True if a message gets a position, which means that it is part of the export."""
         seq = message.seq or 0
         return self.of_seq(seq) > self.of_seq(seq - 1)
 
@@ -208,7 +208,7 @@ async def _pages(session: Session, info: SessionInfo, done: Exported) -> AsyncIt
 
 
 async def _checked(info: SessionInfo, memory: Memory) -> SessionInfo:
-    """Return metadata that a list of sessions contained; read them again if the list marks them as damaged.
+    """Return a listed session's metadata; read them again if the list of sessions marks them as unreadable.
 
     Raises:
         RecordUnreadable: the metadata are still damaged.

@@ -127,7 +127,7 @@ class GraphConversations:
         return _OWN if same else store
 
     def is_own(self, store: BaseStore) -> bool:
-        """Return True if a store is the memory's own store."""
+        """Return True if a LangGraph store is the one that belongs to this memory."""
         return self.name_of(store) == _OWN
 
     def is_unregistered(self, store: BaseStore, layout: GraphLayout) -> bool:

@@ -95,7 +95,7 @@ class Importer:
             await self.store()
 
     def refuse(self, position: Position, sentence: str) -> None:
-        """Count an invalid line, and report it to `on_refusal`."""
+        """Count an invalid line of the export, and report it to `on_refusal`."""
         self.done.bad_lines += 1
         self._on_refusal(position, sentence)
 
@@ -161,7 +161,7 @@ class Importer:
         return line
 
     def _identified(self, parsed: MessageLine) -> Message:
-        """Return the message with an id, which is the same in each import of the file."""
+        """Return the message with its id or, if it has none, one that is the same in each import of the file."""
         message = parsed.message
         if message.id is not None:
             return message

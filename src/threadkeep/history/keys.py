@@ -122,7 +122,7 @@ def _session_id_refusal(value: object) -> Reason | None:
 
 
 def refusal(value: object) -> Reason | None:
-    """Return the first reason why a value is not a valid key, or None."""
+    """Return the first reason why a value is not a valid session key, or None if it is valid."""
     if not isinstance(value, str):
         return "invalid_chars"
     if not value.strip():

@@ -84,7 +84,7 @@ class Manifests:
         return self._rows.joined(entry)
 
     def has_earlier(self, entry: NotedManifest) -> bool:
-        """Return True if earlier records of the same run may still be queued; they must be stored before `entry`."""
+        """Return True if earlier records of the run may still be queued: these must be stored before `entry`."""
         return self._writing.locked() or entry.run_id in [earlier.run_id for earlier in self._waiting]
 
     def queue(self, entry: NotedManifest) -> None:
@@ -167,7 +167,7 @@ class Manifests:
         return deleted
 
     async def keep_writing(self) -> None:
-        """Write queued records and delete old ones until cancelled."""
+        """Write queued records of model calls, and delete old ones, until cancelled."""
         loop = asyncio.get_running_loop()
         next_purge = loop.time() + _PURGE_SECONDS
         while True:

@@ -326,7 +326,7 @@ class Memory:
             raise error
 
     async def close(self) -> None:
-        """Store remaining data and close the database; further calls do nothing."""
+        """Store data that is not written yet, and close the database; further calls do nothing."""
         await self.lifetime.aclose()
 
     async def settle_run(self, run_id: str, *, elsewhere: bool = False) -> None:

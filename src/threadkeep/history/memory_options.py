@@ -56,7 +56,7 @@ class MemoryOptions:
     graphiti: GraphitiOptions | None = None
 
     def __post_init__(self) -> None:
-        """Reject options that would fail only later."""
+        """Reject invalid options here, because they would otherwise fail only later."""
         for name, function in (("counter", self.counter), ("clock", self.clock)):
             if not callable(function):
                 raise InvalidInput(f"The {name} of MemoryOptions must be a function.")

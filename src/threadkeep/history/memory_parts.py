@@ -83,7 +83,7 @@ class LearnedFactors:
             self._unsaved.add(key)
 
     async def save(self) -> None:
-        """Save the factors that were learned since the last save.
+        """Save the token factors that were learned since the last save.
 
         Raises:
             StoreError: the database does not answer; the next save writes the rest.
@@ -185,7 +185,7 @@ class MessageSearch:
         return SearchResult(hits, unindexed)
 
     async def keep_up(self) -> None:
-        """Index new messages until cancelled, and report a large backlog."""
+        """Add new messages to the search index until cancelled, and report a large backlog."""
         behind, began = 0, 0.0
         while True:
             with contextlib.suppress(StoreError):

@@ -166,7 +166,7 @@ class OlderTurns:
                 work.cancel()
 
     async def close(self) -> None:
-        """Stop background work; the next query continues indexes that are not complete."""
+        """Stop indexing in the background; the next query continues indexes that are not complete."""
         others = [work for index in self._indexes.values() for work in (index.embedding, index.storing) if work]
         tasks = [*self._tasks.values(), *others]
         for task in tasks:
@@ -238,7 +238,7 @@ class OlderTurns:
     def _store(
         self, stored: StoredIndexes, key: tuple[RecallScope, str], index: ConversationIndex, infos: list[SessionInfo]
     ) -> None:
-        """Store the indexes of sessions that have grown enough, in a background task."""
+        """Store in the database the indexes of sessions that have grown enough, in a background task."""
         grown = stored.grown(index, infos, of_user=key[0] == "user")
         if grown and (index.storing is None or index.storing.done()):
             index.stored |= {info.session_id: index.read[info.session_id] for info in grown}
@@ -257,7 +257,7 @@ class OlderTurns:
         if not most and index.newest is not None:
             index = index.newest
             most = _NEWEST[0] if index.read else 0
-        # Index messages that were stored after the indexing task began.
+        # Also index messages that were stored after the indexing task began.
         await self._index_new(index, infos, most)
         return index
 

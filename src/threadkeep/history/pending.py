@@ -125,7 +125,7 @@ class PendingTurns:
         return sum(len(each.own) for each in self._all)
 
     def turns_of(self, session_id: str) -> list[Turn]:
-        """Return a session's pending turns in order, without rejected ones, for which later turns need not wait."""
+        """Return a session's unwritten turns in order, except rejected ones, for which later turns need not wait."""
         return [entry.turn for entry in self.own if entry.turn.session_id == session_id and not entry.refused]
 
     @property
@@ -133,7 +133,7 @@ class PendingTurns:
         return self._all if self._all[0] is self else [self]
 
     async def start(self) -> None:
-        """Take over the pending turns of dead processes, and start to write them to the database.
+        """Take over the turns that dead processes left on disk, and start to write them to the database.
 
         Raises:
             PendingFolderUnusable: the folder cannot store turns.
@@ -326,7 +326,7 @@ class PendingTurns:
         return not any(session_id in (None, entry.turn.session_id) for entry in self.own)
 
     def _next(self, session_id: str | None, blocked: set[str], tried: set[str]) -> PendingTurn | None:
-        """Return the oldest turn that is not in `tried`, and whose session is not in `blocked`."""
+        """Return the oldest pending turn that is not in `tried`, and whose session is not in `blocked`."""
         for entry in self.own:
             wanted = session_id in (None, entry.turn.session_id)
             if wanted and entry.turn.session_id not in blocked and entry.entry_id not in tried:
@@ -390,7 +390,7 @@ class PendingTurns:
         return replace(turn, messages=(replace(answer, id=free),), completes=answer.id if completes else turn.completes)
 
     async def close(self) -> None:
-        """Finish the unfinished work, and try the pending turns once more; the rest stays on disk."""
+        """Finish running writes, and try to write the pending turns once more; the rest stays on disk."""
         while self._unfinished:
             await asyncio.wait(self._unfinished)
         await self._spool_pending()
@@ -455,7 +455,7 @@ class PendingTurns:
                     await self._deliver_own()
 
     async def _pause(self, seconds: float) -> None:
-        """Wait for `seconds`; after the first second, also stop if another turn becomes pending."""
+        """Wait for `seconds` before the next attempt; after the first second, stop if another turn becomes pending."""
         soon = min(seconds, _SOON_SECONDS)
         await asyncio.sleep(soon)
         with contextlib.suppress(TimeoutError):

@@ -153,12 +153,12 @@ class PendingFiles:
             await self._change(entry, SpoolFile.failed)
 
     async def renew(self, entry: PendingTurn) -> None:
-        """Replace a pending turn in its file after the turn has changed."""
+        """Replace a pending turn in its file, because the turn has changed."""
         with contextlib.suppress(OSError):  # the earlier version stays on disk
             await self._change(entry, SpoolFile.renew)
 
     async def done(self, entry: PendingTurn) -> None:
-        """Remove a turn that is no longer pending, after any write that is in progress."""
+        """Remove from its file a turn that is no longer pending, after any write that is in progress."""
         await self._change(entry, SpoolFile.done)
 
     async def _change(self, entry: PendingTurn, change: Callable[[SpoolFile, PendingTurn], None]) -> None:

@@ -78,7 +78,7 @@ class Pruned(Counts):
 
     @property
     def messages(self) -> int:
-        """The number of archived and deleted messages."""
+        """The number of archived messages plus that of deleted messages."""
         return self.archived.messages + self.deleted.messages
 
 
@@ -122,7 +122,7 @@ class MessageRound:
         return True
 
     def _adapt(self, seconds: float) -> None:
-        """Make the next step smaller after a long one, and larger after a short one."""
+        """Let the next step remove fewer messages after a long step, and more after a short one."""
         if seconds > _LONG_STEP_SECONDS:
             self._messages = max(self._messages // 2, _LEAST_MESSAGES)
         elif seconds < _LONG_STEP_SECONDS / 2:
@@ -176,7 +176,7 @@ class Pruner:
         return Pruner(rows, self.rules, pending=pending, observer=self._observer, clock=self._clock)
 
     async def of(self, session_id: str, *, user_id: str | None = None) -> Retention | None:
-        """Return the limits of one session, or None if the default rules apply.
+        """Return the retention limits of one session, or None if the default rules apply.
 
         Raises:
             SessionNotFound: the session does not exist, or belongs to another user.

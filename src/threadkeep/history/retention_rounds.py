@@ -67,7 +67,7 @@ class Scheduled(Protocol):
     """The methods that a schedule calls on a pruner, a service that removes old messages or runs."""
 
     async def has_work(self) -> bool:
-        """Return True if there may be something to remove, now or later."""
+        """Return True if there may be messages or runs to remove, now or later."""
 
     async def prune(self, *, may_continue: Callable[[], Awaitable[bool]] | None = None) -> object:
         """Run one round; `may_continue` is called before each step, and False stops the round."""
@@ -94,7 +94,7 @@ class RetentionSchedule:
         self._claimed = 0.0
 
     async def keep_pruning(self) -> None:
-        """Check regularly, until cancelled, whether a round is due."""
+        """Check regularly whether a round is due, and run it, until cancelled."""
         while True:
             await asyncio.sleep(min(self._interval_seconds, _LOOK_SECONDS))
             with ErrorBoundary(lambda error: self._observer.notify(PruningFailed(error=type(error).__name__))):

@@ -44,13 +44,13 @@ class SessionEvents:
         self._labels = _Labels(backend=backend, channel=channel_of(session_id), session_id=session_id)
 
     def read(self, started: float, outcome: Outcome) -> None:
-        """Report the end of a read."""
+        """Report that a read of the session ended."""
         self._observer.notify(
             StoreRead(**self._labels, outcome=outcome, milliseconds=1000 * (time.perf_counter() - started))
         )
 
     def written(self, started: float, outcome: Outcome) -> None:
-        """Report the end of a write."""
+        """Report that a write to the session ended."""
         self._observer.notify(
             StoreWrite(**self._labels, outcome=outcome, milliseconds=1000 * (time.perf_counter() - started))
         )
@@ -116,7 +116,7 @@ class ReportedRead:
     on_failure: Outcome = "error"
 
     async def __aenter__(self) -> None:
-        """Begin the read."""
+        """Note the time at which the read begins."""
         self._started = time.perf_counter()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:

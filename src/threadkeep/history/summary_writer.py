@@ -38,7 +38,7 @@ _READ_AGAIN = 4
 
 
 class SummaryWriter:
-    """A writer of summaries for one compression request of one session."""
+    """A writer of the summaries that one request to compress a session asks for."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class SummaryWriter:
             return self._request.upto_seq, self._request.upto_seq
         active = await self._summaries.active(session_id)
         if active and active[-1].last_seq != uncovered.after_seq:
-            # Another process stored a summary before this claim, so count again.
+            # Another process stored a summary before this one claimed the session, so count again.
             uncovered = await self._summaries.uncovered(session_id)
         return uncovered.after_seq, await self._reader.upto(self._request, uncovered)
 

@@ -59,7 +59,7 @@ class TurnVectors:
         return similar
 
     async def _embed(self, index: ConversationIndex, vectors: Vectors, embedder: Embedder) -> None:
-        """Read the stored vectors, and compute missing ones; report a failure."""
+        """Read the stored vectors of indexed turns, and compute missing ones; report a failure."""
         with ErrorBoundary(self._report):
             for session_id in list(index.read):
                 if (embedder.name, session_id) not in index.embedded:

@@ -150,7 +150,7 @@ def _is_over(message: _EpisodeMessage) -> bool:
 
 
 def _messages(rows: Iterable[Row]) -> Iterator[_EpisodeMessage]:
-    """Yield messages from rows, which repeat a message for each of its steps."""
+    """Yield each message once, with its steps; the rows repeat a message for each of its steps."""
     for _, group in groupby(rows, key=lambda row: row[:2]):
         same = list(group)
         said, steps = _EpisodeMessage(*same[0]), [row[-1] for row in same if row[-1] is not None]

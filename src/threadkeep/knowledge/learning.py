@@ -69,7 +69,7 @@ class Learner(Protocol):
         """The name that is stored with the proposals, such as the model's name."""
 
     async def learn(self, record: Record) -> Sequence[Proposed]:
-        """Return the facts in the learnable messages."""
+        """Return the facts that are stated in the record's learnable messages."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class LearningRequest:
 
 
 class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
-    """The queue of sessions to learn from, and the background tasks that read them."""
+    """The queue of sessions to learn facts from, and the background tasks that read them."""
 
     def __init__(
         self, driver: Driver, proposals: Proposals, *, observer: Observer, messages_at: MessagesAt | None = None
@@ -107,7 +107,7 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         self._closed = False
 
     def enqueue(self, request: LearningRequest) -> None:
-        """Queue a session whose newest turn is stored, and return at once."""
+        """Queue a session, whose newest turn must be stored, to learn facts from it; return at once."""
         if self._closed:
             return
         key, kind = (request.session_id, request.learner.kind), request.learner.kind
@@ -207,7 +207,7 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         await self.idle()
 
     async def _work(self, kind: LearnerKind) -> None:
-        """Read the queued sessions for one kind of learner."""
+        """Read the sessions that are queued for one kind of learner."""
         while key := next((one for one in self._waiting if one[1] == kind), None):
             request = self._waiting.pop(key)
             # No session may stop or delay the others: catch errors, and read one batch at a time.

@@ -211,7 +211,7 @@ class Proposals(ClockedTables, sql=(*OWNER_SQL, "learning.sql")):
     async def _decide(
         self, connection: Connection, proposal: Proposal, status: ProposalStatus, by: str, fact_id: str | None = None
     ) -> Proposal:
-        """Store a decision, unless the proposal was decided after it was read.
+        """Store the decision on a proposal, unless it was decided after it was read.
 
         Raises:
             InvalidInput: the proposal was decided in the meantime.

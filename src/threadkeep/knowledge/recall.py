@@ -1,4 +1,4 @@
-"""The selection of facts for an input, by words and by embeddings."""
+"""The selection of facts that are relevant to a user's input, by words and by embeddings."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class FactInput(
     extra="forbid",
     json_schema_extra=example(scope="user", owner="user-456", key="home_city", value="Lisbon"),
 ):
-    """A fact to remember."""
+    """A fact to store: the value of a key of a session, a workspace or a person."""
 
     scope: ScopeKind
     owner: Owner
@@ -216,7 +216,7 @@ class PersonList(BaseModel):
 
 
 class PersonInput(BaseModel, extra="forbid", json_schema_extra=example(id="telegram:123", name="Ann")):
-    """An id of a person, and the person's name in the channel."""
+    """An id of a person, such as a chat platform's, and the person's name there."""
 
     id: Owner
     name: Annotated[str, Field(min_length=1, max_length=1_000)] | None = None

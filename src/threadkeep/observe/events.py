@@ -56,7 +56,7 @@ class WorkflowRunEvent(SessionEvent):
 
 
 class StoreRead(StoreEvent):
-    """A read of the store ended. The outcome is `fallback` if the caller continued without the data."""
+    """A read of a session's stored data ended. The outcome is `fallback` if the caller continued without the data."""
 
     outcome: Outcome = "ok"
     milliseconds: float
@@ -70,7 +70,7 @@ class StoreWrite(StoreEvent):
 
 
 class ReadFailed(StoreEvent):
-    """Memory could not be read. The outcome is `fallback` if the agent answered without it."""
+    """A session's stored data could not be read. The outcome is `fallback` if the agent answered without it."""
 
     outcome: Outcome = "error"
     error: str
@@ -425,7 +425,7 @@ class AnswerSent(SessionEvent):
 
 
 class ChannelTrouble(Event):
-    """The work of one bot or of all bots failed and will be retried."""
+    """Work for one bot or for all bots, such as polling, failed and will be retried."""
 
     channel: Channel
     bot: str | None = None

@@ -127,7 +127,7 @@ class PrometheusObserver:
         return generate_latest(self.registry)
 
     def notify(self, event: events.Event, /) -> None:
-        """Count the event if there is a metric for it."""
+        """Count the event in the metrics for its type, if there are any."""
         for count in self._counts.get(type(event), ()):
             count(event)
 

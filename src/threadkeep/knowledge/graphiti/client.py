@@ -102,7 +102,7 @@ class GraphitiClient(Protocol):
         """Return the read-only checks of a connection test, each with its name."""
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to the server."""
 
 
 def fact_in(value: Json) -> GraphFact | None:
@@ -185,7 +185,7 @@ class Breaker:
         self._probing = False
 
     def failed(self, *, at_least_seconds: float = 0.0) -> None:
-        """Count a failure; `at_least_seconds` is the pause that the server requested."""
+        """Count a failed call; `at_least_seconds` is the pause that the server requested."""
         self._failures += 1
         self._probing = False
         most = min(self._first * 2.0 ** min(self._failures - self._most, 30), self._longest)

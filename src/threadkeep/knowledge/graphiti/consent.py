@@ -88,7 +88,7 @@ class Consents(ClockedTables, sql=("graph_consents.sql",)):
         return consent
 
     async def decisions(self, limit: int = 20) -> list[Consent]:
-        """Return the newest `limit` decisions, for all Graphiti servers, newest first."""
+        """Return the newest `limit` decisions about consent, for all Graphiti servers, newest first."""
         rows = await self._driver.fetch(self._sql["decisions"], {"limit": limit})
         return [
             Consent(
@@ -194,7 +194,7 @@ class GitMetadata:
         return self._known
 
     async def _status(self) -> str | None:
-        """Return the output of `git status`, or None if git fails or is not installed."""
+        """Return the output of `git status` for the folder, or None if git fails or is not installed."""
         options = ("--porcelain=v2", "--branch", "--no-ahead-behind", "--untracked-files=no")
         command = ["git", "-C", str(self._folder), "status", *options]
         null, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE

@@ -162,7 +162,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return marked
 
     async def confirm(self, group_id: str, numbers: Sequence[int]) -> None:
-        """Mark messages as confirmed, because the server shows them as episodes."""
+        """Mark messages as confirmed, because the server returns them as stored episodes."""
         now = self._now()
         async with self._driver.writing() as connection:
             await connection.execute_many(self._sql["confirm"], [{"number": one, "now": now} for one in numbers])
@@ -223,7 +223,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         await self._execute("wake", {"group_id": group_id, "now": self._now()})
 
     async def entries(self, status: DeliveryStatus | None, *, after: int, limit: int) -> list[Delivery]:
-        """Return up to `limit` deliveries whose numbers are above `after`; a status of None means all."""
+        """Return up to `limit` messages with numbers above `after` and this delivery status; None allows any status."""
         rows = await self._fetch("entries", {"status": status, "after": after, "limit": limit})
         return [_delivery(row) for row in rows]
 

@@ -104,7 +104,7 @@ async def remains(client: GraphitiClient, group_id: str) -> str:
 
 
 async def timed(name: str, step: Step) -> Check:
-    """Execute a check and measure its duration."""
+    """Execute a check of the connection test; return its result and duration."""
     started = time.monotonic()
     try:
         problem = await step()

@@ -186,7 +186,7 @@ class GraphRecaller:
     async def _ask(
         self, groups: Mapping[ScopeKind, Sequence[str]], query: str, seconds: float
     ) -> dict[ScopeKind, list[GraphFact] | GraphOutcome]:
-        """Search all scopes within `seconds`; return the facts or the failure of each."""
+        """Search the groups of all scopes within `seconds`; return the facts or the failure of each scope."""
         tasks = {
             kind: asyncio.create_task(
                 self._client.search(group_ids, query, self._options.recall_max_facts, seconds=seconds)

@@ -127,7 +127,7 @@ class RestClient:
         ]
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to the server."""
         http, self._http = self._http, None
         if http is not None:
             await http.aclose()

@@ -43,7 +43,7 @@ _REPO_CLASSES: tuple[DataClass, ...] = ("git_metadata", "promoted_facts")
 
 @dataclass(frozen=True, kw_only=True)
 class GraphitiStatus:
-    """The consent for Graphiti, and the progress of deliveries."""
+    """The consent to send data to Graphiti, and the progress of sending."""
 
     __pydantic_config__ = DESCRIBED
 
@@ -139,7 +139,7 @@ class Graphiti:
         return await self._recaller.recall(question)
 
     async def status(self) -> GraphitiStatus:
-        """Return the consent and the progress of deliveries.
+        """Return the consent to send data to Graphiti, and the progress of sending.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -395,7 +395,7 @@ class Graphiti:
             self._worker.wake()
 
     async def deliver(self) -> None:
-        """Deliver all messages that are due now. Inside `delivering`, background tasks do this by themselves."""
+        """Deliver all messages for Graphiti that are due now. Inside `delivering`, background tasks do this."""
         await self._delivery_worker().deliver_due(wait=True)
 
     @asynccontextmanager
@@ -423,7 +423,7 @@ class Graphiti:
             await self._client.close()
 
     def client(self) -> GraphitiClient:
-        """Return the client of the server; the first call creates it.
+        """Return the client of the Graphiti server; the first call creates it.
 
         Raises:
             GraphitiClosed: Graphiti is off.
@@ -457,7 +457,7 @@ class Graphiti:
 
 
 def open_client(options: GraphitiOptions) -> GraphitiClient:
-    """Create a client for the transport of the options.
+    """Create a client for the transport (REST or MCP) that the options name.
 
     Raises:
         InvalidInput: the required packages are not installed.

@@ -61,7 +61,7 @@ def episode_name(turn: str, role: str, number: int = 1) -> str:
 
 
 def fact_episode(fact_id: str) -> str:
-    """Return the name of the episode of a promoted fact."""
+    """Return the name of the episode with which a fact is sent to Graphiti."""
     return f"threadkeep.fact.{fact_id}.user"
 
 
@@ -78,7 +78,7 @@ def sendable(text: str, limit: int) -> str:
 
 
 def clamped(moment: datetime, now: datetime) -> datetime:
-    """Limit a time, because the server rejects times before 2000 and hides future ones."""
+    """Return a time between 2000 and `now`, because the server rejects earlier times and hides future ones."""
     return min(max(moment, _EARLIEST), now).astimezone(UTC)
 
 

@@ -85,11 +85,11 @@ class DeliveryWorker:
         self._serving: dict[str, asyncio.Task[None]] = {}
 
     def wake(self) -> None:
-        """Make `keep_delivering` poll immediately."""
+        """Make `keep_delivering` look for queued messages immediately."""
         self._woken.set()
 
     async def keep_delivering(self) -> None:
-        """Deliver messages until cancelled. After failures, the pauses are longer."""
+        """Deliver queued messages until cancelled. After failures, the pauses are longer."""
         failures = 0
         try:
             while True:
@@ -142,7 +142,7 @@ class DeliveryWorker:
             finally:
                 await self._deliveries.release(lease, seconds=pause.seconds, failures=pause.failures, error=pause.error)
         except StoreError as error:
-            # No release is needed, because the lease expires.
+            # The group need not be released, because the lease expires.
             self._observer.notify(GraphitiTrouble(work="delivery", error=type(error).__name__))
 
     @property
@@ -220,7 +220,7 @@ class DeliveryWorker:
         return _Pause(seconds, error="no_consent" if queued else None)
 
     async def _progress(self) -> tuple[int, datetime | None]:
-        """Return the number of unconfirmed messages and the time of the last confirmation."""
+        """Return the number of unconfirmed messages and the time of the last confirmation, cached for some seconds."""
         now = self._clock()
         if (
             self._known_progress is None
@@ -369,7 +369,7 @@ class DeliveryWorker:
 
 
 def _class_of(one: Waiting) -> DataClass:
-    """Return the kind of data of a message."""
+    """Return the kind of data that a message is, for the check of consent."""
     if one.session_id is None:
         return "promoted_facts"
     if one.role == "system":
