@@ -253,7 +253,7 @@ class RunHold:
     begun: BegunTurn | None = None
 
     def stored(self, question: Sequence[Message]) -> Receipt | None:
-        """Return the receipt of `question` if it was stored when the run began, otherwise None."""
+        """Return the result of storing `question` if it was stored when the run began, otherwise None."""
         if self.begun is None or [(one.id, one.content) for one in question] != [
             (one.id, one.content) for one in self.begun.question
         ]:
