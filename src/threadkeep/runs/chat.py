@@ -168,8 +168,8 @@ class Chat:
     async def close(self, seconds: float) -> None:
         """Accept no more turns, wait up to `seconds` for the running ones, and then cancel the rest.
 
-        Callers of cancelled turns get `Interrupted`. Another process continues recorded runs; partial answers of
-        unrecorded runs are stored.
+        Callers of cancelled turns get `Interrupted`. Another process continues the runs that the database records; of
+        other runs, the partial answers are stored.
         """
         self._closing = True
         tasks = [turn.task for turn in self._turns.values() if turn.task is not None]

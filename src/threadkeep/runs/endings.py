@@ -342,7 +342,7 @@ class RunEndings:
     async def _keep_progress(self, active: ActiveRun) -> None:
         """Store the checkpoints of a run that are still in memory, so that a retry continues from there.
 
-        The checkpointer may use another database than the run tables. If only it is unavailable, wait at most
+        The checkpointer may use another database than the run tables. If only that one is down, wait at most
         `keep_progress_seconds`; a retry then continues from an earlier checkpoint.
         """
         now, until = asyncio.get_running_loop().time, None

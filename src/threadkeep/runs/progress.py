@@ -43,7 +43,7 @@ class RunCheckpoints:
     async def remove(self, run_ids: Sequence[str]) -> None:
         """Remove the checkpoints of runs that are over.
 
-        In rare cases a process that has lost a run writes a few checkpoints after their removal; these stay.
+        In rare cases a process that no longer owns a run writes a few checkpoints after their removal; these stay.
         """
         for run_id in run_ids:
             await self._saver.adelete_thread(run_id)
@@ -248,9 +248,9 @@ def namespace_of(config: RunnableConfig) -> str:
 class ProgressSaver(BaseCheckpointSaver[Any]):
     """A wrapper of a checkpointer that may delay the checkpoints of active runs; other checkpoints are stored at once.
 
-    The pending progress of a LangGraph thread is stored before the thread is read. `active` maps the id of each active
-    run to its progress. The synchronous methods run the asynchronous ones in the saver's event loop; called in that
-    loop, they raise `InvalidStateError`.
+    Pending checkpoints of a LangGraph thread are stored before the thread is read. `active` maps the id of each active
+    run to its `RunProgress`. The synchronous methods run the asynchronous ones in the saver's event loop; called in
+    that loop, they raise `InvalidStateError`.
     """
 
     def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:

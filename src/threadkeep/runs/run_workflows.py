@@ -139,7 +139,7 @@ class RunPlan:
 def order_keys(
     workflow: Workflow, request: RunRequest, session_id: str | None, memory: Memory, store: BaseStore | None
 ) -> tuple[str, ...]:
-    """Return the queue names of the conversations besides the session in which a new run must wait for its turn.
+    """Return the queue names of the conversations, besides the session, in which a new run waits for earlier turns.
 
     If the key of a conversation depends on a node's result, it is left out: the run waits when it reaches the agent.
     """

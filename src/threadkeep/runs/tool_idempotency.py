@@ -126,7 +126,7 @@ class IdempotentToolsOnly(AgentMiddleware[AgentState[Any], Any, Any]):
 def last_answer(question: dict[str, Json], number: int) -> Json:
     """Ask a person the question `number` of a step, and return the answer.
 
-    When a step is resumed, LangGraph runs it again from the beginning, and returns its earlier answers in order.
+    When a step is resumed, LangGraph runs it again from the beginning, and returns the earlier answers in order.
     """
     answer: Json = None
     for _ in range(number):
