@@ -132,7 +132,7 @@ def paths_of(template: str) -> list[str]:
 def check_template(template: str, *, for_key: bool = False, whole: bool | None = None) -> None:
     """Check the template of a text or, with `for_key`, of a key.
 
-    `whole` allows the placeholder `{{key:path}}`, whose value is the whole key. By default, only keys may use it.
+    `whole` allows the placeholder `{{key:path}}`, whose value is the whole key; by default, `for_key` decides.
 
     Raises:
         InvalidInput: the template is too long, or a placeholder is not a path or names an unknown value.

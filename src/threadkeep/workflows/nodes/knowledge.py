@@ -83,7 +83,7 @@ class IdentifyUserNode(KnowledgeNode):
 class RememberNode(KnowledgeNode):
     """A node that stores a fact, with the run's question as its evidence.
 
-    Text that looks like a secret is not remembered.
+    Text that looks like a secret is not stored.
     """
 
     node_kind: ClassVar[NodeKind] = "remember"
