@@ -171,6 +171,6 @@ def _is_turn(turn: object) -> bool:
 
 
 def mark_of(conversation: Conversation, seq: int) -> dict[str, int]:
-    """Return fields to store with a turn's tool calls. If the turn is superseded later, `turns_in` sees it by them."""
+    """Return fields to store with a turn's tool calls, by which `turns_in` sees whether it was superseded later."""
     upto = conversation.last_seq
     return {"upto": upto, "superseded": size_of(conversation.superseded_between(seq, upto))}

@@ -105,7 +105,7 @@ class SessionIndex:
         return bool(await self._driver.fetch(self._deletion["changing"], changing(session_id, run_id)))
 
     async def forget_derived(self, session_id: str, first_seq: int) -> None:
-        """Deactivate summaries, and delete other data derived from messages, whose `seq` is at least `first_seq`."""
+        """Deactivate summaries and delete other data derived from messages whose `seq` is at least `first_seq`."""
         async with self._driver.writing() as connection:
             rows = await connection.fetch(self._sql["hold_indexed"], {"session_id": session_id})
             if rows and rows[0][0] >= first_seq:

@@ -113,7 +113,7 @@ class IndexedTranscripts(GraphTranscripts):
         return told
 
     async def sessions(self, query: SessionQuery) -> list[SessionInfo]:
-        """Return one page of sessions from their index rows, newest activity first; skip sessions that are damaged."""
+        """Return one page of sessions from index rows, newest activity first; skip sessions with damaged metadata."""
         found: list[SessionInfo] = []
         while True:
             page = await self._listed.sessions(query)

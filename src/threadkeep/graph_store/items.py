@@ -319,7 +319,7 @@ def _json(value: object) -> str:
 
 
 def _grown(former: Stored, value: Value) -> str | None:
-    """Return the stored JSON of a chunk with its new messages appended, or None if earlier messages have changed."""
+    """Return the stored JSON of a chunk with its new messages appended, or None if an earlier part has changed."""
     names, old, new = list(value), former.get(_GROWING), value.get(_GROWING)
     if list(former) != names or not isinstance(old, list) or not isinstance(new, list) or not old:
         return None

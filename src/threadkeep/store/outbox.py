@@ -61,7 +61,7 @@ class Recipient:
 
 @dataclass(frozen=True)
 class OrphanedMessage:
-    """A received message for which no run was created: its outbox number, its address, and the `message` stored."""
+    """A received message for which no run was created: its outbox number, address, and data to process it again."""
 
     number: int
     channel: str
@@ -204,7 +204,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
             return await self._drop_copies(connection, await connection.fetch(self._sql["make_ready"], parameters))
 
     async def orphaned(self, *, older_than: timedelta) -> list[OrphanedMessage]:
-        """Return received messages that have no run after `older_than`, because the process that received them died."""
+        """Return received messages that still have no run after `older_than`, because a process died."""
         rows = await self._driver.fetch(self._sql["left"], {"before": time_text(self._clock() - older_than)})
         found = [(number, channel, _address(address)) for number, channel, address in rows]
         return [OrphanedMessage(*each, str(each[2][_MESSAGE])) for each in found if _MESSAGE in each[2]]

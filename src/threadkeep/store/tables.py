@@ -236,7 +236,7 @@ class TableTranscripts:
         return message_of(rows[0]) if rows else None
 
     async def supersede(self, superseding: Superseding) -> Superseded:
-        """Supersede messages in one transaction; see `Superseding` for the request."""
+        """Supersede the messages that a request selects, in one transaction."""
         now = time_text(self._clock())
         given = () if superseding.by is None else (superseding.by,)
         new = prepare(given, count=self._count, stored_at=now) if given else None
