@@ -393,7 +393,7 @@ class GraphitiError(ThreadkeepError, ConnectionError):
 
     @property
     def is_final(self) -> bool:
-        """True if Graphiti would reject the same request again; not for 404 and 405, which a wrong server may send."""
+        """True if Graphiti would reject the same request again. False for 404 and 405: another server may send them."""
         return self.kind == "refused" and self.status not in (404, 405)
 
 
@@ -430,7 +430,7 @@ _GRAPHITI_CLOSURES: dict[GraphitiClosure, str] = {
 
 
 class StoreError(ThreadkeepError):
-    """The root of all errors about stored data: about a database, a graph store, or records in them."""
+    """The root of all errors of the storage: of a database, a graph store, records, or the folder of pending turns."""
 
 
 class StoreUnavailable(StoreError, ConnectionError):

@@ -73,7 +73,7 @@ def _no_room(settings: Settings) -> list[Finding]:
 
 
 def check_disk(settings: Settings) -> list[Finding]:
-    """Check the free space of each local disk that the database or pending writes use."""
+    """Check the free space of each local disk that the database, or turns that wait to be written, use."""
     from threadkeep.history.pending import default_folder
 
     folders = {"pending writes": settings.pending_dir or default_folder()}
@@ -244,8 +244,8 @@ async def doctor(
     """Check the installation, and say how to fix each problem.
 
     Checks the settings, the database, its schema and locks, damage in every database, the conversations in the graph
-    store, the learned token factors of models, the disk, the files of workflows and bots, the models, the pending
-    writes and the Graphiti server. Exits with 1 if a check fails.
+    store, the learned corrections of token estimates, the disk, the files of workflows and bots, the models, turns
+    that wait to be written, and the Graphiti server. Exits with 1 if a check fails.
     """
     try:
         settings = read_settings()

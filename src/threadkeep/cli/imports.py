@@ -89,7 +89,7 @@ async def import_chatgpt(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The zip of the export, or conversations.json.")],
     user: Owner = None,
 ) -> None:
-    """Store the conversations of a ChatGPT export, each with its last shown branch."""
+    """Store the conversations of a ChatGPT export, each with only the branch that ChatGPT showed last."""
     from threadkeep.cli.foreign import open_export
 
     await _import_source(open_export(file, user_id=user))

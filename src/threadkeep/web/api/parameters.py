@@ -60,7 +60,7 @@ _MOST_CALLS = 2**31 - 1
 async def app_of(
     request: Request,
 ) -> App:  # async, because FastAPI would run a sync function in a thread, and requests could overtake each other
-    """Return the App of the service."""
+    """Return the `App` that the service was created for."""
     return cast("App", request.app.state.app)
 
 

@@ -284,9 +284,9 @@ async def get_events(
     user_id: UserId = None,
     last_event_id: LastEventId = None,
 ) -> EventStream:
-    """Stream the trace as server-sent events, with pieces of the answer (`token`). `end` or `error` comes last.
+    """Stream the events of a run as server-sent events, and pieces of its answer (`token`). `end` or `error` is last.
 
-    The id of each trace event is its number; with `Last-Event-ID` a client resumes after that event.
+    The id of each event of the run is its number; with `Last-Event-ID` a client resumes after that event.
     """
     runs = await app.runs.service()
     followed = runs.follow(run_id, after=number_in(last_event_id), user_id=user_id)

@@ -281,7 +281,7 @@ async def put_retention(
 ) -> SessionRetention:
     """Set a session's own limits instead of those in the service's settings; `{}` keeps all messages permanently.
 
-    Messages beyond the limits are removed in the next retention pass.
+    Messages beyond the limits are archived or deleted in the service's next retention pass, not by this request.
     """
     return await _set_limits(app, session_id, Retention.from_dict(limits.model_dump()), user_id)
 

@@ -1,4 +1,4 @@
-"""Routes of the registered workflows, and of the keys under which their agents store conversations."""
+"""Routes that list and show workflows, and that explain the keys under which their agents store conversations."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from threadkeep.web.langgraph.states import asked_text, new_messages
 
 @dataclass(frozen=True)
 class Sent:
-    """A request of a front end: its messages in LangChain's form, its session and its user.
+    """A request of a chat front end: its messages in LangChain's form, its session and its user.
 
     Without a `session_id`, the user's last session continues, or a new one starts. `message_id` is the default id of
     the question.
@@ -59,7 +59,7 @@ class Sent:
     async def _unknown(self, app: App, asked: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
         """Return the messages of `asked` after the last message that is already stored.
 
-        The last message of `asked` is always returned, so that a repeated request joins its turn.
+        The last message of `asked` is always returned, so that a repeated request joins the turn that it started.
         """
         if self.session_id is not None:
             session = app.memory.session(self.session_id, user_id=self.user_id)

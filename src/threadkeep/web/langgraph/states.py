@@ -240,7 +240,7 @@ async def history_of(
 
 
 def thread_body(thread: Thread, values: dict[str, Json] | None = None) -> ThreadBody:
-    """Return a thread as LangGraph's server describes it."""
+    """Return a thread in the format of LangGraph's server."""
     info, newest = thread.info, thread.newest
     moments: list[datetime] = [info.updated_at] if info is not None else [run.created_at for run in thread.runs]
     metadata: dict[str, Json] = {}
