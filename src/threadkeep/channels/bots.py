@@ -177,7 +177,7 @@ class Bot:
         return self.channel.name
 
     def allows(self, message: IncomingMessage) -> bool:
-        """Return True if the bot answers the sender of this message."""
+        """Return True if the bot answers the sender of this message: any sender, unless `allowed_users` is set."""
         # The sender's id is `kind:id` or, for these two kinds, `kind:<company or bot>:id`. The id may have colons.
         parts = 2 if self.channel.kind in ("wecom_dm", "wecom_aibot") else 1
         sender = message.sender.id.split(":", parts)[-1] if message.sender is not None else ""

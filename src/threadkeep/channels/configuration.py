@@ -153,7 +153,7 @@ class WeComAIBotSettings(WeComSettings):
     receive_id: str | None = ""
 
     def channel(self) -> WeComAIBotChannel:
-        """Create the bot's channel, which verifies and parses its callbacks, from these settings.
+        """Create the bot's channel, which verifies and parses what WeCom sends, from these settings.
 
         Raises:
             InvalidInput: an option is invalid.

@@ -134,7 +134,7 @@ class AllSessions:
         return [(None, self._memory), *[one async for one in self._namespaces()]]
 
     async def memory_of(self, layout: GraphLayout | None) -> Memory:
-        """Return the memory of agents' conversations with this layout; for None, the main memory, of sessions."""
+        """Return the memory of agents' conversations with this layout; for None, the main memory of sessions."""
         if layout is None:
             return self._memory
         store = await self._memory.graph_store()

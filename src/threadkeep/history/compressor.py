@@ -1,4 +1,4 @@
-"""The compression of sessions in the background: a model writes summaries of their older messages.
+"""The compression of sessions in the background, which replaces older messages in prompts with summaries.
 
 `consider` is called after an answer is stored, and returns at once. A failed compression leaves earlier summaries
 unchanged. The session is then skipped for a while, longer after each further failure. Another process can try again,

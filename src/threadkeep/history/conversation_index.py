@@ -113,7 +113,7 @@ class ConversationIndex:
 
     @property
     def size(self) -> int:
-        """The estimated bytes of the turns, summaries, terms and vectors."""
+        """The estimated bytes that the turns, summaries, terms and vectors take in memory."""
         vectors = sum(_bytes_of(vectors) for vectors in self.vectors.values())
         return _TURN_BYTES * len(self.tokens) + _SUMMARY_BYTES * len(self.summaries) + self.words.size + vectors
 

@@ -135,7 +135,7 @@ class GraphConversations:
         return layout not in self._registered and self.is_own(store)
 
     async def register(self, layout: GraphLayout) -> None:
-        """Record for other processes that the own store has a layout; after a failure, the next call retries."""
+        """Record a layout of the memory's own store for other processes; after a failure, the next call retries."""
         self._registered.add(layout)
         try:
             async with asyncio.timeout(_REGISTER_SECONDS):

@@ -313,7 +313,7 @@ class Memory:
         self._speakers.add(speaker)
 
     async def settle(self) -> None:
-        """Store the data that registered objects still have, wait for unfinished work, and raise the first error."""
+        """Store all data that is not stored yet, wait for unfinished work, and raise the first error."""
         results = await asyncio.gather(*(one.settle_all() for one in list(self._speakers)), return_exceptions=True)
         running = set(self._running)
         while working := self._unfinished | running:

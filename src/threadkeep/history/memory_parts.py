@@ -162,7 +162,7 @@ _PAUSE_SECONDS = 5.0
 
 
 class MessageSearch:
-    """A message search that updates its index before each query."""
+    """A full-text search in messages, which updates its index before each query."""
 
     def __init__(self, index: Search, observer: Observer) -> None:
         self._index = index

@@ -88,7 +88,7 @@ class FoundTurn:
 
 
 class OlderTurns:
-    """A search for older turns, with a cache of the last used indexes."""
+    """A search for older turns that are relevant to an input, with a cache of the last used indexes."""
 
     def __init__(
         self,
@@ -344,7 +344,7 @@ def _summary_turn(summary: Summary) -> FoundTurn:
 
 
 def _not_before(search: Search, index: ConversationIndex) -> set[str]:
-    """Return the turns to leave out: messages from `before` on, and summaries of other sessions."""
+    """Return the turns to leave out of the results: messages from `before` on, and summaries of other sessions."""
     home, end = search.session_id, index.read.get(search.session_id, 0) + 1
     later = range(end if search.before is None else search.before, end)
     others = {turn_id for turn_id in index.summaries if position_of(turn_id)[0] != home}

@@ -174,7 +174,7 @@ class PendingFiles:
 
 @dataclass(frozen=True)
 class WaitingFile:
-    """A file of pending turns. Its process writes them to the database; if it is dead, the next process does."""
+    """A file of turns to write to the database. Its process writes them; if it is dead, the next process does."""
 
     path: Path
     live: bool

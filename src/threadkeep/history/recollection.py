@@ -106,7 +106,7 @@ class Recollection:
         return replace(self, messages=kept, excluded=(*self.excluded, *gaps))
 
     def with_folds(self, counter: TokenCounter) -> Recollection:
-        """Return a copy that shows a repeated exchange once, with a count."""
+        """Return a copy that shows a repeated question and answer once, with a count."""
         found = fold_repeats(self.messages, counter=counter)
         gaps = [Exclusion(fold.left_out[0], fold.left_out[-1], "folded") for fold in found.folds if fold.left_out]
         return replace(

@@ -237,7 +237,7 @@ class Session:
             )
 
     def waiting(self) -> tuple[Message, ...]:
-        """Return the session's messages that are pending in this process, in order; only the user's if one is set."""
+        """Return the session's messages that wait here to be written, in order; only the user's if one is set."""
         turns = self._pending.turns_of(self.session_id)
         return tuple([one for turn in turns if self.user_id in (None, turn.user_id) for one in turn.messages])
 
@@ -263,7 +263,7 @@ class Session:
             raise
 
     async def find(self, message_id: str) -> Message | None:
-        """Return the message with an id, even if it is superseded or pending, or None."""
+        """Return the message with an id, even if it is superseded or not written yet, or None."""
         check_argument("message_id", message_id, str, required=True)
         for message in self.waiting():
             if message.id == message_id:

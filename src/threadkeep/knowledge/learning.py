@@ -66,7 +66,7 @@ class Learner(Protocol):
 
     @property
     def name(self) -> str:
-        """The name that is stored with the proposals, such as the model's name."""
+        """The learner's name, which is stored with its proposals, such as the name of a model."""
 
     async def learn(self, record: Record) -> Sequence[Proposed]:
         """Return the facts that are stated in the record's learnable messages."""

@@ -216,7 +216,7 @@ class PersonList(BaseModel):
 
 
 class PersonInput(BaseModel, extra="forbid", json_schema_extra=example(id="telegram:123", name="Ann")):
-    """An id of a person, such as a chat platform's, and the person's name there."""
+    """An id of a person, such as `telegram:123`, and the person's name in that channel."""
 
     id: Owner
     name: Annotated[str, Field(min_length=1, max_length=1_000)] | None = None

@@ -240,7 +240,7 @@ class ManifestsDropped(Event):
 
 
 class ManifestWriteFailed(Event):
-    """An attempt to write manifests failed. They wait for a retry or are dropped; model calls and turns continue."""
+    """An attempt to write records of model calls failed. They are retried or dropped; calls and turns continue."""
 
     backend: Backend
     error: str

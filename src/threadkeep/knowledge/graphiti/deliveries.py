@@ -49,7 +49,7 @@ class Waiting:
 
     @property
     def speaker(self) -> str:
-        """The name of the speaker in the graph, or a stable pseudonym; never empty."""
+        """The name that the speaker of the message has in Graphiti, or a stable pseudonym; never empty."""
         if self.role == "user" and self.author is None and self.user_id is not None:
             return f"user_{hashlib.sha256(self.user_id.encode()).hexdigest()[:8]}"
         # The server takes the text before the first colon as the speaker.
@@ -66,7 +66,7 @@ class GroupState(NamedTuple):
 
 
 class FactDelivery(NamedTuple):
-    """The delivery of a promoted fact: a fact that is also sent to Graphiti."""
+    """The state of sending a promoted fact, which is stored and also sent to Graphiti."""
 
     number: int
     group_id: str

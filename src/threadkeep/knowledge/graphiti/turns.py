@@ -73,7 +73,7 @@ def cut(text: str, limit: int) -> str:
 
 
 def sendable(text: str, limit: int) -> str:
-    """Remove characters that stop the server's worker, and cut the text to `limit` characters."""
+    """Remove characters that stop the Graphiti server's worker, and cut the text to `limit` characters."""
     return cut(_REMOVED.sub("", text), limit)
 
 
@@ -162,7 +162,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
             self._observer.notify(EpisodesDelivered(result="queued", count=count))
 
     async def add(self, connection: Connection, scopes: Sequence[Scope], messages: Sequence[Outbound]) -> int:
-        """Queue messages for the Graphiti groups of some scopes; return how many were not queued there before."""
+        """Queue messages for the Graphiti groups of some scopes, each once in a group; return how many are new."""
         now = time_text(self._clock())
         added = 0
         for scope in scopes:
@@ -308,7 +308,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
 
 
 def source_of(scope: str, git: dict[str, object] | None) -> str:
-    """Return the source description of a message as JSON. It contains no file path."""
+    """Return JSON that describes the source of a message for Graphiti. It contains no file path."""
     values: dict[str, object] = {"source": "threadkeep", "scope": scope}
     return json.dumps(values if git is None else {**values, "git": git}, ensure_ascii=False)
 

@@ -230,7 +230,7 @@ class DeliveryWorker:
         return self._known_progress[1]
 
     async def _read_back(self, lease: Lease, sent: Sequence[Unconfirmed], *, deep: bool = False) -> list[Unconfirmed]:
-        """Confirm the sent messages that the server shows; return the others. With `deep`, read more episodes."""
+        """Confirm the sent messages that the server returns; return the others. With `deep`, read more."""
         oldest = min(one.said_at for one in sent) if self._client.newest_first else _BEGINNING
         newer = await self._deliveries.newer_episodes(lease.group_id, oldest)
         last = min(newer + _EPISODES_OF_OTHERS * (20 if deep else 1), _MOST_EPISODES)
@@ -278,7 +278,7 @@ class DeliveryWorker:
         return waited, timeout * 2.0 ** (max(one.attempts for one in sent) - 1)
 
     async def _send(self, lease: Lease, batch: Sequence[Waiting]) -> None:
-        """Send messages that were already marked as sent.
+        """Send to the server messages that are already marked as sent.
 
         Raises:
             GraphitiError: the server did not accept all of them. Messages that it certainly does not have are
