@@ -56,7 +56,7 @@ class RegenerationRequest:
     """A request to answer a question again: the message `message_id`, or the question that the run `run_id` answered.
 
     By default, the newest question is answered, by the same workflow as before. `double_texting` replaces the
-    workflow's policy for requests that arrive during a turn.
+    workflow's policy for the case that another turn of the session is active.
     """
 
     run_id: str | None = None

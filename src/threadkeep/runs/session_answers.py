@@ -59,7 +59,7 @@ async def with_own_answer(memory: Memory, run: Run, message_id: str) -> Run:
 
 
 async def with_unanswered(memory: Memory, run: Run) -> Run:
-    """Return a run without the messages that other runs have answered; return it unchanged if no other is left."""
+    """Return a run without messages that other runs have answered; if they have answered all, return it unchanged."""
     rest = [
         one
         for one in run.inputs
