@@ -29,7 +29,7 @@ from threadkeep import (
 )
 from threadkeep.knowledge import learning
 from threadkeep.knowledge.learning import DirectiveLearner, LearningRequest, Record
-from threadkeep.knowledge.proposals import LearnerKind, Proposed
+from threadkeep.knowledge.proposals import LearnerKind, Proposed, Reading
 from threadkeep.observe import FactsProposed, LearningFailed, LearningSkipped
 from threadkeep.records.knowledge import Proposal, ProposalQuery, ProposalStatus
 from threadkeep.testing import ScriptedModel, SettableClock
@@ -593,10 +593,12 @@ async def test_no_fact_of_an_erased_session_is_stored_after_another_one_has_its_
     await memory.session("room:1", user_id="bob").append(
         [Message(role="user", content="Hello"), Message(role="assistant", content="Hi")]
     )
+    of_bob = Proposed(Scope("user", "bob"), "pet", "a dog", 1, confidence=0.6)
+    assert await memory.proposals.add(Reading("room:1", "model", "another", 0, 0), [of_bob]) == 1
     learner.answers.set()
     assert await learning == 0
     assert await memory.knowledge.facts() == []
-    assert await proposals(memory) == []
+    assert [(one.key, one.status) for one in await proposals(memory)] == [("pet", "open")]
 
 
 async def test_a_message_of_another_user_is_no_fact_of_the_former_owner(memory: Memory) -> None:

@@ -157,9 +157,9 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
             placed = [(one, at.get(one.seq) if one.scope.kind == "workspace" else one.scope) for one in sound]
             sound = [replace(one, scope=scope) for one, scope in placed if scope is not None]
         most = _MOST_PROPOSED[learner.kind]
-        added = await self._proposals.add(reading, sound[:most])  # None if another process has read the messages
+        added = await self._proposals.add(reading, sound[:most])  # None if the messages were deleted or already read
         proposed, dropped = added or 0, 0 if added is None else len(sound[most:])
-        accepted = await self._accept_confident(request)
+        accepted = 0 if added is None else await self._accept_confident(request)
         if proposed or accepted or dropped:
             self._observer.notify(
                 FactsProposed(proposed=proposed, accepted=accepted, dropped=dropped, session_id=request.session_id)
