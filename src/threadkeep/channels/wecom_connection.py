@@ -70,7 +70,7 @@ class _Stream:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def body(self, text: str, *, finished: bool) -> Mapping[str, Json]:
-        """Return the body of a frame with the whole text so far."""
+        """Return the body of a WebSocket frame with the whole text of the answer so far."""
         return {"msgtype": "stream", "stream": {"id": self.id, "finish": finished, "content": text}}
 
 

@@ -313,7 +313,7 @@ class AllRetention:
         raise SessionNotFound(session_id)
 
     async def _chosen(self, session_ids: Sequence[str], user_id: str | None) -> list[tuple[Pruner, list[str]]]:
-        """Return the pruner of each memory that has any of the sessions, with their ids; without ids, all pruners."""
+        """Return the pruner of each memory that has any of the sessions, with the ids of these; without ids, all."""
         wanted = list(dict.fromkeys(session_ids))
         for session_id in wanted:
             check_session_id(session_id)

@@ -340,7 +340,7 @@ def id_at(session_id: str, seq: int) -> str:
 
 
 def position_of(turn_id: str) -> tuple[str, int]:
-    """Return the session id and the `seq` that the index id of a message contains."""
+    """Return the session id and the `seq` of a message from the id that it has in the recall index."""
     session_id, _, seq = turn_id.rpartition("#")
     return session_id, int(seq)
 

@@ -404,7 +404,7 @@ class Memory:
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
         """Store exported messages with their ids, times and tokens, in one transaction.
 
-        In a graph store, each part has its own transaction. Messages that exist already are not stored again. Return
+        In a LangGraph store, each part has its own transaction. Existing messages are not stored again. Return
         one result for each part, in order: a `WrongUser` if the session of the part belongs to another user.
 
         Raises:

@@ -175,7 +175,7 @@ class PendingTurns:
     async def record_joined(self, turn: Turn, join: Join) -> tuple[Receipt, Sequence[list[Row]]] | None:
         """Store a turn and execute the caller's SQL statements (`join`) in one transaction; return None if this fails.
 
-        Return None without trying if the messages are in a graph store, the database is known to fail, or earlier turns
+        Return None at once if the messages are in a LangGraph store, the database is known to fail, or earlier turns
         of the session are pending. Even if None is returned, the turn may have been stored; storing it again is safe.
         """
         transcripts = self._transcripts

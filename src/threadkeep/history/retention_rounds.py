@@ -70,7 +70,7 @@ class Scheduled(Protocol):
         """Return True if there may be messages or runs to remove, now or later."""
 
     async def prune(self, *, may_continue: Callable[[], Awaitable[bool]] | None = None) -> object:
-        """Run one round; `may_continue` is called before each step, and False stops the round."""
+        """Run one round of removals; `may_continue` is called before each step, and False stops the round."""
 
 
 class RetentionSchedule:

@@ -187,7 +187,7 @@ class Session:
     ) -> BegunTurn | None:
         """Store messages, execute the caller's statements, and read the history for a model call, in one transaction.
 
-        Return None if this fails, or if the messages are in a graph store. At most `limit` messages of the history are
+        Return None if this fails, or if messages are in a LangGraph store. At most `limit` messages of the history are
         read. For `profile`, see `Past`.
         """
         tables = self._transcripts
@@ -574,7 +574,7 @@ class Session:
         return True
 
     async def _deliver_all(self) -> None:
-        """Write the session's pending turns before the next operation.
+        """Write the session's turns that wait in this process, because the next operation must come after them.
 
         Raises:
             StoreUnavailable: turns are still pending after the attempt.

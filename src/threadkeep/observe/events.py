@@ -80,7 +80,7 @@ class WriteFailed(StoreEvent):
     """A turn, or data of a turn such as its tool steps, could not be written.
 
     The outcome is `fallback` if the turn waits for a retry, and `conflict` if another writer changed the conversation
-    in a graph store. Each failed attempt emits this event, and only this event raises the counter of failed writes. If
+    in a LangGraph store. Each failed attempt emits this event; only it raises the counter of failed writes. If
     retries alone cannot succeed, `reason` says what the operator has to do.
     """
 
@@ -163,7 +163,7 @@ class ContextBuilt(SessionEvent):
 
 
 class MemoryUpdated(Event):
-    """Messages were added to the memory of a graph from `candidate_graph`, and the memory was cut to its limits.
+    """Messages were added to the memory of a graph that `candidate_graph` built, and the memory was cut to its limits.
 
     `trimmed_by_chars` characters and `trimmed_by_count` messages were removed, each because of its own limit.
     """
@@ -176,7 +176,7 @@ class MemoryUpdated(Event):
 
 
 class PromptSent(Event):
-    """A graph from `candidate_graph` called its model, with one text if `flat` is true. `tokens` is an estimate."""
+    """A graph that `candidate_graph` built called its model (`flat`: with one text). `tokens` is an estimate."""
 
     messages: int
     characters: int

@@ -119,7 +119,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return await self._execute("renew", row) > 0
 
     async def release(self, lease: Lease, *, seconds: float, failures: int = 0, error: str | None = None) -> None:
-        """Release a group, and store its failures and error; it is due again after `seconds`."""
+        """End the lease of a group, and store its failures and error; the group is due again after `seconds`."""
         at = time_text(self._clock() + timedelta(seconds=seconds))
         row = {"group_id": lease.group_id, "owner": lease.owner, "at": at, "failures": failures, "error": error}
         await self._execute("release", row)
@@ -279,7 +279,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return [str(row[1]) for row in rows if row[1] is not None]
 
     async def dead_of_groups(self) -> dict[str, int]:
-        """Return the numbers of dead messages by group, without dropped and deleted ones.
+        """Return the number of given-up (dead) messages of each group, without dropped and deleted ones.
 
         The result is cached for up to a minute, because it counts all dead messages.
         """

@@ -222,7 +222,7 @@ class _Connection:
             self._fail(GraphitiError("broken"))  # the task was cancelled before it was connected
 
     def _fail(self, error: Exception) -> None:
-        """Raise an error in the caller that waits for the connection, if there is one."""
+        """Raise an error in the caller that waits for the connection, if any caller does."""
         if not self._opened.done():
             self._opened.set_exception(error)
             self._opened.exception()  # otherwise asyncio logs the error if the caller is gone

@@ -157,7 +157,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
         return len(rows)
 
     def notify_queued(self, count: int) -> None:
-        """Report messages that `add` has queued; call this after the transaction is committed."""
+        """Notify observers of messages that `add` has queued; call this after the transaction is committed."""
         if count:
             self._observer.notify(EpisodesDelivered(result="queued", count=count))
 
