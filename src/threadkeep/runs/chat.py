@@ -233,7 +233,7 @@ class Chat:
             async with limit:
                 return await self._runs.service()
         except InvalidInput:
-            # No run engine can be opened, for example because the extra `engine` is missing: use unrecorded runs.
+            # No run engine can be opened, for example because the extra `engine` is missing: do not store runs.
             return None
 
     async def _end_of(self, turn: ChatTurn, runs: RunService, submitted: Submitted) -> Run | Outcome:

@@ -149,7 +149,7 @@ class RunExecution:
         await in_flight.wait_for(self._run)
         if len(self._run.inputs) > 1:
             self._run = await with_unanswered(memory, self._run)
-        # Check for the answer of an unrecorded run here, because a resumed graph skips the step that would find it.
+        # Look for the answer of a run that is not stored, because a resumed graph skips the step that would find it.
         if in_flight.has_answered(self._run) and (result := await stored_answer_of(memory, self._run)) is not None:
             return Outcome("done", result=result)
         if self.hold is not None and self._plan.chat is not None:
@@ -178,7 +178,7 @@ class RunExecution:
         try:
             await query()
         except StoreUnavailable as away:
-            # Publish this outcome although the run continues, so that the chat answers with an unrecorded run.
+            # Publish this outcome although the run continues, so that the chat answers with a run that is not stored.
             self.stream.set_outcome(Outcome("failed", error=type(away).__name__))
             await retry_until_available(query)
             return True

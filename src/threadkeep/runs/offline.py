@@ -25,7 +25,7 @@ from threadkeep.workflows.resources import Resources, RunOptions
 class OfflineRuns:
     """A service that executes runs without recording them. Their turns are written to the transcript, possibly later.
 
-    Each graph is executed once, without checkpoints and without the graph store. Unrecorded runs end with the process,
+    Each graph is executed once, without checkpoints and without the graph store. These runs end with the process,
     cannot wait for a person, and cannot call tools that must not run twice.
     """
 

@@ -138,7 +138,7 @@ type _Key = tuple[str | None, str | None]
 
 
 class InFlightMessages:
-    """Messages that this process is answering with unrecorded runs, because the database could not store runs.
+    """Messages that this process is answering with runs that the database could not store (unrecorded runs).
 
     Such a message may also have a recorded run, for example one that was active when the outage began. This run waits
     for the unrecorded one, then finds the answer in the session.
@@ -162,17 +162,17 @@ class InFlightMessages:
             end.set()
 
     def set_answered(self, session_id: str, message_id: str) -> None:
-        """Remember that a message is answered, so that a recorded run neither answers it again nor reports its turn."""
+        """Remember that a message is answered, so that no run in the database answers it again or reports its turn."""
         self._answered[session_id, message_id] = None
         if len(self._answered) > _MOST_REMEMBERED:
             del self._answered[next(iter(self._answered))]
 
     def has_answered(self, run: Run) -> bool:
-        """Return whether unrecorded runs have answered all messages of a run."""
+        """Return True if runs that are not in the database have answered all messages of `run`."""
         return bool(run.inputs) and {(run.session_id, one.message_id) for one in run.inputs} <= self._answered.keys()
 
     async def wait_for(self, run: Run) -> None:
-        """Wait until no unrecorded run is answering a message that `run` must answer, too."""
+        """Wait while runs that are not in the database are answering messages that `run` must answer, too."""
         for one in run.inputs:
             while ends := self._ends.get((run.session_id, one.message_id)):
                 await ends[0].wait()
