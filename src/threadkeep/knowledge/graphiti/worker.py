@@ -214,7 +214,7 @@ class DeliveryWorker:
         return _Pause(min(self._options.poll_seconds, 1.0) / 2)
 
     async def _pause_without_messages(self, lease: Lease) -> _Pause:
-        """Return the pause of a group that has nothing to send now; it is longer if messages wait for consent."""
+        """Return the pause of a group that has nothing to send now; it is longer if messages or deletions wait."""
         queued, deletions = await self._deliveries.open_of(lease.group_id)
         seconds = _LONGEST_POLL_SECONDS if queued or deletions else self._options.poll_seconds
         return _Pause(seconds, error="no_consent" if queued else None)
