@@ -24,7 +24,7 @@ from chatkit.types import (
 )
 
 from tests.limits import HANG_SECONDS
-from threadkeep import Memory, MemoryOptions, Message, open_memory
+from threadkeep import Memory, MemoryOptions, Message, Retention, RetentionLimits, open_memory
 from threadkeep.adapters.items import messages_after
 from threadkeep.chatkit import ThreadkeepStore
 from threadkeep.history.session import Session
@@ -118,12 +118,35 @@ async def test_items_are_replaced_and_removed_at_their_place(memory: Memory) -> 
     assert [message.content for message in window.messages] == ["q1", "better", "q3", "again"]
 
 
+async def test_a_repeated_item_stays_away_if_its_message_was_changed_elsewhere(memory: Memory) -> None:
+    """An item that was edited or taken back is not stored again."""
+    store, _ = await filled(memory)
+    session = memory.session("t1")
+    await store.add_thread_item("t1", asked("m4", "q3"), "ann")
+    await session.take_back()
+    await session.edit("m3", "edited", new_id="m5")
+    for item in (asked("m3", "q2"), asked("m4", "q3")):
+        await store.add_thread_item("t1", item, "ann")
+    window = await session.window()
+    assert [message.content for message in window.messages] == ["q1", "a1", "edited"]
+
+
+async def test_a_repeated_item_that_retention_deleted_is_not_stored_again(memory: Memory) -> None:
+    store, _ = await filled(memory)
+    await store.delete_thread_item("t1", "m2", "ann")
+    await memory.retention.prune(Retention(delete=RetentionLimits(max_messages=3)))
+    for item in (asked("m1", "q1"), answered("m2", "a1")):
+        await store.add_thread_item("t1", item, "ann")
+    assert await items_in(store) == ["m3", "h1"]
+
+
 async def test_items_in_a_graph_store_are_replaced_and_removed(
     database_url: str, memory_options: MemoryOptions
 ) -> None:
     """Transcripts in a graph store behave like tables, also with concurrent appends."""
     for check in (
         test_items_are_replaced_and_removed_at_their_place,
+        test_a_repeated_item_stays_away_if_its_message_was_changed_elsewhere,
         test_items_that_are_saved_at_once_stay_in_order,
     ):
         async with open_memory(database_url, options=replace(memory_options, transcripts="graph_store")) as memory:

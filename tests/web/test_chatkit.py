@@ -175,7 +175,11 @@ async def test_a_repeated_request_with_its_key_gets_the_first_answer(app: App, c
     again = await ask(client, request, **{"Idempotency-Key": "k1"})
     other = await ask(client, request, **{"Idempotency-Key": "k2"})
     assert again[0]["thread"]["id"] == first[0]["thread"]["id"] != other[0]["thread"]["id"]
-    assert len(await items_of(client, first[0]["thread"]["id"])) == 2
+    thread_id = first[0]["thread"]["id"]
+    assert len(await items_of(client, thread_id)) == 2
+    await app.memory.session(thread_id, user_id="ann").take_back(2)
+    await ask(client, request, **{"Idempotency-Key": "k1"})
+    assert await items_of(client, thread_id) == []
 
 
 async def test_another_users_thread_is_not_found(app: App, client: httpx2.AsyncClient) -> None:

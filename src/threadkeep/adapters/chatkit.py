@@ -142,12 +142,14 @@ class ThreadkeepStore[TContext](MemoryAdapter, Store[TContext]):
         raise NotFoundError(f"Item {item_id} not found in thread {thread_id}")
 
     async def add_thread_item(self, thread_id: str, item: ThreadItem, context: TContext) -> None:
-        """Append an item to its thread, unless it is already stored."""
+        """Append an item to its thread, unless its id is known. An item that this store deleted is stored again."""
         session = self.session(thread_id, context)
         await self._info(session)
-        known = (await _append(session, _message(item, item.id))).duplicates
-        if known and item.id not in await self._items(thread_id, context):
-            await self._change(session, item.id, item)  # it was deleted
+        receipt = await _append(session, _message(item, item.id))
+        if receipt.duplicates and not receipt.deleted and item.id not in await self._items(thread_id, context):
+            notes = [stored_item(_NAME, message) for message in await messages_after(session, 0)]
+            if {"deleted": item.id} in notes:  # otherwise it was edited, taken back or erased, and stays away
+                await self._change(session, item.id, item)
 
     async def save_item(self, thread_id: str, item: ThreadItem, context: TContext) -> None:
         """Replace the stored item that has this item's id. If there is none, append this item to the thread."""
@@ -272,12 +274,10 @@ async def _append(session: Session, *messages: Message) -> Receipt:
 
 def _page[T: (ThreadItem, ThreadMetadata)](rows: list[T], after: str | None, limit: int) -> Page[T]:
     """Return the page of up to `limit` rows that follows the row with the id `after`, or the first page."""
-    start = 0
-    if after:
-        positions = [position for position, row in enumerate(rows) if row.id == after]
-        if not positions:
-            raise NotFoundError(f"{after} not found")
-        start = positions[0] + 1
+    ids = [row.id for row in rows]
+    if after and after not in ids:
+        raise NotFoundError(f"{after} not found")
+    start = ids.index(after) + 1 if after else 0
     found = rows[start : start + limit]
     more = start + limit < len(rows)
     return Page(data=found, has_more=more, after=found[-1].id if more and found else None)
@@ -315,7 +315,7 @@ def user_text(item: UserMessageItem) -> str:
 
 
 def _plain_item(message: Message, thread_id: str) -> ThreadItem | None:
-    """Return a ChatKit item made from a message of another channel or of a run; None for a note (not for models)."""
+    """Return a ChatKit item made from a message of another channel or of a run; None for a note."""
     created_at = message.created_at or datetime.min.replace(tzinfo=UTC)
     place: Any = {"id": str(message.id), "thread_id": thread_id, "created_at": created_at}
     if message.role == "assistant":
