@@ -59,7 +59,7 @@ class ThreadkeepError(Exception):
     """The root of all errors that Threadkeep raises itself."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle and copy without `__init__`, which does not accept the sentence in `args`."""
+        """Let copies and unpickled errors be made without `__init__`, because its parameters are not in `args`."""
         return __newobj__, (type(self),), {**self.__dict__, "args": self.args}
 
 

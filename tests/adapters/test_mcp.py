@@ -208,7 +208,7 @@ async def test_over_http_the_user_is_that_of_a_signed_token(sqlite_memory: Memor
 async def serving(memory: Memory, **overrides: object) -> AsyncIterator[int]:
     """Serve MCP over HTTP with the given settings, and yield the port."""
     settings, started = load_settings(database_url="sqlite://", **overrides), asyncio.Event()
-    AppStatus.should_exit = False  # a server that an earlier test stopped sets it, and then all streams end at once
+    AppStatus.should_exit = False  # a server stopped by an earlier test sets this flag, which ends all streams
     server = await keyed_server(memory, settings, "http://127.0.0.1", writes=False)
     with bind("127.0.0.1", 0) as listening:
         task = asyncio.create_task(serve_keyed(server, settings, listening, on_start=started.set))

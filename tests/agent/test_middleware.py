@@ -31,7 +31,7 @@ from threadkeep.testing import ScriptedModel
 
 @pytest.mark.parametrize("wrong", [open_memory("sqlite://"), "sqlite://", Memory, None])
 def test_a_memory_that_is_not_open_is_refused(wrong: Any) -> None:
-    """The error says how to open it, as soon as a program passes the address or forgets `async with`."""
+    """If a program passes an address or forgets `async with`, it gets an error that says how to open a memory."""
     graph = make_agent(ScriptedModel(), [])
     uses: list[Callable[[], object]] = [
         lambda: SessionMemory(wrong),

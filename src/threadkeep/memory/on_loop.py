@@ -20,7 +20,7 @@ from threadkeep.memory.sync_memory import SyncMemory
 _companions: WeakKeyDictionary[history.Memory, SyncMemory] = WeakKeyDictionary()
 _companion_lock = threading.RLock()
 _BLOCKED_SECONDS = {"companion": 0.1, "tables": 0.5, "graph_store": 5.0}
-"""Seconds until a loop counts as blocked: if there is a companion, or otherwise by where transcripts are stored."""
+"""Seconds until a loop counts as blocked: with an open companion or, without one, by the store of the transcripts."""
 caller_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("threadkeep_caller_loop", default=None)
 """The event loop on which the caller awaits this code; None if it is the memory's own loop."""
 
@@ -39,7 +39,7 @@ class OnLoop[M: history.Memory, H]:
     def __init__(self, memory: M | SyncMemory, make: Callable[[M], H]) -> None:
         self._memory = cast("M", memory.asynchronous) if isinstance(memory, SyncMemory) else memory
         if not isinstance(self._memory, history.Memory):
-            raise InvalidInput("memory is not an open memory: open it with `async with open_memory(url) as memory`.")
+            raise InvalidInput("Open the memory first: `async with open_memory(url)` or `with open_memory_sync(url)`.")
         self._make = make
         self._own = make(self._memory)
         self._second: H | None = None
