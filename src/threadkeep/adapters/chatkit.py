@@ -152,7 +152,7 @@ class ThreadkeepStore[TContext](MemoryAdapter, Store[TContext]):
                 await self._change(session, item.id, item)
 
     async def save_item(self, thread_id: str, item: ThreadItem, context: TContext) -> None:
-        """Replace the stored item that has this item's id. If there is none, append this item to the thread."""
+        """Replace the stored item with this item's id, at its position. If there is none, append this item."""
         await self._change(self.session(thread_id, context), item.id, item)
 
     async def delete_thread_item(self, thread_id: str, item_id: str, context: TContext) -> None:

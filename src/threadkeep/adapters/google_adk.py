@@ -360,7 +360,7 @@ def _app_scope(app_name: str) -> str:
 
 
 def _user_scope(user_id: str) -> str:
-    """Return the scope, a part of the key, of a person's stored values. Erasing the person deletes these values."""
+    """Return the scope (a part of the key) of a person's stored values. Erasing the person deletes these values."""
     return f"adk:{user_id}"
 
 

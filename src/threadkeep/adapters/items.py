@@ -64,7 +64,7 @@ def _openai_part(part: Mapping[str, object]) -> str:
 async def read_messages(
     session: Session, limit: int | None = None, *, keep: Callable[[Message], bool] | None = None
 ) -> list[Message]:
-    """Return the newest `limit` active messages that `keep` accepts since the last reset, oldest first."""
+    """Return the newest `limit` active messages that `keep` accepts, oldest first, but none before the last reset."""
     try:
         after = (await session.info()).reset_seq
     except SessionNotFound:
@@ -95,7 +95,7 @@ async def messages_after(
 
 
 async def take_back_newest(session: Session, keep: Callable[[Message], bool]) -> Message | None:
-    """Mark as taken back the newest message that `keep` accepts since the last reset, and all later ones; return it."""
+    """Take back the newest message after the last reset that `keep` accepts, and all later ones; return it, or None."""
     while await read_messages(session, 1, keep=keep):
         taken = await session.take_back()
         if taken and keep(taken[0]):

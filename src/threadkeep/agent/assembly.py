@@ -73,7 +73,7 @@ class Assembler:
         self._shown: tuple[int, TokenCounter, tuple[Summary, ...]] | None = None
 
     def draft(self, call: Call, wanted: Sequence[Section] = (), extras: Sequence[Extra] = ()) -> Draft:
-        """Choose the messages to send. Reserve tokens for `extras` (quotes) and for sections searched later (`wanted`).
+        """Choose messages to send. Reserve tokens for `extras` (facts, quotes) and sections searched later (`wanted`).
 
         Raises:
             BudgetTooSmall: the system message exceeds the budget, alone or together with the newest user message and
@@ -95,7 +95,7 @@ class Assembler:
         """Return the messages to send: those chosen, with the extras (facts, passages, quotes) at their positions."""
         pieces, chosen = draft.pieces, draft.chosen
         moved = chosen.cut_back and self._layout.window == "anchored"
-        # Let later calls of the turn begin with this message. Otherwise, they could send turns that this call quotes.
+        # Let history begin here in later calls of the turn too. Otherwise, they could send turns that this call quotes.
         quoted = not draft.window and any(extra.entry.section == "selected" for extra in draft.extras)
         if (moved or quoted) and chosen.begin < len(pieces):
             self._begin_id = pieces[chosen.begin].id
@@ -119,7 +119,7 @@ class Assembler:
     def _assembled(
         self, draft: Draft, head: list[_Sent], tail: list[_Sent], stable: int, texts: Mapping[str, str]
     ) -> Assembled:
-        """Return a call's messages: `head`, cached ones, `tail`. Later calls repeat all those before `tail[stable]`."""
+        """Return a call's messages: `head`, the cached ones, `tail`. Later calls repeat those before `tail[stable]`."""
         count = draft.window
         messages = [*[each[0] for each in head], *self.window.messages[:count], *[each[0] for each in tail]]
         entries = (*[each[1] for each in head], *self.window.entries[:count], *[each[1] for each in tail])
@@ -401,7 +401,7 @@ class Assembler:
         return first + asked.index(piece.id) if piece.id in asked else None
 
     def _new_begin(self, draft: Draft) -> int | None:
-        """Return the `seq` of the stored message with which later turns begin; None if this turn did not change it."""
+        """Return the `seq` with which history begins in later turns; None if this turn did not change it."""
         if self._layout.window == "sliding" or not draft.chosen.lasting:
             return None
         rows = (self._rows_by_id.get(piece.id) for piece in draft.pieces[draft.chosen.begin :])

@@ -146,7 +146,7 @@ class TurnSteps:
 
         Args:
             messages: the messages of earlier turns in the call.
-            before: messages of earlier turns in the run's state. If they include tool results, nothing is returned.
+            before: messages of earlier turns in the run's state. If they include tool results, no steps are returned.
             measure: the token counter and the budget of the call.
         """
         sliding = self._options.plan.window == "sliding"

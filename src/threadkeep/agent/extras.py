@@ -44,7 +44,7 @@ class Extra:
 
 @dataclass(frozen=True)
 class ExtraRequest:
-    """The user's new input, for which sources search relevant texts, and the messages before it.
+    """The user's new input, for which sources find relevant texts, and the messages before it.
 
     - `earlier`: the messages before the input, oldest first.
     - `known_ids`: the ids of messages that the prompt already has.

@@ -89,7 +89,7 @@ class FactLearning:
         self._workspace = workspace
 
     def consider(self, session: Session, model: BaseChatModel | None, run_id: str) -> None:
-        """Queue the turn of the run `run_id` for fact learning. Report an invalid session, workspace or user id."""
+        """Queue a session to learn facts from the turn `run_id`. Report an invalid session, workspace or user id."""
         memory = self._memory.made[0]
         workspace = session.workspace or default_workspace(memory, self._workspace)
         wanted = SCOPE_KINDS if self._directives else self._scopes

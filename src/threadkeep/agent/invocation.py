@@ -32,7 +32,7 @@ type CallKey = tuple[int, str, int]
 def session_for(
     memory: Memory, options: TurnOptions, config: RunnableConfig, runtime: Runtime[Any] | None = None
 ) -> Session:
-    """Return the session whose id the options' functions, the run's config or the run's context contain.
+    """Return the session whose id comes from the options' functions, the run's config or the run's context.
 
     By default, `runtime` is the runtime of the current graph.
 

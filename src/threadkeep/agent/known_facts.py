@@ -43,7 +43,7 @@ _TIMEOUT_SECONDS = 3.0
 _MOST_FACTS = 60
 _MOST_SELECTIONS = 1_000
 _MOST_NAMED = 20
-# The facts sent in the previous turn are sent again if they include this number of best facts for the new input.
+# The facts chosen last time are sent again if they include this number of best facts for the new input.
 _DECISIVE = 3
 
 UNOWNED_LINE = (
@@ -170,7 +170,7 @@ class KnownFacts(JoinedSource):
         request: ExtraRequest,
         room: int,
     ) -> list[Fact]:
-        """Return the facts that fit. Prefer those of the previous turn if they include the best ones for this input."""
+        """Return the facts that fit. Prefer those chosen last time if they include the best ones for this input."""
         before = self._selections.get(scopes, _Selection(frozenset(), [], {}, 0, None))
         everything = {fact.id: fact for fact in [*found, *known]}
         ranked = list(everything.values())

@@ -209,7 +209,7 @@ def exclusions(
 
 
 def _not_read(recollection: Recollection, low: int) -> dict[int, ExclusionReason]:
-    """Return the messages (`seq`) between `low` and the question that the window lacks, each with the reason."""
+    """Return each `seq` that the window lacks, from `low` up to (but without) the question, with the reason."""
     messages, end = recollection.messages, recollection.end
     single = any(gap.reason in _SINGLE for gap in recollection.excluded)
     if not single and end is not None and end - low == len(messages) and (not messages or messages[0].seq == low):

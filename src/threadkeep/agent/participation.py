@@ -70,7 +70,7 @@ class OpenCalls:
         """Store the answers that ended runs of the session have left in memory, before `new` begins.
 
         Answers of runs that may be alive stay in memory. If `new` repeats the question of a failed or ended run, the
-        answer that this run has left in memory is discarded.
+        answer that the earlier run has left in memory is discarded.
         """
         for call in list(self.calls.values()):
             if call is new or call.session.session_id != new.session.session_id or call.silent:

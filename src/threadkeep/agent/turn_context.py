@@ -204,7 +204,7 @@ class TurnContext:
         return self._memory.manifests.entry(manifest.session_id, manifest.run_id, manifest.to_dict, texts)
 
     def joined(self, _: Sequence[Message] = ()) -> Joined:
-        """Return SQL that stores, with the answer, the call's record and the message where history now begins."""
+        """Return SQL that stores the call's record and the new start of history in the answer's transaction."""
         manifests, entry = self._memory.manifests, self._entry()
         if entry is not None and (entry.session_id != self.session.session_id or manifests.has_earlier(entry)):
             entry = None
@@ -214,7 +214,7 @@ class TurnContext:
         return Joined((), records if anchor is None else [*records, anchor])
 
     def anchor_statement(self) -> Statement | None:
-        """Return the SQL statement that stores the message with which history now begins (anchor), if that changed."""
+        """Return the SQL statement that stores the new start of history (anchor), if the start has changed."""
         if self._new_begin is None:
             return None
         profile, revision = self._options.profile or "", self._recollection.revision

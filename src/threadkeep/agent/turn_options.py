@@ -137,7 +137,7 @@ class TurnOptions:
 
     @cached_property
     def profile(self) -> str | None:
-        """The key under which agents with equal limits share the start of history; None if the start is not stored."""
+        """The key under which agents with equal limits share the start of history; None for a sliding window."""
         return None if self.plan.window == "sliding" else f"{self.message_limit}/{self.max_tokens}"
 
     @cached_property

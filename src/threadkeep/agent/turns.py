@@ -277,7 +277,7 @@ class OpenTurn(TurnContext):
         return await self._store_answer(answer, told=told)
 
     async def _store_answer(self, answer: Message, *, told: bool) -> AIMessage | None:
-        """Store the answer and, if possible together with it, the call's record. Return an answer stored before it."""
+        """Store the answer, if possible with the call's record and start of history. Return an answer stored before."""
         question_id = self._known_question_id
         try:
             joined = await self.session.record_joined([answer], self.joined, answers=question_id, told=told)

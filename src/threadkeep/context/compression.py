@@ -74,7 +74,7 @@ class SummaryRoom:
 
 @dataclass(frozen=True)
 class WindowRoom:
-    """Limits of the history in a model call (window); None means no limit. A full window is cut to the part `step`."""
+    """Limits of the history in a call (window); None: no limit. A full window is cut to `step` times this limit."""
 
     tokens: int | None = None
     messages: int | None = None

@@ -1,4 +1,4 @@
-"""Manifests: records of the messages in a model call, with their positions, ids and token counts, but no text."""
+"""Manifests: records of a model call: its messages' positions, ids and tokens, and why others are excluded; no text."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class SyncSummaries(Wrapper[Summaries]):
 
 
 class SyncCompressor(Wrapper[Compressor]):
-    """The compressor, which replaces older messages by summaries, with blocking methods."""
+    """The compressor, which writes summaries of older messages, with blocking methods."""
 
     compress_now = Blocking(Compressor.compress_now)
     idle = Blocking(Compressor.idle)

@@ -1,4 +1,4 @@
-"""The receipt of an erasure: the numbers of erased rows by store, but no texts and no ids of persons."""
+"""The receipt of an erasure: counts of rows, items or turns by store, but no texts and no ids of persons."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class TurnColumns:
         self.voices.append(voice)
 
     def extend(self, other: Self, episodes: int, changes: Sequence[float]) -> None:
-        """Append the turns of `other`. Add `episodes` to their episode numbers, and `changes` to their priors."""
+        """Append the turns of `other`. Add `episodes` to episode numbers and, turn by turn, `changes` to the priors."""
         self.ids += other.ids
         for column, priors in zip(self.priors, other.priors, strict=True):
             column.extend(map(add, priors, changes))
@@ -77,7 +77,7 @@ class TurnColumns:
         self.voices.extend(NOBODY if voice == NOBODY else voices[voice] for voice in other.voices)
 
     def negated_priors(self, begin: int) -> dict[str, list[tuple[float, int]]]:
-        """Map each speaker to a pair for each turn from `begin` on: its prior (kind `other`) times -1, its position."""
+        """Map each speaker to pairs for their turns from `begin` on: negated prior (kind `other`), and position."""
         names, priors = list(self.speakers), self.priors[-1]
         found: dict[str, list[tuple[float, int]]] = {}
         for index in range(begin, len(self)):
@@ -96,7 +96,7 @@ class TurnColumns:
 
     @classmethod
     def load(cls, state: Packed) -> Self:
-        """Restore the columns from the stored copies that `dump` has yielded."""
+        """Restore the columns from a stored state, in which the parts that `dump` yields are joined."""
         found, values, arrays = cls(), state.values, state.arrays
         found.ids = values["ids"]
         found.speakers = {speaker: number for number, speaker in enumerate(values["speakers"])}
@@ -137,7 +137,7 @@ class Coverage(dict[int, float]):
         self._counts: dict[int, tuple[float, int]] = {}
 
     def bit(self, term: int, part: float) -> int:
-        """Return the bit of a new source for term number `term`. It counts as `part` (0 to 1) of the term's weight."""
+        """Return the bit of a source for term number `term`. It counts as `part` (0 to 1) of the term's weight."""
         if (term, part) not in self._sources:
             self._sources.append((term, part))
         return 1 << self._sources.index((term, part))
@@ -274,7 +274,7 @@ def positions_of(hits: Hits, match: Match, columns: TurnColumns) -> list[int]:
 
 
 def episodes_of(hits: Hits, columns: TurnColumns) -> dict[int, tuple[float, float]]:
-    """Map each episode to the share of the query that its turns cover, and to its score divided by the best score."""
+    """Map each episode with hits to the share of the query that they cover, and to its score divided by the best."""
     masks: defaultdict[int, int] = defaultdict(int)
     scores: defaultdict[int, list[float]] = defaultdict(list)
     for position, mask in hits.masks.items():

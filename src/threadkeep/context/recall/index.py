@@ -163,7 +163,7 @@ class RecallIndex:
 
     @classmethod
     def load(cls, state: Packed) -> Self:
-        """Restore an index from the stored copies that `dump` has yielded."""
+        """Restore an index from a stored state, in which the parts that `dump` yields are joined."""
         found, values = cls(), state.values
         found._postings, found._columns = Postings.load(state), TurnColumns.load(state)
         found._by_id = {turn_id: position for position, turn_id in enumerate(found._columns.ids) if turn_id}
@@ -225,7 +225,7 @@ class RecallIndex:
         return meaningful(query[:_READ_CHARACTERS], self._names)
 
     def candidates(self, query: str) -> Iterator[tuple[str, Kind, dict[str, float]]]:
-        """Yield each turn's id, the kind of answer for the query, and the turn's signals, for `bench.fit_recall`."""
+        """Yield each scored turn's id, the query's kind of answer, and the turn's signals, for `bench.fit_recall`."""
         matching = self._matching(query, (), None, None)
         for position in matching.positions:
             yield self._columns.ids[position], matching.kind, matching.signals(position)

@@ -160,7 +160,7 @@ class Matching:
         return Scoring(self._columns, found, self._weights).scores(self.positions)
 
     def _episode_shares(self) -> dict[int, float]:
-        """Map an episode (turns without a long pause) to the part of each turn's score for its words and its date."""
+        """Map an episode (turns without a long pause) to what its words and date add to the score of each turn."""
         weights = self._weights
         of_words, of_score = weights["episode_words"], weights["episode_score"]
         shares = {episode: of_words * words + of_score * score for episode, (words, score) in self._episodes.items()}
@@ -218,7 +218,7 @@ class Matching:
         return self._columns.priors[self._kind][position]
 
     def why(self, position: int) -> tuple[str, ...]:
-        """Return the names of the three signals that add most to the score of the turn at this position, in order."""
+        """Return the names of up to three signals that add most to the score of this turn, strongest first."""
         shares = [(MATCH[name] * signal, name) for name, signal in self.signals(position).items()]
         return tuple(name for share, name in nlargest(3, shares) if share > 0)
 

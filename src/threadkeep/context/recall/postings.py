@@ -124,7 +124,7 @@ class Postings:
 
     @classmethod
     def load(cls, state: Packed) -> Self:
-        """Restore posting lists from the stored copies that `dump` has yielded."""
+        """Restore posting lists from a stored state, in which the parts that `dump` yields are joined."""
         found, values, arrays = cls(), state.values, state.arrays
         found._turns = values["turns"]
         if values["terms"]:
