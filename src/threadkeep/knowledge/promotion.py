@@ -71,7 +71,7 @@ _DIRECTIVE = re.compile(
 )
 # A text that begins like this is about its author, and must not become a fact that a whole workspace reads.
 _FIRST_PERSON = re.compile(
-    r"^\W*(?:I['’\s]|(?:my|ich|mein(?:e[mnrs]?)?|je|yo|minha|я|мо[йяеёи]|мне|меня)(?![\w-])|j['’]"
+    r"^\W*(?:I['’\s]|(?:my|ich|mein(?:e[mnrs]?)?|je|mon|ma|mes|yo|(?:mi|meu|minha)s?|я|мо[йяеёи]|мне|меня)(?![\w-])|j['’]"
     r"|我(?!们|們)|私(?!たち|達)|[僕俺](?!たち|達|ら)|저는|제가|나는|내가)",
     re.IGNORECASE,
 )
