@@ -170,7 +170,7 @@ def learning_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> F
 
 
 def chat_of(settings: Settings, memory: Memory, workflows: Workflows, resources: Resources, runs: RunsOnDemand) -> Chat:
-    """Return the `Chat`, which answers messages. It does so even without the database, but then stores no runs."""
+    """Return the `Chat`, which answers messages. While the database is unavailable, it answers, but stores no runs."""
     options = settings.run_options(works=False, close_seconds=settings.shutdown_timeout)
     return Chat(memory, workflows, runs, OfflineRuns(memory, workflows, resources, options))
 

@@ -393,7 +393,7 @@ class GraphitiError(ThreadkeepError, ConnectionError):
 
     @property
     def is_final(self) -> bool:
-        """True if Graphiti would reject the same request again. False for 404 and 405: another server may send them."""
+        """True if Graphiti would reject the same request again. False for 404 and 405: a wrong server may send them."""
         return self.kind == "refused" and self.status not in (404, 405)
 
 

@@ -324,7 +324,7 @@ class Settings(RunSettings, GraphitiSettings):
 
     @property
     def needs_keys(self) -> bool:
-        """True if, by the settings, each request needs a key or a token, even while the database contains no keys."""
+        """True if the settings demand a key or a token for each request, even while the database contains no keys."""
         return bool(self.api_keys or self.jwt_issuer) or self.require_keys
 
     def requests_per_minute(self) -> tuple[int, int]:

@@ -241,7 +241,7 @@ def complete(message: IncomingMessage) -> IncomingMessage | Ignored:
 
 
 def stored_message(message: IncomingMessage) -> str:
-    """Serialize a message as JSON, without `reply_to`: the address of the answer is stored separately."""
+    """Serialize a message as JSON, with an empty `reply_to`: the address of the answer is stored separately."""
     fields = {**vars(message), "sent_at": message.sent_at and message.sent_at.isoformat(), "reply_to": {}}
     return json.dumps({**fields, "sender": message.sender and vars(message.sender)})
 

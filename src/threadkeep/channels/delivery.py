@@ -148,7 +148,7 @@ class Delivery:
             match await self._send_part(bot, message.address, part):
                 case Sent(is_all):
                     index = len(parts) if is_all else index + 1
-                    # Retry to record the sent part while the database is unavailable, or it would be sent again.
+                    # While the database is unavailable, keep trying to record the sent part, or it would be sent again.
                     note = partial(self._outbox.note_part, message, self._owner, index, seconds=claim_seconds)
                     if not await retry_until_available(note):
                         return  # the message was dropped, or another process claimed it

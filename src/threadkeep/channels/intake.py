@@ -208,7 +208,7 @@ class Intake:
         self.notify(bot, "taken" if is_new else "repeated", session_id=session_id)
 
     async def _has_caption(self, bot: Bot, message: IncomingMessage) -> bool:
-        """Return True if another picture of the message's album had a caption, because the caption gets the answer."""
+        """Return True if another picture of the message's album had a caption; then only the caption is answered."""
         state = self._memory.channels.state
         return bool(message.album) and await state.value(bot.channel.scope, f"album:{message.album}") is not None
 

@@ -190,7 +190,7 @@ class TelegramPolling(Receiver):
         answer = await self._client.call("getUpdates", wanted, seconds=_WAIT_SECONDS + _MARGIN_SECONDS)
         if not answer.ok:
             if answer.retry_after is not None:
-                # Keep the claim to poll while pausing, because Telegram demands it of the bot and not of this process.
+                # Keep the claim to poll during the pause, which Telegram demands of the bot and not of this process.
                 self._pause = answer.retry_after
                 await self._claim(self._duty)
             return answer.problem

@@ -178,7 +178,7 @@ class DeskFetching(Receiver):
         self._noticed.set()
 
     async def _notice_known_desks(self) -> None:
-        """Store that each known desk may have messages, because WeCom's notices are lost while no process runs."""
+        """Store a notice for each known desk, because WeCom's own notices are lost while no process runs."""
         scope, now = self._channel.scope, self._memory.clock()
         value = json.dumps({"token": "", "at": now.isoformat()})
         for name in await self._state.values_of(scope, _CURSOR_PREFIX):
@@ -208,7 +208,7 @@ class DeskFetching(Receiver):
         self._noticed.clear()
 
     async def fetch(self, desk: str, notice: str) -> str | None:
-        """Fetch and store a desk's new messages, unless another process does. Return the name of an error."""
+        """Fetch and store a desk's new messages, unless another process does; return the error's name, if any."""
         duty = f"fetch:{self._channel.scope}:{desk}"
         if not await self._claim(duty):
             return None

@@ -87,7 +87,7 @@ class Notices:
         self._sentences: list[str] = []
 
     def notify(self, event: Event, /) -> None:
-        """Record a notice if the memory could not be read, or about turns that wait on disk for the database."""
+        """Record a notice that a read failed, that a turn waits on disk, or that the waiting turns are stored."""
         if isinstance(event, ReadFailed) and event.outcome == "fallback":
             self._sentences.append("The memory could not be read: the answer does not use earlier messages.")
         elif isinstance(event, WriteDeferred):

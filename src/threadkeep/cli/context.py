@@ -107,7 +107,7 @@ def model_of(settings: Settings) -> BaseChatModel | None:
 async def show_now(memory: Memory, choice: CallChoice, parameters: PreviewOptions, *, only_next: bool = False) -> None:
     """Show the session's last model call, and a preview of the built-in chat's next call.
 
-    If a workflow's agent stores the conversation in a graph store, show no preview: the built-in chat never answers it.
+    If a workflow's agent stores the conversation in a graph store, show no preview: the chat makes no calls there.
     """
     from threadkeep.agent.context_view import preview, recorded_view
     from threadkeep.history.all_sessions import AllSessions
@@ -236,7 +236,7 @@ class CallChoice:
 
 
 def _key_of(call: StoredManifest) -> object:
-    """Return the key of the call's conversation if a graph store contains it, or None if it is a session in tables."""
+    """Return the key of the graph store conversation that a call belongs to, or None if it belongs to a session."""
     conversation = call.manifest.get("conversation")
     return conversation.get("key") if isinstance(conversation, dict) else None
 

@@ -73,7 +73,7 @@ def _no_room(settings: Settings) -> list[Finding]:
 
 
 def check_disk(settings: Settings) -> list[Finding]:
-    """Check the free space of each local disk that the database, or turns that wait to be written, use."""
+    """Check the free space of each local disk with the database or with turns that wait to be written."""
     from threadkeep.history.pending import default_folder
 
     folders = {"pending writes": settings.pending_dir or default_folder()}

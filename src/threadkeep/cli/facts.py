@@ -214,7 +214,7 @@ async def list_proposals(
     limit: Limit = 50,
     cursor: CursorOption = None,
 ) -> None:
-    """List facts that a model proposed from messages, most recently changed first."""
+    """List facts that were proposed from messages, most recently changed first."""
     wanted = one_of("--status", status, PROPOSAL_STATUSES)
     scope = scope_named(session, workspace, user)
     async with opened_memory() as memory:
@@ -287,7 +287,7 @@ async def export_facts(
 
 
 async def _pages_of(memory: Memory, scope: Scope | None) -> AsyncIterator[list[Fact]]:
-    """Yield each value of the facts once, in pages. Changed values move to the first page: read until none is new."""
+    """Yield each value of the facts once, in pages. A changed value moves to page 1: read again until none is new."""
     seen: set[str] = set()
     since = None
     while True:

@@ -98,7 +98,7 @@ class Unreadable:
 
 @dataclass(kw_only=True)
 class Source(ABC):
-    """Conversations of another system. `done` of `total` bytes, rows or threads were read; `left_out` counts skips."""
+    """Conversations of another system. `done` of `total` bytes or conversations were read; `left_out` counts skips."""
 
     total: int
     done: int = 0

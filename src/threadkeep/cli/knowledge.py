@@ -1,4 +1,4 @@
-"""`threadkeep knowledge`: consent to sending data to a Graphiti server, the queue of data to send, and checks."""
+"""`threadkeep knowledge`: consent to sending data to Graphiti, promoted facts, deliveries, and maintenance."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ async def promote_fact(
     user: OfUser = None,
     key: Annotated[str | None, typer.Option(help="The key of the fact; by default derived from its words.")] = None,
 ) -> None:
-    """Store a fact in the database, and queue it for Graphiti if a person's consent covers it."""
+    """Store a fact in the database, and queue it for Graphiti if it may be sent there."""
     from threadkeep.knowledge.graphiti.views import PromotedView
     from threadkeep.knowledge.promotion import Promotion
 

@@ -128,7 +128,7 @@ async def export_person(
 
 @contextmanager
 def _continuing(partial: Path, after: str | None) -> Iterator[None]:
-    """Name the file `partial` in the error if the export in the block cannot continue that file after `after`."""
+    """If the export in the block cannot continue `partial`, from the position `after`, name the file in the error."""
     try:
         yield
     except InvalidInput as error:

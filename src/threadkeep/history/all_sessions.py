@@ -130,7 +130,7 @@ class AllSessions:
         return found[:cut], _cursor_of(found[:cut][-1])
 
     async def locations(self) -> list[tuple[GraphLayout | None, Memory]]:
-        """Return None with the main memory, then each layout of agents' conversations with the memory for them."""
+        """Return pairs: None with the main memory, then each layout of agents' conversations with its memory."""
         return [(None, self._memory), *[one async for one in self._namespaces()]]
 
     async def memory_of(self, layout: GraphLayout | None) -> Memory:
@@ -238,7 +238,7 @@ class AllSessions:
             raise
 
     async def _namespaces(self) -> AsyncIterator[tuple[GraphLayout, Memory]]:
-        """Yield each layout of agents' conversations with its memory; those that differ only in chunk size are one."""
+        """Yield each layout of conversations with its memory; layouts that differ only in chunk size count as one."""
         seen: set[object] = set()
         for store, layout, memory in await self._memory.namespaces():
             location = (store, replace(layout, chunk_size=1))

@@ -25,7 +25,7 @@ BATCH_MESSAGES = 500
 
 @dataclass
 class Imported:
-    """The counts of an import so far; `restored` has the sums of the data that was stored.
+    """The counts of an import so far; `restored` has the sums of the counts for all sessions.
 
     `skipped` counts messages that were left out because the line of their session is invalid, or because the session
     belongs to another user.
@@ -37,7 +37,7 @@ class Imported:
     restored: Restored = Restored()
 
     def add(self, restored: Restored) -> None:
-        """Add the counts of the data that one call has stored for one session."""
+        """Add the counts for messages and summaries of one session."""
         sums = {name: count + getattr(restored, name) for name, count in vars(self.restored).items()}
         self.restored = Restored(**sums)
 

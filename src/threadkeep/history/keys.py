@@ -137,7 +137,7 @@ def refusal(value: object) -> Reason | None:
 
 
 def whole_refusal(value: str) -> Reason | None:
-    """Return the reason why the value of a `{{key:path}}` placeholder is no valid session id, or None."""
+    """Return the reason why a key with the value of a `{{key:path}}` placeholder is not valid, or None."""
     reason = _session_id_refusal(value)
     return "empty_part" if reason is None and "" in value.split(":") else reason
 

@@ -95,7 +95,7 @@ class Manifests:
         self._wake.set()
 
     async def of_run(self, run_id: str, *, user_id: str | None = None) -> list[StoredManifest]:
-        """Return the records of a run's model calls in order, for a `user_id` only if it owns the run or session."""
+        """Return a run's records of model calls in order; with `user_id`, only if this user owns the run or session."""
         check_argument("run_id", run_id, str, required=True)
         check_argument("user_id", user_id, str)
         await self._flush_for_reader()

@@ -202,7 +202,7 @@ class Memory:
         return [(store, layout, memory) for (store, layout), memory in self._namespaces.items()]
 
     async def start(self) -> None:
-        """Take over the turns that dead processes left on disk, and write them to the database."""
+        """Take over the turns that dead processes left on disk, and write them."""
         await self.pending.start()
         folder = self.pending.options.folder
         if folder is None or not folder.is_dir():

@@ -237,7 +237,7 @@ class Session:
             )
 
     def waiting(self) -> tuple[Message, ...]:
-        """Return the session's messages that wait here to be written, in order; only the user's if one is set."""
+        """Return the session's messages that this process has yet to write, in order; only the user's if one is set."""
         turns = self._pending.turns_of(self.session_id)
         return tuple([one for turn in turns if self.user_id in (None, turn.user_id) for one in turn.messages])
 

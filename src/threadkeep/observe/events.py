@@ -96,13 +96,13 @@ class WriteDeferred(StoreEvent):
 
 
 class WriteRecovered(StoreEvent):
-    """A turn that had to wait for the database was written, after `tries` attempts."""
+    """A turn that had to wait was written, after `tries` attempts."""
 
     tries: int
 
 
 class WriteDropped(StoreEvent):
-    """A person dropped a turn that waited for the database: it will never be written."""
+    """A person dropped a turn that waited to be written: it is never stored."""
 
 
 class AgentOutsideTurn(SessionEvent):
@@ -130,14 +130,14 @@ class AnswerDiscarded(StoreEvent):
 
 
 class PendingWrites(Event):
-    """This process has `count` turns that wait to be written to the database; the number may have changed."""
+    """This process has `count` turns that wait to be written; the number may have changed."""
 
     backend: Backend
     count: int
 
 
 class HistoryTruncated(SessionEvent):
-    """A read within limits left out older messages of the session, or cut a message."""
+    """A window or a model call left out older messages of the session because of its limits, or cut a message."""
 
     channel: Channel = "other"
     dropped: int

@@ -29,7 +29,7 @@ class Consents(ClockedTables, sql=("graph_consents.sql",)):
         self._options = options if options is not None and options.enabled else None
 
     async def granted(self) -> frozenset[DataClass]:
-        """Return the kinds of data for which there is consent now to send them to the configured server."""
+        """Return the kinds of data that the present consent allows to be sent to the configured server."""
         if self._options is None:
             return frozenset()
         rows = await self._driver.fetch(*self._granted_statement(self._options))
@@ -143,7 +143,7 @@ def closure_in(rows: Sequence[Sequence[Row]], data_class: DataClass = "chat_text
 
 
 def allowed_since(rows: Sequence[Sequence[Row]]) -> datetime:
-    """Return the time before which no message may be sent to Graphiti. Call it only if `closure_in(rows)` is None."""
+    """Return the earliest time of a message that may be sent to Graphiti. Call only if `closure_in(rows)` is None."""
     [granted], [trusted] = rows
     if "backfill" in _classes(granted[0]):
         return datetime.min.replace(tzinfo=UTC)

@@ -33,7 +33,7 @@ class Unconfirmed(NamedTuple):
 
 @dataclass(frozen=True)
 class Waiting:
-    """A message or fact for Graphiti. If `content` is None, its text was deleted or superseded: do not send it."""
+    """A queued message or fact for Graphiti. If `content` is None, it was deleted or superseded: do not send it."""
 
     number: int
     name: str
@@ -138,7 +138,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
     async def mark_sent(
         self, lease: Lease, messages: Mapping[int, DataClass], *, backfill_per_minute: int = 60
     ) -> list[int]:
-        """Mark messages as sent if the lease is valid and they may still be sent; return the marked ones' numbers.
+        """Mark messages as sent if the lease is valid and they may still be sent; return the numbers that were marked.
 
         In each workspace, all processes together send at most `backfill_per_minute` messages of earlier turns.
         """

@@ -369,7 +369,7 @@ class DeliveryWorker:
 
 
 def _class_of(one: Waiting) -> DataClass:
-    """Return the kind of data that a message is, for the check of consent."""
+    """Return a message's kind of data; consent is given for kinds of data."""
     if one.session_id is None:
         return "promoted_facts"
     if one.role == "system":

@@ -110,7 +110,7 @@ async def remember_fact(fact: FactInput, app: AppInUse, user_id: UserId = None) 
 
 @router.post("/forget", summary="Forget facts", responses=_WRITING)
 async def forget_facts(what: ForgetFactsInput, app: AppInUse, user_id: UserId = None) -> Forgotten:
-    """Permanently delete facts with all values: those with these ids, or an owner's facts (all, or of these keys)."""
+    """Permanently delete facts with all their values: by their ids, by an owner and keys, or all facts of an owner."""
     knowledge = app.memory.knowledge
     if what.scope is None or what.owner is None:
         deleted, missing = await knowledge.forget_facts(what.ids or (), user_id=user_id)
@@ -134,7 +134,7 @@ async def list_proposals(
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
 ) -> ProposalList:
-    """List facts that a model proposed from messages, most recently changed first, with references to the messages."""
+    """List facts that were proposed from messages, most recently changed first, with references to the messages."""
     if scope is not None and owner is None:
         raise InvalidInput("A `scope` of proposals needs its `owner`, such as scope=user&owner=ann.")
     after = read_cursor("proposals", cursor)

@@ -90,7 +90,7 @@ class RunRequestBody(
 
 
 class ResumeBody(BaseModel, extra="forbid", json_schema_extra=example(value="yes")):
-    """A person's answer to the question for which a run waits."""
+    """A person's answer to the question of a waiting run."""
 
     value: JsonValue = Field(description="The answer; for several questions, a map from their ids.")
     message_id: GivenId | None = Field(

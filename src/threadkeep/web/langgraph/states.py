@@ -261,7 +261,7 @@ def thread_body(thread: Thread, values: dict[str, Json] | None = None) -> Thread
 
 
 def questions(run: Run) -> list[InterruptBody]:
-    """Return the questions to a person for which a run waits."""
+    """Return the questions that a waiting run asks a person."""
     return [InterruptBody(id=str(one.get("id")), value=one.get("value")) for one in interrupts_of(run)]
 
 

@@ -40,7 +40,7 @@ _FAILED: ProtocolEvent = {
 
 @dataclass(frozen=True)
 class EventChoice:
-    """A client's choice of events: of `channels`, after the `seq` `since`; none if it wants only subgraphs' events."""
+    """A client's choice: events of `channels` with a `seq` above `since`; none if not `at_root` (only subgraphs)."""
 
     channels: frozenset[str]
     since: int | None
