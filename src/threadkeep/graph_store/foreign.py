@@ -132,7 +132,7 @@ def _translated() -> Iterator[None]:
 
 
 class IndexedStore(AsyncBatchedBaseStore):
-    """A LangGraph store that rejects a search by a query if it has no vector index. LangGraph's own ignore it."""
+    """A LangGraph store that rejects a query if it has no vector index. LangGraph's own stores ignore such a query."""
 
     async def end_batches(self) -> None:
         """End the task that executes batches; if it were destroyed with the store, asyncio would log an error."""

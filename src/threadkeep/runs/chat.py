@@ -158,7 +158,7 @@ class Chat:
             task.add_done_callback(self._stopping.discard)
 
     async def reset(self, session_id: str) -> None:
-        """Wait for the turns that are queued now, then hide all turns from later model calls. Raises like `delete`."""
+        """Wait for the turns queued now, then hide all turns from later model calls. Raises the errors of `delete`."""
         await self._between_turns(RESET, session_id)
 
     async def delete(self, session_id: str) -> None:
@@ -237,7 +237,7 @@ class Chat:
             return None
 
     async def _end_of(self, turn: ChatTurn, runs: RunService, submitted: Submitted) -> Run | Outcome:
-        """Wait until a run ends or waits for a person. Return the run or, if the database fails, only its outcome."""
+        """Wait until a run ends or waits for a person; return it, or its outcome if the database does not respond."""
         stream = submitted.stream
         ending = asyncio.create_task(runs.end_of(submitted.run_id, user_id=turn.request.user_id))
 
@@ -367,7 +367,7 @@ class Chat:
                     raise SessionBusy(session.session_id, run.run_id)
 
     async def _asked_by(self, session: Session, run_id: str | None) -> str | None:
-        """Return the id of the newest message that a run of the session answers, or `run_id` itself if it has none."""
+        """Return the id of the newest message that a run of the session answers; if there is none, `run_id`."""
         run = await self._memory.runs.run(run_id) if run_id is not None else None
         if run is None or run.session_id != session.session_id:
             return run_id

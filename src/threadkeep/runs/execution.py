@@ -405,7 +405,7 @@ class RunExecution:
         }
 
     def _question_handlers(self) -> list[BaseCallbackHandler]:
-        """Return a callback that stores the question once middleware has changed it; none if no middleware can."""
+        """Return a callback that stores the question after middleware has changed it; none if no middleware can."""
         run, resources = self._run, self.dependencies.resources
         recorder = self._workflow.recorder
         if recorder is None or not recorder.waits or run.session_id is None:

@@ -62,7 +62,7 @@ class RunIntake:
         if workflow.source == "built-in" and not request.text and workflow.name not in OWN_NAMES:
             raise InvalidInput("The chat needs a message; pass it in `message`.")
         await self._worker.engine.ready()
-        # If a caller waits, limit the time to wait for the database, because a run that is not stored can answer.
+        # If a caller waits, limit the wait for the database, because a run that is not stored can answer instead.
         until = time.monotonic() + self._memory.pending.wait_seconds if mode == "wait" else None
         with waiting_until(until):
             new = await self._new(request, workflow)

@@ -51,7 +51,7 @@ class RunCheckpoints:
             await self._records.checkpoints_removed(run_ids)
 
     async def remove_before(self, moment: datetime, *, limit: int) -> int:
-        """Remove checkpoints of up to `limit` runs (done, deleted, or ended before `moment`); return the count."""
+        """Remove checkpoints of up to `limit` runs (done, deleted, or ended before `moment`); return their number."""
         run_ids = await self._records.with_checkpoints(moment, limit=limit)
         await self.remove(run_ids)
         return len(run_ids)
@@ -146,7 +146,7 @@ class RunProgress(Debounced):
     def __init__(
         self, keeping: ProgressWriter, expect: Callable[[], Awaitable[None]], *, fresh: bool, seconds: float
     ) -> None:
-        """Start without checkpoints. Before the first one is stored, `expect` records that the run may have some."""
+        """Start empty. `expect` records that the run may have checkpoints, before the first one is stored."""
         super().__init__()
         self.in_background: Callable[[str], bool] = lambda _: False
         self.starts_again = False

@@ -227,7 +227,7 @@ class Archive:
     async def _restore_borders(
         self, connection: Connection, info: SessionInfo, messages: Sequence[Message], seqs: Mapping[str, int]
     ) -> None:
-        """Set the last message before the reset, and the last archived message: the same messages as in the export."""
+        """Put the reset and the end of the archived messages after the same messages as in the export."""
         here = {message.seq: seqs[str(message.id)] for message in messages if message.seq}
         if info.reset_seq in here:
             parameters = {"session_id": info.session_id, "reset_seq": here[info.reset_seq]}

@@ -28,7 +28,7 @@ from threadkeep.store.superseding import SupersedingWriter
 
 
 class _Winner(NamedTuple):
-    """The stored complete answer that a new answer would duplicate. `told` is true if a caller has received it."""
+    """The stored complete answer that a new answer would duplicate. `told` is true if it was returned to a caller."""
 
     id: str
     seq: int
@@ -386,7 +386,7 @@ def _by_session(group: Sequence[PreparedTurn]) -> dict[str, list[PreparedTurn]]:
 
 
 def _graph_rows(graph_turns: GraphTurns, prepared: PreparedTurn, left: int) -> list[dict[str, object]]:
-    """Return the row that queues a turn for Graphiti, if any. `left` counts this and later messages of its session."""
+    """Return the row that queues a turn for Graphiti, if any. `left` counts its and later messages of the session."""
     row = graph_turns.row(prepared.turn, prepared.messages, now=prepared.now)
     seqs = {"first_behind": left - 1, "last_behind": left - len(prepared.columns)}
     return [] if row is None else [{**row, **seqs}]

@@ -112,7 +112,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return {**found, "shared messages": len(shared)}
 
     async def shared(self, wanted: Erasable) -> dict[str, list[int]]:
-        """Return, by session id, the `seq` of each message that the person wrote in a session of another owner."""
+        """Return by session id the `seq` of each message that the person wrote in a session of another or no owner."""
         found: dict[str, list[int]] = defaultdict(list)
         if wanted.ids:
             for session_id, seq in await self._fetch("shared_messages", wanted):
@@ -174,7 +174,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return sorted((str(scope), str(name), str(value)) for scope, name, value in rows)
 
     async def facts(self, wanted: Erasable) -> list[str]:
-        """Return the ids of facts that belong to others, but have evidence in the sessions or runs to erase."""
+        """Return the ids of facts of other scopes that have evidence in the sessions or runs to erase."""
         return [str(row[0]) for row in await self._fetch("facts_of_sessions", wanted)]
 
     async def steps(self, session_id: str) -> list[dict[str, object]]:
@@ -228,7 +228,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return int((await self._driver.fetch(self._sql["retractions"], {}))[0][0])
 
     async def delete_facts_of_runs(self, wanted: Erasable) -> None:
-        """Delete facts, also of others, with evidence in the runs to erase; call this before these runs are deleted."""
+        """Delete facts of any scope with evidence in the runs to erase; call this before these runs are deleted."""
         await self._driver.write([self._selecting("drop_facts_of_runs", wanted)])
 
     async def delete_checkpoints(self, wanted: Erasable) -> None:

@@ -76,7 +76,7 @@ class StoredManifest:
 
 @dataclass(frozen=True)
 class _Owner:
-    """The session, or the run without a session, with which records of model calls are stored and deleted."""
+    """The session or the run with which records of model calls are stored and deleted."""
 
     column: Literal["session_id", "run_id"]
     name: str
@@ -145,7 +145,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         return self._sql["drop_texts_after_erase"], key
 
     async def of_run(self, run_id: str, *, user_id: str | None = None) -> list[StoredManifest]:
-        """Return a run's records of model calls, in order; with a `user_id`, only if this user owns run or session."""
+        """Return a run's records of model calls in order; with `user_id`, only if this user owns the run or session."""
         found = await self._fetch("of_run", {"run_id": run_id, "user_id": user_id})
         return sorted(found, key=lambda stored: (stored.session_id or "", stored.call))
 

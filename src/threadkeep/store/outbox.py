@@ -245,7 +245,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return await self._change("move", number, owner, address=json_text(address))
 
     async def postpone(self, number: int, owner: str, until: datetime, error: str, *, uncertain: bool = False) -> bool:
-        """Release a message, to be sent at `until`, in 25 minutes at most; return False if the claim was lost."""
+        """Release a message, to be sent at `until`, but within 25 minutes; return False if the claim was lost."""
         # Stay five minutes below `WRONG_CLOCK_SECONDS`, because the clock of the next process may be behind.
         at = min(time_text(until), self._later(WRONG_CLOCK_SECONDS - 300))
         values = {"at": at, "error": error, "uncertain": uncertain}

@@ -133,7 +133,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
         return _prunable(rows[0]) if rows else None
 
     async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
-        """Return the `seq` before the first message after `after` that is not older than `moment`, or the last one."""
+        """Return the `seq` up to which messages after `after` are older than `moment`; the last `seq` if all are."""
         parameters = {"session_id": session.session_id, "after": after, "moment": time_text(moment)}
         rows = await self._driver.fetch(self._sql["first_since"], parameters)
         return int(rows[0][0]) - 1 if rows else session.last_seq

@@ -162,7 +162,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
     async def _search_terms(
         self, connection: Connection, terms: Sequence[str], scope: Parameters, limit: int
     ) -> list[Row]:
-        """Search by fingerprints of the terms (words, or pairs of characters); drop texts without these terms."""
+        """Search by fingerprints of the terms (words, or pairs of characters); drop texts that lack a term."""
         if not terms:
             return []
         whose = "found" if scope["user_id"] is None else "found_of_user"

@@ -48,7 +48,7 @@ def damaged_id(line: bytes) -> str:
 
 
 def set_aside(folder: Path, line: bytes) -> str:
-    """Write an unreadable line of a spool file to a separate file; return the line's id. This is blocking I/O."""
+    """Write an unreadable spool line durably to a separate file; return the line's id. This is blocking I/O."""
     name = damaged_id(line)
     path = folder / f"{name}{_LINE_SUFFIX}"
     unnamed = path.with_suffix(f".{os.getpid()}.new")

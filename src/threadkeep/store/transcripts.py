@@ -51,7 +51,7 @@ class SessionQuery:
 
 
 class Sessions(Protocol):
-    """An interface that lists sessions: of Threadkeep's own tables, or of a LangGraph store."""
+    """An interface that lists the sessions in Threadkeep's own tables or in a LangGraph store."""
 
     async def sessions(self, query: SessionQuery) -> list[SessionInfo]:
         """Return one page of the sessions that match a query, newest activity first."""
@@ -261,7 +261,7 @@ class Transcripts(Protocol):
     async def recent(
         self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
     ) -> Recent:
-        """Return the newest messages for a model call between the `seq` values `after` and `before`, both excluded."""
+        """Return the newest messages with a `seq` between `after` and `before`, both excluded, for a model call."""
 
     async def find(self, session_id: str, message_id: str) -> Message | None:
         """Return the message with an id, also if it is superseded; None if it is missing."""

@@ -412,7 +412,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await info_of(transcripts, "room:3")).message_count == 0
 
     async def test_a_branch_is_made_once(self) -> None:
-        """Repeating the request for a branch changes nothing; a different request with its session id is rejected."""
+        """Repeating a request for a branch changes nothing; a different request for the same session id is rejected."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1")
             await transcripts.branch(Branching("room:1", "room:2", 2))

@@ -61,7 +61,7 @@ class ActiveSessions(ClockedTables, sql=("runs_order.sql",)):
 
 
 class RunPositions(Tables, sql=("runs_order.sql",)):
-    """The order of runs in agents' own conversations; a run gets a position when it knows the conversation's key."""
+    """The order of runs in agents' own conversations; a run gets a position when the conversation's key is known."""
 
     def __init__(self, driver: Driver) -> None:
         super().__init__(driver)

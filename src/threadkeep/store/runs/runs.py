@@ -115,7 +115,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
             return await fetch_run(connection, run_id, damaged=damaged)
 
     async def owners(self) -> set[str]:
-        """Return the owners of running runs (worker processes), without those that were found dead (see `disown`)."""
+        """Return the owners of running runs (names of processes), without those that were found dead (see `disown`)."""
         return {owner for (owner,) in await self._driver.fetch(self._sql["owners"], {"disowned": DISOWNED})}
 
     async def take_lock(self) -> None:

@@ -143,7 +143,7 @@ def _text_of(output: Json) -> str:
 class IngestPromptNode(Node):
     """A node that creates the run's question from an event's text and its annotations of the kind `prompt`.
 
-    An event without any of these continues with the node `skip`. The event is `inputs["event"]` or, if there is no
+    If the event has neither, the run continues with the node `skip`. The event is `inputs["event"]` or, if there is no
     such input, all inputs.
     """
 
