@@ -96,7 +96,7 @@ async def show_run(run_id: RunIdArgument, user: RunUser = None) -> None:
 
 @commands.command("tree")
 async def show_tree(run_id: RunIdArgument, user: RunUser = None) -> None:
-    """Show the whole tree that a run belongs to: the root run with all its descendants."""
+    """Show the tree that a run belongs to: the root run with its descendants (500 runs at most)."""
     from threadkeep.cli import run_output
 
     async with opened_memory() as memory:

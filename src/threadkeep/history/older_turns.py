@@ -166,7 +166,7 @@ class OlderTurns:
                 work.cancel()
 
     async def close(self) -> None:
-        """Stop indexing in the background; the next query continues indexes that are not complete."""
+        """Stop all background work on indexes; the next query continues indexes that are not complete."""
         others = [work for index in self._indexes.values() for work in (index.embedding, index.storing) if work]
         tasks = [*self._tasks.values(), *others]
         for task in tasks:
