@@ -12,6 +12,7 @@ from datetime import timedelta
 from itertools import repeat
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from uuid import uuid4
 
 import httpx2
@@ -1094,22 +1095,28 @@ async def test_polling_continues_after_a_quiet_week(tmp_path: Path, telegram: Fa
 async def test_polling_pauses_for_the_seconds_that_telegram_demands(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No other process polls the bot meanwhile."""
+    """No other process polls the bot within the first quarter of an hour, also if its clock is a minute behind."""
     pauses: list[tuple[float, bool]] = []
 
     async def pause(polling: TelegramPolling, seconds: float) -> None:
         memory, duty = polling._memory, f"poll:{polling._channel.scope}"  # noqa: SLF001
-        later = Duties(memory._driver, clock=lambda: memory.clock() + timedelta(seconds=seconds))  # noqa: SLF001
-        pauses.append((seconds, await later.claim(duty, "other", seconds=60.0, every_seconds=0.0)))
+        claimed = False
+        for shift in (timedelta(minutes=-1), timedelta(seconds=min(seconds, 900.0))):
+            other = Duties(memory._driver, clock=Mock(return_value=memory.clock() + shift))  # noqa: SLF001
+            claimed |= await other.claim(duty, "other", seconds=60.0, every_seconds=0.0)
+            await memory.channels.duties.release(duty, "other")
+        pauses.append((seconds, claimed))
 
     monkeypatch.setattr(TelegramPolling, "_sleep", pause)
-    telegram.refuse(429, "Too Many Requests", method="getUpdates", retry_after=300)
+    telegram.refuse(429, "Too Many Requests", method="getMe", retry_after=40)
+    for seconds in (300, 7_200, 0):
+        telegram.refuse(429, "Too Many Requests", method="getUpdates", retry_after=seconds)
     telegram.refuse(502, method="getUpdates")
     telegram.push(update("hi"))
-    settings = {"receive": "polling", "secret": ""}
+    settings = {"receive": "polling", "secret": "", "username": ""}
     async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["hello"]), **settings) as desk:
         assert await desk.answered() == ["hello"]
-    assert pauses == [(300.0, False), (30.0, False)]
+    assert pauses == [(40.0, False), (300.0, False), (7_200.0, False), (1.0, False), (2.0, False)]
 
 
 @pytest.mark.slow

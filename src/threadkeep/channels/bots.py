@@ -304,7 +304,7 @@ class Receiver:
 
     claim_seconds, look_seconds = 60.0, 5.0
     first_pause_seconds, longest_pause_seconds = 1.0, 30.0
-    longest_claim_seconds = 1_800.0
+    longest_claim_seconds = 900.0  # processes ignore claims that end in more than half an hour by their clocks
 
     def __init__(self, memory: Memory, channel: Channel) -> None:
         self._memory = memory

@@ -62,9 +62,9 @@ class TelegramAnswer:
 
     @property
     def retry_after(self) -> float | None:
-        """The pause in seconds that Telegram demands before the next call, at most a day; None if it demands none."""
+        """The seconds from 1 to 86,400 that Telegram demands to wait before the next call; None if it demands none."""
         after = number_in(self.parameters, "retry_after")
-        return None if after is None else min(max(float(after), 0.0), _LONGEST_DEMAND_SECONDS)
+        return None if after is None else min(max(float(after), 1.0), _LONGEST_DEMAND_SECONDS)
 
     @property
     def problem(self) -> str:
@@ -125,13 +125,13 @@ class TelegramClient:
                 found["pending_update_count"] = waiting
         return found
 
-    async def learn_username(self, channel: TelegramChannel) -> str | None:
-        """Set the channel's username if it is unknown. Return the name of the error if that fails."""
+    async def learn_username(self, channel: TelegramChannel) -> TelegramAnswer | None:
+        """Set the channel's username if it is unknown. Return Telegram's response if that fails."""
         if channel.username:
             return None
         answer = await self.call("getMe")
         channel.username = text_in(object_in(answer.result), "username")
-        return None if channel.username else answer.problem
+        return None if channel.username else answer
 
     async def keep_learning(self, channel: TelegramChannel) -> None:
         """Request the bot's username, with retries, until it is known."""
@@ -181,29 +181,31 @@ class TelegramPolling(Receiver):
         if not await self._claim(self._duty):
             await asyncio.sleep(self.look_seconds)
             return None
-        if problem := await self._client.learn_username(self._channel):
-            return problem
+        if failed := await self._client.learn_username(self._channel):
+            return await self._refused(failed)
         stored = await self._state.value(self._channel.scope, "offset")
         offset = int(stored) if stored else None
         kinds: Json = list(self._channel.options.allowed_updates)
         wanted = {"offset": offset, "timeout": _WAIT_SECONDS, "limit": 100, "allowed_updates": kinds}
         answer = await self._client.call("getUpdates", wanted, seconds=_WAIT_SECONDS + _MARGIN_SECONDS)
         if not answer.ok:
-            if answer.retry_after is not None:
-                # Keep the claim to poll during the pause, which Telegram demands of the bot and not of this process.
-                self._pause = answer.retry_after
-                await self._claim(self._duty)
-            return answer.problem
+            return await self._refused(answer)
         for update in map(object_in, list_in({"result": answer.result}, "result")):
             await self._intake.take(self._bot, self._channel.read_update(update))
             # After a week without updates, Telegram numbers updates from a random number, perhaps a lower one.
             offset = (number_in(update, "update_id") or 0) + 1
-        if offset is not None and str(offset) != stored:
-            kept = await self._state.keep_for_duty(
-                self._channel.scope, "offset", str(offset), duty=self._duty, owner=self._owner
-            )
-            return None if kept else "LostDuty"
-        return None
+        if offset is None or str(offset) == stored:
+            return None
+        held = {"duty": self._duty, "owner": self._owner}
+        kept = await self._state.keep_for_duty(self._channel.scope, "offset", str(offset), **held)
+        return None if kept else "LostDuty"
+
+    async def _refused(self, answer: TelegramAnswer) -> str:
+        """Return the error of a response. If Telegram demands that the bot pauses, keep the duty for this time."""
+        if answer.retry_after is not None:
+            self._pause = answer.retry_after
+            await self._claim(self._duty)
+        return answer.problem
 
 
 def _outcome(answer: TelegramAnswer, address: Address) -> Outcome:
@@ -220,8 +222,7 @@ def _outcome(answer: TelegramAnswer, address: Address) -> Outcome:
 
 
 def _chat_of(address: Address) -> dict[str, Json]:
-    numbers = _numbers(address)
-    return {name: numbers[name] for name in ("chat_id", "message_thread_id") if name in numbers}
+    return {name: number for name, number in _numbers(address).items() if name != "message_id"}
 
 
 def _numbers(address: Address) -> dict[str, Json]:
