@@ -147,6 +147,20 @@ def test_items_without_the_row_of_their_session_are_imported(any_cli: CommandLin
     assert any_cli("import", "openai-agents", str(file), "--json").json["stored"] == 1
 
 
+def test_sessions_in_postgres_are_imported(cli: CommandLine, postgres_url: str) -> None:
+    """The SDK's `SQLAlchemySession` creates such tables. Session `t` has no row of its own."""
+    times = "created_at TIMESTAMP DEFAULT now(), updated_at TIMESTAMP DEFAULT now()"
+    execute(postgres_url, f"CREATE TABLE agent_sessions (session_id VARCHAR PRIMARY KEY, {times})")
+    columns = "id SERIAL PRIMARY KEY, session_id VARCHAR, message_data TEXT, created_at TIMESTAMP DEFAULT now()"
+    execute(postgres_url, f"CREATE TABLE agent_messages ({columns})")
+    execute(postgres_url, "INSERT INTO agent_sessions (session_id) VALUES ('s')")
+    for session_id in ("s", "t"):
+        row = f"""('{session_id}', '{{"role": "user", "content": "hi"}}')"""
+        execute(postgres_url, f"INSERT INTO agent_messages (session_id, message_data) VALUES {row}")
+    counts = cli("import", "openai-agents", postgres_url, "--json").json
+    assert (counts["sessions"], counts["stored"]) == (2, 2)
+
+
 @pytest.mark.parametrize("time", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "9999-01-01 00:00:00"])
 def test_times_out_of_range_are_left_out(cli: CommandLine, tmp_path: Path, time: str) -> None:
     from agents import SQLiteSession

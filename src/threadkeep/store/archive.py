@@ -217,10 +217,9 @@ class Archive:
             for message in kept
         ]
         await connection.execute_many(self._sql["insert_restored"], rows)
-        after = seqs[str(fresh[0].id)] - 1
-        inserted = {"session_id": part.info.session_id, "after": after, "before": END}
-        if ranges := await connection.fetch(self._sql["superseded_ranges"], inserted):
-            superseded = [seq for first, last in ranges for seq in range(first, last + 1)]
+        inserted = {"session_id": part.info.session_id, "after": seqs[str(fresh[0].id)] - 1, "before": END}
+        ranges = await connection.fetch(self._sql["superseded_ranges"], inserted)
+        if superseded := [seq for first, last in ranges for seq in range(first, last + 1)]:
             await self._superseding.refresh(connection, part.info.session_id, superseded)
         return sum(1 for given, message in zip(fresh, kept, strict=True) if given is not message)
 

@@ -24,16 +24,12 @@ SELECT DISTINCT thread_id FROM checkpoints WHERE checkpoint_ns = '' ORDER BY thr
 SELECT DISTINCT thread_id FROM checkpoints
 WHERE checkpoint_ns = '' AND thread_id NOT IN (SELECT run_id FROM chat_runs) ORDER BY thread_id
 
--- The sessions of the OpenAI Agents SDK, also those that have only items, which the SDK still reads.
+-- The sessions of the OpenAI Agents SDK. A session may have only messages, which the SDK still reads.
 -- name: agent_sessions
-SELECT s.session_id, max(s.created_at), max(s.updated_at)
-FROM (
-    SELECT session_id, created_at, updated_at FROM agent_sessions
-    UNION ALL
-    SELECT DISTINCT session_id, NULL, NULL FROM agent_messages
-) s
-GROUP BY s.session_id
-ORDER BY s.session_id
+SELECT i.session_id, s.created_at, s.updated_at
+FROM (SELECT session_id FROM agent_sessions UNION SELECT session_id FROM agent_messages) i
+LEFT JOIN agent_sessions s ON s.session_id = i.session_id
+ORDER BY i.session_id
 
 -- name: agent_items
 SELECT id, message_data, created_at FROM agent_messages WHERE session_id = :session_id ORDER BY id
