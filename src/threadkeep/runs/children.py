@@ -37,7 +37,7 @@ class RunChildren:
         """Execute or resume a child, and return its result after its end.
 
         Raises:
-            WorkflowNotFound: no workflow of that name is registered.
+            WorkflowNotFound: the child is new, and no workflow of that name is registered.
             ChildFailed: this process does not execute the parent, or the child was deleted.
             BudgetSpent: the child has used the rest of its parent's budget.
         """
