@@ -161,7 +161,10 @@ def test_sessions_in_postgres_are_imported(cli: CommandLine, postgres_url: str) 
     assert (counts["sessions"], counts["stored"]) == (2, 2)
 
 
-@pytest.mark.parametrize("time", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "9999-01-01 00:00:00"])
+@pytest.mark.parametrize(
+    "time",
+    ["0001-01-01T00:00:00+14:00", "0002-01-01T00:00:00+14:00", "9998-12-31T23:59:59-14:00", "9999-01-01 00:00:00"],
+)
 def test_times_out_of_range_are_left_out(cli: CommandLine, tmp_path: Path, time: str) -> None:
     from agents import SQLiteSession
 

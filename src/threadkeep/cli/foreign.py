@@ -23,7 +23,7 @@ from threadkeep.errors import InvalidInput
 from threadkeep.history.archive_lines import SessionLine
 from threadkeep.records import Message, Role, Status
 from threadkeep.store.address import DatabaseAddress, parse_address
-from threadkeep.store.codec import time_of
+from threadkeep.store.codec import in_utc, time_of
 from threadkeep.store.opening import ForeignDatabase, open_foreign
 
 type Kind = Literal["langgraph", "openai-agents", "graph-store", "chatgpt", "jsonl", "threadkeep"]
@@ -177,14 +177,14 @@ def chatgpt_members(archive: zipfile.ZipFile) -> list[str]:
 
 
 def utc_time(value: object) -> datetime | None:
-    """Convert a timestamp of another system (UTC if it has no zone); None for another value or one out of range."""
+    """Convert another system's timestamp to UTC (also its default zone); None if it is invalid or out of range."""
     try:
-        moment = time_of(value) if isinstance(value, str) else value
+        moment = time_of(value) if isinstance(value, str | datetime) else None
+        moment = moment and in_utc(moment.replace(tzinfo=moment.tzinfo or UTC))
     except ValueError:
         return None
-    if not isinstance(moment, datetime) or not 1 < moment.year < 9999:  # an import of JSONL accepts these years
-        return None
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    # An import of JSONL refuses the years 1 and 9999.
+    return moment if moment and 1 < moment.year < 9999 else None
 
 
 def _kinds_of_tables(database: ForeignDatabase) -> list[Kind]:

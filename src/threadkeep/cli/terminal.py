@@ -40,7 +40,7 @@ LINE_SECONDS = 2.0
 _PIPE_WIDTH = 160
 _LEAST_COLUMN = 20
 _WIDEST = 10_000
-# Controls except tab and newline must not reach the terminal, and lone surrogates cannot be written.
+# Control characters except tab and newline must not reach the terminal, and lone surrogates cannot be written.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _PASSWORD = re.compile(r"(://[^/?#@:]*):[^/?#]*(?=@)|([?&](?:ssl)?password=)[^&]*")
 

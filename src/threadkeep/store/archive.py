@@ -132,8 +132,8 @@ class Archive:
     """A service that restores exported sessions into the tables.
 
     - A message keeps its id, times, tokens and status; a superseded one stays superseded. No id is stored twice.
-    - A stored message becomes superseded if the export has it as superseded. An answer to a question that has an active
-      answer is stored as superseded by it.
+    - A stored message becomes superseded if the export has it as superseded. If the question of a new answer has
+      an active answer already, the new one is stored as superseded by that one.
     - An existing session keeps its title, tags and metadata. The restored messages follow its own messages.
     - The last reset is put after the same message as in the export, unless the existing session has a later reset.
     - Archived messages are archived again if they keep their `seq`.

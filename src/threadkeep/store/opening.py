@@ -101,7 +101,7 @@ class ForeignDatabase:
         try:
             return await self._driver.fetch(self._sql[statement], parameters)
         except StoreError as error:
-            error.add_note(f"This is about the database to import, {self._address}.")
+            error.add_note(f"The error concerns the database to import, {self._address}.")
             raise
 
 
