@@ -62,7 +62,7 @@ class TelegramAnswer:
 
     @property
     def retry_after(self) -> float | None:
-        """The seconds from 1 to 86,400 that Telegram demands to wait before the next call; None if it demands none."""
+        """The pause that Telegram demands before the next call, in seconds from 1 to 86,400; None if there is none."""
         after = number_in(self.parameters, "retry_after")
         return None if after is None else min(max(float(after), 1.0), _LONGEST_DEMAND_SECONDS)
 

@@ -177,7 +177,7 @@ def chatgpt_members(archive: zipfile.ZipFile) -> list[str]:
 
 
 def utc_time(value: object) -> datetime | None:
-    """Convert another system's timestamp to UTC (also its default zone); None if it is invalid or out of range."""
+    """Convert another system's timestamp (UTC if it has no zone) to UTC; None if it is invalid or out of range."""
     try:
         moment = time_of(value) if isinstance(value, str | datetime) else None
         moment = moment and in_utc(moment.replace(tzinfo=moment.tzinfo or UTC))
