@@ -108,7 +108,10 @@ MUTANTS = (
         OUTBOX,
     ),
     Mutant(
-        "store/superseding.py", "min(seqs), max(seqs))", "max(seqs), min(seqs))", "tests/history/test_superseding.py"
+        "store/superseding.py",
+        "session_id, first, last)",
+        "session_id, last, first)",
+        "tests/history/test_superseding.py",
     ),
     # Runs: prices, budgets, owners, retries and ends.
     Mutant(

@@ -164,6 +164,15 @@ async def test_pending_outbox_rows_are_erased_with_their_person_or_session(memor
     assert await outbox.recipient("telegram:3") is None
 
 
+async def test_an_erase_keeps_what_is_derived_from_the_messages_of_others(kept: Memory) -> None:
+    """Vectors of messages between those of the erased person stay."""
+    words = [said("a", ANN), said("b", BOB), said("c", BOB), said("d", ANN), said("e", ANN), said("f", BOB)]
+    await kept.session("group", user_id=BOB).append(words)
+    await kept.embeddings.add("group", "small", [(seq, b"vector") for seq in range(1, 7)])
+    assert (await kept.erase(user_id=ANN)).complete
+    assert [seq for seq, _ in await kept.embeddings.of_session("group", "small")] == [2, 3, 6]
+
+
 async def test_only_text_and_integers_name_a_sender(kept: Memory) -> None:
     senders: tuple[Any, ...] = ([ANN], {"id": ANN}, None, True, 7, "7")
     words = [Message(role="user", content=f"words {each!r}", metadata={"sender_id": each}) for each in senders]

@@ -104,12 +104,12 @@ class SessionIndex:
         """Return True if a run may delete or reset a session: it is being executed, and has not deleted it before."""
         return bool(await self._driver.fetch(self._deletion["changing"], changing(session_id, run_id)))
 
-    async def forget_derived(self, session_id: str, first_seq: int) -> None:
-        """Deactivate summaries and delete other data derived from messages whose `seq` is at least `first_seq`."""
+    async def forget_derived(self, session_id: str, first_seq: int, last_seq: int = END) -> None:
+        """Deactivate summaries and delete other data derived from the messages in a `seq` range."""
         async with self._driver.writing() as connection:
             rows = await connection.fetch(self._sql["hold_indexed"], {"session_id": session_id})
             if rows and rows[0][0] >= first_seq:
-                await self._superseding.forget_derived(connection, session_id, first_seq, int(rows[0][0]))
+                await self._superseding.forget_derived(connection, session_id, first_seq, min(rows[0][0], last_seq))
 
     async def copy_summaries(self, branching: Branching) -> None:
         """Copy the summaries of the messages that were copied from a session to another one, its branch."""
@@ -142,7 +142,9 @@ class SessionIndex:
             )
         if conversation is None:
             return seen is not None and not await self._forget(session_id, seen)
-        known = seen if _belongs_to(seen, conversation) else None
+        known = seen
+        if seen and (seen.created_at != conversation.created_at or seen.last_seq > conversation.last_seq):
+            known = None  # the row belongs to an earlier conversation with the same id
         if known is not None and known.version == conversation.version:
             return False
         after = conversation.deleted_seq if known is None else known.last_seq
@@ -189,11 +191,10 @@ class SessionIndex:
 
     async def _mark(self, connection: Connection, conversation: Conversation, upto: int) -> None:
         """Mark rows of messages that are superseded in the graph store; deactivate data derived from these messages."""
-        session_id, now, seqs = conversation.session_id, time_text(conversation.updated_at), list[int]()
+        session_id, now = conversation.session_id, time_text(conversation.updated_at)
         for first, last in conversation.superseded_between(conversation.deleted_seq + 1, upto):
-            seqs += await self._superseding.mark(connection, session_id, Span(first, last), now=now)
-        if seqs:
-            await self._superseding.forget_derived(connection, session_id, min(seqs), max(seqs))
+            if seqs := await self._superseding.mark(connection, session_id, Span(first, last), now=now):
+                await self._superseding.forget_derived(connection, session_id, min(seqs), max(seqs))
 
     def _message_row(self, conversation: Conversation, message: Message) -> dict[str, object]:
         now = time_text(message.created_at or conversation.updated_at)
@@ -201,11 +202,6 @@ class SessionIndex:
         # Another program may have written the message without an id.
         message_id = message.id or f"{conversation.session_id}#{message.seq}"
         return {**columns, **marks_of(message), "seq": message.seq, "id": message_id}
-
-
-def _belongs_to(seen: Indexed | None, conversation: Conversation) -> bool:
-    """Return True if the row `seen` belongs to this conversation, not to an earlier one with the same id."""
-    return seen is not None and seen.created_at == conversation.created_at and seen.last_seq <= conversation.last_seq
 
 
 def _session_row(conversation: Conversation, upto: int) -> dict[str, object]:

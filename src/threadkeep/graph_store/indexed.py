@@ -18,6 +18,7 @@ from threadkeep.records import Message, Receipt, Retention, SessionInfo, Turn
 from threadkeep.store.codec import Counter
 from threadkeep.store.driver import Driver
 from threadkeep.store.retention import Prunable, RetentionRows
+from threadkeep.store.superseding import consecutive
 from threadkeep.store.tables import TableTranscripts
 from threadkeep.store.transcripts import Branching, SessionChanges, SessionQuery, Superseded, Superseding
 
@@ -93,7 +94,8 @@ class IndexedTranscripts(GraphTranscripts):
     async def empty(self, session_id: str, seqs: Collection[int]) -> None:
         """Remove the content of messages and the data derived from them, for an erasure."""
         await super().empty(session_id, seqs)
-        await self.index.forget_derived(session_id, min(seqs))
+        for first, last in consecutive(seqs):
+            await self.index.forget_derived(session_id, first, last)
         await self._follow(session_id)
 
     async def branch(self, branching: Branching) -> None:

@@ -182,7 +182,7 @@ class SummaryWriter:
         except TimeoutError:
             raise CompressionFailed("timeout") from None
         except asyncio.CancelledError:
-            if _is_stopped():
+            if (running := asyncio.current_task()) is None or running.cancelling() > 0:
                 raise
             # The model raised the error, but this task was not cancelled, and must go on with other sessions.
             raise CompressionFailed("model", "CancelledError") from None
@@ -232,9 +232,3 @@ class SummaryWriter:
                 session_id=summary.session_id,
             )
         )
-
-
-def _is_stopped() -> bool:
-    """Return True if the current task was cancelled."""
-    running = asyncio.current_task()
-    return running is None or running.cancelling() > 0

@@ -122,7 +122,9 @@ async def migrate(
     if not found and driver.backend == "postgres":
         await _check_search_path(driver)
     # By default, log no warning for an empty database, because its first connection alone may take long.
-    on_wait = cache(on_wait or (partial(_log_wait, driver.backend) if found else lambda: None))
+    warning = "the upgrade of the database's schema %s; `threadkeep doctor` names them"
+    warn = partial(_logger.warning, warning, _LOCKED[driver.backend])
+    on_wait = cache(on_wait or (warn if found else lambda: None))
     waits = asyncio.get_running_loop().call_later(_LOCK_NOTE_SECONDS, on_wait)
 
     async def apply(connection: Connection) -> list[int]:
@@ -160,10 +162,6 @@ async def _apply(
         await make_partitions(connection, partitions)
     await connection.execute_many(_APPLIED, applied)
     return [version for version, _ in waiting]
-
-
-def _log_wait(backend: Backend) -> None:
-    _logger.warning("the upgrade of the database's schema %s; `threadkeep doctor` names them", _LOCKED[backend])
 
 
 async def _check_search_path(driver: Driver) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import groupby
 
 from threadkeep.errors import (
     InvalidInput,
@@ -28,6 +29,13 @@ from threadkeep.store.codec import (
 from threadkeep.store.driver import Connection, Row
 from threadkeep.store.statements import load_statements
 from threadkeep.store.transcripts import END, Branching, Superseded, Superseding
+
+
+def consecutive(seqs: Collection[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last of each run of consecutive numbers, in ascending order."""
+    for _, run in groupby(enumerate(sorted(seqs)), lambda pair: pair[1] - pair[0]):
+        numbers = [seq for _, seq in run]
+        yield numbers[0], numbers[-1]
 
 
 @dataclass(frozen=True)
@@ -102,7 +110,8 @@ class SupersedingWriter:
     async def refresh(self, connection: Connection, session_id: str, seqs: Sequence[int]) -> None:
         """Update the session's title, counts and last messages, and derived data, after messages were superseded."""
         between: dict[str, object] = {"session_id": session_id, "first_seq": min(seqs), "last_seq": max(seqs)}
-        await self.forget_derived(connection, session_id, min(seqs), max(seqs))
+        for first, last in consecutive(seqs):
+            await self.forget_derived(connection, session_id, first, last)
         newest_user = await connection.fetch(self._sql["newest_active_user"], between)
         known = {
             "session_id": session_id,
