@@ -136,8 +136,14 @@ def asking_twice(name: str = "form") -> Workflow:
         second = interrupt({"ask": "age"})
         return {"messages": [AIMessage(f"{first} is {second}")]}
 
+    return asking_with(ask, name)
+
+
+def asking_with(ask: Callable[[WorkflowState], Awaitable[WorkflowState]], name: str = "form") -> Workflow:
+    """Return a workflow whose only node is the function `ask`."""
+    node: Any = ask
     builder: StateGraph[WorkflowState, RunContext, Any, Any] = StateGraph(WorkflowState, context_schema=RunContext)
-    builder.add_node("ask", ask)
+    builder.add_node("ask", node)
     builder.add_edge(START, "ask")
     builder.add_edge("ask", END)
     return python_workflow(name, builder)

@@ -15,7 +15,7 @@ from langgraph.runtime import Runtime
 from langgraph.types import interrupt
 
 from tests.limits import HANG_SECONDS
-from tests.runs.desk import LEAVING, RunDesk, asking_both, asking_twice, carried_out, eventually, kinds
+from tests.runs.desk import LEAVING, RunDesk, asking_both, asking_twice, asking_with, carried_out, eventually, kinds
 from threadkeep import InvalidInput
 from threadkeep.errors import RunBusy, StoreUnavailable
 from threadkeep.observe import RunFinished, RunRetried, RunTrouble
@@ -143,11 +143,7 @@ async def test_an_answer_is_not_used_for_the_next_question_after_a_retry(
             raise failures.pop()
         return {"messages": [AIMessage(f"{first}, {interrupt('May I delete it?')}")]}
 
-    builder: StateGraph[WorkflowState, RunContext, Any, Any] = StateGraph(WorkflowState, context_schema=RunContext)
-    builder.add_node("ask", ask)
-    builder.add_edge(START, "ask")
-    builder.add_edge("ask", END)
-    async with every_desk.open(python_workflow("form", builder)) as service:
+    async with every_desk.open(asking_with(ask)) as service:
         run_id = (await carried_out(service, RunRequest(workflow="form", text="my parcel"))).run.run_id
         await service.resume(run_id, "yes")
         if isinstance(failure, ValueError):  # a connection error is retried without a person
@@ -167,11 +163,7 @@ async def test_a_retry_uses_the_answer_that_a_failed_run_had_not_used(every_desk
             raise ValueError
         return {"messages": [AIMessage(f"{interrupt('name')} is {interrupt('age')}")]}
 
-    builder: StateGraph[WorkflowState, RunContext, Any, Any] = StateGraph(WorkflowState, context_schema=RunContext)
-    builder.add_node("ask", ask)
-    builder.add_edge(START, "ask")
-    builder.add_edge("ask", END)
-    async with every_desk.open(python_workflow("form", builder)) as service:
+    async with every_desk.open(asking_with(ask)) as service:
         run_id = (await carried_out(service, RunRequest(workflow="form", text="register me"))).run.run_id
         for answer in ("Ann", "Ann"):
             await service.resume(run_id, answer)
