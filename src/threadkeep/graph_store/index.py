@@ -104,12 +104,13 @@ class SessionIndex:
         """Return True if a run may delete or reset a session: it is being executed, and has not deleted it before."""
         return bool(await self._driver.fetch(self._deletion["changing"], changing(session_id, run_id)))
 
-    async def forget_derived(self, session_id: str, first_seq: int, last_seq: int = END) -> None:
-        """Deactivate summaries and delete other data derived from the messages in a `seq` range."""
+    async def forget_derived(self, session_id: str, *ranges: tuple[int, int]) -> None:
+        """Deactivate summaries and delete other data derived from the messages in ranges of `seq`."""
         async with self._driver.writing() as connection:
             rows = await connection.fetch(self._sql["hold_indexed"], {"session_id": session_id})
-            if rows and rows[0][0] >= first_seq:
-                await self._superseding.forget_derived(connection, session_id, first_seq, min(rows[0][0], last_seq))
+            for first, last in ranges:
+                if rows and rows[0][0] >= first:
+                    await self._superseding.forget_derived(connection, session_id, first, min(rows[0][0], last))
 
     async def copy_summaries(self, branching: Branching) -> None:
         """Copy the summaries of the messages that were copied from a session to another one, its branch."""

@@ -20,7 +20,7 @@ from threadkeep.store.driver import Driver
 from threadkeep.store.retention import Prunable, RetentionRows
 from threadkeep.store.superseding import consecutive
 from threadkeep.store.tables import TableTranscripts
-from threadkeep.store.transcripts import Branching, SessionChanges, SessionQuery, Superseded, Superseding
+from threadkeep.store.transcripts import END, Branching, SessionChanges, SessionQuery, Superseded, Superseding
 
 
 class IndexedTranscripts(GraphTranscripts):
@@ -67,7 +67,7 @@ class IndexedTranscripts(GraphTranscripts):
         if first_seq is not None:
             # Forget derived data first: if the process dies, no summary of the messages may stay active.
             await self.index.follow(session_id)
-            await self.index.forget_derived(session_id, first_seq)
+            await self.index.forget_derived(session_id, (first_seq, END))
         superseded = await super().supersede(superseding)
         await self._follow(session_id)
         return superseded
@@ -76,7 +76,7 @@ class IndexedTranscripts(GraphTranscripts):
         """Supersede messages after `seq` and store a turn instead, if `seen` is still (`last_seq`, `revision`)."""
         if seq < seen[0]:
             await self.index.follow(turn.session_id)  # forget derived data first, as in `supersede`
-            await self.index.forget_derived(turn.session_id, seq + 1)
+            await self.index.forget_derived(turn.session_id, (seq + 1, END))
         await super().append_instead(turn, seq, seen)
         await self._follow(turn.session_id)
 
@@ -94,8 +94,7 @@ class IndexedTranscripts(GraphTranscripts):
     async def empty(self, session_id: str, seqs: Collection[int]) -> None:
         """Remove the content of messages and the data derived from them, for an erasure."""
         await super().empty(session_id, seqs)
-        for first, last in consecutive(seqs):
-            await self.index.forget_derived(session_id, first, last)
+        await self.index.forget_derived(session_id, *consecutive(seqs))
         await self._follow(session_id)
 
     async def branch(self, branching: Branching) -> None:
