@@ -53,7 +53,7 @@ def plain_database(url: str | None = None) -> DatabaseAddress | None:
     others = tuple(PREFIX + name for name in _OTHERS)
     if any(name.startswith(others) and name != _URL for name in given) or Path(".env").exists():
         return None
-    return parse_address(url or given.get(_URL) or f"sqlite:///{default_database()}")
+    return parse_address(url or given.get(_URL) or f"sqlite:///{default_database()}", variable=_URL)
 
 
 def has_unknown_variables() -> bool:

@@ -337,7 +337,7 @@ class Settings(RunSettings, GraphitiSettings):
     @property
     def database(self) -> DatabaseAddress:
         """The database that `database_url` names."""
-        return parse_address(self.database_url.get_secret_value())
+        return parse_address(self.database_url.get_secret_value(), variable=f"{PREFIX}DATABASE_URL")
 
     @property
     def graph_store(self) -> DatabaseAddress:

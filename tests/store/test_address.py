@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from pathlib import Path
 
 import pytest
 
-from threadkeep import InvalidSettings
+from threadkeep import InvalidSettings, Memory, open_memory
 from threadkeep.store.address import parse_address
 
 _SECRET = "s3cr3t"
@@ -64,6 +65,19 @@ def test_an_invalid_url_is_refused(url: str, says: str) -> None:
     assert sentence.startswith("THREADKEEP_SOMETHING_URL ")
     assert "sqlite:////absolute/path.db" in sentence
     assert refused.value.variable == "THREADKEEP_SOMETHING_URL"
+
+
+@pytest.mark.parametrize("url", ["sqlite:///my chats.db", "sqlite://my%20chats.db"])
+async def test_the_error_of_a_relative_path_shows_a_url_that_works(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A caller in Python sees no name of an environment variable, which need not exist."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidSettings, match="The database URL has a relative path") as refused:
+        await Memory.open(url)
+    [shown] = re.findall(r"as in (\S+)\. ", str(refused.value))
+    async with open_memory(shown):
+        assert (tmp_path / "my chats.db").exists()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-from urllib.parse import parse_qsl, unquote, urlencode
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from threadkeep.errors import InvalidSettings
 from threadkeep.store.driver import Backend
@@ -63,42 +63,38 @@ class DatabaseAddress:
         return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 
-def parse_address(url: str, *, variable: str = "THREADKEEP_DATABASE_URL") -> DatabaseAddress:
-    """Return the database address that a URL names; errors mention the setting `variable`.
+def parse_address(url: str, *, variable: str = "The database URL") -> DatabaseAddress:
+    """Return the database address that a URL names; errors begin with `variable`, the setting that has the URL.
 
     Raises:
         InvalidSettings: the URL names neither SQLite nor PostgreSQL, its path is relative or has `~`, its port is
             not a number, or a % has no code after it.
     """
+
+    def refusal(reason: str) -> InvalidSettings:
+        return InvalidSettings(f"{variable} {reason}. {_FORMS}", variable=variable)
+
     scheme, separator, rest = url.partition("://")
     if not separator:
-        raise InvalidSettings(f"{variable} is not a database URL. {_FORMS}", variable=variable)
+        raise refusal("is not a database URL")
     if scheme in ("postgresql", "postgres"):
         address = DatabaseAddress("postgres", dsn=f"postgresql://{rest}")
         hosts = map(_HOST.fullmatch, _parts(f"postgresql://{rest}")["hosts"].split(","))
         if not all(host is not None and int(host["port"] or 0) <= 65535 for host in hosts):
             # Do not quote the port, because it may be a part of a password.
-            raise InvalidSettings(
-                f"{variable} has a port that is not a number (in a password write # / : as %23 %2F %3A). {_FORMS}",
-                variable=variable,
-            )
+            raise refusal("has a port that is not a number (in a password write # / : as %23 %2F %3A)")
         if re.search("%(?![0-9A-Fa-f]{2})", rest):
-            raise InvalidSettings(
-                f"{variable} has a % without a code after it; write a % as %25. {_FORMS}", variable=variable
-            )
+            raise refusal("has a % without a code after it; write a % as %25")
         return address
     if scheme != "sqlite":
-        raise InvalidSettings(
-            f"{variable} starts with {scheme}://, which is not supported. {_FORMS}", variable=variable
-        )
+        raise refusal(f"starts with {scheme}://, which is not supported")
     if rest in ("", "/", "/:memory:"):
         return DatabaseAddress("sqlite")
     path = Path(unquote(rest[1:]))
     if not rest.startswith("/") or not path.is_absolute() or (path.parts[1:2] and path.parts[1].startswith("~")):
-        raise InvalidSettings(
-            f"{variable} has a relative path (or one with ~); SQLite needs an absolute path, so four slashes. {_FORMS}",
-            variable=variable,
-        )
+        named = unquote(rest).lstrip("/")
+        example = "" if named.startswith("~") else f", as in sqlite:///{quote(str(Path(named).absolute()))}"
+        raise refusal(f"has a relative path (or one with ~); SQLite needs an absolute path, so four slashes{example}")
     return DatabaseAddress("sqlite", path=path)
 
 
