@@ -42,6 +42,13 @@ def test_every_page_is_linked_from_the_index() -> None:
     assert not missing
 
 
+def test_every_page_is_in_the_navigation_of_the_site_once() -> None:
+    lines = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2].split()
+    listed = [word for word in lines if word.endswith(".md")]
+    pages = [path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md") if path.name != "template.md"]
+    assert sorted(listed) == sorted(pages)
+
+
 def test_the_tests_named_by_the_laws_exist() -> None:
     [laws] = [one for one in all_pages() if one.name == "docs/explanation/laws.md"]
     files = {code for code in code_in(laws.prose) if code.endswith(".py")}
