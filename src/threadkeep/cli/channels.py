@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from threadkeep.cli.shared import Confirmed, command_settings, one_of, opened_memory, synchronous, verbs
-from threadkeep.cli.terminal import NotDone, WrongUse, counted, relative, shown, terminal
+from threadkeep.cli.shared import Confirmed, command_settings, one_of, opened_memory
+from threadkeep.cli.terminal import NotDone, WrongUse, counted, terminal
 from threadkeep.records import Json
 from threadkeep.records.messages import OUTBOX_STATUSES, OutboxStatus
 
@@ -27,17 +26,13 @@ _NO_BOTS = "There are no bots; add one with: threadkeep channels add, or set THR
 _NOT_SHOWN = ("content", "address", "run_id", "partial")
 _NUMBERS = ("max_characters", "messages_per_minute")
 
-commands = verbs("Bots and their answers to people.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the bot.")]
-outbox_commands = typer.Typer(help="Undelivered answers.", invoke_without_command=True, rich_markup_mode=None)
-commands.add_typer(outbox_commands, name="outbox")
 
 _NUMBER = typer.Argument(metavar="NUMBER", min=1, max=2**63 - 1, help="The number of the answer in the outbox.")
 Number = Annotated[int, _NUMBER]
 
 
-@commands.command("list")
 async def list_channels() -> None:
     """List the bots, each with the numbers of its undelivered answers: waiting for a run, ready to send, or failed."""
     bots = _bots()
@@ -47,7 +42,6 @@ async def list_channels() -> None:
     _list_bots([{name: getattr(bot, name) for name in names} | _answer_counts(bot.name, counts) for bot in bots])
 
 
-@commands.command("status")
 async def show_status() -> None:
     """Show when each bot last received a message, and the age of its oldest undelivered answer.
 
@@ -73,7 +67,6 @@ async def show_status() -> None:
         )
 
 
-@commands.command("add")
 def add_channel(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="telegram, wecom_dm, wecom_cs or wecom_aibot.")],
     name: Annotated[str, typer.Option("--name", help="The name of the bot, part of its callback's address.")],
@@ -94,7 +87,6 @@ def add_channel(
     )
 
 
-@commands.command("test")
 async def check_channel(name: Name) -> None:
     """Show the account and the webhook of a bot, as reported by the platform."""
     bot = _bot(name)
@@ -108,7 +100,6 @@ async def check_channel(name: Name) -> None:
         terminal.note(hint)
 
 
-@commands.command("webhook")
 async def set_webhook(
     name: Name,
     url: Annotated[str, typer.Argument(metavar="URL", help="The public address of /channels/NAME.")] = "",
@@ -125,7 +116,6 @@ async def set_webhook(
     )
 
 
-@commands.command("send")
 async def send_text(
     name: Name,
     session: Annotated[str, typer.Argument(metavar="SESSION", help="The conversation of the person.")],
@@ -158,8 +148,6 @@ async def send_text(
     )
 
 
-@outbox_commands.callback()
-@synchronous
 async def list_outbox(
     context: typer.Context,
     status: Annotated[str, typer.Option("--status", help=f"Only {', '.join(OUTBOX_STATUSES)}.")] = "",
@@ -173,23 +161,16 @@ async def list_outbox(
     values = [{name: value for name, value in vars(entry).items() if name not in _NOT_SHOWN} for entry in entries]
     terminal.listing(
         {"entries": values},
-        entries,
-        {
-            "number": lambda entry: str(entry.number),
-            "channel": lambda entry: entry.channel,
-            "session": lambda entry: entry.session_id,
-            "status": lambda entry: entry.status,
-            "since": lambda entry: relative(entry.created_at),
-            "tries": lambda entry: str(entry.tries),
-            "error": lambda entry: entry.error or "",
-        },
+        ("number", "channel", "session", "status", "since", "tries", "error"),
+        [
+            (one.number, one.channel, one.session_id, one.status, one.created_at, one.tries, one.error)
+            for one in entries
+        ],
         right=["tries"],
         nothing="There are no undelivered answers.",
     )
 
 
-@outbox_commands.command("retry")
-@synchronous
 async def retry_answer(number: Number) -> None:
     """Retry the delivery of an answer that could not be delivered."""
     async with opened_memory() as memory:
@@ -199,8 +180,6 @@ async def retry_answer(number: Number) -> None:
     terminal.result({"retried": number}, f"Answer {number} will be sent again.")
 
 
-@outbox_commands.command("drop")
-@synchronous
 async def drop_answer(
     number: Annotated[int | None, _NUMBER] = None,
     bot: Annotated[str, typer.Option("--bot", metavar="NAME", help="All undelivered answers of this bot.")] = "",
@@ -230,9 +209,9 @@ def _answer_counts(name: str, counts: Mapping[tuple[str, OutboxStatus], int]) ->
 
 def _list_bots(rows: Sequence[Mapping[str, object]]) -> None:
     """Print a table of bots. All rows have the same fields, which become the columns."""
-    cells: list[dict[str, str]] = [{name.replace("_", " "): shown(row[name], "-") for name in row} for row in rows]
-    columns = {name: itemgetter(name) for name in (cells[0] if cells else ())}
-    terminal.listing({"channels": rows}, cells, columns, nothing=_NO_BOTS, right=_OPEN)
+    columns = [name.replace("_", " ") for name in (rows[0] if rows else ())]
+    cells = [["-" if value is None else value for value in row.values()] for row in rows]
+    terminal.listing({"channels": rows}, columns, cells, nothing=_NO_BOTS, right=_OPEN)
 
 
 def _bots() -> Sequence[AnyBot]:

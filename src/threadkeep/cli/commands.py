@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextvars import copy_context
-from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -53,37 +52,100 @@ _COMMANDS: Mapping[str, str] = {
     "partition": "database.partition_tables",
     "bench": "serve.bench",
     "mcp": "serve.serve_mcp",
+    "sessions list": "sessions.list_sessions",
+    "sessions show": "sessions.show_session",
+    "sessions search": "sessions.search_messages",
+    "sessions reset": "sessions.reset_session",
+    "sessions delete": "sessions.delete_sessions",
+    "sessions take-back": "sessions.take_back_messages",
+    "sessions edit": "sessions.edit_message",
+    "sessions branch": "sessions.branch_session",
+    "sessions regenerate": "sessions.regenerate_answer",
+    "sessions export": "imports.export_sessions",
+    "sessions import": "imports.import_sessions",
+    "sessions prune": "prune.prune_sessions",
+    "import langgraph": "imports.import_langgraph",
+    "import openai-agents": "imports.import_openai_agents",
+    "import chatgpt": "imports.import_chatgpt",
+    "import graph-store": "imports.import_graph_store",
+    "import jsonl": "imports.import_sessions",
+    "context show": "context.show_context",
+    "workflows list": "workflows.list_workflows",
+    "workflows show": "workflows.show_workflow",
+    "workflows validate": "workflows.validate_workflows",
+    "workflows graph": "workflows.draw_workflow",
+    "workflows run": "runs.run_workflow",
+    "runs list": "runs.list_runs",
+    "runs show": "runs.show_run",
+    "runs tree": "runs.show_tree",
+    "runs trace": "runs.show_trace",
+    "runs cancel": "runs.cancel_run",
+    "runs resume": "runs.resume_run",
+    "runs retry": "runs.retry_run",
+    "runs prune": "prune.prune_runs",
+    "facts list": "facts.list_facts",
+    "facts show": "facts.show_fact",
+    "facts add": "facts.add_fact",
+    "facts forget": "facts.forget_facts",
+    "facts proposals": "facts.list_proposals",
+    "facts accept": "facts.accept_proposal",
+    "facts reject": "facts.reject_proposal",
+    "facts undo": "facts.undo_proposal",
+    "facts export": "facts.export_facts",
+    "facts import": "facts.import_facts",
+    "persons list": "persons.list_persons",
+    "persons merge": "persons.merge_persons",
+    "persons unmerge": "persons.unmerge_person",
+    "persons export": "persons.export_person",
+    "knowledge status": "knowledge.show_status",
+    "knowledge consent": "knowledge.decide_consent",
+    "knowledge trust": "knowledge.trust_workspace",
+    "knowledge test": "knowledge.check_server",
+    "knowledge promote": "knowledge.promote_fact",
+    "knowledge undo": "knowledge.undo_promotion",
+    "knowledge backfill": "knowledge.backfill_turns",
+    "knowledge deliveries": "knowledge.list_deliveries",
+    "knowledge purge": "knowledge.purge_group",
+    "pending list": "database.list_pending",
+    "pending drop": "database.drop_pending",
+    "erase user": "persons.erase_user",
+    "erase session": "persons.erase_session",
+    "erase verify": "persons.verify_receipt",
+    "keys add": "serve.add_key",
+    "keys list": "serve.list_keys",
+    "keys rotate": "serve.rotate_key",
+    "keys revoke": "serve.revoke_key",
+    "channels list": "channels.list_channels",
+    "channels status": "channels.show_status",
+    "channels add": "channels.add_channel",
+    "channels test": "channels.check_channel",
+    "channels webhook": "channels.set_webhook",
+    "channels send": "channels.send_text",
+    "channels outbox": "channels.list_outbox",
+    "channels outbox retry": "channels.retry_answer",
+    "channels outbox drop": "channels.drop_answer",
 }
-# The typer application of each command group (noun), which contains its commands (verbs).
-_NOUNS: Mapping[str, str] = {
-    "sessions": "sessions.commands",
-    "import": "imports.commands",
-    "context": "context.commands",
-    "workflows": "workflows.commands",
-    "runs": "runs.commands",
-    "facts": "facts.commands",
-    "persons": "persons.commands",
-    "knowledge": "knowledge.commands",
-    "pending": "database.pending_commands",
-    "erase": "persons.erase_commands",
-    "keys": "serve.keys_commands",
-    "channels": "channels.commands",
-}
-# Commands (verbs) of a group that are defined in another module than the group.
-_VERBS: Mapping[str, Mapping[str, str]] = {
-    "sessions": {
-        "export": "imports.export_sessions",
-        "import": "imports.import_sessions",
-        "prune": "prune.prune_sessions",
-    },
-    "workflows": {"run": "runs.run_workflow"},
-    "runs": {"prune": "prune.prune_runs"},
+# The help of each command group. A group that is also in `_COMMANDS` can be called without one of its commands.
+_GROUPS: Mapping[str, str] = {
+    "sessions": "List, show, search, export, import, prune, reset or delete sessions.",
+    "import": "Import conversations of other systems; repeated imports add no duplicates.",
+    "context": "Show the messages that the model saw, and the excluded ones.",
+    "workflows": "Workflows and their files.",
+    "runs": "The runs of workflows: list, show, cancel, answer or retry them.",
+    "facts": "List, show, add, forget, export or import facts known beyond one session.",
+    "persons": "List persons, export one, merge two of them, or undo a merge.",
+    "knowledge": "Graphiti: consent, deliveries, tests of the server.",
+    "pending": "Turns that are not written to a database yet.",
+    "erase": "Erase a person or a session permanently.",
+    "keys": "Add, list, rotate and revoke keys of the HTTP service.",
+    "channels": "Bots and their answers to people.",
+    "channels outbox": "Undelivered answers.",
 }
 
 
 @lru_cache(maxsize=64)
-def commands(noun: str | None = None, verb: str | None = None) -> TyperGroup:
-    """Return the application with all commands, or only with the named group or command."""
+def commands(*words: str) -> TyperGroup:
+    """Return the application with all commands, or only with those whose names begin with `words`."""
     application = typer.Typer(
         name="threadkeep",
         help="The memory of LangGraph agents: serve it, chat with it, inspect it.",
@@ -94,45 +156,46 @@ def commands(noun: str | None = None, verb: str | None = None) -> TyperGroup:
         context_settings={"help_option_names": list(_HELP_NAMES)},
     )
     application.callback()(_root)
+    groups = {"": application}
     for name, path in _COMMANDS.items():
-        if noun in (None, name):
-            application.command(name)(synchronous(_attribute(path)))
-    for name in _NOUNS:
-        if noun in (None, name):
-            application.add_typer(_verbs_of(name, verb), name=name)
+        if not _begins_with(name, words):
+            continue
+        module, _, function = path.partition(".")
+        command = synchronous(getattr(import_module(f"threadkeep.cli.{module}"), function))
+        noun, _, verb = name.rpartition(" ")
+        if name in _GROUPS:
+            _group(name, groups).callback()(command)
+        else:
+            _group(noun, groups).command(verb)(command)
     return with_common_options(application)
 
 
-def _verbs_of(noun: str, verb: str | None) -> typer.Typer:
-    """Return a command group. If it has the command `verb`, leave out its other commands."""
-    group = copy(_attribute(_NOUNS[noun]))
-    assert isinstance(group, typer.Typer)  # noqa: S101 - for the type checker
-    own = [command for command in group.registered_commands if command.name == verb]
-    elsewhere = _VERBS.get(noun, {})
-    if own or verb in elsewhere:
-        group.registered_commands = own
-        elsewhere = {name: path for name, path in elsewhere.items() if name == verb}
-    else:
-        group.registered_commands = [*group.registered_commands]
-    for name, path in elsewhere.items():
-        group.command(name)(_attribute(path))
-    group.registered_commands = [copy(command) for command in group.registered_commands]
-    for command in group.registered_commands:
-        if command.callback is not None:
-            command.callback = synchronous(command.callback)
-    return group
+def _group(name: str, groups: dict[str, typer.Typer]) -> typer.Typer:
+    """Return the command group with this name. If it is not in `groups`, add it there and to its parent."""
+    if name not in groups:
+        is_command = name in _COMMANDS
+        group = typer.Typer(
+            help=_GROUPS[name],
+            no_args_is_help=not is_command,
+            invoke_without_command=is_command,
+            rich_markup_mode=None,
+        )
+        parent, _, noun = name.rpartition(" ")
+        _group(parent, groups).add_typer(group, name=noun)
+        groups[name] = group
+    return groups[name]
 
 
-def _attribute(path: str) -> Any:
-    """Import the object at `path` (`MODULE.NAME` in this package): the function of a command, or a command group."""
-    module, _, name = path.partition(".")
-    return getattr(import_module(f"threadkeep.cli.{module}"), name)
+def _begins_with(name: str, words: Sequence[str]) -> bool:
+    return name.split()[: len(words)] == [*words]
 
 
 def _commands_for(arguments: Sequence[str]) -> TyperGroup:
-    """Return an application with only the command that the arguments name, or with all commands."""
-    noun, verb = (*arguments, "", "")[:2]
-    return commands(noun, verb) if noun in _COMMANDS or noun in _NOUNS or noun == "--version" else commands()
+    """Return an application with only the command or the group that the arguments name, or with all commands."""
+    for words in (arguments[:2], arguments[:1]):
+        if list(words) == ["--version"] or (words and any(_begins_with(name, words) for name in _COMMANDS)):
+            return commands(*words)
+    return commands()
 
 
 def _show_version(wanted: bool) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from threadkeep.cli.commands import PREVIOUS
-from threadkeep.cli.shared import UserId, command_settings, on_this_database, opened_memory, session_ids, verbs
+from threadkeep.cli.shared import UserId, command_settings, on_this_database, opened_memory, session_ids
 from threadkeep.cli.terminal import NotDone, WrongUse, counted, first_words, stopped_by_ctrl_c, styled, terminal
 from threadkeep.errors import InvalidSettings
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from threadkeep.settings import Settings
     from threadkeep.store.manifests import Cursor, StoredManifest
 
-commands = verbs("Show the messages that the model saw, and the excluded ones.")
 
 type _Row = tuple[str, ...]
 _PAGE = 200
@@ -39,7 +38,6 @@ _RIGHT = ("seq", "tokens")
 _SUMMARY_TAGS = re.compile(r"</?summary\b[^>]*> ?")
 
 
-@commands.command("show")
 async def show_context(
     *,
     session: Annotated[
@@ -156,10 +154,7 @@ async def _compare(memory: Memory, choice: CallChoice, number: int | None, other
     later = await choice.find(memory, number)
     earlier = await (choice.before(memory, later) if other is None else choice.find(memory, other))
     difference = Difference.between(await recorded_view(memory, earlier), await recorded_view(memory, later))
-    if terminal.as_json:
-        terminal.json(difference.to_dict())
-    else:
-        _show_difference(difference)
+    terminal.result(difference.to_dict(), lambda: _show_difference(difference))
 
 
 def _number(text: str) -> int:
@@ -244,8 +239,7 @@ def _key_of(call: StoredManifest) -> object:
 def _show_view(view: ContextView, factor: TokenFactor | None = None) -> None:
     """Show the context of a model call. `factor` is the learned correction of token estimates for the call's model."""
     _show_bars(view)
-    for label, fact in _facts(view.manifest, factor):
-        terminal.labelled(f"{label:<{_LABEL}}", fact)
+    terminal.facts(_facts(view.manifest, factor), width=_LABEL)
     terminal.say()
     _show_rows([("", "", [_row_of(message, view.manifest) for message in view.messages])])
     if view.manifest.session_id and not any(message.entry.seq is not None for message in view.messages):

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from threadkeep.cli.shared import Confirmed, check_not_database, command_settings, run, verbs
-from threadkeep.cli.terminal import NotDone, WrongUse, counted, ended_by_sigterm, file_size, shown, terminal
+from threadkeep.cli.shared import Confirmed, check_not_database, command_settings, run
+from threadkeep.cli.terminal import NotDone, WrongUse, counted, ended_by_sigterm, file_size, terminal
 
 if TYPE_CHECKING:
     from threadkeep.settings import Settings
@@ -33,8 +33,6 @@ _LOCKED = (
 _IN_MEMORY = "A database in memory has nothing to copy; name another one with --database."
 Replace = Annotated[bool, typer.Option("--replace", help="Replace existing data.")]
 
-pending_commands = verbs("Turns that are not written to a database yet.")
-
 
 async def migrate_schema(
     check: Annotated[bool, typer.Option("--check", help="Change nothing; exit with 1 if not up to date.")] = False,
@@ -47,13 +45,13 @@ async def migrate_schema(
     A service also updates the schema when it starts, and then fills the index in the background. Run this command to
     do both beforehand. It can be interrupted and repeated.
     """
-    values, condition = await _migrate(apply=not check, fill=search_index and not check)
-    if terminal.as_json:
-        terminal.json({**values, "free_bytes": condition.free_bytes if condition else 0})
-    else:
-        _show(values, condition)
-    if values["waiting"] or (values["unindexed"] and search_index and not check):
-        raise typer.Exit(1)
+    fills = search_index and not check
+    values, condition = await _migrate(apply=not check, fill=fills)
+    terminal.result(
+        {**values, "free_bytes": condition.free_bytes if condition else 0},
+        lambda: _show(values, condition),
+        failed=bool(values["waiting"] or (fills and values["unindexed"])),
+    )
 
 
 async def _migrate(*, apply: bool, fill: bool) -> tuple[dict[str, Any], Condition | None]:
@@ -316,7 +314,6 @@ async def _partition(driver: Driver, partitions: int) -> bool:
         return await partition(driver, partitions, report=report)
 
 
-@pending_commands.command("list")
 def list_pending() -> None:
     """List the turns that wait on disk to be written to the database, even if their process has ended; oldest first."""
     from threadkeep.history.pending_files import unreadable_turns, waiting_files
@@ -345,18 +342,17 @@ def list_pending() -> None:
         return
     if entries:
         names = ["entry", "session_id", "messages", "kept_at", "process", "error"]
-        rows = [[shown(entry[name]) for name in names] for entry in entries]
+        rows = [[entry[name] for name in names] for entry in entries]
         terminal.table(["entry", "session", "messages", "since", "process", "last error"], rows, right=["messages"])
         terminal.note("The next start writes the turns of processes that are gone.")
     if unreadable:
-        rows = [[shown(value) for value in turn.values()] for turn in unreadable]
-        terminal.table(["unreadable", "bytes", "since", "file"], rows, right=["bytes"])
+        turns = [list(turn.values()) for turn in unreadable]
+        terminal.table(["unreadable", "bytes", "since", "file"], turns, right=["bytes"])
         terminal.note("Repair the line in its file and restart, or drop it: threadkeep pending drop ENTRY")
     if not entries and not unreadable:
         terminal.note("There are no pending turns.")
 
 
-@pending_commands.command("drop")
 def drop_pending(
     entry: Annotated[str, typer.Argument(metavar="ENTRY", help="The id of the entry in the list.")],
     confirmed: Confirmed = False,

@@ -256,12 +256,7 @@ async def doctor(
         with terminal.waiting("Checking"):
             findings = await _findings(settings, call_model=call_model)
     failed = any(finding.level == "fail" for finding in findings)
-    if terminal.as_json:
-        terminal.json({"ok": not failed, "findings": [vars(finding) for finding in findings]})
-    else:
-        _show(findings)
-    if failed:
-        raise typer.Exit(1)
+    terminal.result({"ok": not failed, "findings": findings}, lambda: _show(findings), failed=failed)
 
 
 async def _findings(settings: Settings, *, call_model: bool) -> list[Finding]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import getpass
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from itertools import batched
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,7 +24,6 @@ from threadkeep.cli.shared import (
     read_cursor,
     session_ids,
     show_exported,
-    verbs,
     write_cursor,
 )
 from threadkeep.cli.terminal import NotDone, WrongUse, counted, first_words, relative, terminal
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from threadkeep.knowledge.views import FactView, ProposalView
     from threadkeep.memory import Memory
 
-commands = verbs("List, show, add, forget, export or import facts known beyond one session.")
 _WORDS = 60
 _PAGE = 500
 OfSession = Annotated[
@@ -68,7 +66,6 @@ def needed_scope(session: str | None, workspace: str | None, user: str | None, *
     return scope
 
 
-@commands.command("list")
 async def list_facts(
     *,
     session: OfSession = None,
@@ -89,21 +86,23 @@ async def list_facts(
         facts, following = await memory.knowledge.facts_page(query)
     terminal.listing(
         {"facts": [_view(fact) for fact in facts], "next_cursor": write_cursor(following)},
-        facts,
-        {
-            "of": _owner,
-            "key": lambda fact: fact.key,
-            "value": lambda fact: first_words(fact.text.removeprefix(f"{fact.key}: "), _WORDS),
-            "kind": lambda fact: fact.kind,
-            "confirmed": lambda fact: str(fact.confirmed),
-            "changed": lambda fact: relative(fact.updated_at) + ("" if fact.valid_to is None else ", past"),
-        },
+        ("of", "key", "value", "kind", "confirmed", "changed"),
+        [
+            (
+                _owner(fact),
+                fact.key,
+                first_words(fact.text.removeprefix(f"{fact.key}: "), _WORDS),
+                fact.kind,
+                fact.confirmed,
+                relative(fact.updated_at) + ("" if fact.valid_to is None else ", past"),
+            )
+            for fact in facts
+        ],
         right=["confirmed"],
         nothing="There are no such facts.",
     )
 
 
-@commands.command("show")
 async def show_fact(
     key: _Key,
     session: OfSession = None,
@@ -117,14 +116,9 @@ async def show_fact(
         facts = await memory.knowledge.facts(scope, key=key, past=True, limit=1000)
     if not facts:
         raise NotDone("There is no such fact; list the facts with: threadkeep facts list")
-    if terminal.as_json:
-        terminal.json({"facts": [_view(fact) for fact in facts]})
-        return
-    for fact in facts:
-        _show_fact(fact)
+    terminal.result({"facts": [_view(fact) for fact in facts]}, lambda: _show_facts(facts))
 
 
-@commands.command("add")
 async def add_fact(
     key: _Key,
     value: Annotated[str, typer.Argument(metavar="VALUE", help="The value: JSON, or else plain text.")],
@@ -147,7 +141,6 @@ async def add_fact(
     terminal.result(_view(fact), sentence)
 
 
-@commands.command("forget")
 async def forget_facts(
     keys: Annotated[list[str] | None, typer.Argument(metavar="KEY", help="The keys of the facts.")] = None,
     *,
@@ -191,20 +184,22 @@ def _owner(known: Fact | Proposal) -> str:
     return f"{known.scope.kind} {known.scope.owner}"
 
 
-def _show_fact(fact: Fact) -> None:
-    until = "now" if fact.valid_to is None else f"{fact.valid_to:%Y-%m-%d %H:%M}"
-    terminal.say(fact.text, style="bold" if fact.valid_to is None else "")
-    terminal.say(f"  of {_owner(fact)}, {fact.kind}, id {fact.id}")
-    terminal.say(f"  valid {fact.valid_from:%Y-%m-%d %H:%M} to {until} (UTC), confidence {fact.confidence:g}")
-    terminal.say(f"  confirmed {counted(fact.confirmed, 'time')}, contradicted {counted(fact.contradicted, 'time')}")
-    for origin in fact.evidence:
-        message = "" if origin.seq is None else f"message {origin.seq} of "
-        session = "" if origin.session_id is None else f"{message}{origin.session_id}"
-        run_id = "" if origin.run_id is None else f"run {origin.run_id}"
-        terminal.say(f"  from {', '.join(filter(None, (session, run_id)))}")
+def _show_facts(facts: Sequence[Fact]) -> None:
+    for fact in facts:
+        until = "now" if fact.valid_to is None else f"{fact.valid_to:%Y-%m-%d %H:%M}"
+        terminal.say(fact.text, style="bold" if fact.valid_to is None else "")
+        terminal.say(f"  of {_owner(fact)}, {fact.kind}, id {fact.id}")
+        terminal.say(f"  valid {fact.valid_from:%Y-%m-%d %H:%M} to {until} (UTC), confidence {fact.confidence:g}")
+        terminal.say(
+            f"  confirmed {counted(fact.confirmed, 'time')}, contradicted {counted(fact.contradicted, 'time')}"
+        )
+        for origin in fact.evidence:
+            message = "" if origin.seq is None else f"message {origin.seq} of "
+            session = "" if origin.session_id is None else f"{message}{origin.session_id}"
+            run_id = "" if origin.run_id is None else f"run {origin.run_id}"
+            terminal.say(f"  from {', '.join(filter(None, (session, run_id)))}")
 
 
-@commands.command("proposals")
 async def list_proposals(
     *,
     status: Annotated[str | None, typer.Option(help=f"Only {', '.join(PROPOSAL_STATUSES)}.")] = None,
@@ -222,35 +217,35 @@ async def list_proposals(
         found, following = await memory.proposals.page(query)
     terminal.listing(
         {"proposals": [_view(proposal) for proposal in found], "next_cursor": write_cursor(following)},
-        found,
-        {
-            "proposal": lambda proposal: proposal.id,
-            "of": _owner,
-            "key": lambda proposal: proposal.key,
-            "value": lambda proposal: first_words(str(proposal.value), _WORDS),
-            "sure": lambda proposal: f"{proposal.confidence:.2f}",
-            "status": lambda proposal: proposal.status,
-            "origin": lambda proposal: proposal.origin,
-            "changed": lambda proposal: relative(proposal.updated_at),
-        },
+        ("proposal", "of", "key", "value", "sure", "status", "origin", "changed"),
+        [
+            (
+                one.id,
+                _owner(one),
+                one.key,
+                first_words(str(one.value), _WORDS),
+                f"{one.confidence:.2f}",
+                one.status,
+                one.origin,
+                one.updated_at,
+            )
+            for one in found
+        ],
         right=["sure"],
         nothing="No fact is proposed; THREADKEEP_LEARNING=true has a model propose facts.",
     )
 
 
-@commands.command("accept")
 async def accept_proposal(proposal: _Id, by: By = None) -> None:
     """Accept a proposed fact: store it, with the message that it comes from as evidence."""
     await _decide(lambda proposals: proposals.accept(proposal, by=decider(by)))
 
 
-@commands.command("reject")
 async def reject_proposal(proposal: _Id, by: By = None) -> None:
     """Reject a proposed fact permanently."""
     await _decide(lambda proposals: proposals.reject(proposal, by=decider(by)))
 
 
-@commands.command("undo")
 async def undo_proposal(proposal: _Id, by: By = None) -> None:
     """Undo an accepted proposal, so that the fact's previous value is valid again."""
     await _decide(lambda proposals: proposals.undo(proposal, by=decider(by)))
@@ -267,7 +262,6 @@ def decider(by: str | None) -> str:
     return by or getpass.getuser()
 
 
-@commands.command("export")
 async def export_facts(
     output: Output = None, session: OfSession = None, workspace: OfWorkspace = None, user: OfUser = None
 ) -> None:
@@ -304,7 +298,6 @@ async def _pages_of(memory: Memory, scope: Scope | None) -> AsyncIterator[list[F
         since = newest
 
 
-@commands.command("import")
 async def import_facts(
     source: Annotated[Path, typer.Argument(metavar="FILE", help="The file to read; - is stdin.")],
 ) -> None:

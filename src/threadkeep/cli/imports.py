@@ -22,7 +22,6 @@ from threadkeep.cli.shared import (
     opened_output,
     session_ids,
     show_exported,
-    verbs,
 )
 from threadkeep.cli.terminal import Reach, WrongUse, counted, escape, terminal
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from threadkeep.history.exporting import Exported
     from threadkeep.history.importing import Imported, Importer, Position
 
-commands = verbs("Import conversations of other systems; repeated imports add no duplicates.")
 
 _MOST_SHOWN = 1_000
 _LINES_BETWEEN = 500
@@ -55,7 +53,6 @@ Database = Annotated[
 Owner = Annotated[str | None, typer.Option("--user", metavar="ID", help="The owner of the imported sessions.")]
 
 
-@commands.command("langgraph")
 async def import_langgraph(
     source: Database,
     channel: Annotated[str, typer.Option(help="The channel of the state that holds the messages.")] = "messages",
@@ -72,7 +69,6 @@ async def import_langgraph(
         terminal.note(f"No state has the channel {channel!r}; name another with --channel.")
 
 
-@commands.command("openai-agents")
 async def import_openai_agents(
     source: Database,
     branch: Annotated[str, typer.Option(help="The branch of sessions that have branches.")] = "main",
@@ -84,7 +80,6 @@ async def import_openai_agents(
     await _import_source(open_agent_sessions(source, branch=branch, user_id=user))
 
 
-@commands.command("chatgpt")
 async def import_chatgpt(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The zip of the export, or conversations.json.")],
     user: Owner = None,
@@ -95,7 +90,6 @@ async def import_chatgpt(
     await _import_source(open_export(file, user_id=user))
 
 
-@commands.command("graph-store")
 async def import_graph_store(
     source: Database,
     namespace: Annotated[
@@ -114,7 +108,6 @@ async def import_graph_store(
     await _import_source(open_histories(source, layout, as_sessions=as_sessions))
 
 
-@commands.command("jsonl")
 async def import_sessions(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The file to read; - for stdin.")],
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first invalid line.")] = False,
@@ -126,13 +119,9 @@ async def import_sessions(
     """
     errors: list[dict[str, Position]] = []
     done = await _import_lines(file, partial(_refuse, errors, "line", "Line {}"), strict=strict)
-    if terminal.as_json:
-        counts = {"sessions": done.sessions, "bad_lines": done.bad_lines, "skipped": done.skipped}
-        terminal.json({**counts, **asdict(done.restored), "errors": errors})
-    else:
-        _show_lines(done, strict=strict)
-    if done.bad_lines:
-        raise typer.Exit(1)
+    counts = {"sessions": done.sessions, "bad_lines": done.bad_lines, "skipped": done.skipped}
+    values = {**counts, **asdict(done.restored), "errors": errors}
+    terminal.result(values, lambda: _show_lines(done, strict=strict), failed=bool(done.bad_lines))
 
 
 def _refuse(errors: list[dict[str, Position]], name: str, words: str, position: Position, sentence: str) -> None:
@@ -147,14 +136,10 @@ async def _import_source[S: Source](opening: AbstractAsyncContextManager[S]) -> 
     """Import the conversations of another system; exit with 1 if some were rejected."""
     errors: list[dict[str, Position]] = []
     source, done, empty = await _store_source(opening, partial(_refuse, errors, "conversation", "{}"))
-    if terminal.as_json:
-        values = {"sessions": done.sessions, "left_out": dict(sorted(source.left_out.items())), "empty": empty}
-        values |= {name: getattr(done.restored, name) for name in ("stored", "known", "cleaned")}
-        terminal.json({**values, "refused": done.bad_lines, "errors": errors})
-    else:
-        _show_source(source, done, empty)
-    if done.bad_lines:
-        raise typer.Exit(1)
+    values = {"sessions": done.sessions, "left_out": dict(sorted(source.left_out.items())), "empty": empty}
+    values |= {name: getattr(done.restored, name) for name in ("stored", "known", "cleaned")}
+    values |= {"refused": done.bad_lines, "errors": errors}
+    terminal.result(values, lambda: _show_source(source, done, empty), failed=bool(done.bad_lines))
     return source
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from threadkeep.cli.facts import By, OfSession, OfUser, OfWorkspace, decider, needed_scope
-from threadkeep.cli.shared import Confirmed, Limit, one_of, opened_memory, verbs
+from threadkeep.cli.shared import Confirmed, Limit, one_of, opened_memory
 from threadkeep.cli.terminal import WrongUse, counted, terminal
 from threadkeep.records.graphiti import DATA_CLASSES, DELIVERY_STATUSES, DeliveryStatus
 
@@ -17,24 +17,17 @@ if TYPE_CHECKING:
     from threadkeep.knowledge.graphiti.maintenance import Check
     from threadkeep.knowledge.graphiti.service import Graphiti, GraphitiStatus
 
-commands = verbs("Graphiti: consent, deliveries, tests of the server.")
 
 _PAUSE_SECONDS = 1.0
 _SAY_YES = "Add --yes to do it without confirmation."
 
 
-@commands.command("status")
 async def show_status() -> None:
     """Show which kinds of data may be sent to Graphiti, and how many messages wait, were delivered, or failed."""
     status = await _with_graphiti(lambda graphiti: graphiti.status())
-    if terminal.as_json:
-        terminal.json(status)
-        return
-    for label, words in _status_lines(status):
-        terminal.labelled(f"{label:<10}", words)
+    terminal.result(status, lambda: terminal.facts(_status_lines(status), width=10))
 
 
-@commands.command("consent")
 async def decide_consent(
     *,
     grant: Annotated[bool, typer.Option("--grant", help="Allow sending the data to the endpoint.")] = False,
@@ -68,19 +61,21 @@ async def decide_consent(
             consents = await graphiti.consents.decisions()
     terminal.listing(
         {"consents": consents},
-        consents,
-        {
-            "endpoint": lambda one: one.endpoint,
-            "decision": lambda one: one.decision,
-            "data": lambda one: ", ".join(one.data_classes),
-            "by": lambda one: one.decided_by,
-            "at": lambda one: f"{one.decided_at:%Y-%m-%d %H:%M}",
-        },
+        ("endpoint", "decision", "data", "by", "at"),
+        [
+            (
+                one.endpoint,
+                one.decision,
+                ", ".join(one.data_classes),
+                one.decided_by,
+                f"{one.decided_at:%Y-%m-%d %H:%M}",
+            )
+            for one in consents
+        ],
         nothing="There is no decision yet; allow it with: threadkeep knowledge consent --grant",
     )
 
 
-@commands.command("trust")
 async def trust_workspace(
     workspace: Annotated[
         str | None, typer.Argument(metavar="WORKSPACE", help="Its name; by default the one of the settings.")
@@ -97,7 +92,6 @@ async def trust_workspace(
     terminal.result({"trusted": trusted}, f"Trusted: {_workspaces(trusted)}.")
 
 
-@commands.command("test")
 async def check_server(
     smoke: Annotated[
         bool, typer.Option("--smoke", help="Also write a test message, wait for it, and delete it.")
@@ -107,18 +101,13 @@ async def check_server(
     with terminal.waiting("Asking the server"):
         checks: list[Check] = await _with_graphiti(lambda graphiti: graphiti.test(smoke=smoke))
     is_ok = all(one.ok for one in checks)
-    if terminal.as_json:
-        terminal.json({"ok": is_ok, "checks": checks})
-    else:
-        for one in checks:
-            terminal.labelled(f"{'ok' if one.ok else 'FAILED':<8}{one.milliseconds:>8.0f} ms  ", one.name)
-            if one.problem:
-                terminal.labelled(" " * 8, one.problem)
-    if not is_ok:
-        raise typer.Exit(1)
+    lines: list[tuple[str, str]] = []
+    for one in checks:
+        lines.append((f"{'ok' if one.ok else 'FAILED':<8}{one.milliseconds:>8.0f} ms  ", one.name))
+        lines += [(" " * 8, one.problem)] if one.problem else []
+    terminal.result({"ok": is_ok, "checks": checks}, lambda: terminal.facts(lines), failed=not is_ok)
 
 
-@commands.command("promote")
 async def promote_fact(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="The kind, such as decision or preference.")],
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The fact in a sentence.")],
@@ -141,7 +130,6 @@ async def promote_fact(
     terminal.result(PromotedView.of(promoted), f"Stored as {promoted.fact.key}; {outcome}.")
 
 
-@commands.command("undo")
 async def undo_promotion(
     fact_id: Annotated[str, typer.Argument(metavar="FACT", help="The id of the fact, as shown by `facts show`.")],
 ) -> None:
@@ -153,7 +141,6 @@ async def undo_promotion(
     terminal.result(retracted, sentence, failed=bool(retracted.remains))
 
 
-@commands.command("backfill")
 async def backfill_turns(
     *,
     session: Annotated[list[str] | None, typer.Option("--session", metavar="ID", help="Only of this session.")] = None,
@@ -182,7 +169,6 @@ async def backfill_turns(
     terminal.result({"queued": total, "left": left}, f"{counted(total, 'earlier turn')} queued{more}.")
 
 
-@commands.command("deliveries")
 async def list_deliveries(
     action: Annotated[
         str, typer.Argument(metavar="list|retry|drop", help="List messages, retry dead ones, or drop some.")
@@ -214,7 +200,6 @@ async def list_deliveries(
     )
 
 
-@commands.command("purge")
 async def purge_group(
     *,
     session: OfSession = None,
@@ -248,17 +233,20 @@ async def _list(status: DeliveryStatus | None, after: int, limit: int) -> None:
     following = found[-1].number if len(found) == limit else None
     terminal.listing(
         {"deliveries": found, "next_after": following},
-        found,
-        {
-            "number": lambda one: str(one.number),
-            "scope": lambda one: one.scope,
-            "session": lambda one: one.session_id or "-",
-            "role": lambda one: one.role,
-            "status": lambda one: one.status + (f": {one.reason}" if one.reason else ""),
-            "sent": lambda one: str(one.attempts),
-            "again": lambda one: str(one.repeats),
-            "queued at": lambda one: f"{one.created_at:%Y-%m-%d %H:%M}",
-        },
+        ("number", "scope", "session", "role", "status", "sent", "again", "queued at"),
+        [
+            (
+                one.number,
+                one.scope,
+                one.session_id or "-",
+                one.role,
+                one.status + (f": {one.reason}" if one.reason else ""),
+                one.attempts,
+                one.repeats,
+                f"{one.created_at:%Y-%m-%d %H:%M}",
+            )
+            for one in found
+        ],
         right=["number", "sent", "again"],
         nothing="There are no such messages.",
         more="--after",

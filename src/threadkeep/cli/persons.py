@@ -21,19 +21,16 @@ from threadkeep.cli.shared import (
     new_file,
     opened_memory,
     read_cursor,
-    verbs,
     write_cursor,
 )
-from threadkeep.cli.terminal import NotDone, WrongUse, counted, ended_by_sigterm, relative, terminal
+from threadkeep.cli.terminal import NotDone, WrongUse, counted, ended_by_sigterm, terminal
 from threadkeep.errors import InvalidInput
 from threadkeep.records.erasure import EraseReceipt
 from threadkeep.records.knowledge import Person, PersonQuery
 from threadkeep.store.private_files import locked_part
 
-commands = verbs("List persons, export one, merge two of them, or undo a merge.")
 _Person = Annotated[str, typer.Argument(metavar="PERSON", help="Any id of the person, such as telegram:123.")]
 
-erase_commands = verbs("Erase a person or a session permanently.")
 _REFUSAL = "Erasing cannot be undone; add --yes to do it without confirmation, or --dry-run."
 Vacuum = Annotated[
     bool, typer.Option("--vacuum", help="Rewrite the tables, to remove earlier deletions too. Writes wait meanwhile.")
@@ -41,7 +38,6 @@ Vacuum = Annotated[
 ReceiptFile = Annotated[Path | None, typer.Option("--receipt", help="Write the receipt to this file.")]
 
 
-@commands.command("list")
 async def list_persons(
     text: Annotated[str | None, typer.Option(help="Only persons with this text in an id or a name.")] = None,
     limit: Limit = 50,
@@ -54,18 +50,12 @@ async def list_persons(
         persons, following = await memory.persons.page(query)
     terminal.listing(
         {"persons": persons, "next_cursor": write_cursor(following)},
-        persons,
-        {
-            "person": lambda person: person.id,
-            "names": lambda person: ", ".join(person.names),
-            "also": lambda person: ", ".join(person.aliases[1:]),
-            "last seen": lambda person: relative(person.last_seen_at),
-        },
+        ("person", "names", "also", "last seen"),
+        [(one.id, ", ".join(one.names), ", ".join(one.aliases[1:]), one.last_seen_at) for one in persons],
         nothing="There are no such persons." if text or cursor else "There are no persons yet.",
     )
 
 
-@commands.command("merge")
 async def merge_persons(
     person: _Person,
     into: Annotated[str, typer.Argument(metavar="INTO", help="Any id of the other person.")],
@@ -75,14 +65,12 @@ async def merge_persons(
         _show(await memory.persons.merge(person, into))
 
 
-@commands.command("unmerge")
 async def unmerge_person(person: _Person) -> None:
     """Undo the merge of a person into another. Facts remembered after the merge stay with the other person."""
     async with opened_memory() as memory:
         _show(await memory.persons.unmerge(person))
 
 
-@commands.command("export")
 async def export_person(
     person: _Person,
     output: Annotated[Path, typer.Option("--output", "-o", help="The archive to write, such as ann.zip.")],
@@ -146,7 +134,6 @@ def _show(person: Person) -> None:
     terminal.result(person, f"{person.id} is known as {', '.join(person.aliases)}.")
 
 
-@erase_commands.command("user")
 async def erase_user(
     user_id: Annotated[str, typer.Argument(metavar="USER", help="The person, by any id.")],
     *,
@@ -161,7 +148,6 @@ async def erase_user(
         _show_receipt(await memory.erase(user_id=user_id, dry_run=dry_run, vacuum=vacuum), receipt)
 
 
-@erase_commands.command("session")
 async def erase_session(
     session_id: Annotated[str, typer.Argument(metavar="SESSION", help="The session.")],
     *,
@@ -176,7 +162,6 @@ async def erase_session(
         _show_receipt(await memory.erase(session_id=session_id, dry_run=dry_run, vacuum=vacuum), receipt)
 
 
-@erase_commands.command("verify")
 async def verify_receipt(
     receipt: Annotated[Path, typer.Argument(metavar="RECEIPT", help="The file of a receipt.")],
 ) -> None:
@@ -233,7 +218,7 @@ def _show_receipt(receipt: EraseReceipt, file: Path | None) -> None:
         terminal.json(values)
     else:
         after = "now" if receipt.dry_run else "after"
-        rows = [(store.name, str(store.before), str(store.after)) for store in receipt.stores]
+        rows = [(store.name, store.before, store.after) for store in receipt.stores]
         if rows:
             terminal.table(["store", "before", after], rows, right=["before", after])
         else:

@@ -2,41 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from threadkeep.cli.shared import Confirmed, DryRun, UserId, command_settings, opened_memory, session_ids
-from threadkeep.cli.terminal import WrongUse, counted, relative, terminal
+from threadkeep.cli.terminal import WrongUse, counted, terminal
 from threadkeep.records import Retention, RetentionLimits
 
 if TYPE_CHECKING:
     from threadkeep.history.memory import Memory
-    from threadkeep.history.retention import Amount, PlannedRemoval, Pruned
+    from threadkeep.history.retention import Amount, Pruned
     from threadkeep.history.retention_rounds import RunRetention
-    from threadkeep.store.retention import FinishedTree, PrunedRuns
+    from threadkeep.store.retention import PrunedRuns
 
 _NO_MESSAGES = "Nothing is beyond the limits."
 _NO_RUNS = "There are no runs that old."
 _REFUSAL = "The data is deleted permanently; add --yes to do it without confirmation, or --dry-run to see it first."
 _AGAIN = ". Prune again to continue; no step was left half done."
-_REMOVAL: Mapping[str, Callable[[PlannedRemoval], str]] = {
-    "session": lambda removal: removal.session_id,
-    "what": lambda removal: "delete the session" if removal.whole_session else removal.action,
-    "seq": lambda removal: f"{removal.first_seq}–{removal.last_seq}" if removal.messages else "",
-    "messages": lambda removal: f"{removal.messages:,}",
-    "tokens": lambda removal: f"{removal.tokens:,}",
-}
-_TREE: Mapping[str, Callable[[FinishedTree], str]] = {
-    "run": lambda tree: tree.root_run_id,
-    "workflow": lambda tree: tree.workflow,
-    "status": lambda tree: tree.status,
-    "ended": lambda tree: relative(tree.ended_at),
-    "runs": lambda tree: f"{tree.runs:,}",
-    "events": lambda tree: f"{tree.events:,}",
-}
 _NUMBERS = ("messages", "tokens", "runs", "events")
 _MOST_SHOWN = 50
 _CHECKPOINTS_AT_ONCE = 50
@@ -76,7 +61,18 @@ async def prune_sessions(
         )
         if dry_run:
             values = {**total.to_dict(), "sessions": [asdict(removal) for removal in plan]}
-            _show_plan(values, plan, _REMOVAL, nothing=_NO_MESSAGES, words=f"Would be {_words(total)}.")
+            rows = [
+                (
+                    one.session_id,
+                    "delete the session" if one.whole_session else one.action,
+                    f"{one.first_seq}–{one.last_seq}" if one.messages else "",
+                    f"{one.messages:,}",
+                    f"{one.tokens:,}",
+                )
+                for one in plan
+            ]
+            columns = ("session", "what", "seq", "messages", "tokens")
+            _show_plan(values, columns, rows, nothing=_NO_MESSAGES, words=f"Would be {_words(total)}.")
             return
         what = f"{_amount(total.deleted)}{_whole(total)}"
         terminal.confirm(f"Delete {what} permanently?", _REFUSAL, confirmed=confirmed or not total.deleted.sessions)
@@ -88,12 +84,8 @@ async def prune_sessions(
         if vacuum:
             with terminal.waiting("Returning the freed space to the file system"):
                 vacuumed = await memory.retention.reclaim_space()
-    if terminal.as_json:
-        terminal.json({"dry_run": False, **done.to_dict(), "vacuumed": vacuumed})
-    else:
-        _show_result(done, vacuum=vacuum, vacuumed=vacuumed)
-    if done.busy:
-        raise typer.Exit(1)
+    values = {"dry_run": False, **done.to_dict(), "vacuumed": vacuumed}
+    terminal.result(values, lambda: _show_result(done, vacuum=vacuum, vacuumed=vacuumed), failed=bool(done.busy))
 
 
 async def prune_runs(
@@ -122,7 +114,12 @@ async def prune_runs(
         if dry_run:
             counts = {"trees": total.trees, "runs": total.runs, "events": total.events}
             values = {**counts, "root_run_ids": [tree.root_run_id for tree in plan]}
-            _show_plan(values, plan, _TREE, nothing=_NO_RUNS, words=f"Would be deleted: {_run_words(total)}.")
+            columns = ("run", "workflow", "status", "ended", "runs", "events")
+            rows = [
+                (tree.root_run_id, tree.workflow, tree.status, tree.ended_at, f"{tree.runs:,}", f"{tree.events:,}")
+                for tree in plan
+            ]
+            _show_plan(values, columns, rows, nothing=_NO_RUNS, words=f"Would be deleted: {_run_words(total)}.")
             return
         terminal.confirm(f"Delete {_run_words(total)} permanently?", _REFUSAL, confirmed=confirmed or not plan)
         with terminal.progress("Pruning", total.runs or None, so_far=_run_words(PrunedRuns()), again=_AGAIN) as reach:
@@ -174,25 +171,19 @@ async def _remove_checkpoints(memory: Memory, rules: RunRetention) -> None:
             pass
 
 
-def _show_plan[T](
-    values: Mapping[str, object],
-    plan: Sequence[T],
-    columns: Mapping[str, Callable[[T], str]],
-    *,
-    nothing: str,
-    words: str,
+def _show_plan(
+    values: Mapping[str, object], columns: Sequence[str], rows: Sequence[Sequence[object]], *, nothing: str, words: str
 ) -> None:
     """Show a plan of removals: `values` as JSON; or `words` below a table of up to 50 rows; or `nothing` if empty."""
     if terminal.as_json:
         terminal.json({"dry_run": True, **values})
         return
-    if not plan:
+    if not rows:
         terminal.say(nothing)
         return
-    rows = [[cell(removal) for cell in columns.values()] for removal in plan[:_MOST_SHOWN]]
-    terminal.table([*columns], rows, right=_NUMBERS)
-    if len(plan) > _MOST_SHOWN:
-        terminal.note(f"And {len(plan) - _MOST_SHOWN:,} more; --json shows all.")
+    terminal.table(columns, rows[:_MOST_SHOWN], right=_NUMBERS)
+    if len(rows) > _MOST_SHOWN:
+        terminal.note(f"And {len(rows) - _MOST_SHOWN:,} more; --json shows all.")
     terminal.say(f"{words} Nothing was changed.")
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from threadkeep.cli.commands import Problem
@@ -44,11 +45,10 @@ _LEAST_WORDS = 20
 def show_run(run: Run, usages: Sequence[TokenUsage]) -> None:
     """Show a run: its status, its usage including children, and its answer or questions."""
     if terminal.as_json:
-        terminal.json(RunBody.whole(run, usages).model_dump())
+        terminal.json(RunBody.whole(run, usages))
         return
     terminal.say(f"{run.workflow}, run {run.run_id}", style="bold")
-    for label, fact in _facts(run, usages):
-        terminal.labelled(f"{label:<{_LABEL}}", fact)
+    terminal.facts(_facts(run, usages), width=_LABEL)
     if text := RunResult.of(run).text:
         terminal.say()
         terminal.say(text)
@@ -178,15 +178,13 @@ def _duration(run: Run) -> str:
     return (f"{seconds:.1f} s" if seconds < 60 else duration(seconds)) + asked
 
 
-RUN_COLUMNS: Mapping[str, Callable[[Run], Styled]] = {
-    "run": lambda run: run.run_id,
-    "workflow": lambda run: run.workflow,
-    "status": lambda run: (run.status + (f" ({run.error})" if run.error else ""), _STYLES[run.status]),
-    "session": lambda run: run.session_id or "",
-    "user": lambda run: run.user_id or "",
-    "asked for": lambda run: relative(run.created_at),
-    "took": _duration,
-}
+RUN_COLUMNS = ("run", "workflow", "status", "session", "user", "asked for", "took")
+
+
+def run_row(run: Run) -> Sequence[object]:
+    """Return the cells of a run under `RUN_COLUMNS`."""
+    status = (run.status + (f" ({run.error})" if run.error else ""), _STYLES[run.status])
+    return [run.run_id, run.workflow, status, run.session_id, run.user_id, run.created_at, _duration(run)]
 
 
 def _facts(run: Run, usages: Sequence[TokenUsage]) -> Iterator[tuple[str, str]]:
@@ -289,10 +287,7 @@ class Answer:
             if isinstance(event, ChatToken) and event.text:
                 self.piece(event.text)
             elif isinstance(event, ChatAnswer):
-                if terminal.as_json:
-                    terminal.json(event.to_dict())
-                else:
-                    self.end("" if self._shown else event.response)
+                terminal.result(event.to_dict(), partial(self.end, "" if self._shown else event.response))
                 return event
         return None
 

@@ -19,7 +19,6 @@ from threadkeep.cli.shared import (
     opened_runs,
     read_cursor,
     read_payload,
-    verbs,
     write_cursor,
 )
 from threadkeep.cli.terminal import WrongUse, counted, repeated, terminal
@@ -34,14 +33,12 @@ if TYPE_CHECKING:
 
     type Change = Callable[[RunService, Mode], Awaitable[None]]
 
-commands = verbs("The runs of workflows: list, show, cancel, answer or retry them.")
 
 RunIdArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")]
 RunUser = Annotated[str | None, typer.Option("--user", metavar="ID", help="Only a run of this user.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Execute the run in this process, and show its output.")]
 
 
-@commands.command("list")
 async def list_runs(
     *,
     status: Annotated[str | None, typer.Option(metavar="STATUS", help="Only runs with this status.")] = None,
@@ -55,7 +52,7 @@ async def list_runs(
     cursor: CursorOption = None,
 ) -> None:
     """List runs, including child runs, newest first."""
-    from threadkeep.cli.run_output import RUN_COLUMNS
+    from threadkeep.cli.run_output import RUN_COLUMNS, run_row
     from threadkeep.runs.views import RunSummary
 
     query = RunQuery(
@@ -71,18 +68,14 @@ async def list_runs(
         found, following = await memory.runs.records.runs(query)
     chosen = status or workflow or session or user or set_aside
     terminal.listing(
-        {
-            "runs": [RunSummary.model_validate(run).model_dump() for run in found],
-            "next_cursor": write_cursor(following),
-        },
-        found,
+        {"runs": [RunSummary.model_validate(run) for run in found], "next_cursor": write_cursor(following)},
         RUN_COLUMNS,
+        [run_row(run) for run in found],
         right=["took"],
         nothing="There are no such runs." if chosen else "There are no runs yet.",
     )
 
 
-@commands.command("show")
 async def show_run(run_id: RunIdArgument, user: RunUser = None) -> None:
     """Show a run: its status, its answer or questions, and its usage including children."""
     from threadkeep.cli import run_output
@@ -94,7 +87,6 @@ async def show_run(run_id: RunIdArgument, user: RunUser = None) -> None:
     run_output.show_run(found, usages)
 
 
-@commands.command("tree")
 async def show_tree(run_id: RunIdArgument, user: RunUser = None) -> None:
     """Show the tree that a run belongs to: the root run with its descendants (500 runs at most)."""
     from threadkeep.cli import run_output
@@ -107,7 +99,6 @@ async def show_tree(run_id: RunIdArgument, user: RunUser = None) -> None:
     run_output.show_tree(found, usages, chosen=run_id)
 
 
-@commands.command("trace")
 async def show_trace(
     run_id: RunIdArgument,
     after: Annotated[int, typer.Option(min=0, metavar="N", help="Only events after this number.")] = 0,
@@ -123,7 +114,7 @@ async def show_trace(
         events = await memory.runs.trace.events(run_id, after=after, limit=limit)
     following = events[-1].number if len(events) == limit else None
     if terminal.as_json:
-        values = [RunEventBody.model_validate(event).model_dump() for event in events]
+        values = [RunEventBody.model_validate(event) for event in events]
         terminal.json({"run_id": run_id, "events": values, "next_after": following})
         return
     run_output.show_trace(found, events)
@@ -133,7 +124,6 @@ async def show_trace(
         terminal.note(f"More: {repeated('--after', following)}")
 
 
-@commands.command("cancel")
 async def cancel_run(run_id: RunIdArgument, user: RunUser = None) -> None:
     """Cancel a run and all its descendants, whichever processes execute them."""
     stopped, found = await _cancel(run_id, user)
@@ -204,7 +194,6 @@ async def run_workflow(
             raise typer.Exit(1)
 
 
-@commands.command("resume")
 async def resume_run(
     run_id: RunIdArgument,
     value: Annotated[str, typer.Argument(metavar="VALUE", help="The answer: JSON, or else plain text.")],
@@ -223,7 +212,6 @@ async def resume_run(
     await _change(run_id, user, answer, wait=wait)
 
 
-@commands.command("retry")
 async def retry_run(
     run_id: RunIdArgument,
     *,

@@ -23,9 +23,8 @@ from threadkeep.cli.shared import (
     opened_app,
     opened_memory,
     read_settings,
-    verbs,
 )
-from threadkeep.cli.terminal import Reach, WrongUse, relative, stopped_by_ctrl_c, terminal
+from threadkeep.cli.terminal import Reach, WrongUse, stopped_by_ctrl_c, terminal
 from threadkeep.records import Message
 from threadkeep.version import __version__
 
@@ -110,12 +109,10 @@ async def bench(
                 results = await _measure(session, turns, reach)
         finally:
             await session.delete()
-    if terminal.as_json:
-        rows = [{"name": name, "median_ms": median, "p95_ms": p95, "rounds": turns} for name, median, p95 in results]
-        terminal.json({"database": database, "results": rows})
-        return
+    rows = [{"name": name, "median_ms": median, "p95_ms": p95, "rounds": turns} for name, median, p95 in results]
     cells = [(name, f"{median:.2f}", f"{p95:.2f}", f"{turns:,}") for name, median, p95 in results]
-    terminal.table(["operation", "median ms", "p95 ms", "rounds"], cells, right=["median ms", "p95 ms", "rounds"])
+    columns = ("operation", "median ms", "p95 ms", "rounds")
+    terminal.listing({"database": database, "results": rows}, columns, cells, right=columns[1:], nothing="")
     terminal.note(f"Measured on {database} with one caller at a time. The session is deleted.")
 
 
@@ -181,12 +178,9 @@ async def _serve_http(memory: Memory, host: str, port: int, *, write: bool) -> N
         await serve_keyed(server, settings, listening, on_start=lambda: terminal.note(started))
 
 
-keys_commands = verbs("Add, list, rotate and revoke keys of the HTTP service.")
-
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the key.")]
 
 
-@keys_commands.command("add")
 async def add_key(
     name: _Name,
     *,
@@ -205,29 +199,24 @@ async def add_key(
         _show(await memory.api_keys.add(name, scope=wanted, user_id=user_id, valid_for=valid_for))
 
 
-@keys_commands.command("list")
 async def list_keys() -> None:
     """List all API keys, even revoked ones, with the time of their last use, which may be a minute late."""
     async with opened_memory() as memory:
         keys, now = await memory.api_keys.all(), memory.clock()
     names = ("name", "scope", "user_id", "created_at", "expires_at", "revoked_at", "last_used_at")
     values = [{name: getattr(key, name) for name in names} | {"valid": key.is_valid(now)} for key in keys]
+    states = ["valid" if key.is_valid(now) else "revoked" if key.revoked_at else "expired" for key in keys]
     terminal.listing(
         {"keys": values},
-        keys,
-        {
-            "key": lambda key: key.name,
-            "scope": lambda key: key.scope,
-            "user": lambda key: key.user_id or "",
-            "state": lambda key: "valid" if key.is_valid(now) else "revoked" if key.revoked_at else "expired",
-            "created": lambda key: relative(key.created_at),
-            "last used": lambda key: "never" if key.last_used_at is None else relative(key.last_used_at),
-        },
+        ("key", "scope", "user", "state", "created", "last used"),
+        [
+            (key.name, key.scope, key.user_id, state, key.created_at, key.last_used_at or "never")
+            for key, state in zip(keys, states, strict=True)
+        ],
         nothing="There is no key; add one with: threadkeep keys add NAME",
     )
 
 
-@keys_commands.command("rotate")
 async def rotate_key(
     name: _Name,
     hours: Annotated[float, typer.Option(min=0, max=876_000, help="Hours that the old key stays valid.")] = 24.0,
@@ -237,7 +226,6 @@ async def rotate_key(
         _show(await memory.api_keys.rotate(name, overlap=timedelta(hours=hours)))
 
 
-@keys_commands.command("revoke")
 async def revoke_key(name: _Name) -> None:
     """Revoke all API keys with this name. A running service rejects them within seconds."""
     async with opened_memory() as memory:

@@ -26,22 +26,18 @@ from threadkeep.cli.shared import (
     opened_tables,
     read_cursor,
     session_ids,
-    verbs,
     write_cursor,
 )
 from threadkeep.cli.terminal import WrongUse, counted, first_words, relative, repeated, terminal
 from threadkeep.errors import ThreadkeepError
 
 if TYPE_CHECKING:
-    from threadkeep.history.session import Session
     from threadkeep.records import Message, SessionInfo
 
-commands = verbs("List, show, search, export, import, prune, reset or delete sessions.")
 _WORDS = 40
 _STYLES = {"user": "bold cyan", "assistant": "bold green", "system": "bold magenta"}
 
 
-@commands.command("list")
 async def list_sessions(
     user: UserId = None,
     query: Annotated[str | None, typer.Option(help="Only with this text in title, last message or id.")] = None,
@@ -67,22 +63,24 @@ async def list_sessions(
     values = {"sessions": [session_values(info) for info in infos], "next_cursor": write_cursor(following)}
     terminal.listing(
         {**values, "damaged": damaged} if damaged else values,
-        infos,
-        {
-            "session": lambda info: info.session_id,
-            "user": lambda info: info.user_id or "",
-            "title": lambda info: first_words(info.title or "", _WORDS),
-            "last message": lambda info: first_words(info.last_message or "", _WORDS),
-            "messages": lambda info: f"{info.message_count:,}",
-            "activity": lambda info: relative(info.updated_at) + ("" if info.active else ", inactive"),
-        },
+        ("session", "user", "title", "last message", "messages", "activity"),
+        [
+            (
+                info.session_id,
+                info.user_id,
+                first_words(info.title or "", _WORDS),
+                first_words(info.last_message or "", _WORDS),
+                f"{info.message_count:,}",
+                relative(info.updated_at) + ("" if info.active else ", inactive"),
+            )
+            for info in infos
+        ],
         right=["messages"],
         nothing=f"There are no {'such sessions' if narrowed else 'sessions yet'}.",
     )
     _name_damaged(damaged)
 
 
-@commands.command("show")
 async def show_session(
     session: SessionIdArgument,
     user: UserId = None,
@@ -115,7 +113,6 @@ async def show_session(
         terminal.note("── reset ──")
 
 
-@commands.command("search")
 async def search_messages(
     query: Annotated[str, typer.Argument(help="Words that must all be in a message.")],
     user: UserId = None,
@@ -128,14 +125,11 @@ async def search_messages(
     damaged = {"damaged": result.damaged} if result.damaged else {}
     terminal.listing(
         {"hits": found, "unindexed": result.unindexed, **damaged},
-        result.hits,
-        {
-            "session": lambda hit: hit.session_id,
-            "seq": lambda hit: str(hit.message.seq),
-            "role": lambda hit: hit.message.role,
-            "message": lambda hit: _around(hit.message.content, query),
-            "when": lambda hit: relative(hit.message.created_at),
-        },
+        ("session", "seq", "role", "message", "when"),
+        [
+            (key, message.seq, message.role, _around(message.content, query), message.created_at)
+            for key, message, _ in result.hits
+        ],
         right=["seq"],
         nothing="No message contains all these words.",
     )
@@ -145,7 +139,6 @@ async def search_messages(
     _name_damaged(result.damaged)
 
 
-@commands.command("reset")
 async def reset_session(session: SessionIdArgument, user: UserId = None) -> None:
     """Hide all messages so far from the model. The transcript keeps them."""
     async with opened_session(session, user) as (handle, _):
@@ -156,7 +149,6 @@ async def reset_session(session: SessionIdArgument, user: UserId = None) -> None
     )
 
 
-@commands.command("delete")
 async def delete_sessions(
     sessions: Annotated[
         list[str], typer.Argument(metavar="SESSION", help="The ids of the sessions.", autocompletion=session_ids)
@@ -174,7 +166,7 @@ async def delete_sessions(
         outcomes = {key: await everything.erase(key, user_id=user) for key in dict.fromkeys(sessions)}
     missing = [key for key, deleted in outcomes.items() if not deleted]
     if terminal.as_json:
-        terminal.json({"deleted": [key for key, deleted in outcomes.items() if deleted], "not_found": missing})
+        terminal.json({"deleted": [key for key in outcomes if key not in missing], "not_found": missing})
     else:
         for key in outcomes:
             if key in missing:
@@ -218,7 +210,6 @@ def _around(content: str, query: str) -> str:
     return ("…" if start else "") + first_words(content[start:], 2 * _WORDS)
 
 
-@commands.command("take-back")
 async def take_back_messages(
     session: SessionIdArgument,
     number: Annotated[int, typer.Option("-n", min=1, max=10_000, help="The number of newest messages.")] = 1,
@@ -235,7 +226,6 @@ async def take_back_messages(
     terminal.note(f"Took back {counted(len(taken), 'message')}." if taken else "There is no message to take back.")
 
 
-@commands.command("edit")
 async def edit_message(
     session: SessionIdArgument,
     message: Annotated[str, typer.Argument(metavar="MESSAGE", help="The message's id, or its number.")],
@@ -245,14 +235,16 @@ async def edit_message(
 ) -> None:
     """Replace a message with a new version. Later messages stay in the history, but the model no longer gets them."""
     async with opened_session(session, user) as (handle, _):
-        edited = await handle.edit(await _id_of(handle, message), text, new_id=new_id)
+        # A number is the `seq` of a message, unless it is an id.
+        if message.isdecimal() and await handle.find(message) is None:
+            message = next((found.id for found in await handle.at([int(message)]) if found.id), message)
+        edited = await handle.edit(message, text, new_id=new_id)
     terminal.result(
         {"session_id": session, "message": edited.to_dict()},
         f"The new version is message {edited.seq}, with the id {edited.id}.",
     )
 
 
-@commands.command("branch")
 async def branch_session(
     session: SessionIdArgument,
     at: Annotated[
@@ -275,7 +267,6 @@ async def branch_session(
     terminal.note(f"Continue with: {on_this_database(command)}")
 
 
-@commands.command("regenerate")
 async def regenerate_answer(
     session: SessionIdArgument,
     *,
@@ -306,11 +297,3 @@ async def regenerate_answer(
         except ThreadkeepError as error:
             answer.fail(problem_of(error))
             raise typer.Exit(1) from None
-
-
-async def _id_of(session: Session, message: str) -> str:
-    """Return the id of a message. The argument `message` is its id or its `seq`."""
-    if message.isdecimal() and await session.find(message) is None:
-        for found in await session.at([int(message)]):
-            return found.id or message
-    return message

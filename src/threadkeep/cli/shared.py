@@ -287,11 +287,6 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the data that woul
 Confirmed = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
-def verbs(help_text: str) -> typer.Typer:
-    """Return an empty command group without rich help, which would double the time of `--help`."""
-    return typer.Typer(help=help_text, no_args_is_help=True, rich_markup_mode=None)
-
-
 def one_of[T: str](option: str, text: str | None, allowed: Sequence[T]) -> T | None:
     """Return the value of an option, or None if it was not given. Raise `WrongUse` if it is not allowed."""
     for value in allowed:

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass
@@ -103,40 +103,44 @@ class Terminal:
         """Print a JSON document on one line."""
         print(dump(value, sys.stdout), flush=True)  # noqa: T201 - rich would wrap it
 
-    def result(self, value: object, sentence: str, *, style: str = "", failed: bool = False) -> None:
-        """Print the value with `--json`, otherwise the sentence. If `failed` is true, exit with 1."""
+    def result(self, value: object, text: str | Callable[[], object], *, style: str = "", failed: bool = False) -> None:
+        """Print the value with `--json`, otherwise the text; a function prints its text itself.
+
+        If `failed` is true, print a sentence as an error, and exit with 1.
+        """
         if self.as_json:
             self.json(value)
+        elif not isinstance(text, str):
+            text()
         elif failed:
-            self.error(sentence)
+            self.error(text)
         else:
-            self.say(sentence, style=style)
+            self.say(text, style=style)
         if failed:
             raise typer.Exit(1)
 
-    def listing[T](
+    def listing(
         self,
         value: Mapping[str, object],
-        records: Sequence[T],
-        columns: Mapping[str, Callable[[T], Styled]],
+        columns: Sequence[str],
+        rows: Sequence[Sequence[object]],
         *,
         nothing: str,
         right: Sequence[str] = (),
         more: str = "--cursor",
     ) -> None:
-        """Print a page of a list: with `--json` the `value`, otherwise a table of the records.
+        """Print a page of a list: with `--json` the `value`, otherwise a table.
 
-        `columns` maps a heading to the function that makes a cell. Without records, print `nothing`. If another page
-        follows, print the command that shows it; `more` is the command's option for the cursor.
+        Without rows, print `nothing`. If another page follows, print the command that shows it; `more` is the command's
+        option for the cursor.
         """
         following = value.get("next_cursor", value.get("next_after"))
         if self.as_json:
             self.json(value)
-        elif not records:
+        elif not rows:
             self.note(nothing)
         else:
-            rows = [[cell(record) for cell in columns.values()] for record in records]
-            self.table([*columns], rows, right=right)
+            self.table(columns, rows, right=right)
             if following is not None:
                 self.note(f"More: {repeated(more, following)}")
 
@@ -162,8 +166,14 @@ class Terminal:
             self.say(label + line.plain.rstrip(), style=style)
             label = " " * len(label)
 
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[Styled]], *, right: Sequence[str] = ()) -> None:
-        """Print a table without frames. No cell is truncated."""
+    def facts(self, facts: Iterable[tuple[str, str]], *, width: int = 0) -> None:
+        """Print lines with a label each. The labels are padded to `width` characters."""
+        for label, text in facts:
+            self.labelled(f"{label:<{width}}", text)
+
+    def table(self, columns: Sequence[str], values: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> None:
+        """Print a table without frames. No cell is truncated; a time is shown as its age, and None as an empty cell."""
+        rows = [[_cell(value) for value in row] for row in values]
         if not sys.stdout.isatty():
             _print_aligned([columns, *rows], [name in right for name in columns])
             return
@@ -353,11 +363,15 @@ def without_password(url: str) -> str:
     return _PASSWORD.sub(r"\1\2", url)
 
 
-def shown(value: object, nothing: str = "") -> str:
-    """Return a value as the text of a table's cell: `nothing` for None, and times relative to now."""
-    if value is None:
-        return nothing
-    return relative(value) if isinstance(value, datetime) else str(value)
+def _cell(value: object) -> Styled:
+    match value:
+        case None:
+            return ""
+        case datetime():
+            return relative(value)
+        case (str(text), str(style)):
+            return text, style
+    return str(value)
 
 
 def relative(moment: datetime | None) -> str:

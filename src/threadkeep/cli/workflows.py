@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from threadkeep.cli.shared import check_not_database, command_settings, one_of, read_payload, verbs
+from threadkeep.cli.shared import check_not_database, command_settings, one_of, read_payload
 from threadkeep.cli.terminal import WrongUse, terminal
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from threadkeep.workflows.describing import KeyExplanation
     from threadkeep.workflows.registry import Workflows
 
-commands = verbs("Workflows and their files.")
 
 _ENDINGS = {"": "mermaid", ".mmd": "mermaid", ".mermaid": "mermaid", ".md": "mermaid", ".txt": "mermaid"}
 _ENDINGS |= {".svg": "svg", ".png": "png"}
@@ -27,21 +26,21 @@ _ENDINGS |= {".svg": "svg", ".png": "png"}
 WorkflowName = Annotated[str, typer.Argument(metavar="WORKFLOW", help="A workflow's name, or the path of its file.")]
 
 
-@commands.command("list")
 def list_workflows() -> None:
     """List the built-in workflow and the workflows in THREADKEEP_WORKFLOWS."""
     from threadkeep.workflows.describing import describe
 
     with terminal.waiting("Reading workflows"):
         found = _registered().all()
-    if terminal.as_json:
-        terminal.json({"workflows": [describe(workflow) for workflow in found]})
-        return
-    rows = [[one.name, one.source, one.version, str(len(one.builder.nodes)), one.description] for one in found]
-    terminal.table(["workflow", "source", "version", "nodes", "what it is for"], rows, right=["nodes"])
+    terminal.listing(
+        {"workflows": [describe(workflow) for workflow in found]},
+        ("workflow", "source", "version", "nodes", "what it is for"),
+        [(one.name, one.source, one.version, len(one.builder.nodes), one.description) for one in found],
+        right=["nodes"],
+        nothing="",
+    )
 
 
-@commands.command("show")
 def show_workflow(name: WorkflowName) -> None:
     """Show a workflow: its nodes with their edges, and its options."""
     from threadkeep.workflows.describing import describe_whole
@@ -63,7 +62,6 @@ def show_workflow(name: WorkflowName) -> None:
             terminal.say(f"{option}: {value}")
 
 
-@commands.command("validate")
 def validate_workflows(
     paths: Annotated[list[Path] | None, typer.Argument(metavar="PATH", help="YAML files, or folders of them.")] = None,
     imports: Annotated[
@@ -101,7 +99,6 @@ def validate_workflows(
         raise typer.Exit(1)
 
 
-@commands.command("graph")
 def draw_workflow(
     name: WorkflowName,
     format_name: Annotated[
