@@ -10,7 +10,7 @@ import pytest
 from langchain.agents.middleware import AgentMiddleware, hook_config
 from langgraph.checkpoint.memory import InMemorySaver
 
-from tests.agent.talking import ask, kept, kept_with_status, make_agent, seen
+from tests.agent.talking import ROOM, ask, kept, kept_with_status, make_agent, seen
 from tests.limits import HANG_SECONDS
 from threadkeep import Memory, SessionMemory
 from threadkeep.testing import Gate, ScriptedModel
@@ -77,7 +77,7 @@ async def test_an_answer_before_a_slow_hook_is_stored_once(
 async def test_the_complete_answer_is_stored_after_a_timeout(
     small_memory: Memory, monkeypatch: pytest.MonkeyPatch, checkpointed: bool
 ) -> None:
-    """An answer that was stored early as interrupted is also stored as complete, and a repeat returns it."""
+    """The complete answer replaces the one that was stored early as interrupted, and a repeat returns it."""
     monkeypatch.setattr("threadkeep.agent.participation._MOST_CHECKS", 1)
     slow = Slow()
     model = ScriptedModel(["hello"])
@@ -90,11 +90,10 @@ async def test_the_complete_answer_is_stored_after_a_timeout(
             pass
     slow.gate.open()
     await run
-    assert await kept_with_status(small_memory) == [
-        ONCE_EACH[0],
-        ("assistant", "hello", "interrupted"),
-        ONCE_EACH[1],
-    ]
+    assert await kept_with_status(small_memory) == ONCE_EACH
+    whole = await small_memory.session(ROOM).tail(10, view="history")
+    assert [(one.content, one.status) for one in whole[1:]] == [("hello", "interrupted"), ("hello", "complete")]
+    assert whole[1].superseded_by == whole[2].id
     assert await ask(agent, "hi", message_id="telegram:1") == "hello"
     assert len(model.calls) == 1
 

@@ -12,6 +12,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from importlib.resources import files
 from itertools import accumulate, takewhile
 from typing import Any
 
@@ -76,23 +77,7 @@ _ABOUT_COUNT = re.compile(
 )
 _UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
 _WORDS = re.compile(rf"[{_UNSPACED}]+|[^\W_{_UNSPACED}]+")
-_EMPTY_WORDS = (
-    "hi hello hey hallo bonjour hola ciao good morning evening day thanks thank ok okay yes no please bye "
-    "你好 您好 谢谢 謝謝 "
-    "a about again all also am an and any are as at be been being but by can could did do does done for from had has "
-    "have he her him his how i if in into is it its just know me mine my of on or our out recall remember remind said "
-    "say she should so some tell than that the their them then there these they this those to told too up us very was "
-    "we were what when where which who whom whose why will with would you your yours "
-    "aber als am auch auf aus bei bin bist da das dass dein deine dem den der des dich die "  # codespell:ignore
-    "dir du ein eine einen einer er es für gesagt habe haben hast hat ich ihr im ist ja man "  # codespell:ignore
-    "mein meine meinen meiner mich mir mit nach nein noch nur oder sein sie sind und uns von "  # codespell:ignore
-    "war warum was weißt wann wem wen wer wie wieder wir wo woher wohin zu "  # codespell:ignore
-    "au ce ces de des du elle en est et il ils je la le les leur ma mes moi mon ne nous on ou "  # codespell:ignore
-    "où par pas pour qu que quel quelle qui sa se ses son suis sur ta te tes toi ton tu un "  # codespell:ignore
-    "une vous "  # codespell:ignore
-    "como con cuál cuándo cómo del dónde el ella ellos eres es estoy fue las lo los mi mis "  # codespell:ignore
-    "muy no nos para pero por qué quién se ser si sin soy su sus son una uno usted y yo "  # codespell:ignore
-)
+_EMPTY_WORDS = files("threadkeep.agent").joinpath("data", "demo_stop_words.txt").read_text(encoding="utf-8")
 _STOP_WORDS = frozenset(unicodedata.normalize("NFKC", _EMPTY_WORDS).casefold().split())
 _FUNCTION_CHARACTERS = frozenset(
     "的了是在我你您他她它们們吗嗎呢吧啊么麼什甚谁誰哪这這那有和也都就何はがをにでのもかすましたと"

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import chain, islice, repeat
+from itertools import chain, islice, repeat, takewhile
 from typing import Any, Final
 
 from langchain_core.messages import AIMessage, BaseMessage
@@ -41,6 +41,14 @@ from threadkeep.store.driver import Joined, Statement
 
 _READ_PAUSES: Final = (0.0, 0.2, 0.5, 1.0, 2.0)
 """Seconds before each attempt to read the answer that another process stored first."""
+
+_NEAR_ROWS: Final = 50
+"""The number of rows before and after a repeated question that are searched for its partial answers."""
+
+
+def _belongs_to(text: str, row: Message) -> bool:
+    """Return True if a row asks a text, or is a superseded message or a partial answer."""
+    return row.superseded_at is not None or (row.content == text if row.role == "user" else row.status == "interrupted")
 
 
 def as_answer(row: Message) -> AIMessage:
@@ -171,16 +179,21 @@ class OpenTurn(TurnContext):
         return reads
 
     async def _record(
-        self, messages: Sequence[Message], *, answers: str | None = None, told: bool = False
+        self,
+        messages: Sequence[Message],
+        *,
+        answers: str | None = None,
+        told: bool = False,
+        completes: str | None = None,
     ) -> Receipt | None:
-        """Store messages; `answers` is the id of their question. Return None if they are not in the database yet.
+        """Store messages; for `answers` and `completes`, see `Session.record`. Return None if the write is pending.
 
         Raises:
             TurnInMemoryOnly: the messages are only in memory, and a caller outside of a run waits for the answer
                 (`told`).
         """
         try:
-            return await self.session.record(messages, answers=answers, told=told)
+            return await self.session.record(messages, answers=answers, told=told, completes=completes)
         except TurnInMemoryOnly:
             if told and self._hold is None:
                 raise
@@ -254,6 +267,8 @@ class OpenTurn(TurnContext):
             if self.answered is not None:
                 self._adopted = True
                 return self.answered
+        partial_id = await self._partial_id()
+        self._repeated = self._repeated or status != "complete"
         if self.steps.waiting:
             self.steps.answered_by(message.id)
         answer = self._stored(
@@ -269,24 +284,47 @@ class OpenTurn(TurnContext):
         told = status == "complete" and (self._hold is None or self._hold.told)
         # If possible, leave the answer to the transaction that ends the run.
         waits = self._hold is not None and self._hold.takes(self.session) and not self.steps.waiting
-        if self._hold is not None and waits and status == "complete":
+        if self._hold is not None and waits and status == "complete" and partial_id is None:
             store, settle = partial(self._store_answer, answer, told=told), self.settle
             anchor, asked = self.anchor_statement, self._known_question_id
             self._hold.answer = HeldAnswer(self.session, answer, asked, told, anchor, store, settle)
             return None
-        return await self._store_answer(answer, told=told)
+        return await self._store_answer(answer, told=told, completes=partial_id)
 
-    async def _store_answer(self, answer: Message, *, told: bool) -> AIMessage | None:
+    async def _partial_id(self) -> str | None:
+        """Return the id of the speaker's partial answer that the answer replaces, if the question is asked again.
+
+        It answers this question, or the same text that was asked next to it under another id, as chat clients do.
+        """
+        seq, past = self.question_seq, self._recollection.messages
+        again = self._repeated or (past and (past[-1].role == "user" or past[-1].status == "interrupted"))
+        if seq is None or not again:
+            return None
+        rows = await in_time(self.session, self.session.at(range(seq - _NEAR_ROWS, seq + _NEAR_ROWS + 1))) or []
+        index = next((index for index, row in enumerate(rows) if row.seq == seq), None)
+        if index is None:
+            return None
+        belongs = partial(_belongs_to, rows[index].content)
+        near = [*takewhile(belongs, rows[index::-1]), *takewhile(belongs, rows[index + 1 :])]
+        asked = {row.id for row in near if row.role == "user"}
+        for row in sorted(near, key=lambda row: row.seq or 0, reverse=True):
+            is_mine = row.answers in asked and (row.author, row.ordinal or 1) == (self.author, self.ordinal)
+            if is_mine and row.superseded_at is None and row.status == "interrupted":
+                return row.id
+        return None
+
+    async def _store_answer(self, answer: Message, *, told: bool, completes: str | None = None) -> AIMessage | None:
         """Store the answer, if possible with the call's record and start of history. Return an answer stored before."""
-        question_id = self._known_question_id
+        question_id, joined = self._known_question_id, None
         try:
-            joined = await self.session.record_joined([answer], self.joined, answers=question_id, told=told)
+            if completes is None:
+                joined = await self.session.record_joined([answer], self.joined, answers=question_id, told=told)
             if joined is not None:
                 receipt: Receipt | None = joined[0]
                 self._anchored = True
                 self._open = None if self._joins_record else self._open
             else:
-                receipt = await self._record([answer], answers=question_id, told=told)
+                receipt = await self._record([answer], answers=question_id, told=told, completes=completes)
         except QuestionGone:
             # Drop the answer, because its session was deleted in the meantime.
             self._forgotten = True

@@ -151,12 +151,18 @@ class Session:
             return await self._transcripts.append(turn)
 
     async def record(
-        self, messages: Sequence[Message], *, answers: str | None = None, told: bool = False
+        self,
+        messages: Sequence[Message],
+        *,
+        answers: str | None = None,
+        told: bool = False,
+        completes: str | None = None,
     ) -> Receipt | None:
         """Store the messages; if the database is not available, keep them on disk and return None.
 
         Use this method if the caller must continue without a database. If `answers` is given, the session must still
         have the question with this id. Pass `told=True` if a caller gets the answer as soon as this method returns.
+        The answer supersedes the partial answer with the id `completes`.
 
         Raises:
             InvalidMessage, WrongUser: as for `append`; the write is not retried.
@@ -165,7 +171,8 @@ class Session:
         """
         started = time.perf_counter()
         try:
-            receipt = await self._pending.record(self.turn(messages, answers=answers, told=told))
+            turn = self.turn(messages, answers=answers, told=told)
+            receipt = await self._pending.record(replace(turn, completes=completes))
         except QuestionGone:
             self._events.discarded()
             raise
