@@ -49,9 +49,9 @@ def test_every_page_is_in_the_navigation_of_the_site_once() -> None:
     assert sorted(listed) == sorted(pages)
 
 
-def test_the_tests_named_by_the_laws_exist() -> None:
-    [laws] = [one for one in all_pages() if one.name == "docs/explanation/laws.md"]
-    files = {code for code in code_in(laws.prose) if code.endswith(".py")}
+def test_the_tests_named_by_the_guarantees_exist() -> None:
+    [guarantees] = [one for one in all_pages() if one.name == "docs/explanation/guarantees.md"]
+    files = {code for code in code_in(guarantees.prose) if code.endswith(".py")}
     assert len(files) > 10
     assert not {file for file in files if not (ROOT / file).is_file()}
 
