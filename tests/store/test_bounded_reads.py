@@ -82,20 +82,23 @@ async def test_the_poll_for_unindexed_messages_does_not_read_all_sessions(postgr
         assert await most_rows(postgres_url, "to_index", parameters, file="search.sql") <= FEW
 
 
-async def test_runs_without_an_answer_are_found_by_index(database_url: str) -> None:
+@pytest.mark.parametrize(("kind", "status"), [("without_answer", "failed"), ("waiting", "waiting")])
+async def test_runs_that_wait_or_have_no_answer_are_found_by_index(database_url: str, kind: str, status: str) -> None:
     """Nearly all runs end with an answer. After some executions, PostgreSQL uses a plan for any parameters."""
-    sql = load_statements("runs_records.sql")["newest_without_answer"]
+    sql = load_statements("runs_records.sql")[f"newest_{kind}"]
     names = ("created_at", "run_id", "workflow", "status", "since", "set_aside", "turns", "reset", "delete", "limit")
+    names += ("session_id", "user_id")
     async with migrated_driver(database_url) as driver:
         if driver.backend == "sqlite":
-            parameters: Parameters = {**dict.fromkeys(names), "status": "failed", "limit": LIMIT}
+            parameters: Parameters = {**dict.fromkeys(names), "status": status, "limit": LIMIT}
             plan = [str(row[3]) for row in await driver.fetch(f"EXPLAIN QUERY PLAN {sql}", parameters)]
         else:
             async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
                 await connection.execute(
                     "INSERT INTO chat_runs (run_id, root_run_id, workflow, status, trigger, created_at)"
-                    " SELECT 'r' || n, 'r' || n, 'chat', CASE WHEN n % 100 = 0 THEN 'failed' ELSE 'done' END,"
-                    " 'message', now() - n * interval '1 minute' FROM generate_series(1, 5000) AS n"
+                    " SELECT 'r' || n, 'r' || n, 'chat', CASE WHEN n %% 100 = 0 THEN %(status)s ELSE 'done' END,"
+                    " 'message', now() - n * interval '1 minute' FROM generate_series(1, 5000) AS n",
+                    {"status": status},
                 )
                 await connection.execute("ANALYZE chat_runs")
                 numbered = for_psycopg(sql)
@@ -103,7 +106,7 @@ async def test_runs_without_an_answer_are_found_by_index(database_url: str) -> N
                     numbered = numbered.replace(f"%({name})s", f"${number}")
                 cursor = await connection.execute(f"EXPLAIN (GENERIC_PLAN) {numbered}".encode())
                 plan = [str(step) for (step,) in await cursor.fetchall()]
-    assert any("idx_chat_runs_without_answer" in step for step in plan), plan
+    assert any(f"idx_chat_runs_{kind}" in step for step in plan), plan
 
 
 async def test_an_erase_looks_for_episodes_only_in_the_sessions_of_the_person(sqlite_url: str) -> None:

@@ -368,6 +368,8 @@ def _statement_for(query: RunQuery) -> str:
     """Return the name of the statement that uses the best index for a query."""
     if query.parent_run_id is not None:
         return "newest_of_parent"
+    if query.status == "waiting":
+        return "newest_waiting"
     if query.session_id is not None:
         return "newest_of_session"
     if query.user_id is not None:

@@ -65,6 +65,14 @@ WHERE r.set_aside AND (r.created_at, r.run_id) < (:created_at, :run_id)
 ORDER BY r.created_at DESC, r.run_id DESC
 LIMIT :limit
 
+-- name: newest_waiting
+-- The literal status lets both engines use the index of waiting runs: a session may have many runs, of which few wait.
+SELECT r.run_id FROM chat_runs r
+WHERE r.status = 'waiting' AND (r.created_at, r.run_id) < (:created_at, :run_id)
+    AND (CAST(:session_id AS TEXT) IS NULL OR r.session_id = :session_id)
+    AND (CAST(:user_id AS TEXT) IS NULL OR r.user_id = :user_id)
+-- include: page
+
 -- name: newest_without_answer
 -- Literal statuses let both engines use the index of these runs, which are few: nearly all runs end with an answer.
 SELECT r.run_id FROM chat_runs r
