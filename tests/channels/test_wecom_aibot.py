@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -120,11 +121,11 @@ def test_messages_for_another_bot_are_ignored() -> None:
 
 def test_a_reply_can_be_decrypted_by_the_platform() -> None:
     channel = PLATFORM.channel()
-    response = channel.stream_response("run-1", "你好 <b>", finished=False, timestamp="1700000000", nonce="n1")
+    response = channel.stream_response("run-1", "你好 <b>", datetime.fromtimestamp(1700000000, UTC), finished=False)
     assert _opened(response) == {"msgtype": "stream", "stream": {"id": "run-1", "finish": False, "content": "你好 <b>"}}
     assert response.media_type == "application/json"
     assert json.loads(response.body)["timestamp"] == 1700000000
-    welcome = channel.welcome_response("Welcome!", timestamp="1700000000", nonce="n1")
+    welcome = channel.welcome_response("Welcome!", datetime.fromtimestamp(1700000000, UTC))
     assert _opened(welcome) == {"msgtype": "text", "text": {"content": "Welcome!"}}
 
 

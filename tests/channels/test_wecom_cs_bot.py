@@ -359,11 +359,12 @@ async def test_limits_of_the_platform_are_not_retried(tmp_path: Path, wecom: Fak
 
 @pytest.mark.slow
 async def test_a_retry_sends_the_missing_parts_of_a_reply(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
-    """Five of seven parts arrive. A retry after the customer's next message sends only the other two."""
-    parts = [f"{number} " + "a" * 1998 for number in range(7)]
+    """Five of seven parts arrive, and the fifth says that it is cut. A retry sends only the other two."""
+    answer = [f"{number} " + "a" * 1998 for number in range(7)]
+    parts = [*answer[:4], f"{answer[4]}\n\n[…]", *answer[5:]]
     wecom.limit(5)
     wecom.write(item("Tell me all.", 1))
-    model = ScriptedModel(["\n\n".join(parts), "ok"])
+    model = ScriptedModel(["\n\n".join(answer), "ok"])
     async with opened_wecom(KIND, shared_url, tmp_path, wecom, model) as desk:
         await desk.say("")
         assert await desk.answered(5) == parts[:5]

@@ -309,6 +309,7 @@ class Receiver:
     def __init__(self, memory: Memory, channel: Channel) -> None:
         self._memory = memory
         self._channel = channel
+        self._state = memory.channels.state
         self._owner = str(uuid7())
         self._pause = self.first_pause_seconds
 

@@ -166,7 +166,6 @@ class TelegramPolling(Receiver):
         self._intake = intake
         self._bot = bot
         self._client = client
-        self._state = memory.channels.state
         self._duty = f"poll:{channel.scope}"
 
     async def keep_polling(self) -> None:

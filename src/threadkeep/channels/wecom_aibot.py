@@ -10,7 +10,7 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -106,29 +106,24 @@ class WeComAIBotChannel:
             return opened
         return Received(updates=(self.read(object_in(read_json(opened))),))
 
-    def stream_response(
-        self, stream_id: str, text: str, *, finished: bool, timestamp: str, nonce: str
-    ) -> CallbackResponse:
+    def stream_response(self, stream_id: str, text: str, now: datetime, *, finished: bool) -> CallbackResponse:
         """Return the encrypted response with the whole text of an answer so far."""
         stream: Json = {"id": stream_id, "finish": finished, "content": text}
-        return self._response({"msgtype": "stream", "stream": stream}, timestamp=timestamp, nonce=nonce)
+        return self._response({"msgtype": "stream", "stream": stream}, now)
 
-    def welcome_response(self, text: str, *, timestamp: str, nonce: str) -> CallbackResponse:
+    def welcome_response(self, text: str, now: datetime) -> CallbackResponse:
         """Return the encrypted response to `ChatEntered` with a welcome text."""
-        return self._response({"msgtype": "text", "text": {"content": text}}, timestamp=timestamp, nonce=nonce)
+        return self._response({"msgtype": "text", "text": {"content": text}}, now)
 
     def split(self, text: str) -> tuple[str, ...]:
         """Split an answer into parts of at most 20,480 bytes, with complete code blocks."""
         return split_markdown(text, MAX_MESSAGE_BYTES, size=utf8_length)
 
-    def _response(self, message: Json, *, timestamp: str, nonce: str) -> CallbackResponse:
-        sealed = self._crypto.seal(json.dumps(message, ensure_ascii=False), timestamp=timestamp, nonce=nonce)
-        body = {
-            "encrypt": sealed.encrypted,
-            "msgsignature": sealed.signature,
-            "timestamp": int(timestamp),
-            "nonce": nonce,
-        }
+    def _response(self, message: Json, now: datetime) -> CallbackResponse:
+        timestamp, nonce = int(now.timestamp()), secrets.token_hex(8)
+        sealed = self._crypto.seal(json.dumps(message, ensure_ascii=False), timestamp=str(timestamp), nonce=nonce)
+        signed = {"timestamp": timestamp, "nonce": nonce, "msgsignature": sealed.signature}
+        body = {"encrypt": sealed.encrypted, **signed}
         return CallbackResponse(json.dumps(body).encode(), "application/json")
 
     def read(self, fields: Mapping[str, Json]) -> Update:
@@ -202,8 +197,7 @@ class AnswerStreams:
         """Return the HTTP response to an update that is already stored, or None to respond with an empty body."""
         match update:
             case ChatEntered() if bot.texts.welcome:
-                timestamp, nonce = self._timestamp_and_nonce()
-                return channel.welcome_response(bot.texts.welcome, timestamp=timestamp, nonce=nonce)
+                return channel.welcome_response(bot.texts.welcome, self._memory.clock())
             case StreamRefresh(stream_id):
                 number = int(stream_id) if stream_id.isdecimal() and len(stream_id) < 19 else 0
                 # WeCom would request an unknown stream again for minutes, so end it.
@@ -269,11 +263,7 @@ class AnswerStreams:
     def _sealed(
         self, channel: WeComAIBotChannel, stream_id: str, text: str, *, finished: bool = True
     ) -> CallbackResponse:
-        timestamp, nonce = self._timestamp_and_nonce()
-        return channel.stream_response(stream_id, text, finished=finished, timestamp=timestamp, nonce=nonce)
-
-    def _timestamp_and_nonce(self) -> tuple[str, str]:
-        return str(int(self._memory.clock().timestamp())), secrets.token_hex(8)
+        return channel.stream_response(stream_id, text, self._memory.clock(), finished=finished)
 
 
 def is_response_url(url: str, own_api: str = "") -> bool:

@@ -36,7 +36,7 @@ _TOKEN_MARGIN_SECONDS = 300
 _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 _TOKEN_CODES = (40001, 40014, 42001)
 _NOTICE_TOKEN_REFUSED = 95007  # "invalid msg token"
-_CUT = "\n\n[…]"
+CUT = "\n\n[…]"
 """The end of an answer that is too long for the messages that WeCom accepts."""
 _REFUSED: Mapping[int, str] = {
     40003: "InvalidUser",
@@ -249,7 +249,7 @@ class WeComAIBotClient:
             return Refused("NoResponseAddress")
         text = part.text
         if not part.last:
-            text = split_markdown(text, MAX_MESSAGE_BYTES - utf8_length(_CUT), size=utf8_length)[0] + _CUT
+            text = split_markdown(text, MAX_MESSAGE_BYTES - utf8_length(CUT), size=utf8_length)[0] + CUT
         answer = await ask(self._http, "POST", url, values={"msgtype": "markdown", "markdown": {"content": text}})
         if answer.code in (None, -1, 45009):
             return Later(answer.problem, uncertain=answer.uncertain)

@@ -181,24 +181,21 @@ class AIBotConnection(Receiver):
             self._end_streams()
 
     async def _receive(self, intake: Intake, bot: Bot, req_id: str, body: Mapping[str, Json]) -> None:
-        with ErrorBoundary(lambda error: notify_trouble(self._memory, "following", error, self._channel)):
-            await self._take(intake, bot, req_id, body)
-
-    async def _take(self, intake: Intake, bot: Bot, req_id: str, body: Mapping[str, Json]) -> None:
         """Store and process a message or an event; retry until stored, because WeCom does not repeat it."""
-        update, message = self._addressed(self._channel.read(body), req_id, body)
-        stream = None
-        if message is not None:
-            ends_at = asyncio.get_running_loop().time() + STREAM_TIME.total_seconds()
-            stream = self._streams[req_id] = _Stream(req_id, ends_at)
-        session_id = message.session_id or "" if message is not None else ""
-        async with self._locks.setdefault(session_id, asyncio.Lock()):
-            await retry_until_available(partial(intake.take, bot, update))
-        if isinstance(update, ChatEntered) and bot.texts.welcome:
-            text: Json = {"content": bot.texts.welcome}
-            await self._ask("aibot_respond_welcome_msg", {"msgtype": "text", "text": text}, req_id)
-        elif stream is not None and message is not None:
-            await self._grow(stream, bot, message)
+        with ErrorBoundary(lambda error: notify_trouble(self._memory, "following", error, self._channel)):
+            update, message = self._addressed(self._channel.read(body), req_id, body)
+            stream = None
+            if message is not None:
+                ends_at = asyncio.get_running_loop().time() + STREAM_TIME.total_seconds()
+                stream = self._streams[req_id] = _Stream(req_id, ends_at)
+            session_id = message.session_id or "" if message is not None else ""
+            async with self._locks.setdefault(session_id, asyncio.Lock()):
+                await retry_until_available(partial(intake.take, bot, update))
+            if isinstance(update, ChatEntered) and bot.texts.welcome:
+                text: Json = {"content": bot.texts.welcome}
+                await self._ask("aibot_respond_welcome_msg", {"msgtype": "text", "text": text}, req_id)
+            elif stream is not None and message is not None:
+                await self._grow(stream, bot, message)
 
     def _addressed(
         self, update: Update, req_id: str, body: Mapping[str, Json]

@@ -29,9 +29,10 @@ from threadkeep.channels.contract import (
     text_in,
     time_in,
 )
+from threadkeep.channels.formatting import split_text, utf8_length
 from threadkeep.channels.intake import Intake
-from threadkeep.channels.wecom import WeComOptions, WeComXmlChannel
-from threadkeep.channels.wecom_client import WeComServiceClient
+from threadkeep.channels.wecom import MAX_MESSAGE_BYTES, WeComOptions, WeComXmlChannel
+from threadkeep.channels.wecom_client import CUT, WeComServiceClient
 from threadkeep.errors import InvalidInput
 from threadkeep.history.keys import KEY_CANDIDATES, resolve_key
 from threadkeep.history.memory import Memory
@@ -43,6 +44,8 @@ PARSER = "wecom_cs_sync"
 _CUSTOMER, _SERVICER = 3, 5
 _NOTICE = "kf_msg_or_event"
 _TOKEN_SECONDS = 540
+_MOST_PARTS = 5
+"""The number of messages that WeCom accepts after each message of a customer."""
 _UNKNOWN_AGE = timedelta(minutes=10)
 _START_TIME = timedelta(hours=1)
 """The time after a start for which known desks are fetched. It is limited, because a deleted desk always fails."""
@@ -86,6 +89,14 @@ class WeComServiceChannel(WeComXmlChannel[WeComServiceOptions]):
     def scope(self) -> str:
         """The id of the corporation."""
         return f"wecom_cs:{self.options.corp_id}"
+
+    def split(self, text: str) -> tuple[str, ...]:
+        """Split an answer. If WeCom does not accept all parts, mark the last one that it accepts as cut."""
+        parts = super().split(text)
+        if len(parts) > _MOST_PARTS:
+            parts = split_text(text, MAX_MESSAGE_BYTES - utf8_length(CUT), size=utf8_length)
+            parts = (*parts[: _MOST_PARTS - 1], parts[_MOST_PARTS - 1] + CUT, *parts[_MOST_PARTS:])
+        return parts
 
     def read_page(self, page: Json) -> SyncPage:
         """Parse a successful response of `kf/sync_msg`."""
@@ -167,7 +178,6 @@ class DeskFetching(Receiver):
         self._intake = intake
         self._bot = bot
         self._client = client
-        self._state = memory.channels.state
         self._noticed = asyncio.Event()
         self._has_begun = False
 
