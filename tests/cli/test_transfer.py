@@ -86,7 +86,10 @@ def test_an_export_comes_back_byte_for_byte(any_cli: CommandLine, postgres_url: 
         assert any_cli("sessions", "export", "--all").out == exported
 
 
-def test_a_second_import_supersedes_what_was_superseded_since(cli: CommandLine, postgres_url: str) -> None:
+@pytest.mark.parametrize("transcripts", ["tables", "graph_store"])
+def test_a_second_import_supersedes_what_was_superseded_since(
+    cli: CommandLine, postgres_url: str, transcripts: TranscriptLocation
+) -> None:
     """Two imports move a database while its service runs, even if answers are regenerated between them."""
 
     async def begin(memory: Memory) -> None:
@@ -104,10 +107,10 @@ def test_a_second_import_supersedes_what_was_superseded_since(cli: CommandLine, 
     for work, known in ((begin, 0), (change, 4)):
         cli.url = source
         cli.with_memory(work)
-        cli.set(THREADKEEP_DATABASE_URL=source)
+        cli.set(THREADKEEP_DATABASE_URL=source, THREADKEEP_TRANSCRIPTS="tables")
         exported = cli("sessions", "export", "--all", "--view", "history").out
         for url in targets:
-            cli.set(THREADKEEP_DATABASE_URL=url)
+            cli.set(THREADKEEP_DATABASE_URL=url, THREADKEEP_TRANSCRIPTS=transcripts)
             for count in (known, exported.count('"type":"message"')):
                 assert cli("sessions", "import", "-", "--json", given=exported).json["known"] == count
             assert cli("sessions", "export", "--all", "--view", "history").out == exported
@@ -192,6 +195,22 @@ def test_an_import_into_a_graph_store_counts_unsupported_data(
 def _other_url(postgres_url: str, cli: CommandLine) -> str:
     """Return the URL of a database that the command line does not use."""
     return f"sqlite:///{cli.folder}/third.db" if cli.url == postgres_url else postgres_url
+
+
+def test_a_summary_of_superseded_messages_stops_no_export(any_cli: CommandLine) -> None:
+    """The view `history` has the messages, and their summary."""
+
+    async def work(memory: Memory) -> None:
+        session = memory.session("s")
+        await session.append([Message(role="user", content="q"), Message(role="user", content="wrong")])
+        await session.take_back(1)
+        for seq in (1, 2):
+            assert await memory.summaries.add(Summary("s", seq, seq, f"summary {seq}", "m", "1", 1))
+
+    any_cli.with_memory(work)
+    for view, count in (("active", 1), ("history", 2)):
+        exported = any_cli("sessions", "export", "--all", "--view", view)
+        assert (exported.exit_code, exported.out.count('"type":"summary"')) == (0, count)
 
 
 def test_importing_twice_changes_nothing(any_cli: CommandLine) -> None:

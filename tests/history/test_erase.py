@@ -173,6 +173,18 @@ async def test_an_erase_keeps_what_is_derived_from_the_messages_of_others(kept: 
     assert [seq for seq, _ in await kept.embeddings.of_session("group", "small")] == [2, 3, 6]
 
 
+async def test_nothing_but_the_place_of_an_erased_message_stays(kept: Memory) -> None:
+    """The title too is erased if its text follows a picture of the person, which has no text."""
+    group = kept.session("group")
+    judged = replace(said(CANARY, ANN), confidence=0.5, escalated=True)
+    await group.append([said("", ANN), judged, said("hello", BOB)])
+    assert (await group.info()).title == CANARY
+    assert (await kept.erase(user_id=ANN)).complete
+    assert (await group.info()).title == "hello"
+    empty = (await group.tail(9, view="history"))[1]
+    assert (empty.content, empty.confidence, empty.escalated) == ("", None, False)
+
+
 async def test_only_text_and_integers_name_a_sender(kept: Memory) -> None:
     senders: tuple[Any, ...] = ([ANN], {"id": ANN}, None, True, 7, "7")
     words = [Message(role="user", content=f"words {each!r}", metadata={"sender_id": each}) for each in senders]

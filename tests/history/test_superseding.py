@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from langchain.agents import create_agent
@@ -14,6 +15,7 @@ from threadkeep import (
     InvalidInput,
     InvalidMessage,
     Memory,
+    MemoryOptions,
     Message,
     MessageNotFound,
     MessageSuperseded,
@@ -22,11 +24,13 @@ from threadkeep import (
     SessionNotFound,
     StoreUnavailable,
     WrongUser,
+    open_memory,
     rebuild,
 )
 from threadkeep.context.window import Exclusion
 from threadkeep.history.session import AgentInput, Session
 from threadkeep.records import Summary, View
+from threadkeep.store.address import TranscriptLocation
 from threadkeep.testing import ScriptedModel, SettableClock
 
 ROOM = "room"
@@ -69,6 +73,21 @@ async def test_an_edit_supersedes_all_later_messages(memory: Memory) -> None:
     assert await session.edit("q1", "better", new_id="q1b") == edited
     assert (await session.info()).title == "better"
     assert (await session.edit("q1b", "best")).id not in (None, "q1b")
+
+
+@pytest.mark.parametrize("transcripts", ["tables", "graph_store"])
+async def test_a_title_is_never_taken_from_a_message_without_a_text(
+    database_url: str, memory_options: MemoryOptions, transcripts: TranscriptLocation
+) -> None:
+    """A picture has no text. If the text after it is superseded, so is the title."""
+    async with open_memory(database_url, options=replace(memory_options, transcripts=transcripts)) as memory:
+        session = memory.session(ROOM)
+        await session.append([Message("user", "", "picture"), Message("user", "q1", "q1")])
+        assert (await session.info()).title == "q1"
+        await session.edit("q1", "better")
+        assert (await session.info()).title == "better"
+        await session.take_back(2)
+        assert (await session.info()).title is None
 
 
 async def test_an_invalid_change_is_refused(memory: Memory) -> None:

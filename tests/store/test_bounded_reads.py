@@ -86,8 +86,8 @@ async def test_the_poll_for_unindexed_messages_does_not_read_all_sessions(postgr
 async def test_runs_that_wait_or_have_no_answer_are_found_by_index(database_url: str, kind: str, status: str) -> None:
     """Nearly all runs end with an answer. After some executions, PostgreSQL uses a plan for any parameters."""
     sql = load_statements("runs_records.sql")[f"newest_{kind}"]
-    names = ("created_at", "run_id", "workflow", "status", "since", "set_aside", "turns", "reset", "delete", "limit")
-    names += ("session_id", "user_id")
+    page = ("workflow", "status", "since", "set_aside", "turns", "reset", "delete", "limit")
+    names = ("created_at", "run_id", "session_id", "user_id", *page)
     async with migrated_driver(database_url) as driver:
         if driver.backend == "sqlite":
             parameters: Parameters = {**dict.fromkeys(names), "status": status, "limit": LIMIT}

@@ -308,7 +308,7 @@ def _row_of(message: SeenMessage, manifest: ContextManifest) -> _Row:
 
 def _ranges(seqs: Iterable[int]) -> str:
     """Return `seq` numbers as ranges, such as 1–4, 17."""
-    from threadkeep.graph_store.layout import ranges_of
+    from threadkeep.store.superseding import ranges_of
 
     return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in ranges_of(seqs))
 

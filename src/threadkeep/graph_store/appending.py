@@ -9,10 +9,11 @@ from itertools import groupby
 from typing import Any
 
 from threadkeep.graph_store.items import Value
-from threadkeep.graph_store.layout import GraphLayout, ItemKey, chunk_of, joined, ranges_of, size_of
+from threadkeep.graph_store.layout import GraphLayout, ItemKey, chunk_of, joined, size_of
 from threadkeep.graph_store.shapes import Conversation, chunk_value, message_value, notes_of
 from threadkeep.records import Message, Receipt
 from threadkeep.store.codec import Prepared, listed_texts
+from threadkeep.store.superseding import ranges_of
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from threadkeep.records import Message, Receipt, Retention, SessionInfo, Turn
 from threadkeep.store.codec import Counter
 from threadkeep.store.driver import Driver
 from threadkeep.store.retention import Prunable, RetentionRows
-from threadkeep.store.superseding import consecutive
+from threadkeep.store.superseding import ranges_of
 from threadkeep.store.tables import TableTranscripts
 from threadkeep.store.transcripts import END, Branching, SessionChanges, SessionQuery, Superseded, Superseding
 
@@ -89,12 +89,14 @@ class IndexedTranscripts(GraphTranscripts):
         if await self.session(session_id, user_id=user_id) is None:
             return None
         message = await self.find(session_id, superseding.message_id)
-        return message.seq if message is not None and message.superseded_at is None else None
+        if message is None or message.superseded_at is not None:
+            return None
+        return (message.seq or 0) + (superseding.scope == "after")
 
     async def empty(self, session_id: str, seqs: Collection[int]) -> None:
         """Remove the content of messages and the data derived from them, for an erasure."""
         await super().empty(session_id, seqs)
-        await self.index.forget_derived(session_id, *consecutive(seqs))
+        await self.index.forget_derived(session_id, *ranges_of(seqs))
         await self._follow(session_id)
 
     async def branch(self, branching: Branching) -> None:

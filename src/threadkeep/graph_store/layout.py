@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from hashlib import sha256
 from typing import NamedTuple
@@ -65,11 +65,6 @@ def chunk_spans(first_seq: int, last_seq: int, size: int, *, newest_first: bool 
     chunks = range(chunk_of(first_seq, size), chunk_of(last_seq, size) + 1)
     for chunk in reversed(chunks) if newest_first else chunks:
         yield ChunkSpan(chunk, max(first_seq, first_of(chunk, size)), min(last_seq, (chunk + 1) * size))
-
-
-def ranges_of(seqs: Iterable[int]) -> Ranges:
-    """Return the smallest number of ranges that contain exactly these message numbers, which may be in any order."""
-    return joined(tuple([(seq, seq) for seq in seqs]), ())
 
 
 def joined(first: Ranges, second: Ranges) -> Ranges:

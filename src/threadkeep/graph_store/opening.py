@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import heapq
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -16,11 +16,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from threadkeep.errors import SessionDamaged, StoreError, StoreUnavailable, WrongUser
-from threadkeep.graph_store.appending import Appended
 from threadkeep.graph_store.index import SessionIndex
 from threadkeep.graph_store.indexed import IndexedTranscripts, UnavailableRetention
 from threadkeep.graph_store.items import Items, TableItems, Writing
 from threadkeep.graph_store.shapes import Conversation, answer_note
+from threadkeep.graph_store.superseding import ConversationSuperseding, HeldChunks
 from threadkeep.graph_store.transcripts import GraphTranscripts, RecallIndexItems
 from threadkeep.graph_store.writing import ConversationWriter
 from threadkeep.observe import Backend
@@ -32,6 +32,7 @@ from threadkeep.store.codec import Counter, Prepared, clean_json, clean_text, id
 from threadkeep.store.driver import Driver, StoreOptions
 from threadkeep.store.null_stores import NullSearch
 from threadkeep.store.search_terms import fold_fully
+from threadkeep.store.superseding import ranges_of
 from threadkeep.store.transcripts import END, SessionQuery
 
 if TYPE_CHECKING:
@@ -140,12 +141,14 @@ def _score(message: Message, words: list[str]) -> float:
 class ConversationArchive:
     """A service that restores exported sessions as conversations in a graph store.
 
-    Each part is stored atomically, but not all parts together; an interrupted `restore` can be repeated. Archived
-    messages become active. Retention limits and summaries are omitted, and counted in the results.
+    Each part is stored atomically, but not all parts together; an interrupted `restore` can be repeated. A stored
+    message becomes superseded if the export has it as superseded. Archived messages become active. Retention limits and
+    summaries are omitted, and counted in the results.
     """
 
     def __init__(self, writer: ConversationWriter, *, count: Counter, clock: Callable[[], datetime]) -> None:
         self._writer = writer
+        self._superseding = ConversationSuperseding(writer)
         self._count = count
         self._clock = clock
 
@@ -177,6 +180,8 @@ class ConversationArchive:
         now = self._clock()
         messages = [identified(message) for message in part.messages]
         known = await self._writer.seqs_of(writing, conversation, [str(message.id) for message in messages])
+        chunks = HeldChunks(self._writer, writing, conversation)
+        chunks.conversation = await self._with_marks(chunks, messages, known)
         prepared = Prepared([], [])
         if messages:
             prepared = prepare(
@@ -187,16 +192,19 @@ class ConversationArchive:
                 {**row, **marks_of(message), **(_ERASED if message.status == "erased" else {})}
                 for message, row in zip(prepared.messages, prepared.columns, strict=True)
             ]
-            await self._supersede_second_answers(writing, conversation, [row for row in rows if row["id"] not in known])
+            await self._supersede_second_answers(chunks, [row for row in rows if row["id"] not in known])
             prepared = replace(prepared, columns=rows)
-        appended = await self._writer.appended(writing, conversation, prepared, known, info.updated_at)
+        appended = await self._writer.appended(chunks, chunks.conversation, prepared, known, info.updated_at)
         seqs = dict(known)
         for key, value in appended.items.items():
             if "seq" in value:
                 seqs[key.key.removeprefix("\t")] = int(value["seq"])  # `id_note` may have added the tab
-        grown = self._with_reset(appended, part, seqs)
+        # Keep the conversation's own reset or that of the export, whichever is after more messages.
+        here = {message.seq: seqs[str(message.id)] for message in messages if message.seq}
+        grown = appended.conversation
+        grown = replace(grown, reset_seq=max(grown.reset_seq, here.get(info.reset_seq, 0)))
         if appended.items or found is None or grown != conversation:
-            await self._writer.put(writing, conversation, grown, appended.items)
+            await self._writer.put(writing, conversation, grown, {**chunks.items, **appended.items})
         fresh = {str(message.id): message for message in messages if str(message.id) not in known}
         moved = sum(1 for message_id, message in fresh.items() if message.seq not in (None, seqs[message_id]))
         restored = Restored(len(fresh), len(messages) - len(fresh), moved, len(prepared.cleaned))
@@ -205,16 +213,24 @@ class ConversationArchive:
             restored, unarchived=unarchived, limits_left_out=int(found is None and info.retention is not None)
         )
 
-    async def _supersede_second_answers(
-        self, writing: Writing, conversation: Conversation, rows: Sequence[dict[str, object]]
-    ) -> None:
+    async def _with_marks(
+        self, chunks: HeldChunks, messages: Sequence[Message], known: Mapping[str, int]
+    ) -> Conversation:
+        """Mark active messages in `chunks` that the export has as superseded; return the changed conversation."""
+        marks = {known[str(one.id)]: marks_of(one) for one in messages if one.superseded_at and str(one.id) in known}
+        active = [seq for seq in marks if not chunks.conversation.superseded_between(seq, seq)]
+        if not active:
+            return chunks.conversation
+        return (await self._superseding.mark(chunks, ranges_of(active), lambda value: marks[value["seq"]]))[0]
+
+    async def _supersede_second_answers(self, chunks: HeldChunks, rows: Sequence[dict[str, object]]) -> None:
         """Mark answers in the export as superseded if another answer to their question is active."""
         notes = [(row, note) for row in rows if (note := answer_note(row)) is not None]
-        found = await self._writer.noted(writing, conversation, [note for _, note in notes], answer_note)
-        answers: dict[str, object] = {note: value["id"] for note, value in found.items()}
+        found = await self._writer.noted(chunks, chunks.conversation, [note for _, note in notes], answer_note)
+        answers: dict[str, Mapping[str, object]] = {**found}
         for row, note in notes:
-            if (first := answers.setdefault(note, row["id"])) != row["id"]:
-                row.update(superseded_at=time_text(self._clock()), superseded_by=first)
+            if (first := answers.setdefault(note, row))["id"] != row["id"]:
+                row.update(superseded_at=first["created_at"], superseded_by=first["id"])
 
     def _new(self, info: SessionInfo) -> Conversation:
         return Conversation(
@@ -234,12 +250,6 @@ class ConversationArchive:
             parent_seq=info.parent_seq,
             agent=info.agent,
         )
-
-    def _with_reset(self, appended: Appended, part: ArchivedPart, seqs: dict[str, int]) -> Conversation:
-        """Return the conversation with its own reset or with that of the export, whichever is after more messages."""
-        here = {message.seq: seqs.get(str(message.id), 0) for message in part.messages if message.seq}
-        conversation = appended.conversation
-        return replace(conversation, reset_seq=max(conversation.reset_seq, here.get(part.info.reset_seq, 0)))
 
 
 class IndexedArchive(ConversationArchive):

@@ -16,25 +16,20 @@ from threadkeep.store.backend import DamageRegister
 from threadkeep.store.codec import TITLE_CHARACTERS, shorten
 
 
-async def first_user(messages: AsyncIterator[Message]) -> Message | None:
-    """Return the first active user message, or None if there is none."""
+async def title_in(messages: AsyncIterator[Message]) -> str | None:
+    """Return the title that a conversation gets from its first active user message with a text."""
     async for message in messages:
-        if message.role == "user" and message.superseded_at is None:
-            return message
+        if message.role == "user" and message.content and message.superseded_at is None:
+            return shorten(message.content, TITLE_CHARACTERS)
     return None
-
-
-def title_of(message: Message | None) -> str | None:
-    """Return the title that a conversation gets from its first active user message."""
-    return None if message is None else shorten(message.content, TITLE_CHARACTERS)
 
 
 async def title_without(title: str | None, removed: Iterable[Message], rest: AsyncIterator[Message]) -> str | None:
     """Return the session's title after a deletion. If the title was taken from a deleted message, derive a new one."""
-    first = next((message for message in removed if message.role == "user"), None)
-    if first is None or title != title_of(first):
+    first = next((message for message in removed if message.role == "user" and message.content), None)
+    if first is None or title != shorten(first.content, TITLE_CHARACTERS):
         return title
-    return title_of(await first_user(rest))
+    return await title_in(rest)
 
 
 _CHUNKS_AT_ONCE = 10

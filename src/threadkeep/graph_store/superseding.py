@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from itertools import islice
@@ -10,36 +10,26 @@ from itertools import islice
 from threadkeep.errors import MessageNotFound, SessionNotFound, WrongUser
 from threadkeep.graph_store.appending import chunk_items
 from threadkeep.graph_store.items import Value, Writing
-from threadkeep.graph_store.layout import (
-    STEPS,
-    GraphLayout,
-    ItemKey,
-    Ranges,
-    chunk_of,
-    joined,
-    ranges_of,
-    seqs_down,
-    size_of,
-)
-from threadkeep.graph_store.reading import ConversationReader, first_user, title_of, title_without
+from threadkeep.graph_store.layout import STEPS, ItemKey, Ranges, chunk_of, joined, seqs_down, size_of
+from threadkeep.graph_store.reading import title_in, title_without
 from threadkeep.graph_store.shapes import Conversation, answer_note, message_in, message_value, notes_of
 from threadkeep.graph_store.writing import ConversationWriter
 from threadkeep.records import Message, Receipt, Turn
 from threadkeep.store.codec import Prepared, listed_texts, time_of, time_text
 from threadkeep.store.driver import TurnRefused
-from threadkeep.store.superseding import check_branch, done_before, no_message_at
+from threadkeep.store.superseding import check_branch, done_before, no_message_at, ranges_of
 from threadkeep.store.transcripts import Branching, Superseded, Superseding
 
 
 class HeldChunks:
     """A locked conversation with changes that are not written yet; reads see them. `items` has the changed items."""
 
-    def __init__(self, reader: ConversationReader, writing: Writing, layout: GraphLayout, found: Conversation) -> None:
+    def __init__(self, writer: ConversationWriter, writing: Writing, found: Conversation) -> None:
         self.writing = writing
         self.conversation = found
         self.items: dict[ItemKey, Value | None] = {}
-        self._reader = reader
-        self._layout = layout
+        self._reader = writer.reader
+        self._layout = writer.layout
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
         """Return the items with these keys, in the order of the keys."""
@@ -68,8 +58,8 @@ class HeldChunks:
 class ConversationSuperseding:
     """A writer that marks messages of conversations as superseded, and copies conversations to branches."""
 
-    def __init__(self, reader: ConversationReader, writer: ConversationWriter) -> None:
-        self._reader = reader
+    def __init__(self, writer: ConversationWriter) -> None:
+        self._reader = writer.reader
         self._writer = writer
         self._layout = writer.layout
 
@@ -83,7 +73,7 @@ class ConversationSuperseding:
                 if superseding.message_id is not None:
                     raise MessageNotFound(superseding.session_id, superseding.message_id)
                 return Superseded()
-            chunks = self._held(writing, found)
+            chunks = HeldChunks(self._writer, writing, found)
             if superseding.message_id is None:
                 seqs = seqs_down(found.last_seq, found.deleted_seq + 1, found.superseded)
                 superseded = ranges_of(islice(seqs, superseding.newest))
@@ -112,13 +102,10 @@ class ConversationSuperseding:
             if await self._writer.seqs_of(writing, found, [str(message.id) for message in new.messages]):
                 raise TurnRefused("A message of the turn is known already.")
             later = ranges_of(seqs_down(found.last_seq, seq + 1, found.superseded))
-            chunks = self._held(writing, found)
+            chunks = HeldChunks(self._writer, writing, found)
             await self._write(chunks, Superseding(turn.session_id), later, new, now)
 
         await self._writer.hold(turn.session_id, work)
-
-    def _held(self, writing: Writing, conversation: Conversation) -> HeldChunks:
-        return HeldChunks(self._reader, writing, self._layout, conversation)
 
     async def _ranges(self, writing: Writing, chunks: HeldChunks, superseding: Superseding) -> Ranges | Superseded:
         """Return the `seq` ranges to supersede, or the earlier result if the same request was executed before."""
@@ -153,18 +140,12 @@ class ConversationSuperseding:
     ) -> Superseded:
         former = chunks.conversation
         new_id = None if new is None or superseding.message_id is None else str(new.messages[0].id)
-        taken, marked = list[Message](), dict[int, Value]()
-        for span in ranges:
-            async for value in chunks.values(*span):
-                taken.append(message_in(value, self._layout.value_field))
-                successor = {"superseded_by": new_id} if new_id and value.get("id") == superseding.message_id else {}
-                marked[value["seq"]] = {**value, "superseded_at": time_text(now), **successor}
-                if (note := answer_note(value)) is not None:
-                    chunks.items[self._layout.note(former.session_id, note)] = None
-        await chunks.replace(marked)
-        superseded = joined(former.superseded, ranges)
-        changed = replace(former, superseded=superseded, revision=former.revision + bool(ranges))
-        changed = await self._retitled(chunks, changed, taken)
+
+        def mark(value: Value) -> Value:
+            successor = {"superseded_by": new_id} if new_id and value.get("id") == superseding.message_id else {}
+            return {"superseded_at": time_text(now), **successor}
+
+        changed, taken = await self.mark(chunks, ranges, mark)
         by = None
         if new is not None:
             changed, by = await self._appended(chunks, changed, new, now)
@@ -173,6 +154,25 @@ class ConversationSuperseding:
         await self._writer.put(chunks.writing, former, changed, chunks.items)
         bounds = (ranges[0][0], ranges[-1][1]) if ranges else (0, 0)
         return Superseded(size_of(ranges), *bounds, tuple(taken) if superseding.newest else (), by)
+
+    async def mark(
+        self, chunks: HeldChunks, ranges: Ranges, mark: Callable[[Value], Value]
+    ) -> tuple[Conversation, list[Message]]:
+        """Mark messages in `chunks` as superseded, with the fields that `mark` returns for a stored message.
+
+        Return the changed conversation, and the messages as they were.
+        """
+        former, taken, marked = chunks.conversation, list[Message](), dict[int, Value]()
+        for span in ranges:
+            async for value in chunks.values(*span):
+                taken.append(message_in(value, self._layout.value_field))
+                marked[value["seq"]] = {**value, **mark(value)}
+                if (note := answer_note(value)) is not None:
+                    chunks.items[self._layout.note(former.session_id, note)] = None
+        await chunks.replace(marked)
+        superseded = joined(former.superseded, ranges)
+        changed = replace(former, superseded=superseded, revision=former.revision + bool(ranges))
+        return await self._retitled(chunks, changed, taken), taken
 
     async def _retitled(self, chunks: HeldChunks, conversation: Conversation, taken: Sequence[Message]) -> Conversation:
         """Return the conversation with the title and last messages that it has after `taken` were superseded."""
@@ -205,7 +205,7 @@ class ConversationSuperseding:
         message = prepared.messages[0]
         superseding = Superseding(conversation.session_id, message_id=losers[-1]["id"], scope="message", by=message)
         ranges = ranges_of(int(loser["seq"]) for loser in losers)
-        await self._write(self._held(writing, conversation), superseding, ranges, prepared, now)
+        await self._write(HeldChunks(self._writer, writing, conversation), superseding, ranges, prepared, now)
         seq = conversation.last_seq + 1
         return Receipt(first_seq=seq, last_seq=seq, cleaned=prepared.cleaned, ids=(str(message.id),))
 
@@ -213,7 +213,7 @@ class ConversationSuperseding:
         """Mark an answer, or its newest replacement, as delivered to a caller; return it, or None if it is missing."""
 
         async def work(writing: Writing, found: Conversation | None) -> Message | None:
-            chunks = None if found is None else self._held(writing, found)
+            chunks = None if found is None else HeldChunks(self._writer, writing, found)
             value = None if chunks is None else await self._current_version(chunks, message_id)
             if chunks is None or value is None:
                 return None
@@ -230,7 +230,7 @@ class ConversationSuperseding:
         async def work(writing: Writing, found: Conversation | None) -> None:
             if found is None:
                 return
-            chunks, taken, emptied = self._held(writing, found), list[Message](), dict[int, Value]()
+            chunks, taken, emptied = HeldChunks(self._writer, writing, found), list[Message](), dict[int, Value]()
             for seq in sorted(seqs):
                 # The message may have been deleted since the caller read it.
                 async for value in chunks.values(seq, seq):
@@ -278,7 +278,7 @@ class ConversationSuperseding:
                 return
             title, last_message = listed_texts([message_in(value, self._layout.value_field) for value in values])
             new = replace(_branched(branching, parent, values, now), last_message=last_message)
-            if parent.title in (None, title_of(await first_user(self._reader.up(parent, 1, parent.last_seq)))):
+            if parent.title in (None, await title_in(self._reader.up(parent, 1, parent.last_seq))):
                 new = replace(new, title=title)
             marks = ("superseded_at", "superseded_by")
             unmarked = [{name: one for name, one in value.items() if name not in marks} for value in values]

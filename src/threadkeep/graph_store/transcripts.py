@@ -11,7 +11,7 @@ from threadkeep.errors import SessionDamaged, StoreError
 from threadkeep.graph_store.appending import Written, mark_of, turns_in
 from threadkeep.graph_store.items import Items, Value, Writing
 from threadkeep.graph_store.layout import GraphLayout
-from threadkeep.graph_store.reading import ConversationReader, first_user
+from threadkeep.graph_store.reading import ConversationReader
 from threadkeep.graph_store.shapes import Conversation, metadata_value
 from threadkeep.graph_store.superseding import ConversationSuperseding
 from threadkeep.graph_store.writing import ConversationWriter
@@ -67,7 +67,7 @@ class GraphTranscripts:
         self._clock = clock
         self.reader = ConversationReader(items, self.layout)
         self.writer = ConversationWriter(items, self.layout, self.reader, conflicted=conflicted)
-        self._superseding = ConversationSuperseding(self.reader, self.writer)
+        self._superseding = ConversationSuperseding(self.writer)
 
     @property
     def backend(self) -> Backend:
@@ -132,7 +132,8 @@ class GraphTranscripts:
         newest_user = None
         if found and all(message.role != "user" for message in found):
             high = min((found[-1].seq or 0) - 1, conversation.last_user_seq)
-            newest_user = await first_user(self.reader.down(conversation, high, low + 1, active=True))
+            earlier = self.reader.down(conversation, high, low + 1, active=True)
+            newest_user = await anext((message async for message in earlier if message.role == "user"), None)
         deleted = conversation.deleted_seq
         return Recent(tuple(found), conversation.reset_seq, newest_user, deleted, deleted, conversation.revision)
 
@@ -182,8 +183,8 @@ class GraphTranscripts:
     async def supersede(self, superseding: Superseding) -> Superseded:
         """Supersede messages in one write."""
         now = self._clock()
-        given = () if superseding.by is None else (superseding.by,)
-        new = prepare(given, count=self._count, stored_at=time_text(now)) if given else None
+        by = superseding.by
+        new = None if by is None else prepare((by,), count=self._count, stored_at=time_text(now))
         return await self._superseding.supersede(superseding, new, now)
 
     async def append_instead(self, turn: Turn, seq: int, seen: tuple[int, int]) -> None:

@@ -201,7 +201,7 @@ class ConversationWriter:
 
     async def noted(
         self,
-        writing: Writing,
+        writing: Readable,
         conversation: Conversation,
         names: Sequence[str],
         name_of: Callable[[Value], str | None],

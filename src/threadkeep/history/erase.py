@@ -208,7 +208,10 @@ class Eraser:
             await self._empty_conversations(wanted)
             await self.rows.delete_person(wanted.ids)
             await self.rows.forget_evidence(sessions)
-            await self._erase_graph_store(wanted, sessions)
+            for other, key in await self.conversations(wanted, sessions):
+                await other.session(key).delete()
+            for store, namespace, key in await self.items(wanted):
+                await store.adelete(namespace, key)
             await self.rows.delete_checkpoints(wanted)
             after = await self._find(wanted)
             if not any(after.values()):
@@ -280,12 +283,6 @@ class Eraser:
                 if memory is self._memory:
                     await self.rows.empty(session_id, some)
                 await memory.empty_messages(session_id, some)
-
-    async def _erase_graph_store(self, wanted: Erasable, sessions: Sequence[str]) -> None:
-        for other, key in await self.conversations(wanted, sessions):
-            await other.session(key).delete()
-        for store, namespace, key in await self.items(wanted):
-            await store.adelete(namespace, key)
 
     async def items(self, wanted: Erasable) -> list[tuple[BaseStore, tuple[str, ...], str]]:
         """Return the LangGraph store items that belong to this person alone, except conversations."""

@@ -132,17 +132,13 @@ class Importer:
             self.done.skipped += isinstance(parsed, MessageLine)
             return
         if isinstance(parsed, SummaryLine):
-            self._accept_summary(position, parsed)
+            if session is None:
+                raise BadLine("A summary must follow the lines of its session.")
+            self._part_of(session, position).summaries.append(parsed.archived)
+            self._waiting += 1
             return
         session = session or self._begin(SessionLine(parsed.session_id))
         self._part_of(session, position).messages.append(self._identified(parsed))
-        self._waiting += 1
-
-    def _accept_summary(self, position: Position, parsed: SummaryLine) -> None:
-        session = self._session
-        if session is None or session.session_id != parsed.session_id:
-            raise BadLine("A summary must follow the lines of its session.")
-        self._part_of(session, position).summaries.append(parsed.archived)
         self._waiting += 1
 
     def _part_of(self, session: SessionLine, position: Position) -> _Part:

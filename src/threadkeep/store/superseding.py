@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
@@ -31,11 +31,10 @@ from threadkeep.store.statements import load_statements
 from threadkeep.store.transcripts import END, Branching, Superseded, Superseding
 
 
-def consecutive(seqs: Collection[int]) -> Iterator[tuple[int, int]]:
-    """Yield the first and the last of each run of consecutive numbers, in ascending order."""
-    for _, run in groupby(enumerate(sorted(seqs)), lambda pair: pair[1] - pair[0]):
-        numbers = [seq for _, seq in run]
-        yield numbers[0], numbers[-1]
+def ranges_of(seqs: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Return the smallest number of ranges that contain exactly these message numbers, which may be in any order."""
+    runs = [list(run) for _, run in groupby(enumerate(sorted(set(seqs))), lambda pair: pair[1] - pair[0])]
+    return tuple([(run[0][1], run[-1][1]) for run in runs])
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ class SupersedingWriter:
     async def refresh(self, connection: Connection, session_id: str, seqs: Sequence[int]) -> None:
         """Update the session's title, counts and last messages, and derived data, after messages were superseded."""
         between: dict[str, object] = {"session_id": session_id, "first_seq": min(seqs), "last_seq": max(seqs)}
-        for first, last in consecutive(seqs):
+        for first, last in ranges_of(seqs):
             await self.forget_derived(connection, session_id, first, last)
         newest_user = await connection.fetch(self._sql["newest_active_user"], between)
         known = {

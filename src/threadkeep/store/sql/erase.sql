@@ -173,8 +173,8 @@ DELETE FROM chat_channel_state WHERE scope = 'emptied' AND value < :before
 -- The row keeps its seq and id, so that later messages keep their seq, and the message is recognised if it is sent
 -- again.
 UPDATE chat_messages SET
-    content = '', tokens = 0, original = NULL, author = NULL, run_id = NULL, sent_at = NULL, superseded_by = NULL,
-    metadata = :marker
+    content = '', tokens = 0, original = NULL, author = NULL, run_id = NULL, sent_at = NULL, confidence = NULL,
+    escalated = FALSE, superseded_by = NULL, metadata = :marker
 WHERE session_id = :session_id AND seq = :seq
 
 -- name: drop_summaries

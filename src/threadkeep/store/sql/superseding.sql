@@ -76,7 +76,8 @@ WHERE session_id = :session_id AND model = :model AND seq >= :first_seq AND seq 
 
 -- name: superseded_users
 SELECT seq FROM chat_messages
-WHERE session_id = :session_id AND seq >= :first_seq AND seq <= :last_seq AND role = 'user' AND superseded_at IS NOT NULL
+WHERE session_id = :session_id AND seq >= :first_seq AND seq <= :last_seq AND role = 'user' AND content <> ''
+    AND superseded_at IS NOT NULL
 ORDER BY seq
 
 -- name: content_at
