@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ from tests.web.console.demo_service import opened_service
 from tests.web.console.test_sessions import said
 from tests.web.services import listening, opened_app, settings_for
 from threadkeep.testing import Gate, ScriptedModel
+from threadkeep.web.console import rendering
 
 playwright = pytest.importorskip("playwright.async_api", reason="no browser is driven: run `make browser`")
 axe = pytest.importorskip("axe_playwright_python.async_playwright", reason="no axe: run `make browser`")
@@ -73,6 +75,86 @@ async def test_an_answer_appears_while_it_is_written(tmp_path: Path) -> None:
         assert (await live.inner_text()).strip() == "Well,"
         gate.open()
         await page.locator(".message.assistant:not(.live) .text").filter(has_text="Well, yes.").wait_for()
+
+
+async def test_the_end_of_an_answer_keeps_what_a_person_writes_meanwhile(tmp_path: Path) -> None:
+    """Typed text, the focus, the selection and open details stay when the transcript replaces the pieces."""
+    gate = Gate()
+    async with (
+        opened_app(ScriptedModel([["Well, ", gate, "yes."]]), settings_for(tmp_path)) as app,
+        listening(app) as client,
+        tab(str(client.base_url)) as page,
+    ):
+        await page.goto("/")
+        await page.fill("form[action='/console/say'] textarea", "Is it so?")
+        await page.keyboard.press("Control+Enter")
+        await page.locator("[data-live] .text").filter(has_text="Well,").wait_for()
+        await page.get_by_text("Reset…").click()
+        field = page.locator(".composer textarea")
+        await field.fill("And why?")
+        await field.evaluate("field => field.setSelectionRange(0, 3)")
+        gate.open()
+        await page.locator(".message.assistant:not(.live) .text").filter(has_text="Well, yes.").wait_for()
+        assert await field.input_value() == "And why?"
+        assert await field.evaluate("field => [document.activeElement === field, field.selectionEnd]") == [True, 3]
+        assert await page.get_by_text("The transcript stays.").is_visible()
+
+
+async def test_a_form_that_is_not_accepted_keeps_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page says why next to the form; after a restart of the service the form is sent with a new token."""
+    async with (
+        opened_app(ScriptedModel(["Two.", "Four."]), settings_for(tmp_path)) as app,
+        listening(app) as client,
+        tab(str(client.base_url)) as page,
+    ):
+        await said(client, "s", "One.")
+        await page.goto("/console/sessions/s")
+        field, alert = page.locator(".composer textarea"), page.locator(".composer [role=alert]")
+        await page.route("**/say", lambda route: route.abort())
+        await field.fill("Three.")
+        await page.keyboard.press("Control+Enter")
+        await alert.filter(has_text="nothing was sent").wait_for()
+        assert await field.input_value() == "Three."
+        await page.unroute("**/say")
+        await field.fill(" ")
+        await page.keyboard.press("Control+Enter")
+        await alert.filter(has_text="A message has 1 to 100,000 characters").wait_for()
+        monkeypatch.setattr(rendering, "_SECRET", b"of the restarted service")
+        await field.fill("Three.")
+        await page.keyboard.press("Control+Enter")
+        await page.locator(".message.assistant:not(.live) .text").filter(has_text="Four.").wait_for()
+        assert await alert.count() == 0
+        assert await field.input_value() == ""
+        assert await field.evaluate("field => document.activeElement === field")
+
+
+async def test_pieces_of_a_lost_connection_are_not_shown_twice(tmp_path: Path) -> None:
+    """A connection sends all pieces from the beginning; the text of another message is another paragraph."""
+    gate = Gate()
+    async with (
+        opened_app(ScriptedModel([[gate, "Yes."]]), settings_for(tmp_path)) as app,
+        listening(app) as client,
+        tab(str(client.base_url)) as page,
+    ):
+        connections = 0
+
+        async def stream(route: Any) -> None:
+            nonlocal connections
+            connections += 1
+            told = [("1", "Let me "), ("1", "look."), ("2", "It is "), ("2", "so.")][: 2 * connections]
+            pieces = [json.dumps({"node": "answer", "message_id": name, "text": text}) for name, text in told]
+            body = "".join(f"event: token\ndata: {piece}\n\n" for piece in pieces)
+            again = 20 if connections == 1 else 60_000
+            await route.fulfill(content_type="text/event-stream", body=f"retry: {again}\n\n{body}")
+
+        await page.route("**/events", stream)
+        await page.goto("/")
+        await page.fill("form[action='/console/say'] textarea", "Is it so?")
+        await page.keyboard.press("Control+Enter")
+        live = page.locator("[data-live] .text")
+        await live.filter(has_text="so.").wait_for()
+        assert await live.inner_text() == "Let me look.\n\nIt is so."
+        gate.open()
 
 
 async def test_the_pages_are_used_with_the_keyboard(tmp_path: Path) -> None:

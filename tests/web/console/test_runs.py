@@ -13,7 +13,11 @@ from tests.web.console.pages import FORM, opened, sent
 from tests.web.console.test_sessions import said
 from tests.web.services import client_of, opened_app, settings_for, until
 from tests.web.test_runs import FLOW, PARENT, RUNS
+from threadkeep.records.runs import Run
+from threadkeep.runs.service import RunService
 from threadkeep.testing import Gate, ScriptedModel
+from threadkeep.web.console import sessions
+from threadkeep.web.langgraph.states import runs_of
 
 
 @pytest.fixture
@@ -127,6 +131,29 @@ async def test_a_running_run_is_streamed_and_cancelled(bots: httpx2.AsyncClient,
         return "Again." in (await opened(bots, address)).words
 
     await until(again)
+
+
+async def test_a_session_whose_run_ends_while_its_page_is_made_has_the_answer(
+    bots: httpx2.AsyncClient, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page with neither the running run nor its answer would never show the answer."""
+    await bots.post(RUNS, json={"message": "Hi", "session_id": "s", "mode": "background"})
+    await gate.reached()
+
+    async def after_the_end(service: RunService, session_id: str) -> list[Run]:
+        gate.open()
+        await until(lambda: _is_over(bots, "s"))
+        return await runs_of(service, session_id)
+
+    monkeypatch.setattr(sessions, "runs_of", after_the_end)
+    page = await opened(bots, "/console/sessions/s")
+    assert "data-live" not in page.text
+    assert "Well, yes." in page.words
+
+
+async def _is_over(client: httpx2.AsyncClient, session_id: str) -> bool:
+    found = (await client.get("/api/v1/runs", params={"session_id": session_id})).json()["runs"]
+    return all(run["status"] == "done" for run in found)
 
 
 async def test_the_page_of_a_run_has_its_tree_its_trace_and_its_usage(bots: httpx2.AsyncClient, gate: Gate) -> None:

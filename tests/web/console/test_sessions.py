@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -14,6 +15,8 @@ import pytest
 
 from tests.web.console.pages import FORM, opened, sent
 from tests.web.services import until
+from threadkeep.app import App
+from threadkeep.records import Message
 
 
 async def said(client: httpx2.AsyncClient, session_id: str, *messages: str, user_id: str | None = "ana") -> None:
@@ -42,6 +45,15 @@ async def test_a_new_user_starts_a_conversation_on_the_first_page(client: httpx2
 
     await until(answered)
     assert "room:1" in (await opened(client, "/")).words
+
+
+async def test_a_message_of_an_earlier_day_has_its_date(client: httpx2.AsyncClient, app: App) -> None:
+    """The age alone does not say when something was said."""
+    moment = datetime(2026, 1, 5, 14, 5, tzinfo=UTC)
+    await app.memory.session("old").append([Message("user", "Hi.", sent_at=moment), Message("user", "Now.")])
+    words = (await opened(client, "/console/sessions/old")).words
+    assert "05 Jan 2026, 14:05 UTC Hi." in words
+    assert "just now Now." in words
 
 
 async def test_a_message_without_a_session_begins_one(client: httpx2.AsyncClient) -> None:

@@ -229,7 +229,6 @@ def page(request: Request, template: str, status_code: int = 200, **values: obje
     """Return a page rendered from a template."""
     caller: Caller | None = getattr(request.state, "caller", None)
     common = {
-        "request": request,
         "writes": caller is None or caller.scope != "read",
         "only_user": caller and caller.user_id,
         "csrf": csrf_token(request),
@@ -274,9 +273,11 @@ def error_page(request: Request, error: Exception) -> Response:
 
 
 def _ago(value: datetime) -> str:
-    """Return the age of a moment in words."""
+    """Return the age of a moment in words or, after a day, its date and time."""
     seconds = max((datetime.now(UTC) - value).total_seconds(), 0.0)
-    for length, unit in ((86_400, "day"), (3_600, "hour"), (60, "minute")):
+    if seconds >= 86_400:
+        return f"{value.astimezone(UTC):%d %b %Y, %H:%M} UTC"
+    for length, unit in ((3_600, "hour"), (60, "minute")):
         if seconds >= length:
             count = int(seconds // length)
             return f"{count} {unit}{'' if count == 1 else 's'} ago"

@@ -80,6 +80,8 @@ async def show_session(
 ) -> Response:
     """Show a page of 100 messages of a session as a chat."""
     session, info = await AllSessions(app.memory).find(session_id, user_id=user)
+    # Read the run first: a page without the run must have its answer.
+    live = None if info.namespace else await _run_to_show(app, session_id)
     shown = await session.page(before, _MESSAGES, view="history")
     waiting = [message for message in session.waiting() if message.id not in {one.id for one in shown.messages}]
     summaries = [] if info.namespace else await app.memory.summaries.active(session_id, user_id=user)
@@ -95,7 +97,7 @@ async def show_session(
         waiting=waiting if before is None else [],
         # Maps the `seq` of a message to the summary that the page shows after this message.
         summaries={min(summary.last_seq, info.last_seq): summary for summary in summaries},
-        live=None if info.namespace else await _run_to_show(app, session_id),
+        live=live,
         workflows=_workflows(app),
     )
 
@@ -120,8 +122,6 @@ _START_POLLS = 60
 
 _AGENTS_OWN = "An agent stores this conversation itself, so the console cannot send messages to it."
 
-_session = APIRouter(prefix="/console/sessions/{session_id}", route_class=ConsoleRoute, include_in_schema=False)
-
 
 @router.post("/console/say")
 async def start_session(form: Form, app: AppInUse, caller: CallerInUse) -> Response:
@@ -136,7 +136,7 @@ async def start_session(form: Form, app: AppInUse, caller: CallerInUse) -> Respo
     return redirect(session_address(turn.session_id) + "#end")
 
 
-@_session.post("/say")
+@router.post("/console/sessions/{session_id}/say")
 async def say(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = None) -> Response:
     """Send a message as the session's user."""
     _, info = await _writable_session(app, session_id, user)
@@ -144,7 +144,7 @@ async def say(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = N
     return _redirect_back(session_id, user)
 
 
-@_session.post("/edit")
+@router.post("/console/sessions/{session_id}/edit")
 async def edit(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = None) -> Response:
     """Replace a message. Answer a user message again, unless an agent stores the conversation in a graph store."""
     session, info = await AllSessions(app.memory).find(session_id, user_id=user)
@@ -154,7 +154,7 @@ async def edit(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = 
     return _redirect_back(session_id, user)
 
 
-@_session.post("/regenerate")
+@router.post("/console/sessions/{session_id}/regenerate")
 async def regenerate(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = None) -> Response:
     """Answer a question again."""
     session, _ = await _writable_session(app, session_id, user)
@@ -162,7 +162,7 @@ async def regenerate(session_id: SessionId, form: Form, app: AppInUse, user: See
     return _redirect_back(session_id, user)
 
 
-@_session.post("/take-back")
+@router.post("/console/sessions/{session_id}/take-back")
 async def take_back(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = None) -> Response:
     """Take the newest messages back, unless messages were superseded since the page was shown (a double click)."""
     session, info = await AllSessions(app.memory).find(session_id, user_id=user)
@@ -172,21 +172,21 @@ async def take_back(session_id: SessionId, form: Form, app: AppInUse, user: Seen
     return _redirect_back(session_id, user)
 
 
-@_session.post("/reset")
+@router.post("/console/sessions/{session_id}/reset")
 async def reset(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = None) -> Response:
     """Hide all earlier messages from the model."""
     await reset_session(session_id, app, user)
     return _redirect_back(session_id, user)
 
 
-@_session.post("/delete")
+@router.post("/console/sessions/{session_id}/delete")
 async def delete(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = None) -> Response:
     """Delete a session with all its messages."""
     await delete_session(session_id, app, user)
     return redirect("/")
 
 
-@_session.get("/export")
+@router.get("/console/sessions/{session_id}/export")
 async def export_session(session_id: SessionId, app: AppInUse, user: SeenAs = None) -> Response:
     """Return a session's history in the format of `threadkeep sessions export`."""
     stream = io.BytesIO()
@@ -195,9 +195,6 @@ async def export_session(session_id: SessionId, app: AppInUse, user: SeenAs = No
     name = quote(session_id.replace("/", "-"), safe="", errors="surrogateescape")
     headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}.jsonl"}
     return Response(stream.getvalue(), media_type="application/x-ndjson", headers=headers)
-
-
-router.routes.extend(_session.routes)
 
 
 async def _writable_session(app: App, session_id: str, user: str | None) -> tuple[Session, SessionInfo]:

@@ -38,7 +38,6 @@ async def show_health(request: Request, app: AppInUse) -> Response:
     return page(
         request,
         "health.html",
-        database=app.settings.database,
         pending=memory.pending.entries,
         damaged=await memory.pending.damaged(),
         counts=await memory.runs.records.counts(),

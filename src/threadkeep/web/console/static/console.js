@@ -1,39 +1,203 @@
-// The console works without this script, which adds live answers, local times and keyboard shortcuts.
+// The console works without this script, which adds live answers, forms that keep their text if they cannot be sent,
+// local times and keyboard shortcuts.
 "use strict";
 
-// An active run: append the pieces of its answer as they arrive, and reload the page at its end.
-for (const live of document.querySelectorAll("[data-live]")) {
-  const text = live.querySelector(".text");
-  const events = new EventSource(live.dataset.live);
-  let node = null;
-  const reload = () => {
-    events.close();
-    location.reload();
-  };
-  const atEnd = () => innerHeight + scrollY > document.body.scrollHeight - 200;
-  events.addEventListener("token", (event) => {
-    const piece = JSON.parse(event.data);
-    const follow = atEnd();
-    if (node !== null && piece.node !== node) text.append("\n\n");
-    node = piece.node;
-    text.append(piece.text);
-    if (follow) live.scrollIntoView({ block: "end" });
-  });
-  events.addEventListener("end", reload);
-  events.addEventListener("error", (event) => {
-    // An error without data is a lost connection, which the browser reopens after the last event.
-    if (event.data !== undefined) reload();
-    else if (events.readyState === EventSource.CLOSED) setTimeout(reload, 2000);
-  });
+const RETRY_MILLISECONDS = 2000;
+const SETTLE_MILLISECONDS = 300;
+const AWAY = "The service does not answer. This page continues when it does.";
+const SIGNED_OUT = "You are signed out. Sign in again in another tab; this page keeps what you wrote.";
+const UNSENT = "The service does not answer, so nothing was sent. What you wrote is still here; send it again.";
+const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
+
+/* ---- Newer versions of the page ---- */
+
+// Return a name for each node, by which its counterpart in a newer version of the page is found.
+function named(nodes) {
+  const found = new Map();
+  for (const node of nodes) {
+    const fields = node.tagName === "FORM" ? [node.getAttribute("action"), node.elements.message_id?.value] : [];
+    const name = [node.nodeName, node.id, node.className, node.dataset?.live, ...fields].join(" ");
+    let number = 1;
+    while (found.has(`${name} ${number}`)) number += 1;
+    found.set(`${name} ${number}`, node);
+  }
+  return found;
 }
 
-// Show times in the reader's time zone.
-for (const time of document.querySelectorAll("time[datetime]")) {
-  time.title = new Date(time.dateTime).toLocaleString();
+// Change a shown node into a newer version of it. Nodes that are in both stay in the page, and with them the focus, the
+// selection, typed text and open details.
+function update(shown, newer) {
+  const isStreamed = shown.parentElement?.dataset.live && shown.className === "text";
+  if (isStreamed || shown.isEqualNode(newer)) return;
+  if (shown.nodeType !== Node.ELEMENT_NODE) {
+    shown.nodeValue = newer.nodeValue;
+    return;
+  }
+  // A message that could not be sent keeps its id, so that the service stores it only once.
+  if (shown.name === "form_id" && shown.form.querySelector("textarea").value) return;
+  for (const { name } of [...shown.attributes]) {
+    if (name !== "open" && !newer.hasAttribute(name)) shown.removeAttribute(name);
+  }
+  for (const { name, value } of newer.attributes) {
+    if (name !== "open" && shown.getAttribute(name) !== value) shown.setAttribute(name, value);
+  }
+  const known = named(shown.childNodes);
+  const wanted = named(newer.childNodes);
+  for (const [name, node] of known) if (!wanted.has(name)) node.remove();
+  let next = shown.firstChild;
+  for (const [name, node] of wanted) {
+    const kept = known.get(name);
+    // An element that is moved loses the focus, so let it stay, and move the white space around it.
+    while (kept?.tagName && next && !next.tagName) next = next.nextSibling;
+    if (kept && kept === next) next = next.nextSibling;
+    else shown.insertBefore(kept || node, next);
+    if (kept) update(kept, node);
+  }
+}
+
+const atEnd = () => innerHeight + scrollY > document.body.scrollHeight - 200;
+const parsed = async (response) => new DOMParser().parseFromString(await response.text(), "text/html");
+const isSignIn = (response) => response.redirected && new URL(response.url).pathname === "/console/sign-in";
+const request = (address, more) => fetch(address, { ...more, headers: { accept: "text/html" } });
+
+function tell(text) {
+  document.querySelector("[role=status]").textContent = text;
+}
+
+// Show a newer version of the page, and stay at its end if the reader is there.
+function show(newer, toEnd = atEnd()) {
+  document.title = newer.title;
+  update(document.body, newer.body);
+  begin();
+  if (toEnd) document.getElementById("end")?.scrollIntoView({ block: "end" });
+}
+
+// Get the newest version of the page, and show it. While the service does not answer, say so and try again.
+async function refresh() {
+  for (;;) {
+    const response = await request(location.href).catch(() => null);
+    if (response && isSignIn(response)) return tell(SIGNED_OUT);
+    if (response && response.status < 500 && response.status !== 429) return show(await parsed(response));
+    tell(AWAY);
+    await pause(RETRY_MILLISECONDS);
+  }
+}
+
+/* ---- Live answers ---- */
+
+const streams = new Map();
+
+// Append the pieces of an active run's answer as they arrive, and refresh the page when the run changes and at its end.
+function follow(live) {
+  const text = live.querySelector(".text");
+  const events = new EventSource(live.dataset.live);
+  let source = null;
+  let reopened = true;
+  let refreshing = 0;
+  const end = async () => {
+    events.close();
+    await refresh();
+    streams.delete(live);
+    begin();
+  };
+  events.addEventListener("open", () => {
+    tell("");
+    reopened = true;
+  });
+  events.addEventListener("token", (event) => {
+    const piece = JSON.parse(event.data);
+    const stay = atEnd();
+    // Each connection sends all pieces from the beginning.
+    if (reopened) text.textContent = "";
+    else if (source !== piece.node + piece.message_id) text.append("\n\n");
+    reopened = false;
+    source = piece.node + piece.message_id;
+    text.append(piece.text);
+    if (stay) live.scrollIntoView({ block: "end" });
+  });
+  for (const name of live.dataset.changes.split(" ")) {
+    events.addEventListener(name, () => {
+      clearTimeout(refreshing);
+      refreshing = setTimeout(() => events.readyState === EventSource.OPEN && refresh(), SETTLE_MILLISECONDS);
+    });
+  }
+  events.addEventListener("end", end);
+  events.addEventListener("error", async (event) => {
+    if (event.data !== undefined) return end();
+    // Without data, the connection is lost. The browser opens it again, unless the service refused it.
+    if (events.readyState !== EventSource.CLOSED) return tell(AWAY);
+    await pause(RETRY_MILLISECONDS);
+    await end();
+  });
+  return events;
+}
+
+/* ---- Forms ---- */
+
+const sending = new WeakSet();
+
+function fail(form, text) {
+  const told = form.querySelector("[role=alert]") || form.appendChild(document.createElement("p"));
+  told.className = "notice";
+  told.setAttribute("role", "alert");
+  told.textContent = text;
+}
+
+// Send a form, and show the page that the service returns. If it was not accepted, say why next to the form.
+async function send(form, isRepeat = false) {
+  const body = new URLSearchParams(new FormData(form));
+  const response = await request(form.action, { method: "POST", body }).catch(() => null);
+  if (!response) return fail(form, UNSENT);
+  if (isSignIn(response)) return fail(form, SIGNED_OUT);
+  const newer = await parsed(response);
+  if (response.status === 403 && !isRepeat) {
+    // The service has restarted since it rendered the form: get the form's new token.
+    await refresh();
+    if (form.isConnected) return send(form, true);
+  }
+  if (!response.ok) return fail(form, [...newer.querySelectorAll(".cure")].map((one) => one.textContent).join(" "));
+  const address = new URL(response.url);
+  if (address.pathname + address.search !== location.pathname + location.search) {
+    location.assign(newer.getElementById("end") ? `${response.url}#end` : response.url);
+    return;
+  }
+  form.reset();
+  form.querySelector("[role=alert]")?.remove();
+  form.closest("details")?.removeAttribute("open");
+  show(newer, newer.getElementById("end") !== null);
+  if (form.isConnected) form.querySelector("[data-send]")?.focus();
+}
+
+addEventListener("submit", async (event) => {
+  const form = event.target;
+  // Signing in and out are navigations, which the browser does best.
+  if (form.method !== "post" || !form.closest("main") || !form.elements.csrf) return;
+  event.preventDefault();
+  if (sending.has(form)) return;
+  sending.add(form);
+  form.setAttribute("aria-busy", "true");
+  await send(form);
+  form.removeAttribute("aria-busy");
+  sending.delete(form);
+});
+
+/* ---- Times and keys ---- */
+
+// Show times in the reader's time zone. The age of a moment grows while the page is open.
+function showTimes() {
+  for (const time of document.querySelectorAll("time[datetime]")) {
+    const moment = new Date(time.dateTime);
+    const minutes = Math.floor((Date.now() - moment) / 60_000);
+    const count = minutes < 60 ? minutes : Math.floor(minutes / 60);
+    const age = `${count} ${minutes < 60 ? "minute" : "hour"}${count === 1 ? "" : "s"} ago`;
+    const date = moment.toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
+    time.textContent = minutes < 1 ? "just now" : minutes < 24 * 60 ? age : date;
+    time.title = moment.toLocaleString([], { dateStyle: "full", timeStyle: "long" });
+  }
 }
 
 // Ctrl+Enter sends the form; "/" moves to the search field, as on other sites.
-document.addEventListener("keydown", (event) => {
+addEventListener("keydown", (event) => {
   const field = event.target;
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && field.matches("[data-send]")) {
     event.preventDefault();
@@ -48,11 +212,18 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-// Send a form only once, even after a double click.
-document.addEventListener("submit", (event) => {
-  if (event.target.dataset.sent) event.preventDefault();
-  else if (event.target.method === "post") event.target.dataset.sent = "yes";
-});
-addEventListener("pageshow", () => {
-  for (const form of document.forms) delete form.dataset.sent;
-});
+// Follow what is live in the page, and no longer what is not.
+function begin() {
+  for (const [live, events] of streams) {
+    if (live.isConnected) continue;
+    events.close();
+    streams.delete(live);
+  }
+  for (const live of document.querySelectorAll("[data-live]")) {
+    if (!streams.has(live)) streams.set(live, follow(live));
+  }
+  showTimes();
+}
+
+begin();
+setInterval(showTimes, 60_000);
