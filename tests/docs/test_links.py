@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import tomllib
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import DOCS, ROOT, Page, all_pages, linked_pages
-from tests.docs.tables import code_in
+from tests.docs.pages import DOCS, ROOT, Page, all_pages, linked_pages, page
+from tests.docs.tables import code_in, table_rows
 
 # `make bench` writes this page, so it may not exist.
 GENERATED = {DOCS / "benchmarks.md"}
@@ -40,6 +41,12 @@ def test_every_page_is_linked_from_the_index() -> None:
     linked = {(index.path.parent / link.partition("#")[0]).resolve() for link in index.links()}
     missing = [one.name for one in all_pages() if DOCS in one.path.parents and one.path not in {*linked, index.path}]
     assert not missing
+
+
+def test_the_first_page_names_every_extra() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        extras = tomllib.load(file)["project"]["optional-dependencies"]
+    assert {code for row in table_rows(page("docs/index.md")) for code in code_in(row[0])} == set(extras)
 
 
 def test_every_page_is_in_the_navigation_of_the_site_once() -> None:
