@@ -118,6 +118,31 @@ async def test_items_are_replaced_and_removed_at_their_place(memory: Memory) -> 
     assert [message.content for message in window.messages] == ["q1", "better", "q3", "again"]
 
 
+async def test_an_item_is_deleted_and_restored_once(shared_url: str) -> None:
+    """Repeats, also at once and in two processes, store nothing more."""
+    async with open_memory(shared_url) as memory, open_memory(shared_url) as other:
+        store, items = await filled(memory)
+        stores = [store, store_of(memory), store_of(other)]
+        for item in items:
+            for _ in range(2):
+                await asyncio.gather(*(one.delete_thread_item("t1", item.id, "ann") for one in stores))
+                assert item.id not in await items_in(store)
+            for _ in range(2):
+                await asyncio.gather(*(one.add_thread_item("t1", item, "ann") for one in stores))
+        assert await items_in(store) == [item.id for item in items]
+        stored = [str(one.original) for one in await messages_after(memory.session("t1"), 0) if one.role == "system"]
+    assert [sum(f"{{'deleted': '{item.id}'}}" in note for note in stored) for item in items] == [1] * len(items)
+    assert sum("item" in note for note in stored) == 4  # the call and the hidden context, before and after
+
+
+async def test_an_item_that_retention_deleted_cannot_be_saved(memory: Memory) -> None:
+    store, _ = await filled(memory)
+    await memory.retention.prune(Retention(delete=RetentionLimits(max_messages=2)))
+    with pytest.raises(NotFoundError, match="deleted"):
+        await store.save_item("t1", asked("m1", "q1"), "ann")
+    assert await items_in(store) == ["m3", "h1"]
+
+
 async def test_a_repeated_item_stays_away_if_its_message_was_changed_elsewhere(memory: Memory) -> None:
     """An item that was edited or taken back is not stored again."""
     store, _ = await filled(memory)

@@ -146,13 +146,15 @@ class ThreadkeepStore[TContext](MemoryAdapter, Store[TContext]):
         session = self.session(thread_id, context)
         await self._info(session)
         receipt = await _append(session, _message(item, item.id))
-        if receipt.duplicates and not receipt.deleted and item.id not in await self._items(thread_id, context):
-            notes = [stored_item(_NAME, message) for message in await messages_after(session, 0)]
-            if {"deleted": item.id} in notes:  # otherwise it was edited, taken back or erased, and stays away
-                await self._change(session, item.id, item)
+        if receipt.duplicates and not receipt.deleted:
+            await self._change(session, item.id, item, restores=True)
 
     async def save_item(self, thread_id: str, item: ThreadItem, context: TContext) -> None:
-        """Replace the stored item with this item's id, at its position. If there is none, append this item."""
+        """Replace the stored item with this item's id, at its position. If there is none, append this item.
+
+        Raises:
+            NotFoundError: the user has no such thread, or retention has deleted the item.
+        """
         await self._change(self.session(thread_id, context), item.id, item)
 
     async def delete_thread_item(self, thread_id: str, item_id: str, context: TContext) -> None:
@@ -208,8 +210,13 @@ class ThreadkeepStore[TContext](MemoryAdapter, Store[TContext]):
                 items[item.id] = item
         return items
 
-    async def _change(self, session: Session, item_id: str, item: ThreadItem | None) -> None:
+    async def _change(
+        self, session: Session, item_id: str, item: ThreadItem | None, *, restores: bool = False
+    ) -> None:
         """Store a new version of an item, or a note that it is deleted. Try again if the session changes meanwhile.
+
+        With `restores`, do nothing unless this store has deleted the item. An item that was edited, taken back or
+        erased stays away.
 
         If this changes the text that a model receives, the old message and all later ones are superseded. Then the new
         version and copies of the later messages are appended.
@@ -222,28 +229,48 @@ class ThreadkeepStore[TContext](MemoryAdapter, Store[TContext]):
         new = note if item is None else _message(item, None)
         async with self._changing.setdefault(self.memory, asyncio.Lock()):
             for _ in range(_ATTEMPTS):
-                if await self._change_once(session, item_id, new, note):
+                if await self._change_once(session, item_id, new, note, restores=restores):
                     return
         raise StoreUnavailable("The item was not changed: the database is busy. Try again.")
 
-    async def _change_once(self, session: Session, item_id: str, new: Message, note: Message) -> bool:
+    async def _change_once(
+        self, session: Session, item_id: str, new: Message, note: Message, *, restores: bool
+    ) -> bool:
         """Store a change in one transaction. Return False if another writer changed the session meanwhile."""
         await session.deliver()
         info = await self._info(session)
         messages = await messages_after(session, 0)
         if any(one.id in (new.id, note.id) for one in messages):
             return True  # an earlier attempt has stored the change, although it seemed to fail
-        position = next((at for at, one in enumerate(messages) if _item_id(one) == item_id), None)
+        position, is_deleted = _position(messages, item_id)
         later, added = list[Message](), [note]
         if position is None:
-            if new is note:
+            if new is note or (restores and not is_deleted):
                 return True
-            added = [new if await session.find(item_id) else new.with_fields(id=item_id)]
+            if await session.find(item_id) is None:
+                receipt = await _append(session, new.with_fields(id=item_id))
+                if receipt.deleted:
+                    raise NotFoundError(f"Item {item_id} was deleted with other old messages")
+                return not receipt.duplicates
+            added = [new]
+        elif restores:
+            return True  # another writer has restored the item
         elif _text(new) != _text(messages[position]):
             later = messages[position:]
             added = [new, *_copies(later, item_id)]
         end = (later[0].seq or 0) - 1 if later else info.last_seq
         return await session.append_instead(added, end, (info.last_seq, info.revision))
+
+
+def _position(messages: Sequence[Message], item_id: str) -> tuple[int | None, bool]:
+    """Return the index of the first message that contains the item, or None, and True if the item is deleted."""
+    position, is_deleted = None, False
+    for at, one in enumerate(messages):
+        if stored_item(_NAME, one) == {"deleted": item_id}:
+            position, is_deleted = None, True
+        elif position is None and _item_id(one) == item_id:
+            position, is_deleted = at, False
+    return position, is_deleted
 
 
 def _copies(messages: Sequence[Message], item_id: str) -> list[Message]:
