@@ -97,6 +97,21 @@ async def test_the_plain_langgraph_store_reads_conversations(empty_url: str) -> 
         await store.aput(("users",), "ann", {"colour": "green"})
 
 
+async def test_a_wrong_search_fails_alone(empty_url: str) -> None:
+    """Operations of other callers at the same time succeed; LangGraph's stores execute them in one batch."""
+    async with open_store(empty_url) as store:
+        results = await asyncio.gather(
+            store.aput(("users",), "ann", {"colour": "green"}),
+            store.asearch(("users",), filter={"colour": {"is": "green"}}),
+            store.aget(("users",), "bob"),
+            store.asearch(("users",), filter={"colour": {"$eq": "red"}}),
+            return_exceptions=True,
+        )
+        stored = await store.aget(("users",), "ann")
+    assert [type(result) for result in results] == [type(None), ValueError, type(None), list]
+    assert stored is not None
+
+
 async def test_a_conversation_of_the_plain_langgraph_store_is_continued(empty_url: str) -> None:
     async with open_store(empty_url):
         pass

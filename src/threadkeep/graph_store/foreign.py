@@ -156,12 +156,12 @@ class IndexedStore(AsyncBatchedBaseStore):
         Raises:
             InvalidInput: there is a query, but the store has no index.
         """
-        # Check here: an error in `abatch` would make other callers' operations of the batch fail.
         if query and getattr(self, "index_config", None) is None:
             raise InvalidInput(
                 "This graph store has no index, so it cannot search by a query; give one to "
                 "create_graph_store(settings, index={'dims': …, 'embed': …}), or search by filter."
             )
-        return await super().asearch(
-            namespace_prefix, query=query, filter=filter, limit=limit, offset=offset, refresh_ttl=refresh_ttl
+        # Not in a batch: an error, such as that of a wrong filter, would make other callers' operations of it fail.
+        return await BaseStore.asearch(
+            self, namespace_prefix, query=query, filter=filter, limit=limit, offset=offset, refresh_ttl=refresh_ttl
         )
