@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncGenerator, AsyncIterator
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,8 +13,8 @@ import pytest
 from langgraph.pregel.remote import RemoteGraph
 from langgraph.store.base import PutOp
 from langgraph_sdk import get_client
-from langgraph_sdk.errors import ConflictError, NotFoundError, UnprocessableEntityError
-from langgraph_sdk.schema import MultitaskStrategy, StreamMode, StreamPart
+from langgraph_sdk.errors import APIStatusError, ConflictError, NotFoundError, UnprocessableEntityError
+from langgraph_sdk.schema import Command, MultitaskStrategy, StreamMode, StreamPart
 
 from tests.limits import HANG_SECONDS
 from tests.web.services import history, listening, opened_app, said, served, settings_for, until
@@ -537,6 +538,52 @@ async def test_unsupported_options_are_refused(tmp_path: Path) -> None:
             _ = [part async for part in langgraph.runs.join_stream("t1", "nobody", stream_mode=unknown)]
         with pytest.raises(NotFoundError):
             await langgraph.runs.get("t1", "nobody")
+
+
+async def test_calls_that_are_not_offered_name_the_alternative(tmp_path: Path) -> None:
+    async with sdk(tmp_path, ScriptedModel([])) as (langgraph, client), asyncio.timeout(HANG_SECONDS):
+        for call, cure in (
+            (langgraph.crons.search(), "scheduler"),
+            (langgraph.crons.create("chat", schedule="* * * * *"), "scheduler"),
+            (langgraph.crons.create_for_thread("t1", "chat", schedule="* * * * *"), "scheduler"),
+            (langgraph.runs.create_batch([]), "each run by itself"),
+            (langgraph.runs.cancel_many(status="all"), "each run by itself"),
+            (langgraph.runs.delete("a/b", "r1"), "with their thread"),
+            (langgraph.threads.count(), "/threads/search"),
+            (langgraph.threads.prune(["t1"]), "DELETE /threads"),
+            (langgraph.assistants.create("chat"), "workflows"),
+            (langgraph.assistants.update("chat", name="x"), "workflows"),
+            (langgraph.assistants.get_subgraphs("chat"), "workflows"),
+            (langgraph.assistants.get_versions("chat"), "workflows"),
+        ):
+            with pytest.raises(APIStatusError, match=cure):
+                await call
+        openai = await client.post("/v1/responses", json={"model": "chat", "input": "hi"})
+    assert "/v1/chat/completions" in openai.json()["error"]["message"]
+
+
+async def test_a_run_without_a_thread_keeps_none(tmp_path: Path) -> None:
+    async with sdk(tmp_path, ScriptedModel(["one"])) as (langgraph, _), asyncio.timeout(HANG_SECONDS):
+        with pytest.raises(UnprocessableEntityError, match="POST /threads"):
+            await langgraph.runs.create(None, "chat", input=asks("x"), on_completion="keep")
+        run = await langgraph.runs.create(None, "chat", input=asks("x"), on_completion="delete")
+    assert run["thread_id"] is None
+
+
+async def test_an_answer_that_names_another_assistant_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "asking.py").write_text(ASKING)
+    monkeypatch.syspath_prepend(tmp_path)
+    async with sdk(tmp_path, ScriptedModel([]), workflows="asking=asking:graph") as (langgraph, _):
+        async with asyncio.timeout(HANG_SECONDS):
+            await langgraph.runs.wait("t1", "asking", input=asks("go"))
+            commands: list[Command] = [{"resume": "yes"}, {"goto": "__end__"}]
+            for assistant, command in product(("chat", "nobody"), commands):
+                with pytest.raises(UnprocessableEntityError, match="asking"):
+                    await langgraph.runs.create("t1", assistant, command=command)
+            state = await langgraph.threads.get_state("t1")
+    assert state["next"] == ["asking"]
 
 
 async def test_unsupported_options_without_a_value_are_accepted(tmp_path: Path) -> None:

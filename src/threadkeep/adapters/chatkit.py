@@ -210,9 +210,7 @@ class ThreadkeepStore[TContext](MemoryAdapter, Store[TContext]):
                 items[item.id] = item
         return items
 
-    async def _change(
-        self, session: Session, item_id: str, item: ThreadItem | None, *, restores: bool = False
-    ) -> None:
+    async def _change(self, session: Session, item_id: str, item: ThreadItem | None, *, restores: bool = False) -> None:
         """Store a new version of an item, or a note that it is deleted. Try again if the session changes meanwhile.
 
         With `restores`, do nothing unless this store has deleted the item. An item that was edited, taken back or
@@ -242,35 +240,24 @@ class ThreadkeepStore[TContext](MemoryAdapter, Store[TContext]):
         messages = await messages_after(session, 0)
         if any(one.id in (new.id, note.id) for one in messages):
             return True  # an earlier attempt has stored the change, although it seemed to fail
-        position, is_deleted = _position(messages, item_id)
+        deletions = [at for at, one in enumerate(messages) if stored_item(_NAME, one) == {"deleted": item_id}]
+        after = deletions[-1] if deletions else -1
+        position = next((at for at, one in enumerate(messages) if at > after and _item_id(one) == item_id), None)
+        if (restores and (position is not None or not deletions)) or (position is None and new is note):
+            return True
         later, added = list[Message](), [note]
         if position is None:
-            if new is note or (restores and not is_deleted):
-                return True
             if await session.find(item_id) is None:
                 receipt = await _append(session, new.with_fields(id=item_id))
                 if receipt.deleted:
                     raise NotFoundError(f"Item {item_id} was deleted with other old messages")
                 return not receipt.duplicates
             added = [new]
-        elif restores:
-            return True  # another writer has restored the item
         elif _text(new) != _text(messages[position]):
             later = messages[position:]
             added = [new, *_copies(later, item_id)]
         end = (later[0].seq or 0) - 1 if later else info.last_seq
         return await session.append_instead(added, end, (info.last_seq, info.revision))
-
-
-def _position(messages: Sequence[Message], item_id: str) -> tuple[int | None, bool]:
-    """Return the index of the first message that contains the item, or None, and True if the item is deleted."""
-    position, is_deleted = None, False
-    for at, one in enumerate(messages):
-        if stored_item(_NAME, one) == {"deleted": item_id}:
-            position, is_deleted = None, True
-        elif position is None and _item_id(one) == item_id:
-            position, is_deleted = at, False
-    return position, is_deleted
 
 
 def _copies(messages: Sequence[Message], item_id: str) -> list[Message]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, get_args
@@ -64,6 +65,15 @@ _NOT_AS_IT_IS = "The request is not valid; `errors` lists the faults."
 _LISTED = "/docs lists the known ones"
 _FLAT = "a JSON object whose lists and objects are at most 100 levels deep"
 _WANTED = "a JSON object with Content-Type: application/json"
+# Maps paths of LangGraph's and OpenAI's servers that this service lacks to what a client can do instead.
+_NOT_OFFERED: Mapping[str, str] = {
+    r"/(threads/.+/)?runs/crons(/.+)?": "Crons are not offered; start runs from a scheduler of your own.",
+    r"/runs/(batch|cancel)": "Start or cancel each run by itself; calls for several runs are not offered.",
+    r"/threads/(count|prune)": "List threads with POST /threads/search, and delete each with DELETE /threads/{id}.",
+    r"/threads/.+/runs/[^/]+": "Runs are deleted with their thread, or some days after their end, but not one by one.",
+    r"/assistants(/.+)?": "Assistants are workflows: they have no versions, and the service's settings define them.",
+    r"/v1/.+": "Of OpenAI's API, the service offers /v1/chat/completions and /v1/models.",
+}
 # Maps a status to the last part of the problem's `type`, and to its sentence (None: the text of the error).
 _STATUSES: Mapping[int, tuple[str, str | None]] = {
     400: ("unreadable-body", f"The body is not JSON in UTF-8; send {_WANTED}."),
@@ -193,7 +203,8 @@ def make_problem(status: int, kind: str, detail: str) -> Problem:
 def problem_of(error: Exception, request: Request | None = None) -> Problem:
     """Return the problem document of any error; an unexpected error reveals no details.
 
-    If `request` is given, the problem for an unknown field names the known fields.
+    If `request` is given, the problem for an unknown field names the known fields, and that for an address of another
+    server's API names the alternative.
     """
     if isinstance(error, ProblemRaised):
         return error.problem
@@ -203,7 +214,11 @@ def problem_of(error: Exception, request: Request | None = None) -> Problem:
         sentence = faults[0].sentence if len(faults) == 1 else _NOT_AS_IT_IS
         return make_problem(422, "invalid-request", sentence).model_copy(update={"errors": faults})
     if isinstance(error, HTTPException):
-        return _http_problem(error)
+        problem = _http_problem(error)
+        if request is not None and problem.status in (404, 405):
+            paths = (each for each in _NOT_OFFERED if re.fullmatch(each, request.url.path))
+            problem.detail = _NOT_OFFERED.get(next(paths, ""), problem.detail)
+        return problem
     if isinstance(error, ThreadkeepError):
         return _threadkeep_problem(error)
     # If the client disconnected early, use 400, because a 500 would be logged as an error.

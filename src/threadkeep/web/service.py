@@ -249,11 +249,7 @@ async def serve(settings: Settings, announce: Callable[[str], object] = _print) 
             service = create_service(app)
             await service.state.keys.refresh()  # read the keys now, so that they stay valid if the database fails later
             server = Server(
-                service,
-                app.end_turns,
-                shutdown_seconds=settings.shutdown_timeout,
-                on_start=on_start,
-                limits=limits,
+                service, app.end_turns, shutdown_seconds=settings.shutdown_timeout, on_start=on_start, limits=limits
             )
             working = asyncio.create_task(_work(app), name="threadkeep-worker")
             await server.serve(sockets=[listening])

@@ -195,11 +195,7 @@ async def regenerate(
     responses={200: STREAM, **TURN_FAILURES},
 )
 async def stream_regenerated(
-    session_id: SessionId,
-    app: AppInUse,
-    request: Request,
-    body: RegenerateBody | None = None,
-    user_id: UserId = None,
+    session_id: SessionId, app: AppInUse, request: Request, body: RegenerateBody | None = None, user_id: UserId = None
 ) -> EventStream:
     """Regenerate an answer and stream it, with the events of POST /api/v1/chat/stream."""
     turn = await _begin_again(app, session_id, user_id, body, stream=True)

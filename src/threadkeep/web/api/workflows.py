@@ -15,15 +15,18 @@ from threadkeep.workflows.definition import WorkflowSource
 from threadkeep.workflows.describing import KeyExplanation, describe, describe_whole, draw_mermaid, explain_key
 
 
-class WorkflowSummary(BaseModel):
-    """The entry of a workflow in the list of workflows."""
-
+class _Described(BaseModel):
     name: str
     description: str
     version: str = Field(description="Changes with the definition. A run keeps the version with which it started.")
     source: WorkflowSource
-    nodes: int
     children: list[str] = Field(description="The workflows that it runs as children.")
+
+
+class WorkflowSummary(_Described):
+    """The entry of a workflow in the list of workflows."""
+
+    nodes: int
 
 
 class WorkflowList(BaseModel):
@@ -40,15 +43,10 @@ class WorkflowNodeBody(BaseModel):
     next: list[str] = Field(description="The possible next nodes; `end` is the end of the run.")
 
 
-class WorkflowBody(BaseModel):
+class WorkflowBody(_Described):
     """A workflow with all details."""
 
-    name: str
-    description: str
-    version: str
-    source: WorkflowSource
     nodes: list[WorkflowNodeBody]
-    children: list[str]
     options: dict[str, JsonValue] = Field(description="The options of its runs; null means no limit.")
     output: str | None = Field(description="The node that provides the result; null: the run's answer.")
     definition: dict[str, JsonValue] | None = Field(description="The YAML as JSON; null for Python code.")

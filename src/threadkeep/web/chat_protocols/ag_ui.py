@@ -46,18 +46,13 @@ class RunAgentBody(
 
     thread_id: str = Field(min_length=1, max_length=256, alias="threadId", description="The session.")
     run_id: str = Field(
-        min_length=1,
-        max_length=512,
-        alias="runId",
-        description="The client's name for the run; events repeat it.",
+        min_length=1, max_length=512, alias="runId", description="The client's name for the run; events repeat it."
     )
     messages: Annotated[list[JsonValue], Field(max_length=2000)] = Field(
         description="The conversation, each message with its id. Only the user's messages at its end are new."
     )
     forwarded_props: dict[str, JsonValue] | None = Field(
-        None,
-        alias="forwardedProps",
-        description="`workflow` and `user_id`, if any.",
+        None, alias="forwardedProps", description="`workflow` and `user_id`, if any."
     )
 
     def prop(self, name: str) -> str | None:

@@ -14,7 +14,6 @@ from langchain_core.messages import BaseMessage
 from threadkeep.agent.conversion import from_langchain, id_of
 from threadkeep.app import App
 from threadkeep.errors import InvalidInput
-from threadkeep.records import Message
 from threadkeep.runs.chat_turns import ChatRequest, ChatTurn
 from threadkeep.web.langgraph.states import asked_text, new_messages
 
@@ -73,6 +72,6 @@ class Sent:
         """If the session is empty, store the first `count` messages of the request in it, except system messages."""
         session = app.memory.session(session_id, user_id=self.user_id)
         rows = [from_langchain(one) for one in self.messages[:count] if one.type in ("human", "ai")]
-        earlier: list[Message] = [one for one in rows if one is not None and one.content.strip()]
+        earlier = [one for one in rows if one.content.strip()]
         if earlier and not await session.count(view="history"):
             await session.append(earlier)

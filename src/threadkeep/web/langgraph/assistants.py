@@ -87,12 +87,7 @@ async def get_info() -> ServerInfo:
     return ServerInfo(version=__version__, flags={"assistants": True, "crons": False, "langsmith": False})
 
 
-@router.post(
-    "/assistants/search",
-    summary="List assistants",
-    responses=documented(400, 413, 422),
-    openapi_extra=PUBLIC,
-)
+@router.post("/assistants/search", summary="List assistants", responses=documented(400, 413, 422), openapi_extra=PUBLIC)
 async def search_assistants(app: AppInUse, body: AssistantSearchBody | None = None) -> list[AssistantBody]:
     """List the workflows that match a search, the built-in one first."""
     asked = body or AssistantSearchBody()

@@ -163,17 +163,15 @@ class RunEvents:
         self._add("messages", {**data, "id": message.message_id}, message.node)
 
     def _add_traced(self, event: RunEvent) -> None:
-        data, node = event.data, event.node
+        data, node, call = event.data, event.node, {"tool_call_id": event.data.get("call")}
         match event.kind:
             case "tool_called":
-                details = {"tool_call_id": data.get("call"), "tool_name": data.get("tool"), "input": data.get("args")}
-                self._add("tools", {"event": "tool-started", **details}, node)
+                details = {"tool_name": data.get("tool"), "input": data.get("args")}
+                self._add("tools", {"event": "tool-started", **call, **details}, node)
             case "tool_finished" if "error" in data:
-                details = {"tool_call_id": data.get("call"), "message": data.get("error")}
-                self._add("tools", {"event": "tool-error", **details}, node)
+                self._add("tools", {"event": "tool-error", **call, "message": data.get("error")}, node)
             case "tool_finished":
-                details = {"tool_call_id": data.get("call"), "output": data.get("result")}
-                self._add("tools", {"event": "tool-finished", **details}, node)
+                self._add("tools", {"event": "tool-finished", **call, "output": data.get("result")}, node)
             case "agent_messages":
                 self._add("updates", {"node": node, "values": {"messages": _flat(data.get("messages"))}}, node)
             case "custom":

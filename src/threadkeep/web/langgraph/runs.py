@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from pydantic import BeforeValidator, JsonValue
 from pydantic_core import from_json
 
 from threadkeep.app import App
+from threadkeep.boundary import running
 from threadkeep.errors import InvalidInput, RunNotFound, SessionNotFound
 from threadkeep.records import Json
 from threadkeep.records.runs import Run
@@ -73,9 +73,11 @@ class ThreadRuns:
         """Start a run or, with a command, answer or end the waiting run. Return it and the number of its past events.
 
         Raises:
-            InvalidInput: the body has an unsupported option, or a command although no run waits for an answer.
+            InvalidInput: the body has an unsupported option, or a command although no run of its assistant waits.
         """
         body.check()
+        if self.thread_id is None and body.on_completion == "keep":
+            raise InvalidInput("A run without a thread keeps none; create one with POST /threads, and run in it.")
         runs = await self.app.runs.service()
         start = Start.of(body.model_dump(exclude_none=True, by_alias=True))
         start = replace(start, user_id=user_of(start, self.caller, self.user_id))
@@ -89,6 +91,8 @@ class ThreadRuns:
         waiting = (await find_thread(self.app, self.thread_id, user_id=start.user_id)).waiting
         if waiting is None:
             raise InvalidInput("No run of this thread waits for a person.")
+        if body.assistant_id != waiting.workflow:
+            raise InvalidInput(f"The run that waits is one of {waiting.workflow!r}; send this as `assistant_id`.")
         known, before = thread_events_of(self.request.app).follow_run(runs, waiting), 0
         async for _ in known.events_from(0):  # wait until this process has read the events up to the pause
             before += 1
@@ -148,11 +152,8 @@ class ThreadRuns:
 
     async def values_unless_gone(self, run_id: str) -> dict[str, Any]:
         """Wait for a run and return the values of its thread. If the client disconnects, cancel the run."""
-        watching = asyncio.create_task(self._cancel_if_gone(run_id))
-        try:
+        async with running(self._cancel_if_gone(run_id), f"threadkeep-client-of-{run_id}"):
             return await self.values(run_id)
-        finally:
-            watching.cancel()
 
     async def _cancel_if_gone(self, run_id: str) -> None:
         while (await self.request.receive())["type"] != "http.disconnect":

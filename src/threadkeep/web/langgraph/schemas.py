@@ -256,6 +256,9 @@ class RunCreateBody(
     on_disconnect: Literal["cancel", "continue"] | None = Field(
         None, description="What to do if the client disconnects; by default the run continues."
     )
+    on_completion: Literal["delete", "keep"] | None = Field(
+        None, description="For a run without a thread: `delete` (default); `keep` is not supported."
+    )
     interrupt_before: Unsupported = Field(None, description="Not supported.")
     interrupt_after: Unsupported = Field(None, description="Not supported.")
     webhook: Unsupported = Field(None, description="Not supported.")
@@ -273,11 +276,10 @@ class RunCreateBody(
         Raises:
             InvalidInput: the command is not supported.
         """
-        if self.command is not None and not self.ends_waiting:
-            if "resume" not in self.command:
-                raise InvalidInput("`command` must have `resume`, the answer to a waiting run.")
-            if any(self.command.get(name) for name in ("goto", "update")):
-                raise InvalidInput("`command` supports only `resume`, or a `goto` to `__end__`; omit the other fields.")
+        if self.command is None or self.ends_waiting:
+            return
+        if "resume" not in self.command or any(self.command.get(name) for name in ("goto", "update")):
+            raise InvalidInput("`command` must have `resume` only, the answer to a waiting run, or `goto` `__end__`.")
 
     @property
     def ends_waiting(self) -> bool:

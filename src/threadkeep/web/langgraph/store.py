@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from langgraph.store.base import Item, SearchItem
+from langgraph.store.base import SearchItem
 from pydantic import AfterValidator, BaseModel, Field, JsonValue
 
 from threadkeep.app import App
@@ -45,32 +45,20 @@ def _storable_item(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
 ItemValue = Annotated[Metadata, AfterValidator(_storable_item)]
 
 
-class ItemBody(BaseModel):
+def _in_utc(moment: datetime) -> datetime:
+    """Return a time with a time zone. The store in SQLite returns times in UTC without a time zone."""
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+
+
+class ItemBody(BaseModel, from_attributes=True):
     """An item of the LangGraph store: a JSON object under a namespace and a key."""
 
     namespace: list[str]
     key: str
     value: dict[str, Any]
-    created_at: datetime
-    updated_at: datetime
+    created_at: Annotated[datetime, AfterValidator(_in_utc)]
+    updated_at: Annotated[datetime, AfterValidator(_in_utc)]
     score: float | None = Field(None, exclude_if=lambda score: score is None)
-
-    @classmethod
-    def of(cls, item: Item) -> ItemBody:
-        """Return an item as LangGraph's server describes it."""
-        return cls(
-            namespace=list(item.namespace),
-            key=item.key,
-            value=item.value,
-            created_at=_in_utc(item.created_at),
-            updated_at=_in_utc(item.updated_at),
-            score=item.score if isinstance(item, SearchItem) else None,
-        )
-
-
-def _in_utc(moment: datetime) -> datetime:
-    """Return a time with a time zone. The store in SQLite returns times in UTC without a time zone."""
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
 
 
 class DeleteItemBody(BaseModel, json_schema_extra=example(namespace=["users", "u1"], key="theme")):
@@ -192,7 +180,7 @@ async def get_item(
     if item is None:
         sentence = "There is no such item; POST /store/items/search lists the existing ones."
         raise ProblemRaised(make_problem(404, "item-not-found", sentence))
-    return ItemBody.of(item)
+    return ItemBody.model_validate(item)
 
 
 @router.delete("/items", summary="Delete an item", status_code=204)
@@ -220,7 +208,7 @@ async def search_items(body: SearchItemsBody, app: AppInUse) -> ItemsBody:
     except (ValueError, TypeError):  # do not show the errors of stores, which may quote values
         sentence = "`filter` maps fields to values, or to $eq, $ne, $gt, $gte, $lt or $lte with values of their kind."
         raise InvalidInput(sentence) from None
-    return ItemsBody(items=[ItemBody.of(item) for item in found])
+    return ItemsBody(items=[ItemBody.model_validate(item) for item in found])
 
 
 @router.post("/namespaces", summary="List namespaces", openapi_extra=READS)
