@@ -36,6 +36,18 @@ def test_links_have_existing_targets(page: Page) -> None:
     assert not broken
 
 
+def test_links_of_the_site_stay_in_the_site() -> None:
+    """The site has only the files in `docs`; other files are linked by their address."""
+    outside = [
+        (one.name, link)
+        for one in linked_pages()
+        for link in one.links()
+        if DOCS in one.path.parents and "://" not in link
+        if not (one.path.parent / link.partition("#")[0]).resolve().is_relative_to(DOCS)
+    ]
+    assert not outside
+
+
 def test_every_page_is_linked_from_the_index() -> None:
     [index] = [one for one in all_pages() if one.path == DOCS / "index.md"]
     linked = {(index.path.parent / link.partition("#")[0]).resolve() for link in index.links()}
