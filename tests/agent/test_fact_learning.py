@@ -562,6 +562,38 @@ async def test_workspace_facts_are_learned_late_if_the_newest_turn_has_no_worksp
     assert [(one.key, one.scope) for one in await proposals(memory)] == [("plan_1", SHOP)]
 
 
+async def test_a_dead_process_leaves_workspace_facts_to_the_next_one(
+    database_url: str, memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first process dies after the answers, and before it has learned. Each turn has its own workspace."""
+    nowhere: Any = {"configurable": {"thread_id": "room:1", "user_id": "ada"}}
+    with monkeypatch.context() as patched:
+        patched.setattr(learning.Learning, "enqueue", lambda *_: None)  # the process dies before its learner runs
+        async with open_memory(database_url, options=memory_options) as dead:
+            for workspace in ("shop", "home"):
+                config: Any = {"configurable": {**CONFIG["configurable"], "workspace": workspace}}
+                await talk(
+                    dead, FactLearning(dead, directives=True), f"decision: Meet in the {workspace}.", config=config
+                )
+            await talk(dead, FactLearning(dead, directives=True), "decision: Meet nowhere.", config=nowhere)
+            await talk(
+                dead,
+                FactLearning(dead, directives=True, workspace="club"),
+                "decision: Meet in the club.",
+                config=nowhere,
+            )
+    async with open_memory(database_url, options=memory_options) as memory:
+        model = answering([found(n, f"plan_{n}", f"of {n}", about="workspace") for n in range(1, 10, 2)])
+        learns = FactLearning(memory, model=model, scopes=("workspace",), directives=True)
+        await talk(memory, learns, "Hello", config=CONFIG)
+        assert {(one.key, one.scope.owner) for one in await proposals(memory, "open")} == {
+            ("plan_1", "shop"), ("plan_3", "home"), ("plan_7", "club"), ("plan_9", "shop")
+        }  # fmt: skip
+        assert {(fact.scope.owner, fact.value) for fact in await memory.knowledge.facts()} == {
+            (workspace, f"Meet in the {workspace}.") for workspace in ("shop", "home", "club")
+        }
+
+
 class _LateLearner:
     """A learner that proposes a fact once `answers` is set."""
 

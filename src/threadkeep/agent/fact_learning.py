@@ -76,8 +76,7 @@ class FactLearning:
 
     def consider(self, session: Session, model: BaseChatModel | None, run_id: str) -> None:
         """Queue a session to learn facts from the turn `run_id`. Report an invalid session, workspace or user id."""
-        memory = self._memory.made[0]
-        workspace = session.workspace or default_workspace(memory, self._workspace)
+        memory, workspace = self._memory.made[0], self.workspace_of(session)
         wanted = SCOPE_KINDS if self._directives else self._scopes
         usable, refused = scopes_of(wanted, session.session_id, workspace, session.user_id)
         for error in refused.values():
@@ -90,6 +89,10 @@ class FactLearning:
         if self._proposes and learns is not None and scopes:
             request = LearningRequest(session.session_id, ModelLearner(learns), scopes, self._accept_from, run_id)
             memory.loop.post(lambda: memory.learning.enqueue(request))
+
+    def workspace_of(self, session: Session) -> str | None:
+        """Return the workspace of the session's turn; it may be invalid."""
+        return session.workspace or default_workspace(self._memory.made[0], self._workspace)
 
 
 class ModelLearner:

@@ -50,6 +50,10 @@ class TurnLearning(Protocol):
         """
         ...
 
+    def workspace_of(self, session: Session) -> str | None:
+        """Return the workspace of a turn in a session. It is stored with the answer, so that any process may learn."""
+        ...
+
 
 @dataclass(frozen=True)
 class TurnOptions:

@@ -35,6 +35,7 @@ from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import MessageNotFound, MessageSuperseded, QuestionGone, StoreUnavailable, TurnInMemoryOnly
 from threadkeep.history.recollection import PAGE_ROWS
 from threadkeep.history.session import in_time
+from threadkeep.knowledge.learning import WORKSPACE
 from threadkeep.observe import HistoryDiffers
 from threadkeep.records import Json, Message, Receipt, Status
 from threadkeep.store.driver import Joined, Statement
@@ -278,8 +279,10 @@ class OpenTurn(TurnContext):
             answers=self.question_id or self.run_id,
             ordinal=None if self.ordinal == 1 else self.ordinal,
         )
-        marks = {key: mark for key, mark in ((TASK, self.task), (ENDS, self.ends)) if mark is not None}
-        if marks:
+        learning = self._options.learning if self._transcribed else None
+        workspace = None if learning is None else learning.workspace_of(self.session)
+        wanted = ((TASK, self.task), (ENDS, self.ends), (WORKSPACE, workspace))
+        if marks := {key: mark for key, mark in wanted if mark is not None}:
             answer = answer.with_fields(metadata={**answer.metadata, **marks})
         told = status == "complete" and (self._hold is None or self._hold.told)
         # If possible, leave the answer to the transaction that ends the run.

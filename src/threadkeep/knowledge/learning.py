@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Final, Protocol, cast
 
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.context.quotation import quoted_message
@@ -37,6 +38,8 @@ _MOST_PROPOSED: dict[LearnerKind, int] = {"model": 20, "directives": 100 * _REAC
 _MOST_REFUSALS = 3
 _MOST_CHARACTERS = 10_000
 """The most characters of a message in a learner's record, so that a pasted log fits into the model's context."""
+WORKSPACE: Final = "threadkeep:workspace"
+"""The key in an answer's metadata for the workspace of its turn."""
 _HARMLESS = Message(role="user", content="I like tea.", seq=1)
 _CLOSING_SECONDS = 5.0
 
@@ -76,9 +79,9 @@ class Learner(Protocol):
 class LearningRequest:
     """A session to learn from. Proposals whose confidence is at least `accept_from` are accepted without a person.
 
-    `run_id` is the run of the newest turn. Each turn can have another workspace, and messages do not record it, so a
-    fact about the workspace is learned only from turns that were enqueued in this process. If `run_id` is None, all
-    messages belong to the workspace in `scopes`.
+    `run_id` is the run of the newest turn. Each turn can have another workspace. A fact about the workspace is learned
+    from turns whose answer has the mark `WORKSPACE`, and from turns that were enqueued in this process. If `run_id` is
+    None, all messages belong to the workspace in `scopes`.
     """
 
     session_id: str
@@ -134,7 +137,8 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         learner = request.learner
         messages, before_seq, began = await self._unread(request)
         is_more = len(messages) == _REACH + _CONTEXT_MESSAGES
-        workspaces = None if request.run_id is None else self._workspaces.get((request.session_id, learner.kind), {})
+        known_here = self._workspaces.get((request.session_id, learner.kind), {})
+        workspaces = None if request.run_id is None else {**_marked(messages), **known_here}
         ended = [index for index, message in enumerate(messages) if workspaces and message.run_id in workspaces]
         users = [index for index, message in enumerate(messages) if message.role == "user"]
         if ended and not is_more:  # read a later question after its turn, when its workspace is known
@@ -233,13 +237,15 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
                     return [], 0, None
                 rows = await connection.fetch(self._sql["unread_messages"], page)
         messages = [
-            Message(role=role, content=content, seq=seq, author=author, run_id=run_id, created_at=time_of(created_at))
-            for seq, role, content, author, run_id, created_at, *_ in rows
+            Message(
+                role, content, seq=seq, author=author, run_id=run_id, created_at=time_of(at), metadata=json.loads(found)
+            )
+            for seq, role, content, author, run_id, at, found, *_ in rows
         ]
         if self._messages_at is not None:
             stored = await self._messages_at(request.session_id, [row[0] for row in rows])
             messages = [message for message in stored if message.superseded_at is None]
-        return messages, *(rows[0][6:] if rows else (0, None))
+        return messages, *(rows[0][7:] if rows else (0, None))
 
     async def _known_keys(self, scopes: Mapping[ScopeKind, Scope]) -> list[str]:
         statements = [(self._sql["known_keys"], {"scope": one.kind, "owner": one.owner}) for one in scopes.values()]
@@ -277,6 +283,16 @@ class DirectiveLearner:
                     kind = None if one.kind in ("procedure", "task_update", "repo_state") else one.fact_kind
                     found.append(Proposed(scope, one.fact_key, one.text, seq, kind, 1.0, one.kind, message.run_id))
         return found
+
+
+def _marked(messages: Sequence[Message]) -> dict[str, Scope | None]:
+    """Return the workspaces that answers record, by run id."""
+    found: dict[str, Scope | None] = {}
+    for message in messages:
+        if message.role == "assistant" and message.run_id and WORKSPACE in message.metadata:
+            with contextlib.suppress(InvalidInput):  # another build or a caller may have stored any value
+                found[message.run_id] = Scope("workspace", cast("str", message.metadata[WORKSPACE]))
+    return found
 
 
 def _is_sound(one: Proposed, record: Record) -> bool:

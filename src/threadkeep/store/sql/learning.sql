@@ -3,7 +3,7 @@
 -- name: unread_messages
 -- The next :limit complete messages of people and agents for a learner. They begin with the messages whose seq is among
 -- the last :before ones that the learner has read. A session with the same id may now belong to another user.
-SELECT m.seq, m.role, m.content, m.author, m.run_id, m.created_at, l.upto_seq, s.created_at
+SELECT m.seq, m.role, m.content, m.author, m.run_id, m.created_at, m.metadata, l.upto_seq, s.created_at
 FROM chat_fact_learning l
     JOIN chat_sessions s ON s.session_id = l.session_id
     JOIN chat_messages m ON m.session_id = l.session_id
