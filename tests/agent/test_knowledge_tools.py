@@ -191,6 +191,11 @@ async def test_a_recall_without_the_workspace_says_so(memory: Memory, events: Re
         events.all.clear()
         assert (await told(memory, name, arguments, config)).startswith(nothing + why)
         assert [(event.error, event.session_id) for event in events.of(ExtraNotFound)] == [("InvalidInput", ROOM)]
+    events.all.clear()
+    model = ScriptedModel([calling("recall_episodes", {"query": "diet"}), "I see."])
+    state = await make_agent(model, [], knowledge_tools(memory, kinds=["episodes"])).ainvoke(input_of("Do it."), config)
+    assert result_of(state["messages"]) == "No such conversation is known."
+    assert events.of(ExtraNotFound) == []  # workspaces have no episodes
     await memory.knowledge.remember(ANN, "diet", "vegan")
     result = await told(memory, "recall", {"query": "diet"}, config)
     assert (lines_of(result)[0]["value"], why in result.splitlines()[0]) == ("vegan", True)
@@ -258,9 +263,15 @@ async def test_without_a_database_the_result_says_so(
         assert "cannot be read" in await told(memory, "recall", {"query": "diet"})
         assert "not remembered" in await told(memory, "remember", {"key": "diet", "value": "vegan"})
         assert "nothing was forgotten" in await told(memory, "forget", {"key": "diet"})
-        assert events.of(ReadFailed)
+        assert len(events.of(ReadFailed)) == 1
         assert len(events.of(WriteFailed)) == 2
         await asyncio.to_thread(execute, shared_url, "ALTER TABLE elsewhere RENAME TO chat_facts")
+        await asyncio.to_thread(execute, shared_url, "ALTER TABLE chat_sessions RENAME TO elsewhere")
+        model = ScriptedModel([calling("recall", {"query": "diet"}), "I see."])
+        state = await make_agent(model, [], knowledge_tools(memory)).ainvoke(input_of("Do it."), IN_ROOM)
+        assert "cannot be read" in result_of(state["messages"])
+        assert len(events.of(ReadFailed)) == 2
+        await asyncio.to_thread(execute, shared_url, "ALTER TABLE elsewhere RENAME TO chat_sessions")
 
 
 async def test_without_a_transcript_the_evidence_is_session_and_run(memory: Memory) -> None:

@@ -48,36 +48,24 @@ class OfflineModel(BaseChatModel):
 MAX_QUOTES = 3
 MAX_QUOTE_CHARACTERS = 400
 
+
+def _lines(name: str) -> list[str]:
+    """Return the lines of a data file, without its comments."""
+    text = files("threadkeep.agent").joinpath("data", name).read_text(encoding="utf-8")
+    return [line for line in text.splitlines() if not line.startswith("#")]
+
+
 _SENTENCE_END = re.compile(
     r"(?<=[!?؟])\s+|(?<=[。！？])\s*|\n+|(?<!\bDr\.)(?<!\bMr\.)(?<!\bMs\.)(?<!\bMrs\.)(?<!\bSt\.)(?<!\bNr\.)(?<=[.…])\s+"
 )
 _FILLER = re.compile(
     r"(?:(?:and|so|but|please|hey|hi|hello|ok|okay|well|now|then|und|also|bitte|hallo|et|y)\b[\s,!]*)+"
 )
-_QUESTION = re.compile(
-    r"[?？؟][\s\"'”’)\]]*$|¿"
-    # English questions begin with a question word, a verb before its subject, or "tell me".
-    r"|^(?:what(?! an?\b)|who|whom|whose|which|where|why|how)\b|^when (?:is|are|was|were|do|does|did|will|can|should)\b"
-    r"|^(?:do|does|did|can|could|will|would|is|are|was|were|have|has|am|should)"
-    r" (?:i|you|we|he|she|they|it|my|your|there|the|this|that)\b"
-    r"|^(?:tell|remind|show) me\b|^(?:recall|repeat|summari[sz]e|list) (?:what|everything|all|my)\b"
-    r"|^(?:was|wer|wen|wem|wessen|wie|wo|wohin|woher|wann|warum|wieso|weshalb|wieviel|welche[mnrs]?)\b"
-    r"|^(?:hast|weißt|weisst|kannst|kennst|bin|ist|sind|habe) (?:du|ich|sie|er|es|mein\w*)\b"  # codespell:ignore
-    r"|^(?:qui|quoi|quels?|quelles?|où|comment|pourquoi|combien|qu'est-ce|est-ce)\b"
-    r"|^(?:qué|quién|cuál|cuándo|dónde|cómo|cuántos?|quem|qual|onde|chi|dove|perché|quanto)\b"
-    r"|^(?:что|кто|где|когда|почему|как|какой|какая|какое|сколько|зачем)\b"
-    r"|(?<!没)(?<!沒)[什甚][么麼](?!都|也)|[谁誰](?!都|也)|哪[里裡儿個个些年天]|多少|怎[么麼样樣]|[几幾][岁歲点點]|请问|請問|[吗嗎][。.!]*$"
-    r"|何(?=[がをのでだとにか])|誰|どこ|いつ|なぜ|ですか|ますか|[뭐왜]|무엇|누구|어디|언제|어떻게|(?:까|인가요|있나요)[.!]*$"
-)
-_ABOUT_COUNT = re.compile(
-    r"(?:how many|number of|count (?:the|of|my)|wie ?viele|combien de|cuántos|quantos|quanti|сколько)\W(?:\w+\W){0,3}?"
-    r"(?:messages?|nachrichten|mensajes|mensagens|messaggi|сообщени\w*)"
-    r"|(?:[几幾]|多少)[条條则則个個]?(?:消息|信息|訊息)|(?:消息|信息|訊息).{0,9}(?:多少|[几幾][条條则則个個])"
-    r"|メッセージ.{0,9}(?:何|いくつ)|메시지.{0,9}(?:몇|얼마)"
-)
+_QUESTION = re.compile("|".join(_lines("demo_questions.txt")))
+_ABOUT_COUNT = re.compile("|".join(_lines("demo_count_questions.txt")))
 _UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
 _WORDS = re.compile(rf"[{_UNSPACED}]+|[^\W_{_UNSPACED}]+")
-_EMPTY_WORDS = files("threadkeep.agent").joinpath("data", "demo_stop_words.txt").read_text(encoding="utf-8")
+_EMPTY_WORDS = " ".join(_lines("demo_stop_words.txt"))
 _STOP_WORDS = frozenset(unicodedata.normalize("NFKC", _EMPTY_WORDS).casefold().split())
 _FUNCTION_CHARACTERS = frozenset(
     "的了是在我你您他她它们們吗嗎呢吧啊么麼什甚谁誰哪这這那有和也都就何はがをにでのもかすましたと"

@@ -124,20 +124,17 @@ class TurnSteps:
         if not fitting:
             return
         body = dump_json([as_data(message) for message in fitting])
+        # More turns are stored if these tool calls and those of earlier turns fit into their share of tokens.
+        has_room = self._options.plan.window != "sliding" and self._shown_turns < _MOST_TURNS
+        has_room = has_room and sum(count_message(message, self._counter) for message in _loaded(body)) <= self._left
         await self._memory.contexts.keep_steps(
             self._session.session_id,
             Steps(question_seq, body),
             question_id=question_id,
             author=self._author,
             ordinal=self._ordinal,
-            turns=_MOST_TURNS if self._has_room(body) else self._turns,
+            turns=_MOST_TURNS if has_room else self._turns,
         )
-
-    def _has_room(self, body: str) -> bool:
-        """Return True if the tool calls in `body` (JSON) and those of earlier turns fit into their share of tokens."""
-        if self._options.plan.window == "sliding" or self._shown_turns >= _MOST_TURNS:
-            return False
-        return sum(count_message(message, self._counter) for message in _loaded(body)) <= self._left
 
     async def earlier(
         self, messages: Sequence[Message], before: Sequence[BaseMessage], measure: CallMeasure

@@ -295,7 +295,8 @@ class _KnowledgeTools:
         Args:
             query: What it was about, as a question or a few words.
         """
-        found, _ = await self._read(runtime, partial(self._memory.episodes.recall, query, limit=_MOST_EPISODES))
+        recall = partial(self._memory.episodes.recall, query, limit=_MOST_EPISODES)
+        found, _ = await self._read(runtime, recall, kinds=("session", "user"))
         if found is None:
             return _NOT_READ
         lines = _bounded([quoted_episode(episode) for episode in found])
@@ -336,19 +337,24 @@ class _KnowledgeTools:
         return lines
 
     async def _read[T](
-        self, runtime: ToolRuntime[Any, Any], work: Callable[[Sequence[Scope]], Awaitable[T]]
+        self,
+        runtime: ToolRuntime[Any, Any],
+        work: Callable[[Sequence[Scope]], Awaitable[T]],
+        *,
+        kinds: Collection[ScopeKind] = SCOPE_KINDS,
     ) -> tuple[T | None, str]:
-        """Return the result of `work` with the run's scopes, and sentences that name unusable scopes.
+        """Return the result of `work` with the run's scopes, and sentences that name unusable ones among `kinds`.
 
         If the database fails or is too slow, report that and return None instead of the result.
         """
         session = self._scopes.session(runtime.config)
         usable, refused = self._scopes.of(session, runtime.config)
-        for error in refused.values():
-            self._memory.observers.notify(
-                ExtraNotFound(section="facts", error=type(error).__name__, session_id=session.session_id)
-            )
-        missing = [f" This run has no memory about the {kind}. {error}" for kind, error in refused.items()]
+        missing: list[str] = []
+        for kind, error in refused.items():
+            if kind in kinds:
+                missing.append(f" This run has no memory about the {kind}. {error}")
+                name = type(error).__name__
+                self._memory.observers.notify(ExtraNotFound(section="facts", error=name, session_id=session.session_id))
         events, scopes = SessionEvents(self._memory.observers, "other", session.session_id), list(usable.values())
         owned = _owned(session, scopes, partial(work, scopes))
         return await in_time(session, owned, lambda error: events.read_failed(error, "fallback")), "".join(missing)

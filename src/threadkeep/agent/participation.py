@@ -210,7 +210,10 @@ class Participation:
             root.turn = turn
             for answer in turn.earlier:
                 root.add_answer(AIMessage(answer.content, id=answer.id), answer.author)
-            turn.answered = self._answered_at_end(turn) if turn.earlier else None
+            # The last message that the caller sent may be a stored answer of this agent.
+            last = root.sent[-1] if root.sent and not self._is_continued else None
+            own = [one.id for one in turn.earlier if one.author == self.author]
+            turn.answered = last if isinstance(last, AIMessage) and id_of(last) in own else None
         if turn.answered is None or root.turn is not turn:
             number = None
             if self.task and (call := root_callbacks.call) is not None and call.is_continued:
@@ -249,12 +252,6 @@ class Participation:
             # Read the answers of a failed attempt of the node, which LangGraph now repeats.
             await turn.read_answers()
         return turn
-
-    def _answered_at_end(self, turn: OpenTurn) -> AIMessage | None:
-        """Return the last message that the caller sent, if it is a stored answer of this agent."""
-        last = self.root.sent[-1] if self.root.sent and not self._is_continued else None
-        own = [one.id for one in turn.earlier if one.author == self.author]
-        return last if isinstance(last, AIMessage) and id_of(last) in own else None
 
     @property
     def _is_continued(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
 from hashlib import sha256
 from importlib.resources import files
@@ -18,21 +19,9 @@ from threadkeep.history.compression import CompressionFailed, SummaryTask
 PROMPT_VERSION = "3"
 """The version of the prompts, which is stored with each summary; increase it with each change."""
 
-INSTRUCTIONS = files("threadkeep.agent").joinpath("data", "summary.txt").read_text(encoding="utf-8").rstrip("\n")
-
-_TASKS: dict[SummaryTask, str] = {
-    "messages": "Summarise this record.",
-    "continuation": (
-        "The known text is your summary of the part before this record. Write one summary of both: take up everything "
-        "that the known text says, and what the record adds to it or changes. Facts of the known text are "
-        "kept as they are: list those of this record only."
-    ),
-    "summaries": (
-        "This record holds summaries of parts that follow each other, and which messages each is of. Write one summary "
-        "of them all. Where they differ, the later one is right; what is long past may become shorter. Facts "
-        "of these parts are kept as they are: list none."
-    ),
-}
+_DATA = files("threadkeep.agent").joinpath("data")
+INSTRUCTIONS = _DATA.joinpath("summary.txt").read_text(encoding="utf-8").rstrip("\n")
+_TASKS: dict[SummaryTask, str] = json.loads(_DATA.joinpath("summary_tasks.json").read_text(encoding="utf-8"))
 _KNOWN = "The known text says what was said before. It is there to understand the record by: do not repeat it."
 _MOST_INPUT_TOKENS = 24_000
 _REASONS = ("finish_reason", "stop_reason", "done_reason")

@@ -279,8 +279,8 @@ class OpenTurn(TurnContext):
             answers=self.question_id or self.run_id,
             ordinal=None if self.ordinal == 1 else self.ordinal,
         )
-        learning = self._options.learning if self._transcribed else None
-        workspace = None if learning is None else learning.workspace_of(self.session)
+        learning = self._options.learning
+        workspace = learning.workspace_of(self.session) if learning is not None and self._transcribed else None
         wanted = ((TASK, self.task), (ENDS, self.ends), (WORKSPACE, workspace))
         if marks := {key: mark for key, mark in wanted if mark is not None}:
             answer = answer.with_fields(metadata={**answer.metadata, **marks})
@@ -304,10 +304,8 @@ class OpenTurn(TurnContext):
         if seq is None or not again:
             return None
         rows = await in_time(self.session, self.session.at(range(seq - _NEAR_ROWS, seq + _NEAR_ROWS + 1))) or []
-        index = next((index for index, row in enumerate(rows) if row.seq == seq), None)
-        if index is None:
-            return None
-        belongs = partial(_belongs_to, rows[index].content)
+        index = sum((row.seq or 0) < seq for row in rows)
+        belongs = partial(_belongs_to, "".join(row.content for row in rows[index : index + 1]))
         near = [*takewhile(belongs, rows[index::-1]), *takewhile(belongs, rows[index + 1 :])]
         asked = {row.id for row in near if row.role == "user"}
         for row in sorted(near, key=lambda row: row.seq or 0, reverse=True):

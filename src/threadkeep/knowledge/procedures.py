@@ -161,9 +161,6 @@ def applying(procedures: Sequence[Procedure], goal: str, context: Collection[str
     by_phrase = [one for one in possible.values() if any(fold_fully(phrase) in words for phrase in one.goal_contains)]
     ranked = [possible[entry.id] for entry in index.rank(goal, limit=len(possible)) if entry.why]
     by_words = [one for one in ranked if not one.goal_contains]
-    return [*sorted(by_phrase, key=_success, reverse=True), *by_words]
-
-
-def _success(procedure: Procedure) -> float:
-    """Return the expected success rate of a procedure, which is 0.5 before any use."""
-    return (procedure.succeeded + 1) / (procedure.succeeded + procedure.failed + 2)
+    # Sort by the expected success rate, which is 0.5 before any use.
+    by_phrase.sort(key=lambda one: (one.succeeded + 1) / (one.succeeded + one.failed + 2), reverse=True)
+    return [*by_phrase, *by_words]

@@ -251,6 +251,7 @@ async def test_extra_groups_are_searched(recalling: Opening, graphiti: FakeGraph
         ("is my code style fine?", 3),
         ("我的名字是什么", 3),
         ("what is the name of the shop", 2),
+        ("text " * 500 + "what is my e-mail?", 2),  # only the first 2,048 characters are sent
     ],
 )
 def test_the_scope_of_the_user_is_searched_for_personal_questions(text: str, scopes: int) -> None:

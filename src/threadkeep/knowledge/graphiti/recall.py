@@ -218,7 +218,12 @@ class GraphRecaller:
             answer = answers[report.scope]
             found = answer if isinstance(answer, list) else []
             current = [fact for fact in found if not fact.superseded(now)]
-            lists.append([_recalled(report.scope, fact) for fact in current])
+            lists.append(
+                [
+                    RecalledFact(report.scope, one.uuid, cut_end(one.fact, _FACT_CHARACTERS, len), one.since)
+                    for one in current
+                ]
+            )
             outcome: GraphOutcome = "ok" if isinstance(answer, list) else answer
             reports.append(replace(report, outcome=outcome, found=len(found), superseded=len(found) - len(current)))
         shown = take_of_each(lists, self._options.recall_max_facts, lambda fact: (fact.id, normalised(fact.text)))
@@ -272,11 +277,7 @@ def scopes_asked(text: str, options: GraphitiOptions) -> list[ScopeKind]:
             asked.append(name)
             continue
         asked += ["session", "workspace"]
-        if _OWN_THINGS.search(text):
+        # Only this part of the input is sent, and a search of a longer text would block the event loop.
+        if _OWN_THINGS.search(text[:_QUERY_CHARACTERS]):
             asked.append("user")
     return list(dict.fromkeys(asked))
-
-
-def _recalled(scope: ScopeKind, fact: GraphFact) -> RecalledFact:
-    text = cut_end(fact.fact, _FACT_CHARACTERS, len) if len(fact.fact) > _FACT_CHARACTERS else fact.fact
-    return RecalledFact(scope, fact.uuid, text, fact.since)

@@ -193,7 +193,10 @@ class DeliveryWorker:
         await self._deliveries.give_up(done, "gone")
         batch = [one for one in batch if one.content is not None]
         if not batch:
-            return _Pause(0.0) if done else await self._pause_without_messages(lease)
+            # Pause longer if messages without consent, or deletions, wait.
+            queued, deletions = (0, 0) if done else await self._deliveries.open_of(lease.group_id)
+            seconds = _LONGEST_POLL_SECONDS if queued or deletions else self._options.poll_seconds
+            return _Pause(0.0 if done else seconds, error="no_consent" if queued else None)
         # Backfill is sent last: if the first message is backfill, so are all others.
         is_backfill = batch[0].backfill
         if not await self._deliveries.renew(lease, seconds=self._lease_seconds):
@@ -212,12 +215,6 @@ class DeliveryWorker:
             return _Pause(0.0)
         await self._send(lease, batch)
         return _Pause(min(self._options.poll_seconds, 1.0) / 2)
-
-    async def _pause_without_messages(self, lease: Lease) -> _Pause:
-        """Return the pause of a group that has nothing to send now; it is longer if messages or deletions wait."""
-        queued, deletions = await self._deliveries.open_of(lease.group_id)
-        seconds = _LONGEST_POLL_SECONDS if queued or deletions else self._options.poll_seconds
-        return _Pause(seconds, error="no_consent" if queued else None)
 
     async def _progress(self) -> tuple[int, datetime | None]:
         """Return the number of unconfirmed messages and the time of the last confirmation, cached for some seconds."""

@@ -73,7 +73,7 @@ class DbosEngine:
     async def enqueue(self, run_id: str, *, alone: bool = False) -> None:
         """Enqueue a run for any worker; for `alone` see `Engine.enqueue`."""
         # Shield the write, because a cancelled caller must not leave a run half recorded.
-        await asyncio.shield(self._call(lambda queue: queue.enqueue(run_id, alone=alone)))
+        await shielded(self._call(lambda queue: queue.enqueue(run_id, alone=alone)))
 
     async def dead(self, names: Set[str]) -> Set[str]:
         """Return the processes among `names` that are dead."""
