@@ -128,6 +128,27 @@ async def test_a_form_that_is_not_accepted_keeps_its_text(tmp_path: Path, monkey
         assert await field.evaluate("field => document.activeElement === field")
 
 
+async def test_a_double_click_on_stop_does_not_try_the_run_again(tmp_path: Path) -> None:
+    """The button that takes the place of the pressed one ignores the second click."""
+    gate = Gate()
+    async with (
+        opened_app(ScriptedModel([["Well, ", gate, "yes."]]), settings_for(tmp_path)) as app,
+        listening(app) as client,
+        tab(str(client.base_url)) as page,
+    ):
+        body = {"message": "Is it so?", "session_id": "s", "mode": "background"}
+        run = (await client.post("/api/v1/workflows/chat/runs", json=body)).json()
+        await gate.reached()
+        await page.goto(f"/console/runs/{run['run_id']}")
+        await page.get_by_role("button", name="Stop it").click()
+        box = await page.get_by_role("button", name="Try again").bounding_box()
+        await page.evaluate("addEventListener('submit', () => (document.title = 'sent'))")
+        await page.mouse.move(box["x"] + 5, box["y"] + 5)
+        await page.mouse.down(click_count=2)
+        await page.mouse.up(click_count=2)
+        assert await page.title() == "Run of chat · Threadkeep"
+
+
 async def test_pieces_of_a_lost_connection_are_not_shown_twice(tmp_path: Path) -> None:
     """A connection sends all pieces from the beginning; the text of another message is another paragraph."""
     gate = Gate()

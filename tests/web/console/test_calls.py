@@ -39,6 +39,7 @@ async def test_the_page_of_a_call_shows_sent_and_omitted_messages(client: httpx2
     call = await opened(client, why[-1])
     assert "What the model saw" in call.words
     assert "before the reset" in call.words
+    assert "the newest messages that fit" in call.words
     assert "Since the previous call" in call.words
     for text in ("My cat is called Miso.", "My dog is called Rex.", "What is my dog called?"):
         assert text in call.words

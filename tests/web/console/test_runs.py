@@ -133,6 +133,25 @@ async def test_a_running_run_is_streamed_and_cancelled(bots: httpx2.AsyncClient,
     await until(again)
 
 
+async def test_a_session_shows_its_running_answer_and_the_messages_that_wait(
+    bots: httpx2.AsyncClient, gate: Gate
+) -> None:
+    """A message that is sent during an answer is shown, and the answer can be stopped on the same page."""
+    started = await bots.post(RUNS, json={"message": "Hi", "session_id": "s", "mode": "background"})
+    await gate.reached()
+    page = await opened(bots, "/console/sessions/s")
+    page = await sent(bots, page.form("/say"), message="Later <b>.")
+    assert f'data-live="/console/runs/{started.json()["run_id"]}/events"' in page.text
+    assert page.text.count("data-live") == 1
+    assert "queued run Later <b>." in page.words
+    await sent(bots, page.form("/cancel"))
+
+    async def stopped() -> bool:
+        return "cancelled" in (await opened(bots, f"/console/runs/{started.json()['run_id']}")).words
+
+    await until(stopped)
+
+
 async def test_a_session_whose_run_ends_while_its_page_is_made_has_the_answer(
     bots: httpx2.AsyncClient, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,4 +92,5 @@ async def test_health_has_figures_and_charts(client: httpx2.AsyncClient) -> None
     await said(client, "s", "One.", "Two.")
     page = await opened(client, "/console/health")
     assert page.text.count('class="chart"') == 2
-    assert "median turn of 2" in page.words
+    assert "median duration of 2 turns" in page.words
+    assert "0 failed of the newest 2 runs" in page.words

@@ -216,7 +216,7 @@ async def _find(app: App, run_id: str, call: str, user: str | None) -> tuple[Sto
 
 
 def _column(manifest: ContextManifest, user: str | None) -> Column:
-    label = f"{manifest.created_at:%d %b %H:%M}" if manifest.created_at else f"call {manifest.call}"
+    label = f"{manifest.created_at:%d %b %H:%M} UTC" if manifest.created_at else f"call {manifest.call}"
     parts = {str(name): float(tokens) for name, tokens in manifest.sections.items()}
     return Column(label, parts, run_address(manifest.run_id, "calls", str(manifest.call), user_id=user))
 

@@ -27,6 +27,8 @@ from threadkeep.agent.explanations import describe_left_out, recall_in_words
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import InvalidInput
 from threadkeep.records import Message
+from threadkeep.runs.requests import text_of_input
+from threadkeep.runs.retries import RUN_ERRORS
 from threadkeep.version import __version__
 from threadkeep.web.api.parameters import EncodedPathRoute
 from threadkeep.web.callers import Caller, CallerInUse
@@ -277,11 +279,10 @@ def _ago(value: datetime) -> str:
     seconds = max((datetime.now(UTC) - value).total_seconds(), 0.0)
     if seconds >= 86_400:
         return f"{value.astimezone(UTC):%d %b %Y, %H:%M} UTC"
-    for length, unit in ((3_600, "hour"), (60, "minute")):
-        if seconds >= length:
-            count = int(seconds // length)
-            return f"{count} {unit}{'' if count == 1 else 's'} ago"
-    return "just now"
+    if seconds < 60:
+        return "just now"
+    count, unit = (seconds // 3_600, "hour") if seconds >= 3_600 else (seconds // 60, "minute")
+    return f"{count:.0f} {unit}{'' if count == 1 else 's'} ago"
 
 
 def _seconds(value: float | None) -> str:
@@ -317,13 +318,13 @@ _environment = Environment(
 _environment.filters |= {
     "ago": _ago,
     "counted": lambda count, noun: f"{count:,} {noun}{'' if count == 1 else 's'}",
-    "iso": lambda value: value.astimezone(UTC).isoformat(),
     "moment": lambda value: "" if value is None else value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S"),
     "number": lambda value: "–" if value is None else f"{value:,}",
     "pretty": _pretty,
     "query": _query,
     "seconds": _seconds,
     "speaker": _speaker,
+    "text_of_input": text_of_input,
     "with_code": _with_code,
 }
 _environment.globals |= {
@@ -331,6 +332,7 @@ _environment.globals |= {
     "in_words_of_recall": recall_in_words,
     "in_words_of_left_out": describe_left_out,
     "run_address": run_address,
+    "run_errors": RUN_ERRORS,
     "knowledge_address": knowledge_address,
     "session_address": session_address,
     "stacked_columns": stacked_columns,

@@ -56,13 +56,12 @@ async def list_sessions(
     text = clean_text(q.strip()) if q and q.strip() else None
     query = SessionQuery(user, text, None, _PAGE, read_cursor("sessions", cursor), tag or None, channel or None)
     found, following = await everything.page(query)
-    damaged = damaged_sessions(await everything.damaged(user))
     return page(
         request,
         "sessions.html",
         sessions=found,
         next_cursor=write_cursor("sessions", following),
-        damaged=damaged,
+        damaged=damaged_sessions(await everything.damaged(user)),
         cursor=cursor,
         chosen={"q": text or "", "user": user or "", "channel": channel or "", "tag": tag or ""},
         workflows=_workflows(app),
@@ -80,8 +79,8 @@ async def show_session(
 ) -> Response:
     """Show a page of 100 messages of a session as a chat."""
     session, info = await AllSessions(app.memory).find(session_id, user_id=user)
-    # Read the run first: a page without the run must have its answer.
-    live = None if info.namespace else await _run_to_show(app, session_id)
+    # Read the runs first: a page without a run must have its answer.
+    runs = [] if info.namespace else await _runs_to_show(app, session_id)
     shown = await session.page(before, _MESSAGES, view="history")
     waiting = [message for message in session.waiting() if message.id not in {one.id for one in shown.messages}]
     summaries = [] if info.namespace else await app.memory.summaries.active(session_id, user_id=user)
@@ -97,18 +96,19 @@ async def show_session(
         waiting=waiting if before is None else [],
         # Maps the `seq` of a message to the summary that the page shows after this message.
         summaries={min(summary.last_seq, info.last_seq): summary for summary in summaries},
-        live=live,
+        runs=runs,
         workflows=_workflows(app),
     )
 
 
-async def _run_to_show(app: App, session_id: str) -> Run | None:
-    """Return a session's unfinished run. If there is none, return its newest run or reset if that failed, else None."""
+async def _runs_to_show(app: App, session_id: str) -> list[Run]:
+    """Return a session's unfinished runs, oldest first. Without any, return its newest run or reset if that failed."""
     service = await app.runs.service()
     runs = await runs_of(service, session_id)
     resets, _ = await service.list(RunQuery(session_id=session_id, workflow=RESET, limit=1))
-    newest = max((*runs[:1], *resets), key=lambda run: run.created_at, default=None)
-    return next((run for run in runs if not run.over), newest if newest and newest.status == "failed" else None)
+    newest = sorted((*runs[:1], *resets), key=lambda run: run.created_at)[-1:]
+    unfinished = [run for run in reversed(runs) if not run.over]
+    return unfinished or [run for run in newest if run.status == "failed"]
 
 
 def _workflows(app: App) -> list[str]:
@@ -119,8 +119,6 @@ _START_SECONDS = 3.0
 """Seconds to wait for a turn to start. After that, the page shows the turn as queued."""
 
 _START_POLLS = 60
-
-_AGENTS_OWN = "An agent stores this conversation itself, so the console cannot send messages to it."
 
 
 @router.post("/console/say")
@@ -205,7 +203,7 @@ async def _writable_session(app: App, session_id: str, user: str | None) -> tupl
     """
     session, info = await AllSessions(app.memory).find(session_id, user_id=user)
     if info.namespace:
-        raise InvalidInput(_AGENTS_OWN)
+        raise InvalidInput("An agent stores this conversation itself, so the console cannot send messages to it.")
     return session, info
 
 

@@ -46,9 +46,9 @@ async def show_health(request: Request, app: AppInUse) -> Response:
         bytes=_file_bytes(app),
         turns=turns,
         durations=durations,
-        count=len(ended),
+        runs=runs,
+        seconds=seconds,
         median=median(seconds) if seconds else None,
-        slowest=max(seconds, default=None),
     )
 
 
@@ -67,7 +67,7 @@ def _over_time(runs: Sequence[Run]) -> tuple[list[Column], list[Column]]:
         last = index == _COLUMNS - 1
         some = [run for run in runs if begins <= run.created_at and (last or run.created_at < begins + width)]
         failed = sum(run.status != "done" for run in some)
-        label = f"{begins:%d %b %H:%M}" if width < timedelta(days=1) else f"{begins:%d %b %Y}"
+        label = f"{begins:%d %b %H:%M} UTC" if width < timedelta(days=1) else f"{begins:%d %b %Y}"
         turns.append(Column(label, {"window": len(some) - failed, "steps": failed}))
         seconds = median([_seconds(run) for run in some]) if some else 0.0
         durations.append(Column(label, {"selected": seconds * 1000}))

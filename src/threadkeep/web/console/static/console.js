@@ -113,7 +113,7 @@ function follow(live) {
     reopened = false;
     source = piece.node + piece.message_id;
     text.append(piece.text);
-    if (stay) live.scrollIntoView({ block: "end" });
+    if (stay) (document.getElementById("end") || live).scrollIntoView({ block: "end" });
   });
   for (const name of live.dataset.changes.split(" ")) {
     events.addEventListener(name, () => {
@@ -157,6 +157,7 @@ async function send(form, isRepeat = false) {
   }
   if (!response.ok) return fail(form, [...newer.querySelectorAll(".cure")].map((one) => one.textContent).join(" "));
   const address = new URL(response.url);
+  if ("stay" in form.dataset) return refresh();
   if (address.pathname + address.search !== location.pathname + location.search) {
     location.assign(newer.getElementById("end") ? `${response.url}#end` : response.url);
     return;
@@ -211,6 +212,15 @@ addEventListener("keydown", (event) => {
     }
   }
 });
+
+// The second click of a double click must not press a button that took the place of the first one.
+addEventListener(
+  "click",
+  (event) => {
+    if (event.detail > 1 && event.target.closest("button")) event.preventDefault();
+  },
+  { capture: true },
+);
 
 // Follow what is live in the page, and no longer what is not.
 function begin() {
