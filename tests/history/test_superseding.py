@@ -195,6 +195,21 @@ async def test_an_answer_to_a_question_taken_back_is_superseded(memory: Memory) 
     assert repeated["messages"][-1].content == "too late"
 
 
+@pytest.mark.parametrize("transcripts", ["tables", "graph_store"])
+async def test_a_repeated_branch_gets_no_later_summaries(
+    database_url: str, memory_options: MemoryOptions, transcripts: TranscriptLocation
+) -> None:
+    """The messages of the branch may differ by then from those that the summary covers."""
+    async with open_memory(database_url, options=replace(memory_options, transcripts=transcripts)) as memory:
+        session = await _said(memory, "q1", "a1")
+        branch = await session.branch(session_id="copy")
+        await branch.edit("q1", "other")
+        await session.append([Message("user", "q2")])
+        assert await memory.summaries.add(Summary(ROOM, 1, 3, "q1 and q2", "m", "1", 1))
+        await session.branch(session_id="copy")
+        assert await memory.summaries.active("copy") == []
+
+
 async def test_a_branch_is_independent_of_its_parent(memory: Memory) -> None:
     session = await _said(memory, "q1", "a1", "q2", "a2", user_id="u1")
     branch = await session.branch(at=2)

@@ -114,11 +114,8 @@ class SessionIndex:
 
     async def copy_summaries(self, branching: Branching) -> None:
         """Copy the summaries of the messages that were copied from a session to another one, its branch."""
-        parameters = {
-            "session_id": branching.session_id,
-            "branch_id": branching.branch_id,
-            "at": END if branching.at is None else branching.at,
-        }
+        at = END if branching.at is None else branching.at
+        parameters = {"session_id": branching.session_id, "branch_id": branching.branch_id, "at": at}
         async with self._driver.writing() as connection:
             rows = await connection.fetch(self._sql["place_at"], parameters)
             active = branching.at is None or (bool(rows) and rows[0][1] is None)

@@ -101,8 +101,11 @@ class IndexedTranscripts(GraphTranscripts):
 
     async def branch(self, branching: Branching) -> None:
         """Create a session with copies of another session's messages, and of the summaries of these messages."""
+        is_new = await self.session(branching.branch_id) is None
         await super().branch(branching)
         await self._follow(branching.branch_id)
+        if not is_new:
+            return  # its messages may differ by now from those that the summaries cover
         try:
             await self.index.copy_summaries(branching)
         except StoreError as error:
