@@ -174,10 +174,12 @@ async def test_an_erase_keeps_what_is_derived_from_the_messages_of_others(kept: 
 
 
 async def test_nothing_but_the_place_of_an_erased_message_stays(kept: Memory) -> None:
-    """The title too is erased if its text follows a picture of the person, which has no text."""
+    """The title too is erased, even if its text follows a picture, which has no text, and a superseded text."""
     group = kept.session("group")
-    judged = replace(said(CANARY, ANN), confidence=0.5, escalated=True)
-    await group.append([said("", ANN), judged, said("hello", BOB)])
+    judged = replace(said("a word", ANN), id="judged", confidence=0.5, escalated=True)
+    await group.append([said("", ANN), judged])
+    await group.edit("judged", CANARY)
+    await group.append([said("hello", BOB)])
     assert (await group.info()).title == CANARY
     assert (await kept.erase(user_id=ANN)).complete
     assert (await group.info()).title == "hello"

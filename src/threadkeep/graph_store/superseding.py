@@ -42,8 +42,7 @@ class HeldChunks:
 
     async def value(self, seq: int) -> Value:
         """Return the stored value of the message with a `seq`, which must exist."""
-        [found] = [value async for value in self.values(seq, seq)]
-        return found
+        return [value async for value in self.values(seq, seq)][0]
 
     async def replace(self, values: Mapping[int, Value]) -> None:
         """Change messages in `items`, but do not write them yet; `values` maps each `seq` to the new stored value."""
@@ -234,7 +233,8 @@ class ConversationSuperseding:
             for seq in sorted(seqs):
                 # The message may have been deleted since the caller read it.
                 async for value in chunks.values(seq, seq):
-                    taken.append(message_in(value, self._layout.value_field))
+                    if not value.get("superseded_at"):
+                        taken.append(message_in(value, self._layout.value_field))
                     kept = {name: value.get(name) for name in ("seq", "id", "role", "created_at")}
                     mark = {"superseded_at": value.get("superseded_at") or time_text(now)}
                     emptied[seq] = {**kept, self._layout.value_field: "", "tokens": 0, "status": "erased", **mark}
