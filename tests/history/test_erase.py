@@ -27,7 +27,7 @@ from threadkeep import InvalidInput, Memory, MemoryOptions, Message, Retention, 
 from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.graph_store.transcripts import GraphTranscripts
 from threadkeep.history.pending import PendingOptions, folder_of
-from threadkeep.records import Turn
+from threadkeep.records import Summary, Turn
 from threadkeep.records.erasure import EraseReceipt
 from threadkeep.records.knowledge import Evidence, Scope
 from threadkeep.records.runs import NewRun
@@ -185,6 +185,17 @@ async def test_nothing_but_the_place_of_an_erased_message_stays(kept: Memory) ->
     assert (await group.info()).title == "hello"
     empty = (await group.tail(9, view="history"))[1]
     assert (empty.content, empty.confidence, empty.escalated) == ("", None, False)
+
+
+async def test_summaries_of_deleted_messages_are_erased(memory: Memory) -> None:
+    """The authors of messages that retention has deleted are unknown."""
+    group = memory.session("group")
+    await group.append([said(CANARY, ANN), said("b", BOB), said("c", BOB), said("d", ANN), said("e", BOB)])
+    for last in (2, 3):
+        assert await memory.summaries.add(Summary("group", 2 * last - 3, last, f"{CANARY} {last}", "m", "1", 1))
+    await memory.retention.prune(Retention(delete=RetentionLimits(max_messages=3)))
+    assert (await memory.erase(user_id=ANN)).complete
+    assert [summary.last_seq for summary in await memory.summaries.all_of("group")] == [3]
 
 
 async def test_only_text_and_integers_name_a_sender(kept: Memory) -> None:

@@ -86,9 +86,8 @@ class IndexedTranscripts(GraphTranscripts):
         if superseding.message_id is None:
             page = await self.newest(session_id, limit=superseding.newest, user_id=user_id)
             return page.messages[0].seq if page.messages else None
-        if await self.session(session_id, user_id=user_id) is None:
-            return None
-        message = await self.find(session_id, superseding.message_id)
+        exists = await self.session(session_id, user_id=user_id) is not None
+        message = await self.find(session_id, superseding.message_id) if exists else None
         if message is None or message.superseded_at is not None:
             return None
         return (message.seq or 0) + (superseding.scope == "after")

@@ -42,7 +42,8 @@ class HeldChunks:
 
     async def value(self, seq: int) -> Value:
         """Return the stored value of the message with a `seq`, which must exist."""
-        return [value async for value in self.values(seq, seq)][0]
+        [found] = [value async for value in self.values(seq, seq)]
+        return found
 
     async def replace(self, values: Mapping[int, Value]) -> None:
         """Change messages in `items`, but do not write them yet; `values` maps each `seq` to the new stored value."""

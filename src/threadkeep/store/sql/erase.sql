@@ -178,8 +178,11 @@ UPDATE chat_messages SET
 WHERE session_id = :session_id AND seq = :seq
 
 -- name: drop_summaries
--- Delete merged and deactivated summaries too, so that new summaries are made from the remaining messages.
-DELETE FROM chat_summaries WHERE session_id = :session_id AND last_seq >= :seq
+-- Delete merged and deactivated summaries too, so that new summaries are made from the remaining messages. Summaries of
+-- messages that retention has deleted may have words of anybody.
+DELETE FROM chat_summaries WHERE session_id = :session_id AND (
+    last_seq >= :seq OR first_seq <= (SELECT s.deleted_seq FROM chat_sessions s WHERE s.session_id = :session_id)
+)
 
 -- name: drop_manifests
 DELETE FROM chat_manifests WHERE session_id = :session_id
