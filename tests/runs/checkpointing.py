@@ -26,7 +26,7 @@ nodes:
 GO = RunRequest(workflow="steps", text="go", session_id="room", message_id="m1")
 
 
-async def nothing_to_expect() -> None:
+async def nothing_to_expect(_: str) -> None:
     """Do nothing: no run is stored."""
 
 

@@ -19,7 +19,7 @@ from tests.runs.checkpointing import GO, LATE, NEVER, STEPS, CountingSaver, call
 from tests.runs.desk import LEAVING, RunDesk, carried_out, eventually
 from tests.workflows import tools
 from threadkeep.observe import RunTrouble
-from threadkeep.runs.progress import ProgressSaver, ProgressWriter, RunProgress
+from threadkeep.runs.progress import ProgressSaver, RunProgress
 from threadkeep.store.address import parse_address
 from threadkeep.store.checkpointers import open_checkpointer
 from threadkeep.store.driver import StoreOptions
@@ -155,8 +155,8 @@ async def test_stored_states_are_those_of_langgraph(shared_url: str, events: Rec
     given: Any = {"messages": [HumanMessage("go", id="q")]}
     async with _checkpointer(shared_url) as saver:
         graph = builder.compile(checkpointer=saver)
-        progress_saver, progress = ProgressSaver(saver), _progress(events)
-        progress.in_background = lambda _: True
+        progress_saver = ProgressSaver(saver, events, nothing_to_expect, seconds=NEVER)
+        progress = RunProgress(progress_saver, "beside", fresh=True, in_background=lambda _: True)
         late = builder.compile(checkpointer=progress_saver)
         plainly, beside = thread_named("plainly"), thread_named("beside")
         with patch.dict(progress_saver.active, {"beside": progress}):
@@ -186,10 +186,6 @@ def test_the_newest_checkpoint_of_an_agent_is_complete() -> None:
 async def _checkpointer(url: str) -> AsyncIterator[Any]:
     async with open_checkpointer(parse_address(url), StoreOptions()) as saver:
         yield saver
-
-
-def _progress(events: RecordedEvents) -> RunProgress:
-    return RunProgress(ProgressWriter(events), nothing_to_expect, fresh=True, seconds=NEVER)
 
 
 def _all(saver: CountingSaver, thread: str) -> AsyncIterator[Any]:

@@ -16,7 +16,7 @@ from tests.runs.desk import QUICK, RunDesk, eventually
 from tests.workflows import tools
 from threadkeep.errors import StoreUnavailable
 from threadkeep.observe import RunTrouble, RunWorkRecovered
-from threadkeep.runs.progress import ProgressSaver, ProgressWriter, RunProgress
+from threadkeep.runs.progress import ProgressSaver, RunProgress
 from threadkeep.runs.tracing import RunTracer
 from threadkeep.runs.worker import Worker
 from threadkeep.testing import Gate, ScriptedModel
@@ -107,16 +107,15 @@ async def test_unavailable_checkpoints_are_reported_once(events: RecordedEvents)
 
     The first run that can store them again reports the recovery.
     """
-    saver, keeping = CountingSaver(), ProgressWriter(events)
+    saver = CountingSaver()
     saver.failure = StoreUnavailable("away")
     builder: StateGraph[MessagesState, None, Any, Any] = StateGraph(MessagesState)
     builder.add_node("rest", lambda _: {})
     builder.add_edge(START, "rest")
-    progress_saver = ProgressSaver(saver)
+    progress_saver = ProgressSaver(saver, events, nothing_to_expect, seconds=NEVER)
     graph = builder.compile(checkpointer=progress_saver)
     for name in ("one", "two", "three"):
-        progress = RunProgress(keeping, nothing_to_expect, fresh=True, seconds=NEVER)
-        progress.in_background = lambda _: True
+        progress = RunProgress(progress_saver, name, fresh=True, in_background=lambda _: True)
         with patch.dict(progress_saver.active, {name: progress}):
             await graph.ainvoke({"messages": []}, thread_named(name))
             if name == "three":

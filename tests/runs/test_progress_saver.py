@@ -17,7 +17,7 @@ from tests.runs.checkpointing import nothing_to_expect
 from tests.runs.desk import RunDesk, carried_out
 from threadkeep.observe import Observers
 from threadkeep.records.runs import RunResult
-from threadkeep.runs.progress import ProgressSaver, ProgressWriter, RunProgress, thread_of
+from threadkeep.runs.progress import ProgressSaver, RunProgress, thread_of
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunService
 from threadkeep.store.address import parse_address
@@ -91,11 +91,8 @@ async def test_all_checkpoints_of_a_delta_channel_are_stored(shared_url: str) ->
     builder.add_sequence([(word, saying(word)) for word in ("one", "two", "ask")])
     builder.add_edge(START, "one")
     async with open_checkpointer(parse_address(shared_url), StoreOptions()) as saver:
-        before, progress = (
-            ProgressSaver(saver),
-            RunProgress(ProgressWriter(Observers()), nothing_to_expect, fresh=True, seconds=3600.0),
-        )
-        progress.in_background = lambda _: True
+        before = ProgressSaver(saver, Observers(), nothing_to_expect, seconds=3600.0)
+        progress = RunProgress(before, "run", fresh=True, in_background=lambda _: True)
         graph, thread = builder.compile(checkpointer=before), thread_of("run")
         with patch.dict(before.active, {"run": progress}):
             await graph.ainvoke({"said": ["go"]}, thread, durability="async")
@@ -110,11 +107,8 @@ async def test_a_thread_is_deleted_with_its_unstored_checkpoints(shared_url: str
     builder.add_sequence([("say", lambda _: {"said": ["hi"]})])
     builder.add_edge(START, "say")
     async with open_checkpointer(parse_address(shared_url), StoreOptions()) as saver:
-        before, progress = (
-            ProgressSaver(saver),
-            RunProgress(ProgressWriter(Observers()), nothing_to_expect, fresh=True, seconds=3600.0),
-        )
-        progress.in_background = lambda _: True
+        before = ProgressSaver(saver, Observers(), nothing_to_expect, seconds=3600.0)
+        progress = RunProgress(before, "run", fresh=True, in_background=lambda _: True)
         graph = builder.compile(checkpointer=before)
         with patch.dict(before.active, {"run": progress}):
             for thread in ("run", "other"):

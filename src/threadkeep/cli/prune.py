@@ -162,12 +162,11 @@ async def _remove_checkpoints(memory: Memory, rules: RunRetention) -> None:
     cutoffs, records = rules.cutoffs(memory.clock()), memory.runs.records
     if cutoffs is None or not await records.with_checkpoints(cutoffs.before, limit=1):
         return
-    from threadkeep.runs.progress import RunCheckpoints
+    from threadkeep.runs.progress import remove_old_checkpoints
     from threadkeep.stores import create_checkpointer
 
     async with create_checkpointer(command_settings()) as saver:
-        checkpoints = RunCheckpoints(records, saver)
-        while await checkpoints.remove_before(cutoffs.before, limit=_CHECKPOINTS_AT_ONCE):
+        while await remove_old_checkpoints(saver, records, cutoffs.before, limit=_CHECKPOINTS_AT_ONCE):
             pass
 
 

@@ -21,7 +21,7 @@ from threadkeep.observe import Observer, RunFinished, RunTrouble, TurnFinished, 
 from threadkeep.records.runs import NO_USAGE, OWN_NAMES, STATUS, Run, RunQuery, RunStatus, TokenUsage
 from threadkeep.runs.engine.engine import Stop
 from threadkeep.runs.execution import Dependencies, RunExecution
-from threadkeep.runs.progress import RunProgress
+from threadkeep.runs.progress import ProgressSaver
 from threadkeep.runs.requests import begin_state, context_of, metadata_of
 from threadkeep.runs.retries import retry_until_available
 from threadkeep.runs.run_workflows import RunWorkflows, VersionGone, sessions_known, sessions_reached
@@ -48,7 +48,6 @@ class ActiveRun(RunExecution):
 
     owner: str
     tracer: RunTracer
-    progress: RunProgress
     hold: RunHold
     workflow: Workflow | None = None
     task: asyncio.Task[Outcome] | None = None
@@ -135,8 +134,11 @@ _PAUSE_SECONDS: Final = 0.25
 class RunEndings:
     """A recorder of the ends of runs and turns. It also releases runs, so that other processes resume them."""
 
-    def __init__(self, memory: Memory, workflows: RunWorkflows, dependencies: Dependencies) -> None:
+    def __init__(
+        self, memory: Memory, workflows: RunWorkflows, saver: ProgressSaver, dependencies: Dependencies
+    ) -> None:
         self._memory = memory
+        self._saver = saver
         self._runs = memory.runs
         self._workflows = workflows
         self._options = dependencies.options
@@ -359,7 +361,7 @@ class RunEndings:
         # Only report errors other than `StoreUnavailable`: the run must end, even if a retry starts from the beginning.
         with ErrorBoundary(lambda error: self._notify_unstored(type(error).__name__)):
             try:
-                await active.progress.keep()
+                await self._saver.keep(active.run.run_id)
             except StoreUnavailable:
                 return False
         return True

@@ -14,7 +14,7 @@ from threadkeep.history.memory import Memory
 from threadkeep.observe import RunWork
 from threadkeep.runs.endings import end_orphan
 from threadkeep.runs.options import RunServiceOptions
-from threadkeep.runs.progress import RunCheckpoints
+from threadkeep.runs.progress import remove_old_checkpoints
 from threadkeep.runs.streams import Outcome, changed
 from threadkeep.runs.worker import Worker
 
@@ -26,11 +26,10 @@ _MOST_REMEMBERED = 10_000
 class RunMaintenance:
     """Background tasks that stop, start and take over runs at intervals. A task reports an error and continues."""
 
-    def __init__(self, memory: Memory, worker: Worker, checkpoints: RunCheckpoints, options: RunServiceOptions) -> None:
+    def __init__(self, memory: Memory, worker: Worker, options: RunServiceOptions) -> None:
         self._memory = memory
         self._runs = memory.runs
         self._worker = worker
-        self._checkpoints = checkpoints
         self._options = options
         self._look = asyncio.Event()
         self._enqueued: dict[str, float] = {}
@@ -76,7 +75,8 @@ class RunMaintenance:
             if not self._worker.has(run_id):
                 await self._enqueue(run_id)
         age = timedelta(seconds=self._options.keep_checkpoints_seconds)
-        await self._checkpoints.remove_before(self._memory.clock() - age, limit=_AT_ONCE)
+        before, saver = self._memory.clock() - age, self._worker.saver.saver
+        await remove_old_checkpoints(saver, self._runs.records, before, limit=_AT_ONCE)
 
     async def _start_unknown(self) -> None:
         """Execute runs that this process owns without knowing it, because the database's reply was lost.

@@ -33,28 +33,24 @@ def thread_of(run_id: str, namespace: str = "") -> RunnableConfig:
     return {"configurable": {"thread_id": run_id, "checkpoint_ns": namespace}}
 
 
-class RunCheckpoints:
-    """A remover of checkpoints of finished runs. Several processes may remove checkpoints at the same time."""
+async def remove_checkpoints(saver: BaseCheckpointSaver[Any], records: RunRecords, run_ids: Sequence[str]) -> None:
+    """Remove the checkpoints of runs that are over. Several processes may do this at the same time.
 
-    def __init__(self, records: RunRecords, saver: BaseCheckpointSaver[str]) -> None:
-        self._records = records
-        self._saver = saver
+    In rare cases a process that no longer owns a run writes a few checkpoints after their removal; these stay.
+    """
+    for run_id in run_ids:
+        await saver.adelete_thread(run_id)
+    if run_ids:
+        await records.checkpoints_removed(run_ids)
 
-    async def remove(self, run_ids: Sequence[str]) -> None:
-        """Remove the checkpoints of runs that are over.
 
-        In rare cases a process that no longer owns a run writes a few checkpoints after their removal; these stay.
-        """
-        for run_id in run_ids:
-            await self._saver.adelete_thread(run_id)
-        if run_ids:
-            await self._records.checkpoints_removed(run_ids)
-
-    async def remove_before(self, moment: datetime, *, limit: int) -> int:
-        """Remove checkpoints of up to `limit` runs (done, deleted, or ended before `moment`); return their number."""
-        run_ids = await self._records.with_checkpoints(moment, limit=limit)
-        await self.remove(run_ids)
-        return len(run_ids)
+async def remove_old_checkpoints(
+    saver: BaseCheckpointSaver[Any], records: RunRecords, before: datetime, *, limit: int
+) -> int:
+    """Remove checkpoints of up to `limit` runs (done, deleted, or ended before a time); return their number."""
+    run_ids = await records.with_checkpoints(before, limit=limit)
+    await remove_checkpoints(saver, records, run_ids)
+    return len(run_ids)
 
 
 _AGAIN_SECONDS: Final = 1.0
@@ -100,41 +96,13 @@ class PendingWrites:
 type Pending = PendingCheckpoint | PendingWrites
 
 
-class ProgressWriter:
-    """A writer of checkpoints that reports when writes begin to fail, and when they work again.
-
-    Without these reports, a failure would stay unnoticed until a run needs its checkpoints.
-    """
-
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-        self._fails = False
-
-    async def store(self, part: Pending) -> None:
-        """Store a checkpoint, or the writes of a task.
-
-        Raises:
-            StoreUnavailable: the database did not store it.
-        """
-        try:
-            await part.store()
-        except StoreUnavailable as error:
-            if not self._fails:
-                self._fails = True
-                self._observer.notify(RunTrouble(error=type(error).__name__, work="keeping_progress"))
-            raise
-        if self._fails:
-            self._fails = False
-            self._observer.notify(RunWorkRecovered(work="keeping_progress"))
-
-
 class RunProgress(Debounced):
     """The checkpoints that one execution of a run makes, for its graph and for each subgraph (a namespace).
 
     - By default, the checkpoint of each step is stored at once, and the writes of a task shortly after.
-    - If `in_background(namespace)` is true, a checkpoint is stored after `seconds`, while the run continues. It is not
-      stored if a newer one replaces it or the run succeeds before that.
-    - While `starts_again` is true, `add` stores nothing, because a crashed run starts from the beginning. `keep` still
+    - If `in_background(namespace)` is true, a checkpoint is stored after the saver's `seconds`, while the run goes on.
+      It is not stored if a newer one replaces it or the run succeeds before that.
+    - If `starts_again` is true, `add` stores nothing, because a crashed run starts from the beginning. `keep` still
       stores everything, for example when the run fails or waits.
     - If `fresh` is true, no earlier execution of the run has made checkpoints.
     - `first` maps the id of a question to the namespace and the id of the task that asks it, if it is the first
@@ -144,19 +112,23 @@ class RunProgress(Debounced):
     """
 
     def __init__(
-        self, keeping: ProgressWriter, expect: Callable[[], Awaitable[None]], *, fresh: bool, seconds: float
+        self,
+        saver: ProgressSaver,
+        run_id: str,
+        *,
+        fresh: bool,
+        in_background: Callable[[str], bool],
+        starts_again: bool = False,
     ) -> None:
-        """Start empty. `expect` records that the run may have checkpoints, before the first one is stored."""
         super().__init__()
-        self.in_background: Callable[[str], bool] = lambda _: False
-        self.starts_again = False
         self.first: dict[str, tuple[str, str] | None] = {}
-        self._keeping = keeping
-        self._expect = expect
+        self._saver = saver
+        self._run_id = run_id
         self._expected = False
         self._nothing_stored = fresh
         self._fresh = fresh
-        self._seconds = seconds
+        self._in_background = in_background
+        self._starts_again = starts_again
         self._pending: dict[Pending, None] = {}
         self._namespaces: set[str] = set()
         self._failed: Exception | None = None
@@ -180,10 +152,10 @@ class RunProgress(Debounced):
                     versions = {**older.new_versions, **new.new_versions}
                     new = replace(new, config=older.config, new_versions=versions)
         self._pending[new] = None
-        if self.starts_again:
+        if self._starts_again:
             return
-        if self.in_background(namespace):
-            self.within(self._seconds)
+        if self._in_background(namespace):
+            self.within(self._saver.seconds)
         elif isinstance(new, PendingCheckpoint) and new.metadata.get("source") != "input":
             await self._keep(namespace)
         else:
@@ -219,10 +191,10 @@ class RunProgress(Debounced):
                 if one not in self._pending:
                     continue  # a newer checkpoint has replaced this one in the meantime
                 if not self._expected:
-                    await self._expect()
+                    await self._saver.expect(self._run_id)
                     self._expected = True
                 self._nothing_stored = False
-                await self._keeping.store(one)
+                await self._saver.store(one)
                 self._pending.pop(one, None)
 
     def _pending_of(self, namespace: str | None) -> list[Pending]:
@@ -248,16 +220,48 @@ def namespace_of(config: RunnableConfig) -> str:
 class ProgressSaver(BaseCheckpointSaver[Any]):
     """A wrapper of a checkpointer that may delay the checkpoints of active runs; other checkpoints are stored at once.
 
-    Pending checkpoints of a LangGraph thread are stored before the thread is read. `active` maps the id of each active
-    run to its `RunProgress`. The synchronous methods run the asynchronous ones in the saver's event loop; called in
-    that loop, they raise `InvalidStateError`.
+    Pending checkpoints of a LangGraph thread are stored before the thread is read. `active` maps the id of each run
+    whose graph this process executes to its `RunProgress`. When writes begin to fail, and when they work again, this is
+    reported; otherwise, a failure would stay unnoticed until a run needs its checkpoints.
+
+    The synchronous methods run the asynchronous ones in the saver's event loop; called in that loop, they raise
+    `InvalidStateError`.
     """
 
-    def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
+    def __init__(
+        self,
+        saver: BaseCheckpointSaver[Any],
+        observer: Observer,
+        expect: Callable[[str], Awaitable[None]],
+        *,
+        seconds: float,
+    ) -> None:
+        """Wrap `saver`. `expect` records that a run may have checkpoints, before the first one is stored."""
         super().__init__(serde=saver.serde)
         self._loop = asyncio.get_running_loop()
+        self._observer = observer
+        self._fails = False
         self.saver = saver
+        self.expect = expect
+        self.seconds = seconds
         self.active: dict[str, RunProgress] = {}
+
+    async def store(self, part: Pending) -> None:
+        """Store a checkpoint, or the writes of a task.
+
+        Raises:
+            StoreUnavailable: the database did not store it.
+        """
+        try:
+            await part.store()
+        except StoreUnavailable as error:
+            if not self._fails:
+                self._fails = True
+                self._observer.notify(RunTrouble(error=type(error).__name__, work="keeping_progress"))
+            raise
+        if self._fails:
+            self._fails = False
+            self._observer.notify(RunWorkRecovered(work="keeping_progress"))
 
     async def keep(self, run_id: str) -> None:
         """Store all pending checkpoints and writes of a run.

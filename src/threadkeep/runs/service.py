@@ -22,7 +22,7 @@ from threadkeep.runs.execution import Dependencies
 from threadkeep.runs.intake import RunIntake
 from threadkeep.runs.maintenance import RunMaintenance
 from threadkeep.runs.options import RunServiceOptions
-from threadkeep.runs.progress import ProgressSaver, RunCheckpoints
+from threadkeep.runs.progress import ProgressSaver
 from threadkeep.runs.run_workflows import RunWorkflows
 from threadkeep.runs.streams import InFlightMessages, RunPiece, RunStream, changed
 from threadkeep.runs.tool_idempotency import RecordedTools
@@ -259,14 +259,14 @@ async def open_runs(
         StoreUnavailable: the database does not answer.
     """
     options, in_flight = options or RunServiceOptions(), in_flight or InFlightMessages()
-    checkpoints = RunCheckpoints(memory.runs.records, checkpointer)
-    worker = Worker(memory, RunWorkflows(workflows, memory.runs.workflows), checkpoints)
-    maintenance = RunMaintenance(memory, worker, checkpoints, options)
+    expect = memory.runs.records.checkpoints_expected
+    saver = ProgressSaver(checkpointer, memory.observers, expect, seconds=options.progress_seconds)
+    worker = Worker(memory, RunWorkflows(workflows, memory.runs.workflows), saver)
+    maintenance = RunMaintenance(memory, worker, options)
     async with (
         maintenance.running(),
         open_engine(address, worker.execute, options.engine, troubled=worker.report) as engine,
     ):
-        saver = ProgressSaver(checkpointer)
         compiler = Compiler(checkpointer=saver, store=store)
         once_only = RecordedTools(memory.runs.trace, keep=saver.keep, holds=worker.holds)
         middleware = (*resources.middleware, once_only)

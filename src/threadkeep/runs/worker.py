@@ -20,7 +20,7 @@ from threadkeep.records.runs import NO_BUDGET, STATUS, Begun, Over, Run, TokenUs
 from threadkeep.runs.endings import ActiveRun, RunEndings, RunStop, end_orphans, report_run, report_turn
 from threadkeep.runs.engine.engine import Engine
 from threadkeep.runs.execution import Dependencies
-from threadkeep.runs.progress import ProgressWriter, RunCheckpoints, RunProgress, thread_of
+from threadkeep.runs.progress import ProgressSaver, RunProgress, remove_checkpoints, thread_of
 from threadkeep.runs.retries import retry_until_available, shielded
 from threadkeep.runs.run_workflows import RunWorkflows, VersionGone
 from threadkeep.runs.streams import Outcome, RunStream, RunStreams
@@ -45,14 +45,13 @@ class Worker:
     engine: Engine
     dependencies: Dependencies
 
-    def __init__(self, memory: Memory, workflows: RunWorkflows, checkpoints: RunCheckpoints) -> None:
+    def __init__(self, memory: Memory, workflows: RunWorkflows, saver: ProgressSaver) -> None:
         self.streams = RunStreams()
         self.active: dict[str, ActiveRun] = {}
         self.workflows = workflows
         self._memory = memory
         self._runs = memory.runs
-        self._checkpoints = checkpoints
-        self._progress = ProgressWriter(memory.observers)
+        self.saver = saver
         self._begun: dict[str, ActiveRun] = {}
         # The streams of started runs. They are kept here, because `streams` has only weak references.
         self._started: dict[str, RunStream] = {}
@@ -62,7 +61,7 @@ class Worker:
     def open(self, engine: Engine, dependencies: Dependencies) -> None:
         """Set the engine and the dependencies. `execute` waits for them, because the engine may call it earlier."""
         self.engine, self.dependencies = engine, dependencies
-        self._endings = RunEndings(self._memory, self.workflows, dependencies)
+        self._endings = RunEndings(self._memory, self.workflows, self.saver, dependencies)
         self.opened.set()
 
     def is_started(self, run_id: str) -> bool:
@@ -178,8 +177,6 @@ class Worker:
         """Execute a run that this process owns, and record and report its end."""
         run, active.stream.hold = active.run, active.hold
         self.active[run.run_id] = active
-        if (saver := self.dependencies.saver) is not None:
-            saver.active[run.run_id] = active.progress
         active.stream.begin()
         if run.attempts > 1:
             self._memory.observers.notify(
@@ -225,12 +222,6 @@ class Worker:
             late_seconds=options.late_trace_seconds,
             begins=new,
         )
-        progress = RunProgress(
-            self._progress,
-            lambda: self._runs.records.checkpoints_expected(run.run_id),
-            fresh=new,
-            seconds=options.progress_seconds,
-        )
         return ActiveRun(
             run=run,
             dependencies=dependencies,
@@ -241,7 +232,6 @@ class Worker:
             # If `workflow` is set, a caller in this process has just created the run, and waits for its answer.
             hold=RunHold(told=workflow is not None, begun=turn),
             owner=owner,
-            progress=progress,
             workflow=workflow,
         )
 
@@ -251,13 +241,11 @@ class Worker:
 
     async def _leave(self, active: ActiveRun, outcome: Outcome | None) -> bool:
         """Forget a run in this process after its end or release. Return True if no checkpoint of the run is stored."""
-        has_children = active.ledger.has_children
+        has_children, progress = active.ledger.has_children, self.saver.active.pop(active.run.run_id, None)
         if outcome is not None and outcome.status != "waiting" and (has_children or not active.begins):
             # Cancel the children before a caller learns of the end, because an immediate retry would continue them.
             await self._end_orphans(active.run)
         del self.active[active.run.run_id]
-        if (saver := self.dependencies.saver) is not None:
-            del saver.active[active.run.run_id]
         await active.tracer.close()
         for entry in active.hold.manifests:
             # Set `again`: the record of the model call may be stored already, by a transaction whose reply was lost.
@@ -265,7 +253,7 @@ class Worker:
         if active.begins and not has_children:
             active.stream.usage = active.ledger.usages
         active.stream.end(active.over)
-        return await active.progress.leave()
+        return active.begins if progress is None else await progress.leave()
 
     async def _execute(self, active: ActiveRun) -> Outcome | None:
         run = active.run
@@ -306,8 +294,14 @@ class Worker:
                 workflow = await retry_until_available(partial(self._workflow_of, active))
             except VersionGone as gone:
                 return Outcome("interrupted", error=gone.kind)
-        active.progress.in_background = workflow.is_stored_in_background
-        active.progress.starts_again = workflow.durability == "exit"
+        if self.dependencies.plan(workflow).chat is None:
+            self.saver.active[run.run_id] = RunProgress(
+                self.saver,
+                run.run_id,
+                fresh=active.begins,
+                in_background=workflow.is_stored_in_background,
+                starts_again=workflow.durability == "exit",
+            )
         if active.begins and run.parent_run_id is None and workflow.has_one_speaker:
             active.hold.joins = run.session_id
         limited = [run] if run.budget != NO_BUDGET else []
@@ -321,11 +315,11 @@ class Worker:
 
         So if changed code is deployed while a run waits in the queue, the run still answers its message.
         """
-        run, saver = active.run, self.dependencies.saver
+        run = active.run
         try:
             workflow = await self.workflows.of(run)
         except VersionGone as gone:
-            begins = active.begins or saver is None or await saver.aget_tuple(thread_of(run.run_id)) is None
+            begins = active.begins or await self.saver.aget_tuple(thread_of(run.run_id)) is None
             if gone.kind == "WorkflowGone" or not begins:
                 raise
             workflow = await self.workflows.newest(run.workflow)
@@ -377,7 +371,7 @@ class Worker:
             else:
                 self._runs.positions.notify_freed()
             if outcome.status == "done" and not unstored:
-                await self._checkpoints.remove([run.run_id])
+                await remove_checkpoints(self.saver.saver, self._runs.records, [run.run_id])
 
 
 def _set_channel(run: Run) -> None:
