@@ -20,14 +20,14 @@ LIBRARY = next((path for place in _PLACES for path in Path("/usr/lib").glob(f"{p
 _TALK = """
 import asyncio, json, pathlib, sys
 from threadkeep.app import open_app
-from threadkeep.runs.chat_turns import ChatRequest
+from threadkeep.runs.requests import RunRequest
 from threadkeep.settings import load_settings
 
 async def main():
     async with open_app(load_settings()) as app:
         for number, jump in enumerate(["+0", "+3h", "-3h", "+2d", "-1d", "+0"]):
             pathlib.Path(sys.argv[1]).write_text(jump)
-            answer = await app.chat.begin(ChatRequest(f"hi {number}", session_id="room"), stream=False).answer()
+            answer = await app.chat.begin(RunRequest(text=f"hi {number}", session_id="room"), stream=False).answer()
             assert answer.response
         session = app.memory.session("room")
         print(json.dumps([(one.seq, one.role, one.status) for one in await session.tail(99)]))

@@ -16,9 +16,10 @@ from threadkeep import Memory
 from threadkeep.agent.turn_options import ChatOptions
 from threadkeep.app import resources_of
 from threadkeep.runs.chat import Chat
-from threadkeep.runs.chat_turns import ChatEvent, ChatRequest, ChatToken, ChatTurn
+from threadkeep.runs.chat_turns import ChatEvent, ChatToken, ChatTurn
 from threadkeep.runs.offline import OfflineRuns
 from threadkeep.runs.options import RunServiceOptions
+from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunService, RunsOnDemand, open_runs
 from threadkeep.runs.streams import InFlightMessages
 from threadkeep.workflows.built_in import chat_workflow
@@ -83,9 +84,9 @@ class Chats:
 
 def said(
     message: str, message_id: str | None = None, *, session_id: str | None = ROOM, user_id: str | None = None
-) -> ChatRequest:
+) -> RunRequest:
     """Return a chat request, by default to the session `ROOM`."""
-    return ChatRequest(message, session_id=session_id, user_id=user_id, message_id=message_id)
+    return RunRequest(text=message, session_id=session_id, user_id=user_id, message_id=message_id)
 
 
 async def events_of(turn: ChatTurn) -> list[ChatEvent]:

@@ -29,7 +29,8 @@ from threadkeep.agent.turn_options import ChatOptions
 from threadkeep.errors import Interrupted, InvalidSettings
 from threadkeep.observe import TurnFinished
 from threadkeep.records.runs import RunQuery
-from threadkeep.runs.chat_turns import ChatAnswer, ChatContext, ChatRequest, ChatStarted, ChatTurn, ChatUsage
+from threadkeep.runs.chat_turns import ChatAnswer, ChatContext, ChatStarted, ChatTurn, ChatUsage
+from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.streams import RunPiece
 from threadkeep.testing import Gate, ScriptedModel
 
@@ -42,14 +43,15 @@ async def test_a_stream_of_another_answer_says_that_it_was_replaced(pieces: Sequ
 
     Those pieces came from an attempt that another process ended.
     """
-    turn = ChatTurn(ChatRequest("hi"), stream=True)
+    turn = ChatTurn(RunRequest(text="hi"), stream=True)
     for piece in pieces:
-        turn.publish_piece(RunPiece("r", None, None, piece))
+        turn.stream.publish(RunPiece("r", None, None, piece))
 
     async def answer() -> ChatAnswer:
         return ChatAnswer("s", "r", "m", "soon", None, False, ChatUsage(1, 1), ChatContext())
 
-    turn.start(asyncio.create_task(answer()))
+    turn.task = asyncio.create_task(answer())
+    turn.task.add_done_callback(turn.stream.signal)
     last = (await events_of(turn))[-1]
     assert isinstance(last, ChatAnswer)
     assert (last.response, last.replaced) == ("soon", replaced)
@@ -329,7 +331,7 @@ async def test_invalid_keys_and_users_are_refused_at_once(sqlite_memory: Memory,
 
 async def test_metadata_is_kept_with_the_question(sqlite_memory: Memory, make_chat: Chats) -> None:
     chat = make_chat(sqlite_memory, ScriptedModel(["hello"]))
-    await chat.ask(ChatRequest("hi", session_id=ROOM, metadata={"chat_type": "group", "n": 1}))
+    await chat.ask(RunRequest(text="hi", session_id=ROOM, metadata={"chat_type": "group", "n": 1}))
     question, answer = await sqlite_memory.session(ROOM).tail(2)
     assert (question.metadata, answer.metadata) == ({"chat_type": "group", "n": 1}, {})
 

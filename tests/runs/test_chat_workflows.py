@@ -24,7 +24,7 @@ from threadkeep.errors import (
 )
 from threadkeep.observe import TurnFinished
 from threadkeep.records.runs import Run, RunQuery
-from threadkeep.runs.chat_turns import ChatRequest
+from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunService
 from threadkeep.runs.worker import Worker
 from threadkeep.testing import Gate, ScriptedModel
@@ -63,8 +63,8 @@ async def test_a_message_names_its_workflow(sqlite_memory: Memory, make_chat: Ch
     """
     model = ScriptedModel(["at your service", "hi"])
     chat = make_chat(sqlite_memory, model, others=[POLITE])
-    polite = await chat.ask(ChatRequest("hello", user_id="ann", workflow="polite"))
-    plain = await chat.ask(ChatRequest("hello", user_id="ann"))
+    polite = await chat.ask(RunRequest(text="hello", user_id="ann", workflow="polite"))
+    plain = await chat.ask(RunRequest(text="hello", user_id="ann"))
     assert (polite.response, plain.response) == ("at your service", "hi")
     assert polite.session_id != plain.session_id
     assert [message.text for message in model.calls[0]] == ["Be polite.", "hello"]
@@ -72,7 +72,7 @@ async def test_a_message_names_its_workflow(sqlite_memory: Memory, make_chat: Ch
     assert run is not None
     assert (run.workflow, run.status, run.trigger) == ("polite", "done", "http")
     with pytest.raises(WorkflowNotFound):
-        chat.begin(ChatRequest("hello", workflow="research"))
+        chat.begin(RunRequest(text="hello", workflow="research"))
 
 
 async def test_a_failed_workflow_raises_run_failed(
@@ -81,7 +81,7 @@ async def test_a_failed_workflow_raises_run_failed(
     """A failed node raises `RunFailed` without the text of the error, and the turn counts as failed."""
     chat = make_chat(sqlite_memory, ScriptedModel(), others=[broken()])
     with pytest.raises(RunFailed, match=r"ValueError.*threadkeep runs trace") as caught:
-        await chat.ask(ChatRequest("hello", session_id=ROOM, workflow="broken"))
+        await chat.ask(RunRequest(text="hello", session_id=ROOM, workflow="broken"))
     assert "canary" not in str(caught.value)
     run = await sqlite_memory.runs.run(caught.value.run_id)
     assert run is not None
@@ -92,7 +92,7 @@ async def test_a_failed_workflow_raises_run_failed(
 async def test_a_workflow_that_asks_a_person_raises_run_waits(sqlite_memory: Memory, make_chat: Chats) -> None:
     chat = make_chat(sqlite_memory, ScriptedModel(), others=[asking_twice()])
     with pytest.raises(RunWaits, match="resume") as caught:
-        await chat.ask(ChatRequest("hello", session_id=ROOM, workflow="form"))
+        await chat.ask(RunRequest(text="hello", session_id=ROOM, workflow="form"))
     run = await sqlite_memory.runs.run(caught.value.run_id)
     assert run is not None
     assert run.status == "waiting"
@@ -102,12 +102,12 @@ async def test_a_turn_can_be_stopped(memory: Memory, make_chat: Chats) -> None:
     """The callers of a stopped turn get `Interrupted`, its partial answer is stored, and the next turn runs."""
     gate = Gate()
     chat = make_chat(memory, ScriptedModel([["once upon ", gate, "a time"], "hello"]))
-    turn = chat.begin(ChatRequest("a story", session_id=ROOM))
+    turn = chat.begin(RunRequest(text="a story", session_id=ROOM))
     await gate.reached()
     chat.stop(turn)
     with pytest.raises(Interrupted):
         await turn.answer()
-    assert (await chat.ask(ChatRequest("hi", session_id=ROOM))).response == "hello"
+    assert (await chat.ask(RunRequest(text="hi", session_id=ROOM))).response == "hello"
     said = [("user", "a story"), ("assistant", "once upon "), ("user", "hi"), ("assistant", "hello")]
     assert await kept(memory, ROOM) == said
 
@@ -126,7 +126,7 @@ async def test_a_stopped_turn_is_not_answered_without_a_run(
     monkeypatch.setattr(sqlite_memory.pending, "record_joined", AsyncMock(return_value=None))
     model = ScriptedModel(["hello"])
     chat = make_chat(sqlite_memory, model)
-    turn = chat.begin(ChatRequest("hi", session_id=ROOM))
+    turn = chat.begin(RunRequest(text="hi", session_id=ROOM))
     await gate.reached()
     chat.stop(turn)
     gate.open()
@@ -138,7 +138,7 @@ async def test_a_stopped_turn_is_not_answered_without_a_run(
 async def test_a_session_is_deleted_between_turns(memory: Memory, make_chat: Chats) -> None:
     gate = Gate()
     chat = make_chat(memory, ScriptedModel([[gate, "first"], "second"]))
-    turn = chat.begin(ChatRequest("one", session_id=ROOM))
+    turn = chat.begin(RunRequest(text="one", session_id=ROOM))
     await gate.reached()
     deleting = asyncio.create_task(chat.delete(ROOM))
 
@@ -153,7 +153,7 @@ async def test_a_session_is_deleted_between_turns(memory: Memory, make_chat: Cha
     await deleting
     with pytest.raises(SessionNotFound):
         await memory.session(ROOM).info()
-    assert (await chat.ask(ChatRequest("two", session_id=ROOM))).response == "second"
+    assert (await chat.ask(RunRequest(text="two", session_id=ROOM))).response == "second"
     assert await kept(memory, ROOM) == [("user", "two"), ("assistant", "second")]
 
 
@@ -171,7 +171,7 @@ async def test_an_answer_is_returned_although_its_session_is_deleted(
     chat = make_chat(sqlite_memory, ScriptedModel(["first"]))
     monkeypatch.setattr(RunService, "run", look_late)
     monkeypatch.setattr(Worker, "has", lambda *_: False)
-    turn = chat.begin(ChatRequest("one", session_id=ROOM))
+    turn = chat.begin(RunRequest(text="one", session_id=ROOM))
     answer = asyncio.create_task(turn.answer())
     while ("assistant", "first") not in await kept(sqlite_memory, ROOM):  # noqa: ASYNC110
         await asyncio.sleep(0)

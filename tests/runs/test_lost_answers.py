@@ -21,9 +21,10 @@ from threadkeep.errors import StoreUnavailable
 from threadkeep.history.session import Session
 from threadkeep.observe import RunFinished, TurnFinished
 from threadkeep.records.runs import Run, RunQuery
-from threadkeep.runs.chat_turns import ChatAnswer, ChatAnswers, ChatTurn, listen
+from threadkeep.runs.chat_turns import ChatAnswer, ChatAnswers, ChatTurn
 from threadkeep.runs.requests import RunRequest
-from threadkeep.runs.streams import InFlightMessages, RunStream
+from threadkeep.runs.service import RunService
+from threadkeep.runs.streams import InFlightMessages
 from threadkeep.runs.worker import Worker
 from threadkeep.testing import Gate, ScriptedModel
 from threadkeep.workflows.loading import read_workflow
@@ -296,7 +297,7 @@ async def test_a_caller_waits_for_the_running_attempt(
     sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch, make_chat: Chats
 ) -> None:
     """After a short outage, the caller gets the answer of the retried run."""
-    gate, heard, again = Gate(), list[RunStream](), asyncio.Event()
+    gate, waits, again, has = Gate(), itertools.count(1), asyncio.Event(), RunService.has
 
     @asynccontextmanager
     async def until_the_model_is_called(_session: Session, _seconds: float = 0.0) -> AsyncIterator[None]:
@@ -308,13 +309,12 @@ async def test_a_caller_waits_for_the_running_attempt(
             finally:
                 watching.cancel()
 
-    async def hear(turn: ChatTurn, live: RunStream, work: asyncio.Task[Any], **limits: Any) -> None:
-        heard.append(live)
-        if len(heard) == 2:
+    def counted(self: RunService, run_id: str) -> bool:
+        if next(waits) == 2:
             again.set()
-        await listen(turn, live, work, **limits)
+        return has(self, run_id)
 
-    monkeypatch.setattr("threadkeep.runs.chat.listen", hear)
+    monkeypatch.setattr(RunService, "has", counted)
     monkeypatch.setattr(Session, "timeout", until_the_model_is_called)
     monkeypatch.setattr(sqlite_memory.runs, "run", losing_the_first_reply(sqlite_memory.runs.run))
     model = ScriptedModel([StoreUnavailable("down"), [gate, "hello"], "again"])
@@ -324,4 +324,4 @@ async def test_a_caller_waits_for_the_running_attempt(
         await again.wait()
         gate.open()
         assert (await asking).response == "hello"
-    assert (len(model.calls), heard[0] is heard[1]) == (2, True)
+    assert (len(model.calls), next(waits)) == (2, 3)

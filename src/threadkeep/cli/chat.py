@@ -139,13 +139,13 @@ class Conversation:
         return prompted or not (self._failed or self._stopped)
 
     async def _show_answer(self, text: str) -> None:
-        from threadkeep.runs.chat_turns import ChatRequest
+        from threadkeep.runs.requests import RunRequest
 
         started = time.perf_counter()
         self._answer.begin()
         try:
             session_id, user_id = self._session.session_id, self._session.user_id
-            self._turn = self._chat.begin(ChatRequest(text, session_id=session_id, user_id=user_id, trigger="cli"))
+            self._turn = self._chat.begin(RunRequest(text=text, session_id=session_id, user_id=user_id, trigger="cli"))
             if (answer := await self._answer.show(self._turn)) is not None:
                 self._answered.append((answer.usage, answer.context, time.perf_counter() - started))
         except Interrupted:

@@ -31,11 +31,11 @@ from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
 from threadkeep.records import Message
 from threadkeep.records.runs import DELETE, RESET, DoubleTexting, Run, RunQuery, RunStatus, RunTrigger
-from threadkeep.runs.chat_turns import STOPPED, ChatAnswer, ChatAnswers, ChatRequest, ChatTurn, listen
+from threadkeep.runs.chat_turns import ELSEWHERE, STOPPED, ChatAnswer, ChatAnswers, ChatTurn
 from threadkeep.runs.offline import OfflineRuns
 from threadkeep.runs.requests import RunRequest, Submitted
 from threadkeep.runs.service import RunService, RunsOnDemand
-from threadkeep.runs.streams import Outcome, RunStream
+from threadkeep.runs.streams import Outcome, RunStream, changed
 from threadkeep.runs.usage import Ledger
 from threadkeep.store.driver import waiting_until
 from threadkeep.workflows.built_in import CHAT
@@ -106,7 +106,7 @@ class Chat:
         """The number of turns that are running or waiting now."""
         return len(self._turns)
 
-    def begin(self, request: ChatRequest, *, stream: bool = True) -> ChatTurn:
+    def begin(self, request: RunRequest, *, stream: bool = True) -> ChatTurn:
         """Start a turn and return it, or return the running turn that already answers this message.
 
         If `stream` is false, the model is called without streaming, and followers of the turn get no tokens.
@@ -126,13 +126,12 @@ class Chat:
             return running
         if self._closing:
             raise Interrupted(_STOPS)
-        task = asyncio.create_task(self._run(turn), name="threadkeep-turn")
-        turn.start(task)
+        turn.task = asyncio.create_task(self._run(turn), name="threadkeep-turn")
         self._turns[key] = turn
-        task.add_done_callback(partial(self._ended, key, turn))
+        turn.task.add_done_callback(partial(self._ended, key, turn))
         return turn
 
-    async def ask(self, request: ChatRequest) -> ChatAnswer:
+    async def ask(self, request: RunRequest) -> ChatAnswer:
         """Return the answer to a message.
 
         Raises:
@@ -182,6 +181,7 @@ class Chat:
 
     def _ended(self, key: tuple[str, str, str | None], turn: ChatTurn, task: asyncio.Task[ChatAnswer]) -> None:
         del self._turns[key]
+        turn.stream.signal()
         # Retrieve the exception even if no caller waits for it; otherwise asyncio logs it.
         if task.cancelled() or task.exception() is not None or turn.user_key is None:
             return
@@ -240,6 +240,9 @@ class Chat:
         """Wait until a run ends or waits for a person; return it, or its outcome if the database does not respond."""
         stream = submitted.stream
         ending = asyncio.create_task(runs.end_of(submitted.run_id, user_id=turn.request.user_id))
+        ending.add_done_callback(stream.signal)
+        if not submitted.over:
+            turn.read_from(stream)
 
         async def cancel() -> None:
             with contextlib.suppress(RunNotFound, StoreError):
@@ -250,10 +253,10 @@ class Chat:
             await cancel()
         try:
             while True:
-                if not submitted.over:
-                    seconds = None if runs.has(turn.run_id) else self._elsewhere_seconds
-                    is_active = partial(runs.is_active, turn.session_id)
-                    await listen(turn, stream, ending, seconds=seconds, is_active=is_active)
+                seconds = None if runs.has(turn.run_id) else self._elsewhere_seconds
+                while not (submitted.over or ending.done() or stream.outcome):
+                    if not await changed(stream.next_change, seconds) and not runs.is_active(turn.session_id):
+                        raise Interrupted(ELSEWHERE)
                 if (outcome := stream.outcome) is None:
                     return await ending
                 ended: Run | Outcome = outcome
@@ -275,7 +278,7 @@ class Chat:
                 if (stored := await self._answers.stored(turn)) is not None:
                     return stored
                 stream = RunStream(turn.run_id)
-                stream.wants_pieces = turn.stream
+                turn.read_from(stream)
                 work = asyncio.create_task(self._work_unstored(turn, stream))
 
                 async def cancel() -> None:
@@ -283,7 +286,6 @@ class Chat:
 
                 turn.cancel = cancel
                 try:
-                    await listen(turn, stream, work)
                     outcome, ledger = await work
                 except asyncio.CancelledError:
                     work.cancel()
@@ -331,7 +333,7 @@ class Chat:
         """
         return self.begin(await self.supersede_answers(session, request), stream=stream)
 
-    async def supersede_answers(self, session: Session, request: RegenerationRequest) -> ChatRequest:
+    async def supersede_answers(self, session: Session, request: RegenerationRequest) -> RunRequest:
         """Mark all messages after a question as superseded, and return the request for a new answer.
 
         Change nothing if a run is answering the question. Raise the same errors as `regenerate`, except `Interrupted`.
@@ -347,8 +349,8 @@ class Chat:
         info = await session.info()
         if await self._memory.runs.order.release(session.session_id, question_id):
             await session.regenerate(question_id, upto=info.last_seq)
-        return ChatRequest(
-            question.content,
+        return RunRequest(
+            text=question.content,
             session_id=session.session_id,
             user_id=info.user_id,  # the session's owner, so that a repeated message of the owner joins this run
             message_id=question_id,

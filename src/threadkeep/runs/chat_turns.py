@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from langchain_core.utils.uuid import uuid7
@@ -27,33 +27,14 @@ from threadkeep.errors import (
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json, Message
 from threadkeep.records.json_values import DESCRIBED
-from threadkeep.records.runs import NO_USAGE, Run, RunTrigger, TokenUsage
+from threadkeep.records.runs import NO_USAGE, Run, TokenUsage
 from threadkeep.runs.requests import RunRequest, Submitted
 from threadkeep.runs.retries import RUN_ERRORS
 from threadkeep.runs.service import RunService
 from threadkeep.runs.session_answers import newest_answer, result_of_answer, with_own_answer
-from threadkeep.runs.streams import Outcome, RunPiece, RunStream, changed
+from threadkeep.runs.streams import Outcome, RunStream
 from threadkeep.workflows.definition import Workflow
 from threadkeep.workflows.registry import Workflows
-
-
-@dataclass(frozen=True)
-class ChatRequest:
-    """A message of a person.
-
-    Without a `session_id` the turn continues the user's last session with the workflow, or starts a new session. A
-    `message_id` makes retries safe. `quoted_text` is the text that the message replies to: the run gets it as an input,
-    but it is not stored with the message.
-    """
-
-    message: str
-    session_id: str | None = None
-    user_id: str | None = None
-    message_id: str | None = None
-    metadata: Mapping[str, Json] = field(default_factory=dict)
-    workflow: str = "chat"
-    trigger: RunTrigger = "http"
-    quoted_text: str = ""
 
 
 @dataclass(frozen=True)
@@ -137,61 +118,33 @@ type ChatEvent = ChatStarted | ChatToken | ChatAnswer
 class ChatTurn:
     """A turn that runs in the background; any number of callers may follow it, at any time.
 
-    `session_id` and `run_id` may change until the turn has begun. `user_key` combines the user and the workflow.
-    `stored_id` is the id of the stored answer, or None while it is not known whether the answer is stored.
+    `session_id` and `run_id` may change until the turn has begun. `run_request` is the request for the run that answers
+    the turn. `stream` is the stream of this run. `user_key` combines the user and the workflow. `stored_id` is the id
+    of the stored answer, or None while it is not known whether the answer is stored.
     """
 
-    def __init__(self, request: ChatRequest, *, stream: bool) -> None:
+    def __init__(self, request: RunRequest, *, stream: bool) -> None:
         self.request = request
-        self.stream = stream
         self.session_id = request.session_id or str(uuid7())
         self.message_id = request.message_id or str(uuid7())
         self.run_id = str(uuid7())
+        self.run_request = replace(request, message_id=self.message_id, stream=stream)
+        self.stream = RunStream(self.run_id)
         self.user_key = None if request.user_id is None else f"{request.user_id}\n{request.workflow}"
         self.stored_id: str | None = None
         self.stopped = False
         self.task: asyncio.Task[ChatAnswer] | None = None
         self.cancel: Callable[[], Coroutine[object, object, None]] | None = None
-        self._events: list[ChatStarted | ChatToken] = []
-        self._changed = asyncio.Event()
 
     @property
     def order_key(self) -> str:
         """The key of turns that wait for each other: the session id, or `user_key` if the request names only a user."""
         return self.user_key if self.request.session_id is None and self.user_key is not None else self.session_id
 
-    @property
-    def run_request(self) -> RunRequest:
-        """The request for the run that answers the turn."""
-        request = self.request
-        return RunRequest(
-            workflow=request.workflow,
-            text=request.message,
-            session_id=request.session_id,
-            user_id=request.user_id,
-            message_id=self.message_id,
-            inputs={"quoted_text": request.quoted_text} if request.quoted_text else {},
-            metadata=request.metadata,
-            trigger=request.trigger,
-            stream=self.stream,
-        )
-
-    def start(self, task: asyncio.Task[ChatAnswer]) -> None:
-        """Set the task that returns the answer of the turn."""
-        self.task = task
-        task.add_done_callback(self._signal)
-
-    def publish_started(self) -> None:
-        """Send the start event to all followers, once."""
-        if not self._events:
-            self._events.append(ChatStarted(self.session_id, self.run_id, self.message_id))
-            self._signal()
-
-    def publish_piece(self, piece: RunPiece) -> None:
-        """Send a token of the answer to all followers."""
-        self.publish_started()
-        self._events.append(ChatToken(piece.text, piece.message_id, piece.last))
-        self._signal()
+    def read_from(self, stream: RunStream) -> None:
+        """Set the stream from which followers get the start and the tokens of the turn from now on."""
+        before, self.stream = self.stream, stream
+        before.signal()
 
     async def answer(self) -> ChatAnswer:
         """Wait for the answer; raise the errors of `Chat.ask`. Cancelling the caller does not stop the turn."""
@@ -210,54 +163,23 @@ class ChatTurn:
         """Yield the events of the turn as they happen, then the answer; raise as `Chat.ask` does."""
         if self.task is None:
             raise RuntimeError("the turn has not begun")
-        position = 0
+        stream, position, has_begun, sent = None, 0, False, ""
         while True:
-            changed = self._changed
-            while position < len(self._events):
-                yield self._events[position]
-                position += 1
+            if stream is not self.stream:
+                stream, position = self.stream, self.stream.first_piece
+            change, pieces = stream.next_change, stream.pieces[position:]
+            if not has_begun and (stream.begun or pieces):
+                has_begun = True
+                yield ChatStarted(self.session_id, self.run_id, self.message_id)
+            for piece in pieces:
+                position, sent = position + 1, sent + piece.text
+                yield ChatToken(piece.text, piece.message_id, piece.last)
             if self.task.done():
                 answer = await self.answer()
-                yield replace(answer, replaced=answer.replaced or not self._tokens_end_with_answer(answer.response))
+                # The tokens belong to another attempt if the answer is not at their end.
+                yield replace(answer, replaced=answer.replaced or not (not sent or sent.endswith(answer.response)))
                 return
-            await changed.wait()
-
-    def _tokens_end_with_answer(self, response: str) -> bool:
-        """Return True if the text of the sent tokens ends with the answer `response`, or if no token was sent."""
-        pieces = "".join(event.text for event in self._events if isinstance(event, ChatToken))
-        return not pieces or pieces.endswith(response)
-
-    def _signal(self, *_: object) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-
-
-async def listen(
-    turn: ChatTurn,
-    stream: RunStream,
-    work: asyncio.Task[Any],
-    *,
-    seconds: float | None = None,
-    is_active: Callable[[], bool] = lambda: True,
-) -> None:
-    """Forward the start and the tokens of a run to the turn, until its outcome is known.
-
-    Raises:
-        Interrupted: nothing changed for `seconds`, and this process executes no run of the session.
-    """
-    work.add_done_callback(stream.signal)
-    published = stream.first_piece
-    while True:
-        change = stream.next_change
-        if stream.begun:
-            turn.publish_started()
-        for piece in stream.pieces[published:]:
-            turn.publish_piece(piece)
-        published = len(stream.pieces)
-        if work.done() or stream.outcome is not None:
-            return
-        if not await changed(change, seconds) and not is_active():
-            raise Interrupted(ELSEWHERE)
+            await change.wait()
 
 
 ELSEWHERE = "Another process is answering in this session; send the message again later, with the same message_id."

@@ -51,6 +51,7 @@ class OfflineRuns:
         ledger = Ledger(self._dependencies.options.prices)
         ledger.limited = [run]
         started = time.perf_counter()
+        stream.wants_pieces = request.stream
         stream.begin()
         execution = RunExecution(
             run=run, dependencies=self._dependencies, tracer=_NoNotes(), ledger=ledger, stream=stream

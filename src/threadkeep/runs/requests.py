@@ -15,6 +15,7 @@ from threadkeep.errors import InvalidInput
 from threadkeep.records import Json
 from threadkeep.records.runs import NO_BUDGET, DoubleTexting, Run, RunBudget, RunInput, RunTrigger, interrupts_of
 from threadkeep.runs.streams import RunStream
+from threadkeep.workflows.built_in import CHAT
 from threadkeep.workflows.resources import MAX_DEADLINE, Resources, RunContext
 from threadkeep.workflows.state import WorkflowState, initial_state, map_of
 
@@ -31,13 +32,14 @@ class RunRequest:
     - `session_id`: if it is None, the run continues the user's last session with the workflow, or starts a new one.
     - `sessionless`: if it is true, the run sees no earlier turns and stores none.
     - `message_id`: the request can be repeated safely with the same id.
-    - `inputs`: the payload that started the run. `results`: the values that a channel parsed from the payload.
+    - `inputs`: the payload that started the run; of the chat, `quoted_text` if the message replies to a text.
+    - `results`: the values that a channel parsed from the payload.
     - `metadata` and `sent_at` (the time that the platform reports): they are stored with the message.
     - `stream`: if it is true, the caller receives each token when it arrives.
     - `double_texting`: it replaces the workflow's policy for a message that arrives during a turn.
     """
 
-    workflow: str
+    workflow: str = CHAT
     text: str = ""
     session_id: str | None = None
     user_id: str | None = None

@@ -39,7 +39,8 @@ from threadkeep.app import App
 from threadkeep.errors import ThreadkeepError
 from threadkeep.history.session import Session
 from threadkeep.runs.chat import RegenerationRequest
-from threadkeep.runs.chat_turns import ChatAnswer, ChatRequest, ChatToken, ChatTurn
+from threadkeep.runs.chat_turns import ChatAnswer, ChatToken, ChatTurn
+from threadkeep.runs.requests import RunRequest
 from threadkeep.web.problems import ProblemRaised, make_problem
 from threadkeep.web.schemas import MAX_MESSAGE_CHARACTERS, MAX_TITLE_CHARACTERS
 from threadkeep.web.streams import EventStream, begin_with
@@ -156,14 +157,15 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
             asked = RegenerationRequest(message_id=message.id, workflow=workflow)
             request = await app.chat.supersede_answers(session, asked)
         else:
-            request = ChatRequest(
-                user_text(message),
+            request = RunRequest(
+                text=user_text(message),
                 session_id=thread.id,
                 user_id=context.user_id,
                 message_id=message.id,
                 workflow=workflow,
             )
-        return app.chat.begin(replace(request, quoted_text=message.quoted_text or ""))
+        quoted = {"quoted_text": message.quoted_text} if message.quoted_text else {}
+        return app.chat.begin(replace(request, inputs=quoted))
 
 
 def _check_length(kind: str, text: str, most: int) -> None:

@@ -24,7 +24,8 @@ from threadkeep.errors import (
     StoreUnavailable,
 )
 from threadkeep.history.all_sessions import AllSessions
-from threadkeep.runs.chat_turns import ChatRequest, ChatTurn
+from threadkeep.runs.chat_turns import ChatTurn
+from threadkeep.runs.requests import RunRequest
 from threadkeep.web.api.parameters import DEFAULT_LIMIT, AppInUse, EncodedPathRoute, Limit, SessionId, UserId
 from threadkeep.web.callers import Caller, CallerInUse
 from threadkeep.web.problems import TURN_FAILURES, ProblemRaised, documented, make_problem
@@ -102,8 +103,8 @@ def _begin(app: App, body: ChatRequestBody, caller: Caller, *, stream: bool) -> 
     if body.session_id is not None:
         app.memory.session(body.session_id)  # rejects an empty id, which would start a new session
     return app.chat.begin(
-        ChatRequest(
-            message=body.message,
+        RunRequest(
+            text=body.message,
             session_id=body.session_id,
             user_id=caller.user(body.user_id),
             message_id=body.message_id,

@@ -109,7 +109,7 @@ async def run_agent(body: RunAgentBody, app: AppInUse, caller: CallerInUse, requ
     before = await _snapshot(app.memory.session(body.thread_id, user_id=user_id))
     if turn.message_id not in [one["id"] for one in before]:
         # Add the question, because a client drops messages that the snapshot lacks.
-        before.append({"id": turn.message_id, "role": "user", "content": turn.request.message})
+        before.append({"id": turn.message_id, "role": "user", "content": turn.request.text})
     events = _Events(app, body, user_id, before)
     return await open_stream(turn, events, request)
 

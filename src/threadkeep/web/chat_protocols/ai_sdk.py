@@ -20,7 +20,8 @@ from threadkeep.records import Message
 from threadkeep.records.json_values import example
 from threadkeep.records.runs import RunQuery
 from threadkeep.runs.chat import RegenerationRequest
-from threadkeep.runs.chat_turns import ChatAnswer, ChatRequest, ChatStarted, ChatTurn
+from threadkeep.runs.chat_turns import ChatAnswer, ChatStarted, ChatTurn
+from threadkeep.runs.requests import RunRequest
 from threadkeep.store.codec import clean_text
 from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute, UserId
 from threadkeep.web.callers import CallerInUse
@@ -180,8 +181,8 @@ async def resume_chat(chat_id: ChatId, app: AppInUse, request: Request, user_id:
     if run is None:
         return Response(status_code=204)
     asked = run.inputs[-1]
-    request_again = ChatRequest(
-        str(asked.values.get("text") or ""),
+    request_again = RunRequest(
+        text=str(asked.values.get("text") or ""),
         session_id=chat_id,
         user_id=run.user_id,
         message_id=asked.message_id,

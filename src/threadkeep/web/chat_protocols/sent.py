@@ -14,7 +14,8 @@ from langchain_core.messages import BaseMessage
 from threadkeep.agent.conversion import from_langchain, id_of
 from threadkeep.app import App
 from threadkeep.errors import InvalidInput
-from threadkeep.runs.chat_turns import ChatRequest, ChatTurn
+from threadkeep.runs.chat_turns import ChatTurn
+from threadkeep.runs.requests import RunRequest
 from threadkeep.web.langgraph.states import asked_text, new_messages
 
 
@@ -46,8 +47,8 @@ class Sent:
         app.workflows.get(self.workflow)
         if self.session_id is not None:
             await self._store_earlier(app, self.session_id, len(self.messages) - len(asked))
-        request = ChatRequest(
-            text,
+        request = RunRequest(
+            text=text,
             session_id=self.session_id,
             user_id=self.user_id,
             message_id=id_of(asked[-1]) or self.message_id,

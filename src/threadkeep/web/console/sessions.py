@@ -23,7 +23,8 @@ from threadkeep.history.session import Session
 from threadkeep.records import SessionInfo
 from threadkeep.records.runs import RESET, Run, RunQuery
 from threadkeep.runs.chat import RegenerationRequest
-from threadkeep.runs.chat_turns import ChatRequest, ChatTurn
+from threadkeep.runs.chat_turns import ChatTurn
+from threadkeep.runs.requests import RunRequest
 from threadkeep.store.codec import clean_text
 from threadkeep.store.transcripts import SessionQuery
 from threadkeep.web.api.parameters import AppInUse, SessionId, read_cursor, write_cursor
@@ -227,10 +228,10 @@ async def _wait_until_stored(app: App, session_id: str) -> None:
         await asyncio.sleep(_START_SECONDS / _START_POLLS)
 
 
-def _request(form: Mapping[str, str], session_id: str, user_id: str | None) -> ChatRequest:
+def _request(form: Mapping[str, str], session_id: str, user_id: str | None) -> RunRequest:
     workflow = form.get("workflow") or CHAT
-    return ChatRequest(
-        _text(form), session_id=session_id, user_id=user_id, message_id=_message_id(form), workflow=workflow
+    return RunRequest(
+        text=_text(form), session_id=session_id, user_id=user_id, message_id=_message_id(form), workflow=workflow
     )
 
 

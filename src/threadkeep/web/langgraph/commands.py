@@ -130,7 +130,7 @@ async def _forked(app: App, session: Session, start: Start, fork: int) -> RunReq
     chat = await app.chat.supersede_answers(session, again)
     return replace(
         _request(start, chat.session_id),
-        text=chat.message,
+        text=chat.text,
         user_id=chat.user_id,
         message_id=chat.message_id,
         metadata={**chat.metadata, **start.metadata},
