@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from threadkeep.errors import StoreClosed, ThreadkeepError
-from threadkeep.runs.engine.engine import CLOSED, Ending, EngineOptions, Execute, RunTasks, Stop, Troubled
+from threadkeep.runs.engine.engine import CLOSED, Ending, Engine, EngineOptions, Execute, Troubled
 from threadkeep.runs.engine.lease import Lease
 from threadkeep.runs.retries import shielded
 from threadkeep.store.address import DatabaseAddress
@@ -22,7 +22,7 @@ _POLL_SECONDS = 2.0
 """Seconds between two checks whether dbos has records of runs and must be launched."""
 
 
-class DbosEngine:
+class DbosEngine(Engine):
     """An engine that executes runs in the event loop that creates it, and queues runs with the library dbos.
 
     dbos is launched when there are queued runs. It is stopped some minutes after the last run, because its polls cost
@@ -30,10 +30,9 @@ class DbosEngine:
     """
 
     def __init__(self, address: DatabaseAddress, execute: Execute, options: EngineOptions, troubled: Troubled) -> None:
+        super().__init__(execute, troubled)
         self._address = address
         self._options = options
-        self._runs = RunTasks(execute, troubled)
-        self._troubled = troubled
         self._loop = asyncio.get_running_loop()
         self._lease: Lease | None = None
         self._queue: RunQueue | None = None
@@ -66,7 +65,7 @@ class DbosEngine:
     async def start(self, run_id: str) -> None:
         """Start executing a run in this process."""
         await self.ready()
-        task = asyncio.create_task(self._runs.execute(run_id))
+        task = asyncio.create_task(self._run(run_id))
         self._started[task] = run_id
         task.add_done_callback(self._ended)
 
@@ -84,13 +83,9 @@ class DbosEngine:
         """Remove from the queue the runs that dead processes were executing; return the ids of these runs."""
         return set() if self._queue is None else await self._call(lambda queue: queue.take_from_dead())
 
-    def stopping(self, run_id: str) -> Stop | None:
-        """Return why the engine is stopping a run, or None if it is not stopping the run."""
-        return self._runs.stopping(run_id)
-
     def holds(self, run_id: str) -> bool:
         """Return whether this process certainly still owns a run."""
-        return self._runs.has(run_id) and self._lease is not None and self._lease.is_fresh()
+        return super().holds(run_id) and self._lease is not None and self._lease.is_fresh()
 
     async def close(self, seconds: float) -> None:
         """Accept no more runs, wait up to `seconds` for active runs, and leave unfinished runs to other processes."""
@@ -104,7 +99,7 @@ class DbosEngine:
             await asyncio.to_thread(self._queue.take_no_more)
         if self._returning is not None:
             await asyncio.wait([self._returning])
-        is_idle = await self._runs.stop_all("closing", after_seconds=seconds)
+        is_idle = await self._stop_all("closing", after_seconds=seconds)
         async with self._opening:
             await self._enqueue_stopped()
             await self._leave(is_idle=is_idle)
@@ -185,7 +180,7 @@ class DbosEngine:
         return asyncio.run_coroutine_threadsafe(self._execute_queued(run_id), self._loop)
 
     async def _execute_queued(self, run_id: str) -> Ending:
-        return "left" if self._closed else await self._runs.execute(run_id)
+        return "left" if self._closed else await self._run(run_id)
 
     def _ended(self, task: asyncio.Task[Ending]) -> None:
         """Remove a finished task. Keep a task that the engine stopped: `close` enqueues its run for other processes."""
@@ -220,7 +215,7 @@ class DbosEngine:
         if before is not None:
             await asyncio.wait([before])
         async with self._opening:
-            is_idle = await self._runs.stop_all("lost", after_seconds=0)
+            is_idle = await self._stop_all("lost", after_seconds=0)
             await self._leave(is_idle=is_idle)
         while not self._closed:
             try:

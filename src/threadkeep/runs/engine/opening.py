@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
-from threadkeep.boundary import AsyncOnFailure
 from threadkeep.errors import InvalidInput
 from threadkeep.runs.engine.engine import Engine, EngineOptions, Execute, LocalEngine, Troubled
 from threadkeep.store.address import DatabaseAddress
@@ -38,11 +37,10 @@ async def open_engine(
             raise InvalidInput(
                 f"Runs need the package {error.name}; install it with: pip install 'threadkeep[engine]'"
             ) from error
-        engine = durable = DbosEngine(address, execute, options, troubled)
-        if options.works:
-            async with AsyncOnFailure(lambda: durable.close(0.0)):
-                await durable.work()
+        engine = DbosEngine(address, execute, options, troubled)
     try:
+        if options.works:
+            await engine.work()
         yield engine
     finally:
         await engine.close(options.close_seconds)
