@@ -282,12 +282,14 @@ class RunEndings:
                 await own.store(step, messages, metadata, session)
 
     async def release(self, active: ActiveRun) -> None:
-        """End a cancelled run; if the process closes, release the run for another process to resume.
+        """Wait for the task of a run; end a cancelled run; if the process closes, release it for another process.
 
         A child is not released, because its parent resumes it. Neither is a run that a person's reply has resumed: a
         release lowers `attempts`, which show whether a process may have used the reply. Store errors are ignored.
         """
         run = active.run
+        if active.task is not None:
+            await asyncio.wait([active.task])
         with contextlib.suppress(StoreError):
             await active.hold.store()
             if active.stop == "cancelled":

@@ -35,7 +35,7 @@ from threadkeep.runs.retries import pause_before, retry_until_available
 from threadkeep.runs.run_workflows import RunPlan
 from threadkeep.runs.session_answers import stored_answer_of, with_unanswered
 from threadkeep.runs.streams import InFlightMessages, Outcome, RunPiece, RunStream
-from threadkeep.runs.tracing import Notes, ToolTrace, jsonable
+from threadkeep.runs.tracing import ToolTrace, Trace, jsonable
 from threadkeep.runs.usage import Ledger
 from threadkeep.workflows.built_in import ChatNode
 from threadkeep.workflows.definition import Compiler, Workflow
@@ -84,7 +84,7 @@ class RunExecution:
 
     run: Run
     dependencies: Dependencies
-    tracer: Notes
+    tracer: Trace
     ledger: Ledger
     stream: RunStream
     begins: bool = True
@@ -136,8 +136,13 @@ class RunExecution:
                     # A single failure, for example of a run with only one try, is no reason to set the run aside.
                     return Outcome("failed", error=type(error).__name__, set_aside=tries > 1)
                 tries += 1
-            self._report_retry(type(error).__name__, tries)
-            options = self.dependencies.options
+            run, kind, options = self._run, type(error).__name__, self.dependencies.options
+            self.tracer.note("retried", data={"error": kind, "try": tries})
+            self.dependencies.resources.observer.notify(
+                RunRetried(
+                    workflow=run.workflow, error=kind, attempt=tries, run_id=run.run_id, session_id=run.session_id
+                )
+            )
             first, longest = options.pause_seconds, options.longest_pause_seconds
             await asyncio.sleep(pause_before(tries, first_seconds=first, longest_seconds=longest))
             self.stream.begin()
@@ -205,15 +210,6 @@ class RunExecution:
                 run_id=run.run_id,
                 budget_run_id=crossed.run_id,
                 session_id=run.session_id,
-            )
-        )
-
-    def _report_retry(self, error: str, attempt: int) -> None:
-        run = self._run
-        self.tracer.note("retried", data={"error": error, "try": attempt})
-        self.dependencies.resources.observer.notify(
-            RunRetried(
-                workflow=run.workflow, error=error, attempt=attempt, run_id=run.run_id, session_id=run.session_id
             )
         )
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 
 from threadkeep.history.memory import Memory
-from threadkeep.records import Json
 from threadkeep.records.runs import Run, RunInput
 from threadkeep.runs.endings import report_turn
 from threadkeep.runs.execution import Dependencies, RunExecution
@@ -16,6 +14,7 @@ from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.streams import Outcome, RunStream
 from threadkeep.runs.tool_idempotency import IdempotentToolsOnly
+from threadkeep.runs.tracing import Trace
 from threadkeep.runs.usage import Ledger
 from threadkeep.workflows.definition import Compiler
 from threadkeep.workflows.registry import InProcessChildren, Workflows
@@ -53,9 +52,7 @@ class OfflineRuns:
         started = time.perf_counter()
         stream.wants_pieces = request.stream
         stream.begin()
-        execution = RunExecution(
-            run=run, dependencies=self._dependencies, tracer=_NoNotes(), ledger=ledger, stream=stream
-        )
+        execution = RunExecution(run=run, dependencies=self._dependencies, tracer=Trace(), ledger=ledger, stream=stream)
         outcome = Outcome("interrupted")
         try:
             outcome = await execution.run_to_end(workflow)
@@ -85,10 +82,3 @@ class OfflineRuns:
             created_at=now,
             deadline_at=None if seconds is None else now + timedelta(seconds=seconds),
         )
-
-
-class _NoNotes:
-    """A trace that records nothing."""
-
-    def note(self, kind: str, node: str | None = None, data: Mapping[str, Json] | None = None) -> None:
-        """Discard an event."""

@@ -134,7 +134,7 @@ class RunService(RunIntake):
     async def _start_if_ready(self, run: Run) -> None:
         if asyncio.get_running_loop().time() >= self._closes_at:
             raise Interrupted("The service stops; another process continues the run. Send the request again.")
-        if run.status != "queued" or self._worker.is_started(run.run_id) or run.parent_run_id is not None:
+        if run.status != "queued" or run.run_id in self._worker.started or run.parent_run_id is not None:
             return
         if self._closes_at == math.inf and await self._runs.order.is_next(run.run_id):
             await self._worker.start(run.run_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import AsyncCallbackHandler
@@ -30,14 +30,16 @@ _MOST_EVENTS = 5_000
 """The maximum number of events that are kept while the database is down; beyond it, the oldest groups are dropped."""
 
 
-class Notes(Protocol):
-    """An object that records events of a run, such as `RunTracer`."""
+class Trace:
+    """A trace that records nothing, for runs that are not stored."""
 
-    def note(self, kind: str, node: str | None = None, data: Data | None = None) -> None:
-        """Record an event."""
+    def note(
+        self, kind: str, node: str | None = None, data: Data | None = None, *, usage: TokenUsage | None = None
+    ) -> None:
+        """Record an event, with its `usage` if it reports a model call."""
 
 
-class RunTracer(Debounced):
+class RunTracer(Debounced, Trace):
     """The trace of one run. If the process is killed, the events after the last stored group are lost.
 
     Events are stored in groups: within `seconds` while a caller in this process follows the run, otherwise within
@@ -71,7 +73,7 @@ class RunTracer(Debounced):
     def note(
         self, kind: str, node: str | None = None, data: Data | None = None, *, usage: TokenUsage | None = None
     ) -> None:
-        """Add an event to the trace, with its `usage` if it reports a model call."""
+        """Add an event to the trace."""
         self._group.events.append(TraceEvent(kind, node, data or {}, self._trace.clock()))
         if usage is not None:
             self._group.usage.append(usage)
@@ -171,7 +173,7 @@ class ToolTrace(AsyncCallbackHandler):
     # Ignore other events, each of which would cost a coroutine in each step of a graph.
     ignore_chain = ignore_llm = ignore_chat_model = ignore_retriever = ignore_retry = ignore_custom_event = True
 
-    def __init__(self, notes: Notes) -> None:
+    def __init__(self, notes: Trace) -> None:
         self._notes = notes
         self._called: dict[UUID, tuple[str, str | None]] = {}
 

@@ -16,7 +16,7 @@ from threadkeep.errors import BudgetSpent
 from threadkeep.records import Json
 from threadkeep.records.runs import NO_USAGE, Run, TokenUsage
 from threadkeep.runs.options import Prices
-from threadkeep.runs.tracing import RunTracer
+from threadkeep.runs.tracing import Trace
 
 UNNAMED = "unnamed"
 """The model name for calls of models that do not report their name."""
@@ -44,7 +44,7 @@ class Ledger(AsyncCallbackHandler):
     def __init__(
         self,
         prices: Prices,
-        tracer: RunTracer | None = None,
+        tracer: Trace | None = None,
         stored: Callable[[str], Awaitable[Sequence[TokenUsage]]] | None = None,
     ) -> None:
         self.limited: Sequence[Run] = ()
@@ -52,7 +52,7 @@ class Ledger(AsyncCallbackHandler):
         self.spent: BudgetSpent | None = None
         self.usages: list[TokenUsage] = []
         self._prices = prices
-        self._tracer = tracer
+        self._tracer = tracer or Trace()
         self._stored = stored
         self._asked: dict[UUID, tuple[str, list[BaseMessage]]] = {}
 
@@ -106,8 +106,7 @@ class Ledger(AsyncCallbackHandler):
                 # With this id, a reader of the trace finds the message.
                 **({"answer": answer.id} if answer.id else {}),
             }
-            if self._tracer is not None:
-                self._tracer.note("model_called", data=data, usage=usage)
+            self._tracer.note("model_called", data=data, usage=usage)
 
     async def on_llm_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
         """Forget a failed call, because its usage is neither known nor estimated."""

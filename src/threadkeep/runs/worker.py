@@ -54,7 +54,7 @@ class Worker:
         self.saver = saver
         self._begun: dict[str, ActiveRun] = {}
         # The streams of started runs. They are kept here, because `streams` has only weak references.
-        self._started: dict[str, RunStream] = {}
+        self.started: dict[str, RunStream] = {}
         self.opened = asyncio.Event()
         self._context = contextvars.copy_context()
 
@@ -63,10 +63,6 @@ class Worker:
         self.engine, self.dependencies = engine, dependencies
         self._endings = RunEndings(self._memory, self.workflows, self.saver, dependencies)
         self.opened.set()
-
-    def is_started(self, run_id: str) -> bool:
-        """Return True if this process has started the run and its execution here has not finished."""
-        return run_id in self._started
 
     def has(self, run_id: str) -> bool:
         """Return whether this process executes a run or is about to execute it."""
@@ -100,9 +96,9 @@ class Worker:
         """
         stream = self.streams.of(run_id)
         # If the reply to the insert of a new run was late, maintenance may have started the run meanwhile.
-        if run_id in self._started or (begun is not None and stream.outcome is not None):
+        if run_id in self.started or (begun is not None and stream.outcome is not None):
             return
-        self._started[run_id] = stream
+        self.started[run_id] = stream
         if begun is not None:
             self._begun[run_id] = begun
         is_accepted = False
@@ -111,7 +107,7 @@ class Worker:
             is_accepted = True
         finally:
             if not is_accepted:
-                self._started.pop(run_id, None)
+                self.started.pop(run_id, None)
                 if begun is not None and self._begun.pop(run_id, None) is not None:
                     await self._runs.give_back(run_id, begun.owner)
 
@@ -138,7 +134,7 @@ class Worker:
             if (begun := await retry_until_available(lambda: self.acquire(run_id))) is not None:
                 await self._set_aside(begun.run)
         finally:
-            self._started.pop(run_id, None)
+            self.started.pop(run_id, None)
             stream.end()
 
     async def end_stopped(self, run_id: str) -> None:
@@ -217,12 +213,12 @@ class Worker:
             self._runs.trace,
             stream,
             owner,
-            lost=partial(self._stop_lost, run.run_id),
+            lost=lambda: active.cancel("lost"),
             seconds=options.trace_seconds,
             late_seconds=options.late_trace_seconds,
             begins=new,
         )
-        return ActiveRun(
+        active = ActiveRun(
             run=run,
             dependencies=dependencies,
             tracer=tracer,
@@ -234,10 +230,7 @@ class Worker:
             owner=owner,
             workflow=workflow,
         )
-
-    def _stop_lost(self, run_id: str) -> None:
-        if (active := self.active.get(run_id)) is not None:
-            active.cancel("lost")
+        return active
 
     async def _leave(self, active: ActiveRun, outcome: Outcome | None) -> bool:
         """Forget a run in this process after its end or release. Return True if no checkpoint of the run is stored."""
@@ -267,7 +260,7 @@ class Worker:
         except asyncio.CancelledError:
             active.cancel(self._why_cancelled(active))
             # Shield the release from a second cancellation; otherwise the run would stay with this process.
-            await shielded(self._release(active, task))
+            await shielded(self._endings.release(active))
             raise
         if active.stop == "lost":
             await self._memory.settle_run(run.run_id, elsewhere=True)
@@ -277,10 +270,6 @@ class Worker:
         else:
             outcome = Outcome("cancelled") if active.stop else Outcome("failed", error="Cancelled")
         return await shielded(self._endings.end(active, outcome))
-
-    async def _release(self, active: ActiveRun, task: asyncio.Task[Outcome]) -> None:
-        await asyncio.wait([task])
-        await self._endings.release(active)
 
     async def _run_graph(self, active: ActiveRun) -> Outcome:
         run = active.run
