@@ -15,7 +15,7 @@ from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import StoreError
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import BegunTurn
-from threadkeep.observe import RunTakenOver, RunTrouble, RunWork, work_for
+from threadkeep.observe import Channel, RunTakenOver, RunTrouble, RunWork, work_for
 from threadkeep.records.runs import NO_BUDGET, STATUS, Begun, Over, Run, TokenUsage
 from threadkeep.runs.endings import ActiveRun, RunEndings, RunStop, end_orphans, report_run, report_turn
 from threadkeep.runs.engine.engine import Engine
@@ -249,12 +249,16 @@ class Worker:
         return active.begins if progress is None else await progress.leave()
 
     async def _execute(self, active: ActiveRun) -> Outcome | None:
-        run = active.run
-        _set_channel(run)
+        run, context = active.run, self._context.copy()
+        if run.trigger != "child":
+            # Events name the channel of their run; a child keeps the channel of its parent.
+            channel: Channel = "http" if run.trigger == "http" else "other"
+            work_for(channel)
+            context.run(work_for, channel)
         if run.cancel_requested_at is not None:
             return await self._endings.end(active, Outcome("cancelled"))
         active.tracer.note(STATUS, data={"status": "running", "try": run.attempts})
-        task = active.task = asyncio.create_task(self._run_graph(active), context=self._context.copy())
+        task = active.task = asyncio.create_task(self._run_graph(active), context=context)
         try:
             await asyncio.wait([task])
         except asyncio.CancelledError:
@@ -273,7 +277,6 @@ class Worker:
 
     async def _run_graph(self, active: ActiveRun) -> Outcome:
         run = active.run
-        _set_channel(run)
         run_hold.set(active.hold)
         if run.attempts > 1 and run.session_id is not None:
             # The process that executed the run before may have left its answer in a file: write it to the database now.
@@ -361,9 +364,3 @@ class Worker:
                 self._runs.positions.notify_freed()
             if outcome.status == "done" and not unstored:
                 await remove_checkpoints(self.saver.saver, self._runs.records, [run.run_id])
-
-
-def _set_channel(run: Run) -> None:
-    """Set the channel (`http` or `other`) that events of this task name; a child keeps the channel of its parent."""
-    if run.trigger != "child":
-        work_for("http" if run.trigger == "http" else "other")

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import Context
 from dataclasses import replace
-from graphlib import TopologicalSorter
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -38,21 +38,19 @@ _MOST_DRAWN = 8
 def circles(children: Children) -> Iterator[Way]:
     """Yield cycles of workflows that run each other (at least one, if there are any).
 
-    Each cycle is a path from a workflow back to itself.
+    Each cycle is a path from a workflow back to itself. Different cycles have no workflow in common.
     """
-    seen: set[str] = set()
-    for first in children:
-        way, waiting = [first], [iter(_known(children, first))]
-        while waiting and first not in seen:
-            child = next(waiting[-1], None)
-            if child is None:
-                seen.add(way.pop())
-                waiting.pop()
-            elif child in way:
-                yield (*way[way.index(child) :], child)
-            elif child not in seen:
-                way.append(child)
-                waiting.append(iter(_known(children, child)))
+    rest = dict(children)
+    while True:
+        try:
+            TopologicalSorter({name: _known(rest, name) for name in rest}).prepare()
+        except CycleError as error:
+            # Each name in the list is called by the next one.
+            circle: Way = tuple(reversed(error.args[1]))
+            yield circle
+            rest = {name: called for name, called in rest.items() if name not in circle}
+        else:
+            return
 
 
 def deepest_ways(children: Children) -> dict[str, Way]:

@@ -157,16 +157,13 @@ class DbosEngine(Engine):
     async def _launched(self) -> RunQueue:
         async with self._opening:
             lease = await self._leased()
-            return await self._launch(lease) if self._queue is None else self._queue
+            # Finish the launch even if the caller is cancelled, so that `close` can stop dbos.
+            return await shielded(self._launch(lease)) if self._queue is None else self._queue
 
     async def _launch(self, lease: Lease) -> RunQueue:
-        async def launch() -> RunQueue:
-            self._queue = queue = await asyncio.to_thread(self._launch_here, lease)
-            self._watch()
-            return queue
-
-        # Finish the launch even if the caller is cancelled, so that `close` can stop dbos.
-        return await shielded(launch())
+        self._queue = queue = await asyncio.to_thread(self._launch_here, lease)
+        self._watch()
+        return queue
 
     def _launch_here(self, lease: Lease) -> RunQueue:
         # The import takes about 2 s of CPU. It runs in a thread, so the event loop stays responsive.
@@ -194,7 +191,7 @@ class DbosEngine(Engine):
         if not left or self._lease is None:
             return
         with contextlib.suppress(ThreadkeepError):  # maintenance of other processes also finds these runs
-            queue = self._queue or await self._launch(self._lease)
+            queue = await shielded(self._launch(self._lease)) if self._queue is None else self._queue
             for run_id in left:
                 await queue.enqueue(run_id)
 
