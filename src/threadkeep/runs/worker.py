@@ -213,12 +213,12 @@ class Worker:
             self._runs.trace,
             stream,
             owner,
-            lost=lambda: active.cancel("lost"),
+            lost=partial(self._stop_lost, run.run_id),
             seconds=options.trace_seconds,
             late_seconds=options.late_trace_seconds,
             begins=new,
         )
-        active = ActiveRun(
+        return ActiveRun(
             run=run,
             dependencies=dependencies,
             tracer=tracer,
@@ -230,7 +230,11 @@ class Worker:
             owner=owner,
             workflow=workflow,
         )
-        return active
+
+    def _stop_lost(self, run_id: str) -> None:
+        # Look the run up, because a reference to it would be a cycle, which keeps ended runs in memory.
+        if (active := self.active.get(run_id)) is not None:
+            active.cancel("lost")
 
     async def _leave(self, active: ActiveRun, outcome: Outcome | None) -> bool:
         """Forget a run in this process after its end or release. Return True if no checkpoint of the run is stored."""

@@ -6,7 +6,6 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.resources import files
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -181,13 +180,6 @@ def build_schema() -> dict[str, Any]:
         **schema,
         "title": "A workflow of Threadkeep",
     }
-
-
-def published_schema() -> dict[str, Any]:
-    """Return the JSON schema that is published in the file next to this module."""
-    text = files("threadkeep.workflows").joinpath("workflow.schema.json").read_text(encoding="utf-8")
-    schema: dict[str, Any] = json.loads(text)
-    return schema
 
 
 # `_PYTHON_ONLY` has pydantic's types of errors that concern only options in Python, not YAML.
