@@ -103,7 +103,7 @@ def test_what_is_known_of_a_workflow_does_not_keep_it_alive() -> None:
     """A process may replace its workflows often, for example a development server."""
     workflow = read_workflow(_GREETING)
     known = weakref.ref(workflow)
-    assert (workflow.durability, workflow.has_one_speaker, workflow.known_conversations) == ("exit", False, ())
+    assert (workflow.durability, workflow.speaker, workflow.known_conversations) == ("exit", None, ())
     assert workflow.is_stored_in_background("")
     del workflow
     gc.collect()

@@ -166,20 +166,22 @@ class RunEndings:
         else:
             await active.hold.store()
         active.stream.set_outcome(outcome)
-        if outcome.status == "failed" and await retry_until_available(lambda: self._is_to_stop(active.run)):
-            # A failed run that was asked to stop counts as cancelled, because the request may have caused the failure.
-            outcome, noted = Outcome("cancelled"), {"status": "cancelled"}
+        read = partial(self._stored, active.run)
+        if outcome.status == "failed":
+            found = await retry_until_available(read)
+            if found is not None and found.cancel_requested_at is not None:
+                # The run counts as cancelled, because the request to stop it may have caused the failure.
+                outcome, noted = Outcome("cancelled"), {"status": "cancelled"}
         if noted:
             active.tracer.note(STATUS, data=noted)
         if outcome.status != "done":
             await self._keep_progress(active)
         ended = await retry_until_available(lambda: self._record(active, outcome))
-        if (
-            ended is None
-            and outcome.status == "done"
-            and await retry_until_available(lambda: self._is_rolled_back(active))
-        ):
-            return await self.end(active, Outcome("cancelled"))
+        if ended is None and outcome.status == "done":
+            found = await retry_until_available(read)
+            is_held = found is not None and (found.status, found.owner) == ("running", active.owner)
+            if found is not None and is_held and found.is_rolled_back:
+                return await self.end(active, Outcome("cancelled"))
         return ended
 
     async def _end_with_answer(self, active: ActiveRun, outcome: Outcome) -> bool:
@@ -308,10 +310,6 @@ class RunEndings:
         """Read a run from the database, without records that are damaged, because every run must be able to end."""
         return await self._runs.run(run.run_id, damaged=True)
 
-    async def _is_to_stop(self, run: Run) -> bool:
-        current = await self._stored(run)
-        return current is not None and current.cancel_requested_at is not None
-
     async def _is_lost(self, run: Run) -> bool:
         """Return whether another process has certainly taken the run over."""
         with contextlib.suppress(StoreError, TimeoutError):
@@ -319,11 +317,6 @@ class RunEndings:
                 current = await self._stored(run)
             return current is not None and (current.owner, current.attempts) != (run.owner, run.attempts)
         return False
-
-    async def _is_rolled_back(self, active: ActiveRun) -> bool:
-        """Return whether a newer message has requested a rollback of an active run."""
-        found = await self._stored(active.run)
-        return found is not None and (found.status, found.owner) == ("running", active.owner) and found.is_rolled_back
 
     async def _record(self, active: ActiveRun, outcome: Outcome) -> Outcome | None:
         run_id, owner = active.run.run_id, active.owner

@@ -21,7 +21,7 @@ from threadkeep.records.runs import Run, RunTrigger
 from threadkeep.runs.requests import RunRequest, begin_state, metadata_of
 from threadkeep.store.runs.runs import WorkflowVersions
 from threadkeep.workflows.built_in import ChatNode, session_workflows
-from threadkeep.workflows.definition import Workflow, options_at_once
+from threadkeep.workflows.definition import Workflow
 from threadkeep.workflows.loading import restore_workflow
 from threadkeep.workflows.nodes import AgentNode
 from threadkeep.workflows.nodes.base import Step, references_in
@@ -30,6 +30,7 @@ from threadkeep.workflows.nodes.speaking import SpeakingNode
 from threadkeep.workflows.registry import Workflows
 from threadkeep.workflows.resources import BY_HAND, Resources, RunContext
 from threadkeep.workflows.state import WorkflowState, initial_state
+from threadkeep.workflows.turn_ends import sees_question
 
 _MOST_RESTORED = 64
 _KNOWN_SECONDS = 60.0
@@ -125,15 +126,20 @@ class RunPlan:
     @classmethod
     def of(cls, workflow: Workflow, resources: Resources) -> RunPlan:
         """Return the plan of a workflow whose nodes use `resources`."""
-        nodes, chat = workflow.nodes.items(), None
-        for name, node in nodes:
-            if len(nodes) == 1 and isinstance(node, ChatNode) and not node.needs_agent(resources):
-                chat = name, node, node.reply_options(Step(name, RunContext("", workflow.name, resources), None))
-        return cls(
-            chat=chat,
-            at_once=options_at_once(workflow, resources),
-            silent=frozenset(name for name, node in nodes if not (isinstance(node, SpeakingNode) and node.answers)),
-        )
+        nodes, speaker = workflow.nodes.items(), workflow.speaker
+        silent = frozenset(name for name, node in nodes if not (isinstance(node, SpeakingNode) and node.answers))
+        if speaker is None:
+            return cls(None, None, silent)
+        [name] = workflow.nodes
+        step = Step(name, RunContext("", workflow.name, resources), None)
+        chat = at_once = None
+        if isinstance(speaker, ChatNode) and not speaker.needs_agent(resources):
+            chat = name, speaker, speaker.reply_options(step)
+        # Store the question later if middleware may change it, or if it may be a reset command.
+        if not any(map(sees_question, resources.middleware)) and getattr(speaker, "reset_command", None) is None:
+            options = speaker.turn_options(step)
+            at_once = options if options.scope == "turn" and not options.no_history else None
+        return cls(chat, at_once, silent)
 
 
 def order_keys(

@@ -298,7 +298,7 @@ class Worker:
                 in_background=workflow.is_stored_in_background,
                 starts_again=workflow.durability == "exit",
             )
-        if active.begins and run.parent_run_id is None and workflow.has_one_speaker:
+        if active.begins and run.parent_run_id is None and workflow.speaker is not None:
             active.hold.joins = run.session_id
         limited = [run] if run.budget != NO_BUDGET else []
         if run.parent_run_id is not None:

@@ -17,7 +17,6 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.store.base import BaseStore
 from langgraph.types import Checkpointer, Durability
 
-from threadkeep.agent.turn_options import TurnOptions
 from threadkeep.boundary import without_exit
 from threadkeep.errors import InvalidWorkflow
 from threadkeep.records import Json
@@ -29,16 +28,14 @@ from threadkeep.workflows.nodes import (
     RecordQuestionNode,
     SubworkflowNode,
 )
-from threadkeep.workflows.nodes.base import Step
 from threadkeep.workflows.nodes.conversations import ConversationFields
-from threadkeep.workflows.resources import Resources, RunContext, RunOptions
+from threadkeep.workflows.resources import RunOptions
 from threadkeep.workflows.state import nodes_named
 from threadkeep.workflows.turn_ends import (
     Graph,
     copied_graph,
     nodes_in,
     reset_commands,
-    sees_question,
     stores_question,
     with_turn_ends,
 )
@@ -91,13 +88,12 @@ class Workflow:
         return tuple(dict.fromkeys(node.workflow for node in self.nodes.values() if isinstance(node, SubworkflowNode)))
 
     @cached_property
-    def has_one_speaker(self) -> bool:
-        """True if the only node is an agent or a model that answers in the run's session."""
-        nodes = list(self.nodes.values())
-        if len(self.builder.nodes) != 1 or len(nodes) != 1:
-            return False
-        [node] = nodes
-        return isinstance(node, AgentNode | ModelNode) and node.answers and stores_question(node)
+    def speaker(self) -> AgentNode | ModelNode | None:
+        """The only node, if it is an agent or a model that answers in the run's session; otherwise None."""
+        node = next(iter(self.nodes.values()), None)
+        if len(self.builder.nodes) != 1 or not isinstance(node, AgentNode | ModelNode):
+            return None
+        return node if node.answers and stores_question(node) else None
 
     @cached_property
     def durability(self) -> Durability:
@@ -212,20 +208,6 @@ def _digest_of_module(name: str) -> str:
     except (OSError, TypeError):
         text = name
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
-
-
-def options_at_once(workflow: Workflow, resources: Resources) -> TurnOptions | None:
-    """Return the options of a workflow's only node, with which the question can be stored before the node runs.
-
-    Return None if the question must not be stored that early, for example because middleware may change it first.
-    """
-    if not workflow.has_one_speaker or any(map(sees_question, resources.middleware)):
-        return None
-    [(name, node)] = workflow.nodes.items()
-    if not isinstance(node, AgentNode | ModelNode) or (isinstance(node, AgentNode) and node.reset_command is not None):
-        return None
-    options = node.turn_options(Step(name, RunContext("", workflow.name, resources), None))
-    return options if options.scope == "turn" and not options.no_history else None
 
 
 def _without_exits(builder: Graph) -> Graph:

@@ -273,19 +273,14 @@ class InProcessChildren:
             ancestors=request.ancestors,
         )
         config: RunnableConfig = {"recursion_limit": workflow.options.recursion_limit}
-        graph = self._compiler.compiled(workflow)
-        state = await graph.ainvoke(child_state(request.input), config, context=context)
+        graph, text = self._compiler.compiled(workflow), request.input.get("text")
+        given: Any = initial_state(
+            text if isinstance(text, str) else "", inputs=request.input, user_context=context.user_context
+        )
+        state = await graph.ainvoke(given, config, context=context)
         if _INTERRUPT in state:
             return ChildResult(run_id, None, "", "waiting")
         return result_of(workflow, run_id, state)
-
-
-def child_state(given: Mapping[str, Json]) -> Any:
-    """Return the initial state of a child workflow from its input `given`, in which `text` is the question."""
-    text = given.get("text")
-    return initial_state(
-        text if isinstance(text, str) else "", inputs=given, user_context=map_of(given, "user_context")
-    )
 
 
 def result_of(workflow: Workflow, run_id: str, state: Mapping[str, Any]) -> ChildResult:
