@@ -64,9 +64,6 @@ class LockedFiles:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def abandon(self) -> None:
-        """Do nothing: the lock is released when the process ends."""
-
     def _path(self, name: str) -> Path:
         return self._database.with_name(f"{self._database.name}.{name}.lock")
 
@@ -136,15 +133,8 @@ class Heartbeats:
 
     def leave(self) -> None:
         """Delete this process's row."""
-        try:
-            with self._pool.begin() as connection:
-                connection.execute(_PROCESSES.delete().where(_PROCESSES.c.name == self._name))
-        finally:
-            self._pool.dispose()
-
-    def abandon(self) -> None:
-        """Close the connections without deleting the row, which expires later."""
-        self._pool.dispose()
+        with self._pool.begin() as connection:
+            connection.execute(_PROCESSES.delete().where(_PROCESSES.c.name == self._name))
 
     def _since(self, name: str, beats: int, now: float) -> float:
         before = self._seen.get(name)
@@ -254,10 +244,8 @@ class Lease:
         if is_idle:
             with contextlib.suppress(SQLAlchemyError):  # the lease expires by itself
                 await asyncio.to_thread(self._presence.leave)
-        else:
-            await asyncio.to_thread(self._presence.abandon)
         self._connections.close()
-        self._pool.dispose()
+        await asyncio.to_thread(self._pool.dispose)
 
     def _dead(self, names: Set[str]) -> Set[str]:
         with self._checking:
