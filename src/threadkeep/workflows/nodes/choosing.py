@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -10,13 +9,11 @@ from functools import lru_cache
 from typing import Annotated, ClassVar
 
 import re2
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.messages import HumanMessage, SystemMessage
 from langgraph.types import Command
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, model_validator
 
 from threadkeep.agent.conversion import text_of
-from threadkeep.agent.nodes import session_turn
-from threadkeep.agent.turn_options import NodeTurnOptions
 from threadkeep.history.keys import is_path, look_up
 from threadkeep.workflows.nodes.base import Again, Node, NodeKind, Step, found, rendered, sent_to
 from threadkeep.workflows.nodes.conversations import run_conversation
@@ -90,26 +87,17 @@ class CategorizerNode(AskingNode):
 
     async def _ask(self, step: Step, state: WorkflowState) -> str:
         given = step.context.resources.turn_options
-        conversation = run_conversation(step)
         options = replace(
-            NodeTurnOptions.of(given, lambda _: conversation.call),
+            given,
             max_messages=0,
             max_tokens=given.max_tokens if self.max_tokens is None else self.max_tokens,
             sources=(),
             compression=None,
             context_window=self.window_in(given),
-            session_id=lambda _: conversation.session_id,
-            user_id=lambda _: conversation.user_id,
         )
-        text = last_text(state) or state.get("text") or ""
-        model = step.model(self.model)
-        question = HumanMessage(text, id=f"{step.message_id}:input")
-        async with session_turn(conversation.memory, [question], step.config, options) as turn:
-            sent = await turn.messages(SystemMessage(self._prompt(state)), model=model)
-            async with asyncio.timeout(self.timeout_seconds):
-                reply: AIMessage = await model.ainvoke(sent)
-            turn.answer(reply)
-        return text_of(reply)
+        question = HumanMessage(last_text(state) or state.get("text") or "", id=f"{step.message_id}:input")
+        system = SystemMessage(self._prompt(state))
+        return text_of(await self.ask(step, run_conversation(step), [question], system, options))
 
     def _prompt(self, state: WorkflowState) -> str:
         lines = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -81,6 +81,30 @@ class AskingNode(Node):
         if self.context_window is not None or self.model is not None:
             return self.context_window
         return given.context_window
+
+    async def ask(
+        self,
+        step: Step,
+        conversation: Conversation,
+        messages: Sequence[BaseMessage],
+        system: SystemMessage | None,
+        options: TurnOptions,
+    ) -> AIMessage:
+        """Call the model in a turn of a conversation; return its reply, or the answer that is stored already."""
+        model = step.model(self.model)
+        named = replace(
+            NodeTurnOptions.of(options, lambda _: conversation.call),
+            session_id=lambda _: conversation.session_id,
+            user_id=lambda _: conversation.user_id,
+        )
+        async with session_turn(conversation.memory, messages, step.config, named) as turn:
+            if turn.answered is not None:
+                return turn.answered
+            sent = await turn.messages(system, model=model)
+            async with asyncio.timeout(self.timeout_seconds):
+                reply: AIMessage = await model.ainvoke(sent)
+            turn.answer(reply)
+        return turn.reply if isinstance(turn.reply, AIMessage) else reply
 
 
 class SpeakingNode(AskingNode):
@@ -196,42 +220,20 @@ class ModelNode(SpeakingNode):
         messages = self.asked(state, step)
         conversation = run_conversation(step) if self.input is not None else session_conversation(step)
         with ErrorBoundary(raising=(GraphBubbleUp,)) as attempt:
-            return reply_update(step, await self._ask(step, conversation, state, messages))
+            options, system = self._options_for(step, conversation, state), self.system_message(state)
+            return reply_update(step, await self.ask(step, conversation, messages, system, options))
         error = attempt.caught
         notify_model_failure(step, error)
         if self.on_error == "raise":
             raise error
         return found(step, "", {"text": "", "error": type(error).__name__})
 
-    async def _ask(
-        self,
-        step: Step,
-        conversation: Conversation,
-        state: WorkflowState,
-        messages: list[BaseMessage],
-    ) -> AIMessage:
-        model = step.model(self.model)
-        options = self._options_for(step, conversation, state)
-        async with session_turn(conversation.memory, messages, step.config, options) as turn:
-            if turn.answered is not None:
-                return turn.answered
-            sent = await turn.messages(self.system_message(state), model=model)
-            async with asyncio.timeout(self.timeout_seconds):
-                reply: AIMessage = await model.ainvoke(sent)
-            turn.answer(reply)
-        return turn.reply if isinstance(turn.reply, AIMessage) else reply
-
     def _options_for(self, step: Step, conversation: Conversation, state: WorkflowState) -> TurnOptions:
         options = self.turn_options(step)
         found_before = (FoundPassages(passages_in(state)),) if self.snippets else ()
-        sources = options.sources if conversation.kind == "session" else ()
-        return replace(
-            NodeTurnOptions.of(options, lambda _: conversation.call),
-            sources=(*sources, *found_before),
-            session_id=lambda _: conversation.session_id,
-            user_id=lambda _: conversation.user_id,
-            compression=options.compression if conversation.kind == "session" else None,
-        )
+        if conversation.kind == "session":
+            return replace(options, sources=(*options.sources, *found_before))
+        return replace(options, sources=found_before, compression=None)
 
 
 def notify_model_failure(step: Step, error: Exception) -> None:
