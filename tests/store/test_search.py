@@ -71,6 +71,10 @@ _FOUND = {
     "bcd abc": "pieces",
     "ship 🚀": "emoji",
     "today": "emoji",
+    "🚀": "emoji",
+    "👩‍👩‍👧 🚀": "emoji",
+    "(really?)": "marks",
+    '" \\ (': "marks",
 }
 _SIGNS = "\"'()*^:&|!%_\\-+~"
 
@@ -102,7 +106,7 @@ async def test_operators_of_query_languages_are_words(texts_memory: Memory) -> N
 
 async def test_no_query_breaks_the_search(texts_memory: Memory) -> None:
     """A query of signs only does not raise and does not return everything."""
-    for query in [*_SIGNS, "NEAR(a b)", "a:*", "{x}", "';--", "<->", "\x00", "\ud800", " ", ""]:
+    for query in [*_SIGNS, "NEAR(a b)", "a:*", "{x}", "';--", "<->", "!" * 5_000, "\x00", "\ud800", " ", ""]:
         assert len(await found(texts_memory, query)) < len(_TEXTS), query
 
 

@@ -25,7 +25,7 @@ from threadkeep.store.search_terms import (
     TRIGRAM,
     fingerprints,
     indexed_terms,
-    is_single,
+    is_indexed,
     rarity,
     relevance_words,
     search_terms,
@@ -150,7 +150,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         try:
             async with asyncio.timeout(_SEARCH_SECONDS), self._searches, self._driver.reading() as connection:
                 if self._driver.backend == "postgres":
-                    rows = await self._search_terms(connection, search_terms(query), parameters, limit)
+                    rows = await self._search_terms(connection, search_terms(query) or words, parameters, limit)
                 else:
                     rows = await self._search_trigrams(connection, list(dict.fromkeys(words)), parameters, limit)
         except TimeoutError:
@@ -162,22 +162,22 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
     async def _search_terms(
         self, connection: Connection, terms: Sequence[str], scope: Parameters, limit: int
     ) -> list[Row]:
-        """Search by fingerprints of the terms (words, or pairs of characters); drop texts that lack a term."""
-        if not terms:
-            return []
+        """Search by fingerprints of the indexed terms; without any, read all texts. Drop texts that lack a term."""
         whose = "found" if scope["user_id"] is None else "found_of_user"
         sql = await index_statements(connection, self._sql)
         found = sql[whose if scope["session_id"] is None else "found_of_session"]
         statement = f"WITH found AS MATERIALIZED ({found}) {self._sql['ranked']}"
         words = list(terms[:_PATTERNS])
-        singles = {term for term in terms if is_single(term)}
-        whole = set(terms) - singles
+        others = {term for term in terms if not is_indexed(term)}
+        whole = set(terms) - others
         wanted = {"terms": fingerprints(whole), "patterns": [term_pattern(word) for word in words], "words": words}
         asked = limit
         while True:
             bounds = {"limit": asked, "candidates": max(_CANDIDATES, asked)}
             rows = await connection.fetch(statement, {**scope, **wanted, **bounds})
-            right = [row for row in rows if whole.issubset(indexed_terms(row[5])) and singles.issubset(row[5])]
+            right = [
+                row for row in rows if whole.issubset(indexed_terms(row[5])) and all(one in row[5] for one in others)
+            ]
             if len(right) >= limit or len(rows) < asked:
                 return right[:limit]
             asked *= _MORE

@@ -41,9 +41,9 @@ def search_terms(text: str) -> Sequence[str]:
     return [term for term in terms if 0 < len(term) <= _LONGEST_TERM]
 
 
-def is_single(term: str) -> bool:
-    """Return True if a term is one character of a script without spaces; texts are indexed by pairs of them."""
-    return len(term) == 1 and _UNSPACED.match(term) is not None
+def is_indexed(term: str) -> bool:
+    """Return False for signs such as emoji, and for one character of a script without spaces, indexed only in pairs."""
+    return _WORDS.search(term) is not None and not (len(term) == 1 and _UNSPACED.match(term))
 
 
 def indexed_terms(text: str) -> Sequence[str]:
@@ -74,7 +74,7 @@ def fingerprints(terms: Iterable[str]) -> list[int]:
 
 def term_pattern(term: str) -> str:
     """Return a regular expression that matches a term in any case, independent of the server's locale."""
-    return "".join(f"[{char}{capitals}]" if (capitals := _unfolded().get(char)) else char for char in fold(term))
+    return "".join(f"[{char}{more}]" if (more := _unfolded().get(char)) else re.escape(char) for char in fold(term))
 
 
 def short_pattern(word: str) -> str:
