@@ -9,9 +9,8 @@ import re
 import shlex
 import zipfile
 import zlib
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -96,17 +95,21 @@ class Unreadable:
     sentence: str
 
 
-@dataclass(kw_only=True)
-class Source(ABC):
-    """Conversations of another system. `done` of `total` bytes or conversations were read; `left_out` counts skips."""
+type Conversations = AsyncGenerator[Conversation | Unreadable]
+"""The conversations of another system in a stable order, even those without messages to import."""
 
-    total: int
+
+@dataclass
+class Reading:
+    """The progress of reading another system: `done` of `total` bytes or conversations, and counts of skipped entries.
+
+    `has_channel` becomes true when a state of LangGraph has the channel to import.
+    """
+
+    total: int = 0
     done: int = 0
     left_out: Counter[LeftOut] = field(default_factory=Counter)
-
-    @abstractmethod
-    def conversations(self) -> AsyncIterator[Conversation | Unreadable]:
-        """Yield the conversations in a stable order, even those without messages to import."""
+    has_channel: bool = False
 
 
 def address_of(source: str) -> DatabaseAddress | None:
@@ -132,8 +135,8 @@ async def check_file(source: str, wanted: Kind) -> None:
     """Reject a file of another kind than `wanted`. Unknown content, such as handwritten lines, counts as JSONL."""
     path = Path(source)
     if _head(path).startswith(_SQLITE):
-        async with open_foreign(_address_of_file(path)) as database:
-            check_kind(source, wanted, _kinds_of_tables(database))
+        async with open_source_database(source, wanted):
+            pass
     elif (kinds := kinds_of_file(path)) or wanted != "jsonl":
         check_kind(source, wanted, kinds)
 
@@ -219,13 +222,28 @@ def _head(path: Path) -> bytes:
         return stream.read(_HEAD_BYTES)
 
 
-@asynccontextmanager
-async def open_export(source: str, *, user_id: str | None) -> AsyncIterator[ChatGptExport]:
-    """Open a ChatGPT export: a zip, or the JSON file in it. `user_id` becomes the owner of the sessions."""
+async def read_export(source: str, reading: Reading, *, user_id: str | None) -> Conversations:
+    """Yield the conversations of a ChatGPT export: a zip, or the JSON file in it, in the order of the files.
+
+    `user_id` becomes the owner of the sessions. The progress is in bytes.
+    """
     await check_file(source, "chatgpt")
+    number, before = 0, 0
     with ExitStack() as stack:
-        files, total = _open_files(source, stack)
-        yield ChatGptExport(files, user_id, total=total)
+        files, reading.total = _open_files(source, stack)
+        for file in files:
+            try:
+                with io.TextIOWrapper(file, encoding="utf-8-sig") as text:
+                    for item in _array_items(text):
+                        number += 1
+                        yield _conversation(item, f"Conversation {number}", reading, user_id)
+                        reading.done = before + file.tell()
+            except (ValueError, RecursionError, EOFError, zipfile.BadZipFile, zlib.error):
+                yield Unreadable(
+                    f"After conversation {number}",
+                    "The rest is not JSON, or is incomplete; unpack the export again.",
+                )
+            before = reading.done
 
 
 def _open_files(source: str, stack: ExitStack) -> tuple[list[IO[bytes]], int]:
@@ -238,63 +256,38 @@ def _open_files(source: str, stack: ExitStack) -> tuple[list[IO[bytes]], int]:
     return [file], os.fstat(file.fileno()).st_size
 
 
-@dataclass
-class ChatGptExport(Source):
-    """The conversations of a ChatGPT export. `done` and `total` are in bytes."""
+def _conversation(item: object, name: str, reading: Reading, user_id: str | None) -> Conversation | Unreadable:
+    try:
+        values = _mapping(item)
+        session_id = values.get("conversation_id") or values.get("id")
+        if not isinstance(session_id, str):
+            raise InvalidInput("It has no id.")
+        title = values.get("title")
+        line = SessionLine(
+            f"chatgpt:{session_id}",
+            user_id,
+            title=title if isinstance(title, str) and title else None,
+            created_at=_moment(values.get("create_time")),
+            updated_at=_moment(values.get("update_time")),
+        )
+        nodes = _active_branch(_mapping(values.get("mapping")), values.get("current_node"))
+        return Conversation(line, list(_messages(nodes, line.created_at, reading)))
+    except InvalidInput as error:
+        return Unreadable(name, str(error))
 
-    files: list[IO[bytes]]
-    user_id: str | None
 
-    async def conversations(self) -> AsyncIterator[Conversation | Unreadable]:
-        """Yield the conversations in the order of the files."""
-        number, before = 0, 0
-        for file in self.files:
-            try:
-                with io.TextIOWrapper(file, encoding="utf-8-sig") as text:
-                    for item in _array_items(text):
-                        number += 1
-                        yield self._conversation(item, f"Conversation {number}")
-                        self.done = before + file.tell()
-            except (ValueError, RecursionError, EOFError, zipfile.BadZipFile, zlib.error):
-                yield Unreadable(
-                    f"After conversation {number}",
-                    "The rest is not JSON, or is incomplete; unpack the export again.",
-                )
-            before = self.done
-
-    def _conversation(self, item: object, name: str) -> Conversation | Unreadable:
-        try:
-            values = _mapping(item)
-            session_id = values.get("conversation_id") or values.get("id")
-            if not isinstance(session_id, str):
-                raise InvalidInput("It has no id.")
-            title = values.get("title")
-            line = SessionLine(
-                f"chatgpt:{session_id}",
-                self.user_id,
-                title=title if isinstance(title, str) and title else None,
-                created_at=_moment(values.get("create_time")),
-                updated_at=_moment(values.get("update_time")),
-            )
-            nodes = _active_branch(_mapping(values.get("mapping")), values.get("current_node"))
-            return Conversation(line, self._messages(nodes, line.created_at))
-        except InvalidInput as error:
-            return Unreadable(name, str(error))
-
-    def _messages(self, nodes: list[Mapping[str, Any]], moment: datetime | None) -> list[Message]:
-        """Return the messages to import. A message without a time gets the last known time, at first `moment`."""
-        messages: list[Message] = []
-        for values in nodes:
-            text = _text(values)
-            if (reason := _left_out(values, text)) is not None:
-                self.left_out[reason] += 1
-                continue
-            sent_at = _moment(values.get("create_time"))
-            moment = sent_at or moment
-            status: Status = "interrupted" if values.get("status") in _INTERRUPTED else "complete"
-            role = _ROLES[values["author"]["role"]]
-            messages.append(Message(role, text, id=values.get("id"), sent_at=sent_at, created_at=moment, status=status))
-        return messages
+def _messages(nodes: Iterable[Mapping[str, Any]], moment: datetime | None, reading: Reading) -> Iterator[Message]:
+    """Yield the messages to import. A message without a time gets the last known time, at first `moment`."""
+    for values in nodes:
+        text = _text(values)
+        if (reason := _left_out(values, text)) is not None:
+            reading.left_out[reason] += 1
+            continue
+        sent_at = _moment(values.get("create_time"))
+        moment = sent_at or moment
+        status: Status = "interrupted" if values.get("status") in _INTERRUPTED else "complete"
+        role = _ROLES[values["author"]["role"]]
+        yield Message(role, text, id=values.get("id"), sent_at=sent_at, created_at=moment, status=status)
 
 
 def _array_items(stream: IO[str]) -> Iterator[object]:

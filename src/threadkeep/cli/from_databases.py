@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from hashlib import sha256
 from typing import Any, cast
@@ -19,7 +17,15 @@ from threadkeep.adapters.items import openai_role, openai_text
 from threadkeep.agent.conversion import from_langchain, role_of, text_of
 from threadkeep.agent.counting import media_name
 from threadkeep.boundary import ErrorBoundary
-from threadkeep.cli.foreign import Conversation, LeftOut, Source, Unreadable, open_source_database, utc_time
+from threadkeep.cli.foreign import (
+    Conversation,
+    Conversations,
+    LeftOut,
+    Reading,
+    Unreadable,
+    open_source_database,
+    utc_time,
+)
 from threadkeep.cli.terminal import NotDone
 from threadkeep.errors import StoreUnavailable
 from threadkeep.graph_store.layout import GraphLayout
@@ -27,61 +33,44 @@ from threadkeep.history.archive_lines import SessionLine
 from threadkeep.records import MAX_ID_CHARACTERS, SPEAKERS, Message
 from threadkeep.store.checkpointers import open_foreign_checkpoints
 from threadkeep.store.driver import Row
-from threadkeep.store.opening import ForeignDatabase
 
 
-@asynccontextmanager
-async def open_agent_sessions(source: str, *, branch: str, user_id: str | None) -> AsyncIterator[AgentSessions]:
-    """Open the sessions of the OpenAI Agents SDK in a SQLite file (its path), or at a URL.
+async def read_agent_sessions(source: str, reading: Reading, *, branch: str, user_id: str | None) -> Conversations:
+    """Yield the sessions of the OpenAI Agents SDK in a SQLite file (its path), or at a URL.
 
     If a session has branches, only `branch` is read. `user_id` becomes the owner of the sessions.
     """
     async with open_source_database(source, "openai-agents") as (_, database):
-        rows = await database.rows("agent_sessions")
-        yield AgentSessions(database, rows, branch, user_id, total=len(rows))
-
-
-@dataclass
-class AgentSessions(Source):
-    """The sessions in a database of the OpenAI Agents SDK."""
-
-    database: ForeignDatabase
-    sessions: Sequence[Row]
-    branch: str
-    user_id: str | None
-
-    async def conversations(self) -> AsyncIterator[Conversation | Unreadable]:
-        """Yield the sessions as conversations, and count skipped items in `left_out`."""
-        for session_id, created_at, updated_at in self.sessions:
+        sessions = await database.rows("agent_sessions")
+        reading.total = len(sessions)
+        for session_id, created_at, updated_at in sessions:
             begun, changed = utc_time(created_at), utc_time(updated_at)
-            line = SessionLine(str(session_id), self.user_id, created_at=begun, updated_at=changed)
-            rows = await self._rows(session_id)
-            yield Conversation(line, [message for row in rows if (message := self._message(line.session_id, row))])
-            self.done += 1
+            line = SessionLine(str(session_id), user_id, created_at=begun, updated_at=changed)
+            if "message_structure" in database.columns and await database.rows("agent_branches", session_id=session_id):
+                rows = await database.rows("agent_branch_items", session_id=session_id, branch=branch)
+            else:
+                rows = await database.rows("agent_items", session_id=session_id)
+            found = (_message_of_item(line.session_id, row, reading) for row in rows)
+            yield Conversation(line, [message for message in found if message is not None])
+            reading.done += 1
 
-    async def _rows(self, session_id: str) -> list[Row]:
-        """Return the items of a session, or of its chosen branch if the session has branches."""
-        rows, has_branches = self.database.rows, "message_structure" in self.database.columns
-        if has_branches and await rows("agent_branches", session_id=session_id):
-            return await rows("agent_branch_items", session_id=session_id, branch=self.branch)
-        return await rows("agent_items", session_id=session_id)
 
-    def _message(self, session_id: str, row: Row) -> Message | None:
-        """Return the message of an item, unless the item is skipped."""
-        number, data, created_at = row
-        try:
-            item = json.loads(data)
-        except (ValueError, RecursionError):
-            item = None
-        reason = _left_out(item)
-        if reason is not None:
-            self.left_out[reason] += 1
-            return None
-        role, text = openai_role(item) or "user", openai_text(item["content"])
-        # Do not use the SDK's ids, because some models give all answers the same id. Row numbers stay the same in later
-        # imports.
-        digest = sha256(f"{session_id}\n{number}\n{role}\n{text}".encode("utf-8", "surrogatepass")).hexdigest()
-        return Message(role, text, id=f"openai-agents:{digest[:32]}", created_at=utc_time(created_at))
+def _message_of_item(session_id: str, row: Row, reading: Reading) -> Message | None:
+    """Return the message of an item, unless the item is skipped."""
+    number, data, created_at = row
+    try:
+        item = json.loads(data)
+    except (ValueError, RecursionError):
+        item = None
+    reason = _left_out(item)
+    if reason is not None:
+        reading.left_out[reason] += 1
+        return None
+    role, text = openai_role(item) or "user", openai_text(item["content"])
+    # Do not use the SDK's ids, because some models give all answers the same id. Row numbers stay the same in later
+    # imports.
+    digest = sha256(f"{session_id}\n{number}\n{role}\n{text}".encode("utf-8", "surrogatepass")).hexdigest()
+    return Message(role, text, id=f"openai-agents:{digest[:32]}", created_at=utc_time(created_at))
 
 
 def _left_out(item: object) -> LeftOut | None:
@@ -100,80 +89,82 @@ def _left_out(item: object) -> LeftOut | None:
     return None if openai_text(item.get("content")).strip() else "empty"
 
 
-@asynccontextmanager
-async def open_histories(source: str, layout: GraphLayout, *, as_sessions: bool) -> AsyncIterator[StoredHistories]:
-    """Open a LangGraph store to read the histories in the namespace of `layout`.
+async def read_histories(source: str, reading: Reading, layout: GraphLayout, *, as_sessions: bool) -> Conversations:
+    """Yield the chat histories in the namespace of `layout` of a LangGraph store, in the order of their keys.
 
-    Each history becomes a session if `as_sessions` is true, otherwise a conversation in a graph store.
+    Each history becomes a session if `as_sessions` is true, otherwise a conversation in a graph store. Other items of
+    the namespace are skipped.
     """
+    prefix = ".".join(layout.namespace)
     async with open_source_database(source, "graph-store") as (_, database):
-        keys = [str(key) for (key,) in await database.rows("store_keys", prefix=".".join(layout.namespace))]
-        yield StoredHistories(database, keys, layout, as_sessions, total=len(keys))
-
-
-@dataclass
-class StoredHistories(Source):
-    """The chat histories in a namespace of a LangGraph store. Other items of the namespace are skipped."""
-
-    database: ForeignDatabase
-    keys: Sequence[str]
-    layout: GraphLayout
-    as_sessions: bool
-
-    async def conversations(self) -> AsyncIterator[Conversation | Unreadable]:
-        """Yield the histories in the order of the keys."""
-        prefix = ".".join(self.layout.namespace)
-        for key in self.keys:
-            for row in await self.database.rows("store_item", prefix=prefix, key=key):
-                if (found := self._conversation(key, row)) is not None:
+        keys = await database.rows("store_keys", prefix=prefix)
+        reading.total = len(keys)
+        for (key,) in keys:
+            for row in await database.rows("store_item", prefix=prefix, key=str(key)):
+                if (found := _history(str(key), row, reading, layout, as_sessions=as_sessions)) is not None:
                     yield found
-            self.done += 1
-
-    def _conversation(self, key: str, row: Row) -> Conversation | Unreadable | None:
-        """Return the history that an item of the store contains, or None if it is another item."""
-        value, created_at, updated_at = row
-        try:
-            item = json.loads(value) if isinstance(value, str | bytes) else value
-        except (ValueError, RecursionError):
-            return Unreadable(key, "Its item is not JSON, or is nested too deeply.")
-        if not isinstance(item, dict) or "start_seq" in item or not isinstance(item.get("messages"), list):
-            return None
-        changed = utc_time(updated_at)
-        line = SessionLine(
-            key,
-            created_at=utc_time(created_at),
-            updated_at=changed,
-            namespace=() if self.as_sessions else self.layout.namespace,
-            value_field=self.layout.value_field,
-        )
-        return Conversation(line, [found for one in item["messages"] if (found := self._message(one, changed))])
-
-    def _message(self, value: object, moment: datetime | None) -> Message | None:
-        """Return the message in an entry of a history, with the time `moment`, or None if the entry is skipped."""
-        if not isinstance(value, dict) or value.get("role") not in SPEAKERS:
-            system = isinstance(value, dict) and value.get("role") == "system"
-            self.left_out["system" if system else "other"] += 1
-            return None
-        text = value.get(self.layout.value_field, value.get("content"))
-        if not isinstance(text, str) or not text.strip():
-            self.left_out["empty"] += 1
-            return None
-        return Message(value["role"], text, created_at=moment)
+            reading.done += 1
 
 
-@asynccontextmanager
-async def open_threads(source: str, *, channel: str, user_id: str | None) -> AsyncIterator[LangGraphThreads]:
-    """Open the threads of a LangGraph checkpointer, except the threads of Threadkeep's own runs.
+def _history(
+    key: str, row: Row, reading: Reading, layout: GraphLayout, *, as_sessions: bool
+) -> Conversation | Unreadable | None:
+    """Return the history that an item of the store contains, or None if it is another item."""
+    value, created_at, updated_at = row
+    try:
+        item = json.loads(value) if isinstance(value, str | bytes) else value
+    except (ValueError, RecursionError):
+        return Unreadable(key, "Its item is not JSON, or is nested too deeply.")
+    if not isinstance(item, dict) or "start_seq" in item or not isinstance(item.get("messages"), list):
+        return None
+    changed = utc_time(updated_at)
+    line = SessionLine(
+        key,
+        created_at=utc_time(created_at),
+        updated_at=changed,
+        namespace=() if as_sessions else layout.namespace,
+        value_field=layout.value_field,
+    )
+    messages = (_message_of_entry(entry, reading, layout, changed) for entry in item["messages"])
+    return Conversation(line, [message for message in messages if message is not None])
+
+
+def _message_of_entry(value: object, reading: Reading, layout: GraphLayout, moment: datetime | None) -> Message | None:
+    """Return the message in an entry of a history, with the time `moment`, or None if the entry is skipped."""
+    if not isinstance(value, dict) or value.get("role") not in SPEAKERS:
+        system = isinstance(value, dict) and value.get("role") == "system"
+        reading.left_out["system" if system else "other"] += 1
+        return None
+    text = value.get(layout.value_field, value.get("content"))
+    if not isinstance(text, str) or not text.strip():
+        reading.left_out["empty"] += 1
+        return None
+    return Message(value["role"], text, created_at=moment)
+
+
+async def read_threads(source: str, reading: Reading, *, channel: str, user_id: str | None) -> Conversations:
+    """Yield the threads of a LangGraph checkpointer in the order of their ids, except those of Threadkeep's own runs.
 
     Checkpoints of an outdated or a shallow saver are rejected. `channel` is the state's channel with the messages.
     `user_id` becomes the owner of threads whose newest checkpoint names no user.
     """
     async with open_source_database(source, "langgraph") as (address, database):
         _check_version(database.columns, "writes" if address.dsn is None else "checkpoint_writes")
-        rows = await database.rows("threads_but_runs" if "chat_runs" in database.columns else "threads")
-        threads = [str(thread_id) for (thread_id,) in rows]
+        threads = await database.rows("threads_but_runs" if "chat_runs" in database.columns else "threads")
+        reading.total = len(threads)
         async with open_foreign_checkpoints(address, database.columns) as saver:
-            yield LangGraphThreads(saver, threads, channel, user_id, total=len(threads))
+            for (thread_id,) in threads:
+                # Catch every error, because decoding another program's bytes may raise any error.
+                with ErrorBoundary(raising=(StoreUnavailable,)) as attempt:
+                    conversation = await _thread(saver, str(thread_id), reading, channel=channel, user_id=user_id)
+                if attempt.error is None:
+                    yield conversation
+                elif isinstance(attempt.error, NotImplementedError):
+                    yield Unreadable(str(thread_id), "Its state is encrypted or in an unknown format.")
+                else:
+                    kind = type(attempt.error).__name__
+                    yield Unreadable(str(thread_id), f"Its newest checkpoint cannot be read ({kind}).")
+                reading.done += 1
 
 
 def _check_version(columns: Mapping[str, frozenset[str]], writes: str) -> None:
@@ -183,69 +174,49 @@ def _check_version(columns: Mapping[str, frozenset[str]], writes: str) -> None:
         raise NotDone(f"`{writes}` is missing or outdated; call `setup()` of the current LangGraph saver once.")
 
 
-@dataclass
-class LangGraphThreads(Source):
-    """The threads of a checkpointer. `has_channel` becomes true when a thread has the state channel `channel`."""
+async def _thread(
+    saver: BaseCheckpointSaver[str], thread_id: str, reading: Reading, *, channel: str, user_id: str | None
+) -> Conversation:
+    newest = await saver.aget_tuple({"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}})
+    if newest is None:
+        return Conversation(SessionLine(thread_id), [])
+    named = newest.metadata.get("user_id")
+    line = SessionLine(thread_id, user_id=named if isinstance(named, str) and named else user_id)
+    moment = datetime.fromisoformat(newest.checkpoint["ts"])
+    values = await _values(saver, newest, reading, channel)
+    return Conversation(line, [one.with_fields(created_at=moment) for one in _messages(values, reading)])
 
-    saver: BaseCheckpointSaver[str]
-    threads: Sequence[str]
-    channel: str
-    user_id: str | None
-    has_channel: bool = False
 
-    async def conversations(self) -> AsyncIterator[Conversation | Unreadable]:
-        """Yield the threads in the order of their ids."""
-        for thread_id in self.threads:
-            # Catch every error, because decoding another program's bytes may raise any error.
-            with ErrorBoundary(raising=(StoreUnavailable,)) as attempt:
-                conversation = await self._conversation(thread_id)
-            if attempt.error is None:
-                yield conversation
-            elif isinstance(attempt.error, NotImplementedError):
-                yield Unreadable(thread_id, "Its state is encrypted or in an unknown format.")
-            else:
-                kind = type(attempt.error).__name__
-                yield Unreadable(thread_id, f"Its newest checkpoint cannot be read ({kind}).")
-            self.done += 1
+async def _values(
+    saver: BaseCheckpointSaver[str], newest: CheckpointTuple, reading: Reading, channel: str
+) -> list[object]:
+    """Return the values of the state channel. For a DeltaChannel, they are in the writes of earlier checkpoints."""
+    values = newest.checkpoint["channel_values"]
+    if channel in values:
+        found = _empty_channel().from_checkpoint(values[channel])
+    elif channel in newest.checkpoint["channel_versions"]:
+        histories = await saver.aget_delta_channel_history(config=newest.config, channels=[channel])
+        found = _empty_channel().from_checkpoint(histories[channel].get("seed", []))
+        found.replay_writes(histories[channel]["writes"])
+    else:
+        return []
+    reading.has_channel = True
+    value: object = found.get()
+    return value if isinstance(value, list) else [value]
 
-    async def _conversation(self, thread_id: str) -> Conversation:
-        newest = await self.saver.aget_tuple({"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}})
-        if newest is None:
-            return Conversation(SessionLine(thread_id), [])
-        user_id = newest.metadata.get("user_id")
-        line = SessionLine(thread_id, user_id=user_id if isinstance(user_id, str) and user_id else self.user_id)
-        moment = datetime.fromisoformat(newest.checkpoint["ts"])
-        messages = [message.with_fields(created_at=moment) for message in self._messages(await self._values(newest))]
-        return Conversation(line, messages)
 
-    async def _values(self, newest: CheckpointTuple) -> list[object]:
-        """Return the values of the state channel. For a DeltaChannel, they are in the writes of earlier checkpoints."""
-        channel, values = self.channel, newest.checkpoint["channel_values"]
-        if channel in values:
-            found = _empty_channel().from_checkpoint(values[channel])
-        elif channel in newest.checkpoint["channel_versions"]:
-            histories = await self.saver.aget_delta_channel_history(config=newest.config, channels=[channel])
-            found = _empty_channel().from_checkpoint(histories[channel].get("seed", []))
-            found.replay_writes(histories[channel]["writes"])
+def _messages(values: Iterable[object], reading: Reading) -> Iterator[Message]:
+    """Yield the messages of people and assistants. Count the other values as left out."""
+    for value in values:
+        message = _message_of(value)
+        reason: LeftOut | None = "other" if message is None else _message_left_out(message)
+        if message is None or reason is not None:
+            reading.left_out[reason or "other"] += 1
         else:
-            return []
-        self.has_channel = True
-        value: object = found.get()
-        return value if isinstance(value, list) else [value]
-
-    def _messages(self, values: Iterable[object]) -> list[Message]:
-        """Return the messages of people and assistants. Count the other values in `left_out`."""
-        messages: list[Message] = []
-        for value in values:
-            message = _message_of(value)
-            reason: LeftOut | None = "other" if message is None else _message_left_out(message)
-            if message is None or reason is not None:
-                self.left_out[reason or "other"] += 1
-            else:
-                stored = from_langchain(message)
-                text = stored.content if stored.content.strip() else _marks(message)
-                messages.append(stored.with_fields(content=text, author=_author(message)))
-        return messages
+            stored, name = from_langchain(message), message.name
+            is_author = name and len(name) <= MAX_ID_CHARACTERS and name.isprintable()
+            text = stored.content if stored.content.strip() else _marks(message)
+            yield stored.with_fields(content=text, author=name if is_author else None)
 
 
 def _empty_channel() -> DeltaChannel[Any]:
@@ -277,12 +248,6 @@ def _message_left_out(message: BaseMessage) -> LeftOut | None:
     if message.additional_kwargs.get("lc_source") == "summarization":
         return "summary"
     return None if text_of(message).strip() or (role == "user" and _marks(message)) else "empty"
-
-
-def _author(message: BaseMessage) -> str | None:
-    """Return the author's name, or None if there is no name or it cannot be stored."""
-    name = message.name
-    return name if name and len(name) <= MAX_ID_CHARACTERS and name.isprintable() else None
 
 
 def _marks(message: BaseMessage) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -26,7 +26,7 @@ from threadkeep.cli.shared import (
 from threadkeep.cli.terminal import Reach, WrongUse, counted, escape, terminal
 
 if TYPE_CHECKING:
-    from threadkeep.cli.foreign import Source
+    from threadkeep.cli.foreign import Conversation, Conversations, Reading, Unreadable
     from threadkeep.history.exporting import Exported
     from threadkeep.history.importing import Imported, Importer, Position
 
@@ -62,10 +62,10 @@ async def import_langgraph(
 
     A thread becomes a session with the same id, and the messages keep their ids. The checkpoints are not changed.
     """
-    from threadkeep.cli.from_databases import LangGraphThreads, open_threads
+    from threadkeep.cli.from_databases import read_threads
 
-    read = await _import_source(open_threads(source, channel=channel, user_id=user))
-    if isinstance(read, LangGraphThreads) and read.total and not read.has_channel:
+    reading = await _import_source(partial(read_threads, source, channel=channel, user_id=user))
+    if reading.total and not reading.has_channel:
         terminal.note(f"No state has the channel {channel!r}; name another with --channel.")
 
 
@@ -75,9 +75,9 @@ async def import_openai_agents(
     user: Owner = None,
 ) -> None:
     """Store the sessions of the OpenAI Agents SDK (SQLiteSession, AdvancedSQLiteSession, SQLAlchemySession)."""
-    from threadkeep.cli.from_databases import open_agent_sessions
+    from threadkeep.cli.from_databases import read_agent_sessions
 
-    await _import_source(open_agent_sessions(source, branch=branch, user_id=user))
+    await _import_source(partial(read_agent_sessions, source, branch=branch, user_id=user))
 
 
 async def import_chatgpt(
@@ -85,9 +85,9 @@ async def import_chatgpt(
     user: Owner = None,
 ) -> None:
     """Store the conversations of a ChatGPT export, each with only the branch that ChatGPT showed last."""
-    from threadkeep.cli.foreign import open_export
+    from threadkeep.cli.foreign import read_export
 
-    await _import_source(open_export(file, user_id=user))
+    await _import_source(partial(read_export, file, user_id=user))
 
 
 async def import_graph_store(
@@ -101,11 +101,11 @@ async def import_graph_store(
     ] = False,
 ) -> None:
     """Store histories from a LangGraph store in which each history is one item: {"version", "messages"}."""
-    from threadkeep.cli.from_databases import open_histories
+    from threadkeep.cli.from_databases import read_histories
     from threadkeep.graph_store.layout import GraphLayout
 
     layout = GraphLayout(tuple(namespace.split(".")), value_field=value_field)
-    await _import_source(open_histories(source, layout, as_sessions=as_sessions))
+    await _import_source(partial(read_histories, source, layout=layout, as_sessions=as_sessions))
 
 
 async def import_sessions(
@@ -132,45 +132,49 @@ def _refuse(errors: list[dict[str, Position]], name: str, words: str, position: 
         terminal.error(f"{words.format(position)}: {sentence}")
 
 
-async def _import_source[S: Source](opening: AbstractAsyncContextManager[S]) -> S:
+async def _import_source(read: Callable[[Reading], Conversations]) -> Reading:
     """Import the conversations of another system; exit with 1 if some were rejected."""
-    errors: list[dict[str, Position]] = []
-    source, done, empty = await _store_source(opening, partial(_refuse, errors, "conversation", "{}"))
-    values = {"sessions": done.sessions, "left_out": dict(sorted(source.left_out.items())), "empty": empty}
-    values |= {name: getattr(done.restored, name) for name in ("stored", "known", "cleaned")}
-    values |= {"refused": done.bad_lines, "errors": errors}
-    terminal.result(values, lambda: _show_source(source, done, empty), failed=bool(done.bad_lines))
-    return source
-
-
-async def _store_source[S: Source](
-    opening: AbstractAsyncContextManager[S], refuse: Callable[[Position, str], None]
-) -> tuple[S, Imported, int]:
-    """Import all conversations. Return the source, the counts, and the number of conversations without messages."""
-    from threadkeep.cli.foreign import Unreadable
-    from threadkeep.history.archive_lines import MessageLine
+    from threadkeep.cli.foreign import Reading
     from threadkeep.history.importing import Importer
 
-    empty = 0
-    async with opening as source, opened_memory(creates=True) as memory:
-        importer = Importer(memory, refuse)
-        with _reporting(importer, source.total) as reach:
-            async for found in source.conversations():
-                if isinstance(found, Unreadable):
-                    importer.refuse(found.name, found.sentence)
-                elif found.messages:
-                    name = found.line.session_id
-                    await importer.accept(name, found.line)
-                    for message in found.messages:
-                        await importer.accept(name, MessageLine(name, message))
-                else:
-                    empty += 1
-                # Do not report completion here: a short file is read to its end before its conversations are stored.
-                if source.done < source.total:
-                    reach(source.done, _words(importer.done))
-            await importer.store()
-            reach(source.total, _words(importer.done))
-        return source, importer.done, empty
+    errors: list[dict[str, Position]] = []
+    reading, empty = Reading(), 0
+    async with aclosing(read(reading)) as conversations:
+        # Read the first conversation before the memory is opened, which may create a file: the source may be wrong.
+        found = await anext(conversations, None)
+        async with opened_memory(creates=True) as memory:
+            importer = Importer(memory, partial(_refuse, errors, "conversation", "{}"))
+            with _reporting(importer, reading.total) as reach:
+                while found is not None:
+                    empty += not await _accept(importer, found)
+                    # Do not report completion yet: a short file is read to its end before all of it is stored.
+                    if reading.done < reading.total:
+                        reach(reading.done, _words(importer.done))
+                    found = await anext(conversations, None)
+                await importer.store()
+                reach(reading.total, _words(importer.done))
+    done = importer.done
+    values = {"sessions": done.sessions, "left_out": dict(sorted(reading.left_out.items())), "empty": empty}
+    values |= {name: getattr(done.restored, name) for name in ("stored", "known", "cleaned")}
+    values |= {"refused": done.bad_lines, "errors": errors}
+    terminal.result(values, lambda: _show_source(reading, done, empty), failed=bool(done.bad_lines))
+    return reading
+
+
+async def _accept(importer: Importer, found: Conversation | Unreadable) -> bool:
+    """Import a conversation. Return False if it has no messages."""
+    from threadkeep.cli.foreign import Unreadable
+    from threadkeep.history.archive_lines import MessageLine
+
+    if isinstance(found, Unreadable):
+        importer.refuse(found.name, found.sentence)
+        return True
+    name = found.line.session_id
+    if found.messages:
+        await importer.accept(name, found.line)
+    for message in found.messages:
+        await importer.accept(name, MessageLine(name, message))
+    return bool(found.messages)
 
 
 async def _import_lines(file: str, refuse: Callable[[Position, str], None], *, strict: bool) -> Imported:
@@ -207,13 +211,13 @@ def _words(done: Imported) -> str:
     return f"{counted(done.restored.stored, 'message')} stored, {done.restored.known:,} already known"
 
 
-def _show_source(source: Source, done: Imported, empty: int) -> None:
+def _show_source(reading: Reading, done: Imported, empty: int) -> None:
     terminal.say(
         f"Stored {counted(done.restored.stored, 'message')} of {counted(done.sessions, 'session')}; "
         f"already known: {done.restored.known:,}."
     )
-    if source.left_out:
-        kinds = source.left_out.most_common()
+    if reading.left_out:
+        kinds = reading.left_out.most_common()
         items = (counted(count, _LEFT_OUT[kind], _PLURALS.get(kind)) for kind, count in kinds)
         terminal.say(f"Skipped, because they are not messages of a person or an assistant: {', '.join(items)}.")
     _say_counts(
