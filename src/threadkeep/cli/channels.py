@@ -13,6 +13,7 @@ from threadkeep.cli.shared import Confirmed, command_settings, one_of, opened_me
 from threadkeep.cli.terminal import NotDone, WrongUse, counted, terminal
 from threadkeep.records import Json
 from threadkeep.records.messages import OUTBOX_STATUSES, OutboxStatus
+from threadkeep.store.outbox import OPEN, ChannelState
 
 if TYPE_CHECKING:
     from threadkeep.channels.configuration import AnyBot
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from threadkeep.history.memory import Memory
     from threadkeep.store.outbox import Outgoing
 
-_OPEN: tuple[OutboxStatus, ...] = ("waiting", "ready", "failed")
 _PAGE = 1000
 _NO_BOTS = "There are no bots; add one with: threadkeep channels add, or set THREADKEEP_CHANNELS to a file."
 _NOT_SHOWN = ("content", "address", "run_id", "partial")
@@ -37,9 +37,12 @@ async def list_channels() -> None:
     """List the bots, each with the numbers of its undelivered answers: waiting for a run, ready to send, or failed."""
     bots = _bots()
     async with opened_memory() as memory:
-        counts = await memory.channels.outbox.counts(open_only=True)
-    names = ("name", "kind", "receive", "workflow")
-    _list_bots([{name: getattr(bot, name) for name in names} | _answer_counts(bot.name, counts) for bot in bots])
+        states = await memory.channels.outbox.states()
+    rows: list[dict[str, object]] = []
+    for bot in bots:
+        counts = states.get(bot.name, ChannelState()).counts
+        rows.append({"name": bot.name, "kind": bot.kind, "receive": bot.receive, "workflow": bot.workflow, **counts})
+    _list_bots(rows)
 
 
 async def show_status() -> None:
@@ -49,16 +52,14 @@ async def show_status() -> None:
     """
     bots = _bots()
     async with opened_memory() as memory:
-        counts = await memory.channels.outbox.counts(open_only=True)
-        times = await memory.channels.outbox.times()
+        states = await memory.channels.outbox.states()
     kinds: dict[str, str | None] = {bot.name: bot.kind for bot in bots}
-    removed = sorted({name for name, _ in counts} - kinds.keys())
-    rows = []
+    removed = [name for name, state in states.items() if name not in kinds and any(state.counts.values())]
+    rows: list[dict[str, object]] = []
     for name, kind in (kinds | dict.fromkeys(removed)).items():
-        oldest, heard = times.get(name, (None, None))
-        rows.append(
-            {"name": name, "kind": kind, **_answer_counts(name, counts), "oldest_open": oldest, "last_heard": heard}
-        )
+        state = states.get(name, ChannelState())
+        times = {"oldest_open": state.oldest_open, "last_heard": state.last_heard}
+        rows.append({"name": name, "kind": kind, **state.counts, **times})
     _list_bots(rows)
     for name in removed:
         terminal.note(
@@ -157,7 +158,7 @@ async def list_outbox(
         return
     wanted = one_of("--status", status or None, OUTBOX_STATUSES)
     async with opened_memory() as memory:
-        entries = await _entries(memory, _OPEN if wanted is None else [wanted])
+        entries = await _entries(memory, OPEN if wanted is None else [wanted])
     values = [{name: value for name, value in vars(entry).items() if name not in _NOT_SHOWN} for entry in entries]
     terminal.listing(
         {"entries": values},
@@ -190,7 +191,7 @@ async def drop_answer(
         raise WrongUse("Give the number of an answer, or --bot for all answers of a bot.")
     refusal = "The person will not receive a dropped answer; add --yes to drop it without confirmation."
     async with opened_memory() as memory:
-        entries = [] if number is not None else await _entries(memory, _OPEN)
+        entries = [] if number is not None else await _entries(memory, OPEN)
         numbers = [number] if number is not None else [entry.number for entry in entries if entry.channel == bot]
         what = f"answer {number}" if number is not None else f"{counted(len(numbers), 'undelivered answer')} of {bot}"
         if numbers:
@@ -202,16 +203,11 @@ async def drop_answer(
     terminal.result({"dropped": number or dropped}, f"Dropped {counted(len(dropped), 'answer')}.")
 
 
-def _answer_counts(name: str, counts: Mapping[tuple[str, OutboxStatus], int]) -> dict[str, object]:
-    """Return the number of a bot's undelivered answers by status: waiting for a run, ready to send, or failed."""
-    return {status: counts.get((name, status), 0) for status in _OPEN}
-
-
 def _list_bots(rows: Sequence[Mapping[str, object]]) -> None:
     """Print a table of bots. All rows have the same fields, which become the columns."""
     columns = [name.replace("_", " ") for name in (rows[0] if rows else ())]
     cells = [["-" if value is None else value for value in row.values()] for row in rows]
-    terminal.listing({"channels": rows}, columns, cells, nothing=_NO_BOTS, right=_OPEN)
+    terminal.listing({"channels": rows}, columns, cells, nothing=_NO_BOTS, right=OPEN)
 
 
 def _bots() -> Sequence[AnyBot]:

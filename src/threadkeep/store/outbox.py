@@ -50,6 +50,19 @@ class Outgoing:
     partial: str = field(default="", repr=False)
 
 
+OPEN: tuple[OutboxStatus, ...] = ("waiting", "ready", "failed")
+"""The statuses of undelivered answers: waiting for a run, ready to send, or failed."""
+
+
+@dataclass(frozen=True)
+class ChannelState:
+    """The numbers of a channel's undelivered answers, and the times of the oldest one and of the last message heard."""
+
+    counts: Mapping[str, int] = field(default_factory=lambda: dict[str, int].fromkeys(OPEN, 0))
+    oldest_open: datetime | None = None
+    last_heard: datetime | None = None
+
+
 @dataclass(frozen=True)
 class Recipient:
     """The recipient of a session: the channel and address of the last message, and the session's owner."""
@@ -294,10 +307,16 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         rows = await self._driver.fetch(self._sql["open_counts" if open_only else "counts"], {})
         return {(channel, status): count for channel, status, count in rows}
 
-    async def times(self) -> dict[str, tuple[datetime | None, datetime | None]]:
-        """Return for each channel the times of its oldest open answer and of the last message that a person sent."""
+    async def states(self) -> dict[str, ChannelState]:
+        """Return the state of each channel that has ever received or sent a message."""
+        counts = await self.counts(open_only=True)
         rows = await self._driver.fetch(self._sql["times"], {})
-        return {channel: (time_of(oldest), time_of(heard)) for channel, oldest, heard in rows}
+        times = {channel: (time_of(oldest), time_of(heard)) for channel, oldest, heard in rows}
+        found: dict[str, ChannelState] = {}
+        for name in sorted({name for name, _ in counts} | times.keys()):
+            numbers: dict[str, int] = {status: counts.get((name, status), 0) for status in OPEN}
+            found[name] = ChannelState(numbers, *times.get(name, (None, None)))
+        return found
 
     async def remove_ended(self, *, older_than: timedelta) -> int:
         """Delete messages that ended more than `older_than` ago; failed ones stay until a person handles them."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from itertools import chain
 from statistics import median
 from typing import Annotated, Literal
@@ -13,9 +12,9 @@ from fastapi import APIRouter, Query, Request, Response
 
 from threadkeep.app import App
 from threadkeep.records.knowledge import MAX_OWNER_CHARACTERS, FactQuery, ProposalQuery
-from threadkeep.records.messages import OutboxStatus
 from threadkeep.records.runs import Run, RunQuery
 from threadkeep.store.codec import clean_text
+from threadkeep.store.outbox import OPEN
 from threadkeep.web.api.facts import FactId
 from threadkeep.web.api.parameters import AppInUse, read_cursor, write_cursor
 from threadkeep.web.callers import CallerInUse
@@ -87,36 +86,16 @@ def _file_bytes(app: App) -> int | None:
     return sum(file.stat().st_size for file in files if file.exists())
 
 
-_OPEN: tuple[OutboxStatus, ...] = ("waiting", "ready", "failed")
 _SHOWN = 50
-
-
-@dataclass(frozen=True)
-class ChannelStatus:
-    """The state of a bot. `counts` maps the status of undelivered answers to their number."""
-
-    name: str
-    counts: dict[OutboxStatus, int]
-    oldest_open: datetime | None
-    last_heard: datetime | None
 
 
 @router.get("/channels")
 async def show_channels(request: Request, app: AppInUse) -> Response:
     """Show the bots that have ever received or sent a message, and 50 undelivered answers, failed ones first."""
-    found = [await app.memory.channels.outbox.entries(status=status, limit=_SHOWN) for status in reversed(_OPEN)]
-    first = [*chain.from_iterable(found)][:_SHOWN]
-    return page(request, "channels.html", channels=await _statuses(app), open=_OPEN, outbox=first)
-
-
-async def _statuses(app: App) -> list[ChannelStatus]:
     outbox = app.memory.channels.outbox
-    counts, times = await outbox.counts(open_only=True), await outbox.times()
-    names = sorted({name for name, _ in counts} | times.keys())
-    return [
-        ChannelStatus(name, {status: counts.get((name, status), 0) for status in _OPEN}, *times.get(name, (None, None)))
-        for name in names
-    ]
+    found = [await outbox.entries(status=status, limit=_SHOWN) for status in reversed(OPEN)]
+    first = [*chain.from_iterable(found)][:_SHOWN]
+    return page(request, "channels.html", channels=await outbox.states(), open=OPEN, outbox=first)
 
 
 _PAGE = 50
