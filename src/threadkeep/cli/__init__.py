@@ -77,15 +77,8 @@ def _run(arguments: Sequence[str]) -> int:
         sentence = f"The command line needs the package {package}; install it with: pip install 'threadkeep[cli]'"
         print(sentence, file=sys.stderr)  # noqa: T201 - the missing package may be rich
         return 1
-    _import_from_here()
+    # Allow workflows to import modules of the working directory. Installed modules take precedence.
+    with contextlib.suppress(FileNotFoundError):
+        if not sys.flags.safe_path and (here := str(Path.cwd())) not in sys.path:
+            sys.path.append(here)
     return run(arguments)
-
-
-def _import_from_here() -> None:
-    """Allow workflows to import modules of the working directory. Installed modules take precedence."""
-    try:
-        here = str(Path.cwd())
-    except FileNotFoundError:
-        return
-    if not sys.flags.safe_path and here not in sys.path:
-        sys.path.append(here)

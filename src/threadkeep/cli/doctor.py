@@ -85,7 +85,10 @@ def check_disk(settings: Settings) -> list[Finding]:
         existing = existing if existing.is_dir() else existing.parent
         device = existing.stat().st_dev
         if device not in found:
-            found[device] = _room(name, existing)
+            free = shutil.disk_usage(existing).free
+            level: Level = "ok" if free >= _NEARLY_FULL_BYTES else "warn" if free >= _FULL_BYTES else "fail"
+            cure = "" if level == "ok" else "Free some space: without space, turns are kept in memory only."
+            found[device] = Finding("disk", level, f"{file_size(free)} free for the {name} ({existing}).", cure)
     return list(found.values())
 
 
@@ -227,15 +230,6 @@ def _unreadable(own: Path) -> list[Finding]:
     detail = f"{counted(len(turns), 'line')} of pending files cannot be read; these turns are stored nowhere else."
     cure = "List them with `threadkeep pending list`; repair the files and restart, or drop them."
     return [Finding("pending writes", "fail", detail, cure)]
-
-
-def _room(name: str, folder: Path) -> Finding:
-    free = shutil.disk_usage(folder).free
-    detail = f"{file_size(free)} free for the {name} ({folder})."
-    if free < _NEARLY_FULL_BYTES:
-        cure = "Free some space: without space, turns are kept in memory only."
-        return Finding("disk", "fail" if free < _FULL_BYTES else "warn", detail, cure)
-    return Finding("disk", "ok", detail)
 
 
 async def doctor(

@@ -11,7 +11,14 @@ import re
 import shlex
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from functools import wraps
@@ -327,14 +334,9 @@ def read_payload(path: str) -> dict[str, Any]:
     return value
 
 
-@contextmanager
-def opened_input(path: str) -> Iterator[BinaryIO]:
+def opened_input(path: str) -> AbstractContextManager[BinaryIO]:
     """Open a file for reading. The path `-` is stdin."""
-    if path == "-":
-        yield sys.stdin.buffer
-        return
-    with Path(path).open("rb") as stream:
-        yield stream
+    return nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb")
 
 
 def lines_of(stream: BinaryIO) -> Iterator[bytes]:
@@ -386,14 +388,9 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
             part.unlink(missing_ok=True)
 
 
-@contextmanager
-def opened_output(path: Path | None) -> Iterator[BinaryIO]:
+def opened_output(path: Path | None) -> AbstractContextManager[BinaryIO]:
     """Open stdout if the path is None or `-`; otherwise create the file with `new_file`."""
-    if path is None or not _is_file(path):
-        yield sys.stdout.buffer
-        return
-    with new_file(path) as stream:
-        yield stream
+    return nullcontext(sys.stdout.buffer) if path is None or not _is_file(path) else new_file(path)
 
 
 def _is_file(path: Path | None) -> bool:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime
@@ -88,11 +88,6 @@ class Terminal:
     def out(self) -> Console:
         """The rich console on stdout."""
         return _console(sys.stdout)
-
-    @property
-    def err(self) -> Console:
-        """The rich console on stderr."""
-        return _console(sys.stderr)
 
     @property
     def width(self) -> int:
@@ -203,14 +198,9 @@ class Terminal:
         with stopped_by_ctrl_c():
             typer.confirm(escape(question), abort=True, err=True)
 
-    @contextmanager
-    def waiting(self, words: str) -> Iterator[None]:
+    def waiting(self, words: str) -> AbstractContextManager[object]:
         """Show a spinner on a terminal while the block runs."""
-        if self.as_json or not sys.stderr.isatty():
-            yield
-            return
-        with self.err.status(words):
-            yield
+        return nullcontext() if self.as_json or not sys.stderr.isatty() else _console(sys.stderr).status(words)
 
     @contextmanager
     def progress(
@@ -262,7 +252,7 @@ class Terminal:
                 words,
                 TimeRemainingColumn(),
             )
-            with Progress(*columns, console=self.err, transient=True) as bar:
+            with Progress(*columns, console=_console(sys.stderr), transient=True) as bar:
                 task = bar.add_task(title, total=total, words="")
                 yield lambda done, words: bar.update(task, completed=done, words=words)
 

@@ -11,9 +11,8 @@ from fastapi import APIRouter, Query, Request, Response
 from threadkeep.errors import InvalidInput
 from threadkeep.records import Json
 from threadkeep.records.runs import RUN_STATUSES, RunQuery, RunStatus
-from threadkeep.runs.views import RunBody, RunEventBody, RunSummary
 from threadkeep.web.api.parameters import AppInUse, LastEventId, RunId, read_cursor, write_cursor
-from threadkeep.web.api.runs import get_events
+from threadkeep.web.api.runs import get_events, get_run, get_trace, get_tree
 from threadkeep.web.console.rendering import ConsoleRoute, Form, SeenAs, page, redirect, run_address
 
 _PAGE = 50
@@ -65,18 +64,16 @@ async def show_run(
     after: Annotated[int, Query(ge=0, lt=2**53)] = 0,
 ) -> Response:
     """Show a run with its tree, its questions, its usage and its trace."""
-    runs = await app.runs.service()
-    run = await runs.run(run_id, user_id=user)
-    trace = await runs.trace(run_id, after=after, limit=_EVENTS, user_id=user)
-    events = [RunEventBody.model_validate(event) for event in trace]
+    run = await (await app.runs.service()).run(run_id, user_id=user)
+    trace = await get_trace(run_id, app, user, after, _EVENTS)
     return page(
         request,
         "run.html",
-        run=RunBody.whole(run, await runs.usage(run_id, user_id=user)),
+        run=await get_run(run_id, app, user),
         took=_seconds(run.started_at, run.ended_at),
-        tree=[RunSummary.model_validate(one) for one in await runs.tree(run_id, user_id=user)],
-        events=events,
-        next_after=events[-1].number if len(events) == _EVENTS else None,
+        tree=(await get_tree(run_id, app, user)).runs,
+        events=trace.events,
+        next_after=trace.next_after,
         calls=[call.call for call in await app.memory.manifests.of_run(run_id, user_id=user)],
         over=run.over,
         user=user or "",
