@@ -26,7 +26,6 @@ _NO_BOTS = "There are no bots; add one with: threadkeep channels add, or set THR
 _NOT_SHOWN = ("content", "address", "run_id", "partial")
 _NUMBERS = ("max_characters", "messages_per_minute")
 
-
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the bot.")]
 
 _NUMBER = typer.Argument(metavar="NUMBER", min=1, max=2**63 - 1, help="The number of the answer in the outbox.")

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from threadkeep.history.exporting import Exported
     from threadkeep.history.importing import Imported, Importer, Position
 
-
 _MOST_SHOWN = 1_000
 _LINES_BETWEEN = 500
 _LEFT_OUT = {

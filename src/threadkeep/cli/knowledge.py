@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from threadkeep.knowledge.graphiti.maintenance import Check
     from threadkeep.knowledge.graphiti.service import Graphiti, GraphitiStatus
 
-
 _PAUSE_SECONDS = 1.0
 _SAY_YES = "Add --yes to do it without confirmation."
 

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     type Change = Callable[[RunService, Mode], Awaitable[None]]
 
-
 RunIdArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")]
 RunUser = Annotated[str | None, typer.Option("--user", metavar="ID", help="Only a run of this user.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Execute the run in this process, and show its output.")]

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from threadkeep.memory import Memory
     from threadkeep.store.api_keys import NewKey
 
-
 _WARM_UP = 5
 _QUESTION = "Which of the two trains arrives earlier, and from which platform does it leave? "
 _ANSWER = "The one at nine arrives earlier, a quarter of an hour before the other; it leaves from platform seven. " * 3

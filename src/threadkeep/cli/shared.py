@@ -31,6 +31,7 @@ import typer
 
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.cli.terminal import NotDone, WrongUse, ended_by_sigterm, stopped_by_ctrl_c, terminal, without_password
+from threadkeep.errors import RunNotFound, SessionNotFound
 from threadkeep.store.private_files import beside, locked_part
 
 if TYPE_CHECKING:
@@ -244,8 +245,6 @@ def check_others_see(settings: Settings) -> None:
 @contextmanager
 def naming_the_database(settings: Settings) -> Iterator[None]:
     """Add the name of the database to errors about a missing session or run."""
-    from threadkeep.errors import RunNotFound, SessionNotFound
-
     try:
         yield
     except (RunNotFound, SessionNotFound) as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,13 +11,12 @@ import typer
 
 from threadkeep.cli.shared import check_not_database, command_settings, one_of, read_payload
 from threadkeep.cli.terminal import WrongUse, terminal
+from threadkeep.errors import InvalidWorkflow, WorkflowProblem
 
 if TYPE_CHECKING:
-    from threadkeep.errors import WorkflowProblem
     from threadkeep.workflows.definition import Workflow
     from threadkeep.workflows.describing import KeyExplanation
     from threadkeep.workflows.registry import Workflows
-
 
 _ENDINGS = {"": "mermaid", ".mmd": "mermaid", ".mermaid": "mermaid", ".md": "mermaid", ".txt": "mermaid"}
 _ENDINGS |= {".svg": "svg", ".png": "png"}
@@ -72,8 +70,6 @@ def validate_workflows(
 
     Exits with 1 if there is a problem.
     """
-    from threadkeep.errors import InvalidWorkflow
-
     names = [str(path) for path in paths] if paths else None
     problems: tuple[WorkflowProblem, ...] = ()
     elsewhere: Sequence[WorkflowProblem] = ()
@@ -85,8 +81,7 @@ def validate_workflows(
     except InvalidWorkflow as error:
         problems = error.problems
     if terminal.as_json:
-        listed = {"problems": [*map(asdict, problems)], "notes": [*map(asdict, elsewhere)]}
-        terminal.json({"valid": not problems, "workflows": found, **listed})
+        terminal.json({"valid": not problems, "workflows": found, "problems": problems, "notes": elsewhere})
     elif problems:
         for problem in problems:
             terminal.error(str(problem))
