@@ -12,8 +12,7 @@ import typer
 from threadkeep.cli.shared import Confirmed, command_settings, one_of, opened_memory
 from threadkeep.cli.terminal import NotDone, WrongUse, counted, terminal
 from threadkeep.records import Json
-from threadkeep.records.messages import OUTBOX_STATUSES, OutboxStatus
-from threadkeep.store.outbox import OPEN, ChannelState
+from threadkeep.records.messages import OPEN_STATUSES, OUTBOX_STATUSES, OutboxStatus
 
 if TYPE_CHECKING:
     from threadkeep.channels.configuration import AnyBot
@@ -36,10 +35,10 @@ async def list_channels() -> None:
     """List the bots, each with the numbers of its undelivered answers: waiting for a run, ready to send, or failed."""
     bots = _bots()
     async with opened_memory() as memory:
-        states = await memory.channels.outbox.states()
+        states = await memory.channels.outbox.states(bot.name for bot in bots)
     rows: list[dict[str, object]] = []
     for bot in bots:
-        counts = states.get(bot.name, ChannelState()).counts
+        counts = states[bot.name].counts
         rows.append({"name": bot.name, "kind": bot.kind, "receive": bot.receive, "workflow": bot.workflow, **counts})
     _list_bots(rows)
 
@@ -51,12 +50,12 @@ async def show_status() -> None:
     """
     bots = _bots()
     async with opened_memory() as memory:
-        states = await memory.channels.outbox.states()
+        states = await memory.channels.outbox.states(bot.name for bot in bots)
     kinds: dict[str, str | None] = {bot.name: bot.kind for bot in bots}
     removed = [name for name, state in states.items() if name not in kinds and any(state.counts.values())]
     rows: list[dict[str, object]] = []
     for name, kind in (kinds | dict.fromkeys(removed)).items():
-        state = states.get(name, ChannelState())
+        state = states[name]
         times = {"oldest_open": state.oldest_open, "last_heard": state.last_heard}
         rows.append({"name": name, "kind": kind, **state.counts, **times})
     _list_bots(rows)
@@ -157,7 +156,7 @@ async def list_outbox(
         return
     wanted = one_of("--status", status or None, OUTBOX_STATUSES)
     async with opened_memory() as memory:
-        entries = await _entries(memory, OPEN if wanted is None else [wanted])
+        entries = await _entries(memory, OPEN_STATUSES if wanted is None else [wanted])
     values = [{name: value for name, value in vars(entry).items() if name not in _NOT_SHOWN} for entry in entries]
     terminal.listing(
         {"entries": values},
@@ -190,7 +189,7 @@ async def drop_answer(
         raise WrongUse("Give the number of an answer, or --bot for all answers of a bot.")
     refusal = "The person will not receive a dropped answer; add --yes to drop it without confirmation."
     async with opened_memory() as memory:
-        entries = [] if number is not None else await _entries(memory, OPEN)
+        entries = [] if number is not None else await _entries(memory, OPEN_STATUSES)
         numbers = [number] if number is not None else [entry.number for entry in entries if entry.channel == bot]
         what = f"answer {number}" if number is not None else f"{counted(len(numbers), 'undelivered answer')} of {bot}"
         if numbers:
@@ -206,7 +205,7 @@ def _list_bots(rows: Sequence[Mapping[str, object]]) -> None:
     """Print a table of bots. All rows have the same fields, which become the columns."""
     columns = [name.replace("_", " ") for name in (rows[0] if rows else ())]
     cells = [["-" if value is None else value for value in row.values()] for row in rows]
-    terminal.listing({"channels": rows}, columns, cells, nothing=_NO_BOTS, right=OPEN)
+    terminal.listing({"channels": rows}, columns, cells, nothing=_NO_BOTS, right=OPEN_STATUSES)
 
 
 def _bots() -> Sequence[AnyBot]:

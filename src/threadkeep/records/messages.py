@@ -270,6 +270,8 @@ type OutboxStatus = Literal["waiting", "ready", "failed", "delivered", "dropped"
 """`waiting`: the run has not answered yet; `ready`: the answer can be sent; `nothing`: there is no answer to send."""
 
 OUTBOX_STATUSES: tuple[OutboxStatus, ...] = get_args(OutboxStatus.__value__)
+OPEN_STATUSES: tuple[OutboxStatus, ...] = ("waiting", "ready", "failed")
+"""The statuses of undelivered answers: waiting for a run, ready to send, or failed."""
 
 _CELL = 'style="text-align: left; vertical-align: top; white-space: pre-wrap"'
 _MOST_CHARACTERS = 2_000

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from threadkeep.records import Json
-from threadkeep.records.messages import OutboxStatus
+from threadkeep.records.messages import OPEN_STATUSES, OutboxStatus
 from threadkeep.store.codec import WRONG_CLOCK_SECONDS, clean_text, json_text, time_of, time_text
 from threadkeep.store.compressed_json import json_of
 from threadkeep.store.driver import Connection, Row
@@ -50,17 +50,13 @@ class Outgoing:
     partial: str = field(default="", repr=False)
 
 
-OPEN: tuple[OutboxStatus, ...] = ("waiting", "ready", "failed")
-"""The statuses of undelivered answers: waiting for a run, ready to send, or failed."""
-
-
 @dataclass(frozen=True)
 class ChannelState:
     """The numbers of a channel's undelivered answers, and the times of the oldest one and of the last message heard."""
 
-    counts: Mapping[str, int] = field(default_factory=lambda: dict[str, int].fromkeys(OPEN, 0))
-    oldest_open: datetime | None = None
-    last_heard: datetime | None = None
+    counts: Mapping[str, int]
+    oldest_open: datetime | None
+    last_heard: datetime | None
 
 
 @dataclass(frozen=True)
@@ -307,14 +303,14 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         rows = await self._driver.fetch(self._sql["open_counts" if open_only else "counts"], {})
         return {(channel, status): count for channel, status, count in rows}
 
-    async def states(self) -> dict[str, ChannelState]:
-        """Return the state of each channel that has ever received or sent a message."""
+    async def states(self, names: Iterable[str] = ()) -> dict[str, ChannelState]:
+        """Return the state of each channel that has ever received or sent a message, and of the channels `names`."""
         counts = await self.counts(open_only=True)
         rows = await self._driver.fetch(self._sql["times"], {})
         times = {channel: (time_of(oldest), time_of(heard)) for channel, oldest, heard in rows}
         found: dict[str, ChannelState] = {}
-        for name in sorted({name for name, _ in counts} | times.keys()):
-            numbers: dict[str, int] = {status: counts.get((name, status), 0) for status in OPEN}
+        for name in sorted({*names, *times, *(name for name, _ in counts)}):
+            numbers: dict[str, int] = {status: counts.get((name, status), 0) for status in OPEN_STATUSES}
             found[name] = ChannelState(numbers, *times.get(name, (None, None)))
         return found
 

@@ -12,9 +12,9 @@ from fastapi import APIRouter, Query, Request, Response
 
 from threadkeep.app import App
 from threadkeep.records.knowledge import MAX_OWNER_CHARACTERS, FactQuery, ProposalQuery
+from threadkeep.records.messages import OPEN_STATUSES
 from threadkeep.records.runs import Run, RunQuery
 from threadkeep.store.codec import clean_text
-from threadkeep.store.outbox import OPEN
 from threadkeep.web.api.facts import FactId
 from threadkeep.web.api.parameters import AppInUse, read_cursor, write_cursor
 from threadkeep.web.callers import CallerInUse
@@ -93,9 +93,9 @@ _SHOWN = 50
 async def show_channels(request: Request, app: AppInUse) -> Response:
     """Show the bots that have ever received or sent a message, and 50 undelivered answers, failed ones first."""
     outbox = app.memory.channels.outbox
-    found = [await outbox.entries(status=status, limit=_SHOWN) for status in reversed(OPEN)]
+    found = [await outbox.entries(status=status, limit=_SHOWN) for status in reversed(OPEN_STATUSES)]
     first = [*chain.from_iterable(found)][:_SHOWN]
-    return page(request, "channels.html", channels=await outbox.states(), open=OPEN, outbox=first)
+    return page(request, "channels.html", channels=await outbox.states(), open=OPEN_STATUSES, outbox=first)
 
 
 _PAGE = 50
