@@ -134,6 +134,29 @@ async def test_events_are_numbered_and_continue_after_a_number(tmp_path: Path) -
     assert everything[-1]["params"]["data"] == {"event": "completed", "graph_name": "chat"}
 
 
+async def test_a_reader_that_changes_services_receives_the_end_of_its_run_once(tmp_path: Path, shared_url: str) -> None:
+    """The last events have the same `seq` in each service, although their earlier events are numbered separately."""
+    async with (
+        sdk(tmp_path / "a", ScriptedModel([["It ", "is ", "teal."]]), database_url=shared_url) as (_, first),
+        sdk(tmp_path / "b", ScriptedModel([]), database_url=shared_url) as (_, second),
+        asyncio.timeout(HANG_SECONDS),
+    ):
+        command = {"id": 1, "method": "run.start", "params": {"assistant_id": "chat", "input": asks("hi")}}
+        begun = await first.post("/threads/t1/commands", json=command)
+        body: dict[str, Any] = {"channels": ["lifecycle", "messages", "values"]}
+        body["since"] = begun.json()["meta"]["applied_through_seq"]
+        whole = await _events(first, body)
+        for most in range(1, len(whole)):
+            read = await _events(first, body, most=most)
+            for service, count in ((second, most), (first, None)):
+                if read[-1]["seq"] != whole[-1]["seq"]:
+                    read += await _events(service, {**body, "since": read[-1]["seq"]}, most=count)
+            numbers = [event["seq"] for event in read]
+            assert numbers == sorted(set(numbers))
+            assert [event["params"]["data"] for event in read[-2:]] == [event["params"]["data"] for event in whole[-2:]]
+            assert numbers[-2:] == [event["seq"] for event in whole[-2:]]
+
+
 async def test_a_run_of_the_older_protocol_is_not_repeated(tmp_path: Path) -> None:
     """Its reader has its end. A reader of the thread waits for the next run, and does not take that end for its own."""
     async with (
@@ -633,8 +656,12 @@ async def _events(
     end: str = "completed",
     count: int = 1,
     opened: asyncio.Event | None = None,
+    most: int | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the events of a thread up to `count` lifecycle events named `end`; set `opened` after the first event."""
+    """Return the events of a thread up to `count` lifecycle events named `end`; set `opened` after the first event.
+
+    Return at most `most` events.
+    """
     found: list[dict[str, Any]] = []
     async with client.stream("POST", "/threads/t1/stream/events", json=body) as response:
         async for line in response.aiter_lines():
@@ -643,6 +670,6 @@ async def _events(
                 if opened is not None:
                     opened.set()
                 count -= found[-1]["method"] == "lifecycle" and found[-1]["params"]["data"]["event"] == end
-                if count == 0:
+                if count == 0 or len(found) == most:
                     break
     return found

@@ -278,11 +278,7 @@ async def get_trace(
     responses={200: streamed(EXAMPLE, "The events."), **_FAILURES},
 )
 async def get_events(
-    run_id: RunId,
-    app: AppInUse,
-    request: Request,
-    user_id: UserId = None,
-    last_event_id: LastEventId = None,
+    run_id: RunId, app: AppInUse, request: Request, user_id: UserId = None, last_event_id: LastEventId = None
 ) -> EventStream:
     """Stream the events of a run as server-sent events, and pieces of its answer (`token`). `end` or `error` is last.
 

@@ -38,6 +38,9 @@ type ReadState = Callable[[Run], Awaitable[ThreadStateBody | None]]
 _SEQ_BITS = 24
 """The number of low bits of an event's `seq` that number the events of a run. The high bits have the run's number."""
 
+_END_SEQ = 1 << (_SEQ_BITS - 1)
+"""The low bits after which the last events of a run are numbered, so that they have the same `seq` in all processes."""
+
 
 def seq_base(run: Run) -> int:
     """Return the `seq` after which a run's events are numbered: its first event has `seq_base(run) + 1`."""
@@ -93,14 +96,18 @@ class RunEvents:
     def go_on(self, run: Run) -> None:
         """Continue to collect the events of a paused run, after a person has answered its question."""
         if self.paused:
-            self.paused = False
+            self.run, self.paused = run, False
             self.number_after(seq_base(run))
             self.readers.clear()
             self._task = asyncio.create_task(self._follow(), name=f"threadkeep-events-{self.run.run_id}")
 
     def number_after(self, seq: int) -> None:
-        """Give later events numbers above `seq`, because the numbers up to `seq` are already in use."""
-        self._seq = max(self._seq, seq)
+        """Give later events numbers above `seq`, because the numbers up to `seq` are already in use.
+
+        The last events keep their numbers: a reader that has one of them from another process has all others, too.
+        """
+        if seq < seq_base(self.run) + _END_SEQ:
+            self._seq = max(self._seq, seq)
 
     async def _follow(self) -> None:
         # Set `failed` after an error; otherwise readers would wait forever for the end.
@@ -193,7 +200,7 @@ class RunEvents:
     async def _add_end(self, run: Run) -> None:
         for message_id in list(self._open):
             self._finish_message(message_id)
-        self.run = run
+        self.run, self._seq = run, max(self._seq, seq_base(run) + _END_SEQ)
         asked = questions(run) if run.status == "waiting" else []
         for one in asked:
             # The protocol defines `payload`, but the Python SDK reads `value`.

@@ -157,12 +157,7 @@ async def find_thread(
 
 
 async def newest_runs(
-    runs: RunService,
-    thread_id: str,
-    *,
-    user_id: str | None = None,
-    status: RunStatus | None = None,
-    limit: int = _RUNS,
+    runs: RunService, thread_id: str, *, user_id: str | None = None, status: RunStatus | None = None, limit: int = _RUNS
 ) -> list[Run]:
     """Return a thread's newest runs, newest first. Child runs, resets and deletions of the thread are left out."""
     query = RunQuery(session_id=thread_id, user_id=user_id, status=status, turns=True, limit=limit)
