@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,7 +17,7 @@ from tests.web.console.demo_service import opened_service
 from tests.web.console.test_sessions import said
 from tests.web.services import listening, opened_app, settings_for
 from threadkeep.testing import Gate, ScriptedModel
-from threadkeep.web.console import rendering
+from threadkeep.web.console import rendering, sessions
 
 playwright = pytest.importorskip("playwright.async_api", reason="no browser is driven: run `make browser`")
 axe = pytest.importorskip("axe_playwright_python.async_playwright", reason="no axe: run `make browser`")
@@ -126,6 +127,28 @@ async def test_a_form_that_is_not_accepted_keeps_its_text(tmp_path: Path, monkey
         assert await alert.count() == 0
         assert await field.input_value() == ""
         assert await field.evaluate("field => document.activeElement === field")
+
+
+async def test_a_message_that_cannot_be_stored_yet_appears_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While another process locks the database, the page says so; then the message and its answer appear."""
+    monkeypatch.setattr(sessions, "_START_SECONDS", 0.1)
+    settings = settings_for(tmp_path, database_url=f"sqlite:///{tmp_path / 'memory.db'}")
+    async with (
+        opened_app(ScriptedModel(["Two.", "Four."]), settings) as app,
+        listening(app) as client,
+        tab(str(client.base_url)) as page,
+    ):
+        await said(client, "s", "One.")
+        await page.goto("/console/sessions/s")
+        with closing(sqlite3.connect(tmp_path / "memory.db", isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            await page.fill(".composer textarea", "Three.")
+            await page.keyboard.press("Control+Enter")
+            await page.locator("[role=status]").filter(has_text="cannot store the message yet").wait_for()
+            other.execute("ROLLBACK")
+        await page.locator(".message.assistant:not(.live) .text").filter(has_text="Four.").wait_for()
 
 
 async def test_a_double_click_on_stop_does_not_try_the_run_again(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ const SETTLE_MILLISECONDS = 300;
 const AWAY = "The service does not answer. This page continues when it does.";
 const SIGNED_OUT = "You are signed out. Sign in again in another tab; this page keeps what you wrote.";
 const UNSENT = "The service does not answer, so nothing was sent. What you wrote is still here; send it again.";
+const UNSTORED = "The service cannot store the message yet, and tries again. It appears here when it is stored.";
+const UNSTORED_TRIES = 150;
 const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 
 /* ---- Newer versions of the page ---- */
@@ -143,6 +145,20 @@ function fail(form, text) {
   told.textContent = text;
 }
 
+function newest() {
+  const shown = document.querySelectorAll(".chat > article");
+  return `${shown.length} ${shown[shown.length - 1]?.id}`;
+}
+
+// Refresh the page until it shows the message that was sent, which the service stores when its database answers.
+async function waitForMessage(before) {
+  for (let tries = 0; newest() === before && tries < UNSTORED_TRIES; tries += 1) {
+    tell(UNSTORED);
+    await pause(RETRY_MILLISECONDS);
+    await refresh();
+  }
+}
+
 // Send a form, and show the page that the service returns. If it was not accepted, say why next to the form.
 async function send(form, isRepeat = false) {
   const body = new URLSearchParams(new FormData(form));
@@ -162,11 +178,13 @@ async function send(form, isRepeat = false) {
     location.assign(newer.getElementById("end") ? `${response.url}#end` : response.url);
     return;
   }
+  const before = newest();
   form.reset();
   form.querySelector("[role=alert]")?.remove();
   form.closest("details")?.removeAttribute("open");
   show(newer, newer.getElementById("end") !== null);
   if (form.isConnected) form.querySelector("[data-send]")?.focus();
+  if (form.classList.contains("composer")) waitForMessage(before);
 }
 
 addEventListener("submit", async (event) => {
