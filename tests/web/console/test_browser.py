@@ -202,7 +202,7 @@ async def test_pieces_of_a_lost_connection_are_not_shown_twice(tmp_path: Path) -
 
 
 async def test_the_pages_are_used_with_the_keyboard(tmp_path: Path) -> None:
-    """Tab leads to the link past the header, and a slash to the search."""
+    """Tab leads to the link past the header, and a slash to the search. After an edit the focus is not lost."""
     model = ScriptedModel(["Two."])
     async with (
         opened_app(model, settings_for(tmp_path)) as app,
@@ -218,6 +218,14 @@ async def test_the_pages_are_used_with_the_keyboard(tmp_path: Path) -> None:
         await page.keyboard.press("Enter")
         await page.get_by_text("with “one”").wait_for()
         assert "q=one" in page.url
+        await page.goto("/console/sessions/s")
+        await page.locator(".message.assistant summary").press("Enter")
+        await page.keyboard.press("Tab")
+        await page.keyboard.type("Two or ")
+        await page.keyboard.press("Tab")
+        await page.keyboard.press("Enter")
+        await page.locator(".message .text").filter(has_text="Two or ").wait_for()
+        assert await page.evaluate("document.activeElement.matches('.composer textarea')")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

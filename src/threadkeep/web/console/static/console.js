@@ -183,7 +183,9 @@ async function send(form, isRepeat = false) {
   form.querySelector("[role=alert]")?.remove();
   form.closest("details")?.removeAttribute("open");
   show(newer, newer.getElementById("end") !== null);
-  if (form.isConnected) form.querySelector("[data-send]")?.focus();
+  // A form that the newer page no longer has, as that of an edited message, gives the focus to the field at the end.
+  const field = form.isConnected ? form : document.querySelector(".composer");
+  field?.querySelector("[data-send]")?.focus();
   if (form.classList.contains("composer")) waitForMessage(before);
 }
 
