@@ -262,13 +262,13 @@ type Account = Mapping[str, Json]
 class Part:
     """A part of an answer that fits into one message.
 
-    `key` is the same for each attempt, so that platforms can drop duplicates. Only the `first` part is sent as a reply
-    to the message. If `again` is True, the part may have been sent before.
+    `key` is the same for each attempt, so that platforms can drop duplicates. Parts are numbered from 0; only the first
+    is sent as a reply to the message. If `again` is True, the part may have been sent before.
     """
 
     text: str = field(repr=False)
     key: str
-    first: bool = True
+    number: int = 0
     last: bool = True
     again: bool = False
 

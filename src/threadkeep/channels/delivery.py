@@ -141,7 +141,7 @@ class Delivery:
             part = Part(
                 parts[index],
                 _key(message, index),
-                first=index == 0,
+                number=index,
                 last=index == len(parts) - 1,
                 again=message.tries > 1 and index == message.parts_sent,
             )

@@ -141,7 +141,7 @@ class TelegramClient:
             pause = min(pause * 2, Receiver.longest_pause_seconds)
 
     async def _send_message(self, address: Address, part: Part, *, formatted: bool) -> TelegramAnswer:
-        answered = number_in(_numbers(address), "message_id") if part.first else None
+        answered = number_in(_numbers(address), "message_id") if part.number == 0 else None
         reply: Json = {"message_id": answered, "allow_sending_without_reply": True}
         message: dict[str, Json] = {
             "text": markdown_v2(part.text) if formatted else part.text,

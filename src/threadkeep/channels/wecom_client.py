@@ -38,6 +38,8 @@ _TOKEN_CODES = (40001, 40014, 42001)
 _NOTICE_TOKEN_REFUSED = 95007  # "invalid msg token"
 CUT = "\n\n[…]"
 """The end of an answer that is too long for the messages that WeCom accepts."""
+_MOST_PARTS = 5
+"""The number of messages that WeCom accepts after each message of a customer."""
 _REFUSED: Mapping[int, str] = {
     40003: "InvalidUser",
     44004: "Empty",
@@ -211,13 +213,14 @@ class WeComServiceClient(WeComClient):
     """A client of customer service desks, which sends answers and fetches messages."""
 
     async def send(self, address: Address, part: Part) -> Outcome:
-        """Send a part with its id, so that WeCom sends it only once."""
+        """Send a part with its id, so that WeCom sends it only once. If WeCom accepts no more, mark the part as cut."""
+        is_cut = part.number == _MOST_PARTS - 1 and not part.last
         message: dict[str, Json] = {
             "touser": text_in(address, "touser"),
             "open_kfid": text_in(address, "open_kfid"),
             "msgid": part.sent_id,
             "msgtype": "text",
-            "text": {"content": part.text},
+            "text": {"content": part.text + CUT if is_cut else part.text},
         }
         return outcome_of(await self.api.call("kf/send_msg", message))
 

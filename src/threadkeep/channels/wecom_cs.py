@@ -44,8 +44,6 @@ PARSER = "wecom_cs_sync"
 _CUSTOMER, _SERVICER = 3, 5
 _NOTICE = "kf_msg_or_event"
 _TOKEN_SECONDS = 540
-_MOST_PARTS = 5
-"""The number of messages that WeCom accepts after each message of a customer."""
 _UNKNOWN_AGE = timedelta(minutes=10)
 _START_TIME = timedelta(hours=1)
 """The time after a start for which known desks are fetched. It is limited, because a deleted desk always fails."""
@@ -91,12 +89,8 @@ class WeComServiceChannel(WeComXmlChannel[WeComServiceOptions]):
         return f"wecom_cs:{self.options.corp_id}"
 
     def split(self, text: str) -> tuple[str, ...]:
-        """Split an answer. If WeCom does not accept all parts, mark the last one that it accepts as cut."""
-        parts = super().split(text)
-        if len(parts) > _MOST_PARTS:
-            parts = split_text(text, MAX_MESSAGE_BYTES - utf8_length(CUT), size=utf8_length)
-            parts = (*parts[: _MOST_PARTS - 1], parts[_MOST_PARTS - 1] + CUT, *parts[_MOST_PARTS:])
-        return parts
+        """Split an answer at paragraphs into parts to which the mark of a cut answer can be added."""
+        return split_text(text, MAX_MESSAGE_BYTES - utf8_length(CUT), size=utf8_length)
 
     def read_page(self, page: Json) -> SyncPage:
         """Parse a successful response of `kf/sync_msg`."""
