@@ -198,6 +198,7 @@ async def test_children_of_dead_processes_end(desk: RunDesk) -> None:
         await order.add(NewRun(run_id=f"child of {name}", workflow="none", input={}, parent_run_id=name), owner="dead")
     await runs.finish("over", "dead", "failed")
     async with desk.open(AGENT, options=BUSY) as service:
+        await service.cancel("queued")
 
         async def both_ended() -> bool:
             children = [await service.run(f"child of {name}") for name in ("over", "queued")]
@@ -207,7 +208,39 @@ async def test_children_of_dead_processes_end(desk: RunDesk) -> None:
         child = await service.run("child of over")
         assert (child.status, child.error) == ("cancelled", "ParentOver")
         parent = await service.run("queued")
-    assert (parent.status, parent.error) == ("interrupted", "WorkflowGone")
+    assert parent.status == "cancelled"
+
+
+async def test_a_run_without_its_workflow_waits_for_a_process_that_has_it(every_desk: RunDesk) -> None:
+    """A queued run, and one of a dead process, whose workflow only a later process has."""
+    order, runs = every_desk.memory.runs.order, every_desk.memory.runs
+    every_desk.model = ScriptedModel(["one", "two"])
+    await order.add(NewRun(run_id="queued", workflow="desk", input={"text": "hi"}, session_id="room"))
+    await order.add(NewRun(run_id="begun", workflow="desk", input={"text": "hi"}, session_id="hall"), owner="dead")
+    async with every_desk.open(AGENT.replace("name: desk", "name: other"), options=BUSY) as old:
+        for run_id in ("queued", "begun"):
+
+            async def is_noted(run_id: str = run_id) -> bool:
+                await old._worker.engine.enqueue(run_id)  # noqa: SLF001 - as another process does
+                return (await old.run(run_id)).error == "WorkflowGone"
+
+            await eventually(is_noted)
+        found = [await old.run(run_id) for run_id in ("queued", "begun")]
+        assert [(run.status, run.attempts) for run in found] == [("queued", 0), ("running", 1)]
+    async with every_desk.open(AGENT, options=BUSY) as new, asyncio.timeout(HANG_SECONDS):
+        for run_id in ("queued", "begun"):
+            result = await new.result(run_id)
+            assert (result.status, result.run.error) == ("done", None)
+    assert await runs.owners() == set()
+
+
+async def test_a_waiting_run_without_its_workflow_is_cancelled(every_desk: RunDesk) -> None:
+    await every_desk.memory.runs.order.add(
+        NewRun(run_id="queued", workflow="gone", input={"text": "hi"}, session_id="room")
+    )
+    async with every_desk.open(AGENT, options=BUSY) as service, asyncio.timeout(HANG_SECONDS):
+        assert await service.cancel("queued") == ["queued"]
+        assert (await service.result("queued")).status == "cancelled"
 
 
 async def test_the_run_behind_a_cancelled_child_begins(desk: RunDesk) -> None:

@@ -29,25 +29,11 @@ _OPAQUE_CHARACTERS = 6  # characters of encrypted base64 text that count as one 
 _MEDIA = frozenset(
     {"image", "image_url", "input_image", "audio", "input_audio", "video", "file", "input_file", "document", "media"}
 )
-_MEDIA_NAMES = {
-    "image": "image",
-    "image_url": "image",
-    "input_image": "image",
-    "audio": "recording",
-    "input_audio": "recording",
-    "video": "video",
-}
-_TEXTS = {
-    "text": "text",
-    "text-plain": "text",
-    "input_text": "text",
-    "output_text": "text",
-    "summary_text": "text",
-    "reasoning_text": "text",
-    "thinking": "thinking",
-    "reasoning": "reasoning",
-    "refusal": "refusal",
-}
+_MEDIA_NAMES = {"video": "video"} | dict.fromkeys(("image", "image_url", "input_image"), "image")
+_MEDIA_NAMES |= dict.fromkeys(("audio", "input_audio"), "recording")
+_TEXTS = {"thinking": "thinking", "reasoning": "reasoning", "refusal": "refusal"} | dict.fromkeys(
+    ("text", "text-plain", "input_text", "output_text", "summary_text", "reasoning_text"), "text"
+)
 _PARTS = {"tool_result": "content", "reasoning": "summary", "document": "source", "content": "content"}
 _CALLS = frozenset({"tool_use", "tool_call", "function_call", "invalid_tool_call"})
 _BLOBS = frozenset({"data", "base64", "bytes", "b64_json", "file_data", "image_data", "audio_data"})

@@ -33,21 +33,9 @@ NOTHING_ADDED = "[The assistant added nothing to this result.]"
 _REASONING = frozenset({"reasoning", "reasoning_content", "thinking", "redacted_thinking"})
 _CALL_BLOCKS = frozenset({"tool_use", "tool_call", "function_call", "invalid_tool_call", "input_json_delta"})
 # Maps the names that models and answers use for a provider to one name.
-_PROVIDERS = {
-    "amazon_bedrock": "bedrock",
-    "anthropic": "anthropic",
-    "azure": "openai",
-    "azure_openai": "openai",
-    "bedrock": "bedrock",
-    "bedrock_converse": "bedrock",
-    "google_genai": "google",
-    "google_vertexai": "google",
-    "groq": "groq",
-    "mistral": "mistral",
-    "mistralai": "mistral",
-    "ollama": "ollama",
-    "openai": "openai",
-}
+_PROVIDERS = {name: name for name in ("anthropic", "bedrock", "groq", "mistral", "ollama", "openai")}
+_PROVIDERS |= {"amazon_bedrock": "bedrock", "bedrock_converse": "bedrock", "mistralai": "mistral"}
+_PROVIDERS |= {"azure": "openai", "azure_openai": "openai", "google_genai": "google", "google_vertexai": "google"}
 _USER_LAST = frozenset({"anthropic", "bedrock", "google", "mistral"})
 
 

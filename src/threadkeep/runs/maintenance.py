@@ -107,8 +107,8 @@ class RunMaintenance:
         """Enqueue a run that no process executes, at most once a minute unless `at_once` is true.
 
         A child is left to its parent, but ended if the parent is over or was deleted. A run with a damaged record is
-        set aside, so that the later runs of its session can begin. A run that only a newer Threadkeep can read is left
-        to processes of that version.
+        set aside, so that the later runs of its session can begin. A run is left to other processes if only a newer
+        Threadkeep can read it, or if this process lacks its workflow.
         """
         run = await self._runs.run(run_id, damaged=True)
         if run is None:
@@ -124,7 +124,9 @@ class RunMaintenance:
                 self._worker.report_set_aside(run, Outcome("failed", error=run.error, set_aside=True))
                 await self._worker.start_following(run)
             return
-        now = time.monotonic()
+        if not await self._worker.workflows.may_execute(run):
+            return
+        now, at_once = time.monotonic(), at_once or run.error == "WorkflowGone"
         before = self._enqueued.get(run_id, -_ENQUEUED_AGAIN_AFTER_SECONDS)
         if not at_once and now - before < _ENQUEUED_AGAIN_AFTER_SECONDS:
             return

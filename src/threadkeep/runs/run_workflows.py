@@ -93,6 +93,13 @@ class RunWorkflows:
             self._restored[key] = workflow
         return self._restored[key]
 
+    async def may_execute(self, run: Run) -> bool:
+        """Return True if this process has a workflow of the run's name, or the run is to be stopped."""
+        try:
+            return run.cancel_requested_at is not None or bool(await self.of(run))
+        except VersionGone as gone:
+            return gone.kind != "WorkflowGone"
+
     async def _restore(self, name: str, version: str) -> Workflow | None:
         """Restore a stored version, or return None if that is not possible.
 

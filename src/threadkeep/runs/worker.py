@@ -122,7 +122,9 @@ class Worker:
             for failures in range(1, options.max_attempts + 1):
                 # Catch all errors, because while this process owns the run, nothing else would retry it.
                 with ErrorBoundary(lambda error: self.report(type(error).__name__)):
-                    begun = self._begun.pop(run_id, None) or await retry_until_available(lambda: self.acquire(run_id))
+                    begun = self._begun.pop(run_id, None)
+                    if begun is None and not await retry_until_available(lambda: self._leaves(run_id)):
+                        begun = await retry_until_available(lambda: self.acquire(run_id))
                     if begun is None:
                         return
                     if begun.run.attempts > options.max_attempts:
@@ -136,6 +138,13 @@ class Worker:
         finally:
             self.started.pop(run_id, None)
             stream.end()
+
+    async def _leaves(self, run_id: str) -> bool:
+        """Return True if this process lacks the workflow of a run, and so leaves it to others; note that in its row."""
+        run = await self._runs.run(run_id, damaged=True)
+        if leaves := run is not None and not await self.workflows.may_execute(run):
+            await self._runs.note_workflow_gone(run_id)
+        return leaves
 
     async def end_stopped(self, run_id: str) -> None:
         """End a run that was cancelled before it began. If earlier turns are active, the run ends after them."""

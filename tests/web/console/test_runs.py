@@ -13,7 +13,7 @@ from tests.web.console.pages import FORM, opened, sent
 from tests.web.console.test_sessions import said
 from tests.web.services import client_of, opened_app, settings_for, until
 from tests.web.test_runs import FLOW, PARENT, RUNS
-from threadkeep.records.runs import Run
+from threadkeep.records.runs import NewRun, Run
 from threadkeep.runs.service import RunService
 from threadkeep.testing import Gate, ScriptedModel
 from threadkeep.web.console import sessions
@@ -55,6 +55,16 @@ async def test_a_question_is_shown_behind_many_resets(bots: httpx2.AsyncClient) 
     for _ in range(11):
         assert (await bots.post("/api/v1/sessions/s/reset")).status_code == 200
     assert "A run asks a person" in (await opened(bots, "/console/sessions/s")).words
+
+
+async def test_a_run_without_its_workflow_says_why_it_waits(tmp_path: Path) -> None:
+    async with opened_app(ScriptedModel([]), settings_for(tmp_path)) as app, client_of(app) as client:
+        run = NewRun(run_id="waits", workflow="gone", input={"text": "Hi"}, session_id="s")
+        await app.memory.runs.order.add(run)
+        await app.memory.runs.note_workflow_gone("waits")
+        page = await opened(client, "/console/runs/waits")
+        assert "It waits, because no worker has the workflow gone" in page.words
+        assert "It ended with" not in page.words
 
 
 async def test_a_session_shows_the_failure_of_its_last_run(tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ SELECT run_id FROM chat_runs WHERE run_id = :run_id AND started_at IS NULL
 -- Also begins a run with a dead owner. The current owner of a run continues the same attempt.
 UPDATE chat_runs SET
     attempts = attempts + CASE WHEN status = 'running' AND owner = :owner THEN 0 ELSE 1 END,
-    status = 'running', owner = :owner, heartbeat_at = :now, started_at = coalesce(started_at, :now)
+    status = 'running', owner = :owner, heartbeat_at = :now, started_at = coalesce(started_at, :now), error = NULL
 WHERE run_id = :run_id AND input IS NOT NULL
     AND (status = 'queued' OR (status = 'running' AND (owner = :owner OR heartbeat_at = :disowned)))
     AND NOT EXISTS (SELECT 1 FROM chat_runs_before b WHERE b.run_id = chat_runs.run_id)
