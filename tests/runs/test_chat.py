@@ -29,9 +29,9 @@ from threadkeep.agent.turn_options import ChatOptions
 from threadkeep.errors import Interrupted, InvalidSettings
 from threadkeep.observe import TurnFinished
 from threadkeep.records.runs import RunQuery
-from threadkeep.runs.chat_turns import ChatAnswer, ChatContext, ChatStarted, ChatTurn, ChatUsage
+from threadkeep.runs.chat_turns import ChatAnswer, ChatContext, ChatStarted, ChatToken, ChatTurn, ChatUsage
 from threadkeep.runs.requests import RunRequest
-from threadkeep.runs.streams import RunPiece
+from threadkeep.runs.streams import RunPiece, RunStream
 from threadkeep.testing import Gate, ScriptedModel
 
 
@@ -55,6 +55,37 @@ async def test_a_stream_of_another_answer_says_that_it_was_replaced(pieces: Sequ
     last = (await events_of(turn))[-1]
     assert isinstance(last, ChatAnswer)
     assert (last.response, last.replaced) == ("soon", replaced)
+
+
+async def test_followers_go_on_with_the_stream_of_the_run_that_answers() -> None:
+    """During an outage, a run that is not recorded may answer a turn whose recorded run has streamed tokens."""
+    turn = ChatTurn(RunRequest(text="hi"), stream=True)
+    recorded, unrecorded, done = RunStream(turn.run_id), RunStream(turn.run_id), asyncio.Event()
+
+    async def answer() -> ChatAnswer:
+        await done.wait()
+        return ChatAnswer("s", "r", "m", "hello", None, False, ChatUsage(1, 1), ChatContext())
+
+    turn.task = asyncio.create_task(answer())
+    turn.task.add_done_callback(lambda _: turn.stream.signal())
+    following = turn.follow()
+    begun = asyncio.ensure_future(anext(following))
+    await asyncio.sleep(0)
+    turn.read_from(recorded)
+    recorded.begin()
+    recorded.publish(RunPiece(turn.run_id, None, "a1", "he"))
+    events = [await begun, await anext(following)]
+    upcoming = asyncio.ensure_future(anext(following))
+    await asyncio.sleep(0)
+    turn.read_from(unrecorded)
+    unrecorded.begin()
+    unrecorded.publish(RunPiece(turn.run_id, None, "a2", "hello"))
+    events.append(await upcoming)
+    done.set()
+    events.append(await anext(following))
+    started, told = ChatStarted(turn.session_id, turn.run_id, turn.message_id), await turn.answer()
+    assert events == [started, ChatToken("he", "a1"), ChatToken("hello", "a2"), told]
+    assert await events_of(turn) == [started, ChatToken("hello", "a2"), told]
 
 
 async def test_an_answer_has_ids_usage_and_context(memory: Memory, events: RecordedEvents, make_chat: Chats) -> None:
