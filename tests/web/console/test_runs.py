@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -196,6 +198,17 @@ async def test_the_page_of_a_run_has_its_tree_its_trace_and_its_usage(bots: http
     listed = await opened(bots, "/console/runs?workflow=parent&status=done")
     assert run["run_id"] in listed.text
     assert "No such run." in (await opened(bots, "/console/runs?status=failed")).words
+
+
+async def test_the_time_of_a_long_run_is_in_minutes(tmp_path: Path) -> None:
+    """A run that waited for a person took 40 min, not 2400.0 s."""
+    settings = settings_for(tmp_path, database_url=f"sqlite:///{tmp_path / 'memory.db'}")
+    async with opened_app(ScriptedModel(["Two."]), settings) as app, client_of(app) as client:
+        await said(client, "s", "One.")
+        with closing(sqlite3.connect(tmp_path / "memory.db")) as database, database:
+            times = "started_at = '2026-01-05T14:00:00+00:00', ended_at = '2026-01-05T14:40:00+00:00'"
+            database.execute(f"UPDATE chat_runs SET {times}")
+        assert " 40 min " in (await opened(client, "/console/runs")).words
 
 
 async def test_the_runs_of_a_session_are_filtered_by_user(client: httpx2.AsyncClient) -> None:
