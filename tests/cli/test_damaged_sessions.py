@@ -106,3 +106,14 @@ def test_a_damaged_row_is_not_exported(cli: CommandLine, column: str) -> None:
 async def _two_turns(memory: Memory) -> None:
     for text in ("one", "two"):
         await memory.session("room").append([Message(role="user", content=text)])
+
+
+def test_a_text_that_is_not_utf8_is_in_no_error(cli: CommandLine) -> None:
+    """The error names the column, not the text, and no other cause."""
+    cli.store("room", "The disk is full.", "Noted.")
+    execute(
+        cli.url, "UPDATE chat_messages SET content = CAST(CAST(content AS BLOB) || x'ff' AS TEXT) WHERE role = 'user'"
+    )
+    shown = cli("sessions", "show", "room")
+    assert (shown.exit_code, "content is not UTF-8" in shown.err) == (1, True)
+    assert "full" not in shown.out + shown.err

@@ -113,3 +113,14 @@ def test_a_damaged_item_is_named_and_the_others_stored(cli: CommandLine, tmp_pat
     outcome = cli("import", "graph-store", file, "--json")
     assert (outcome.exit_code, outcome.json["stored"]) == (1, 1)
     assert [error["conversation"] for error in outcome.json["errors"]] == ["a"]
+
+
+def test_bytes_that_are_not_utf8_are_replaced_and_counted(cli: CommandLine, tmp_path: Path) -> None:
+    source = str(tmp_path / "store.sqlite")
+    fill(source, {name: {"messages": [{"role": "user", "content": "Noted."}]} for name in ("a", "b", "c")})
+    damaged = "replace(CAST(value AS BLOB), 'Noted', x'ff4e6f746564')"
+    execute(f"sqlite:///{source}", f"UPDATE store SET value = CAST({damaged} AS TEXT) WHERE key = 'b'")
+    outcome = cli("import", "graph-store", source, "--sessions", "--json")
+    assert (outcome.exit_code, outcome.json["stored"], outcome.json["cleaned"]) == (0, 3, 1)
+    [message] = cli("sessions", "show", "b", "--json").json["messages"]
+    assert message["content"] == "\ufffdNoted."

@@ -113,6 +113,21 @@ def test_a_branch_of_an_advanced_session_is_imported(cli: CommandLine, tmp_path:
     assert [text for _, text in contents(cli, "s")] == ["First?", "One.", "Third?", "Three."]
 
 
+def test_bytes_that_are_not_utf8_are_replaced_and_counted(cli: CommandLine, tmp_path: Path) -> None:
+    """One such row stops no import, and is stored like other characters that databases reject."""
+    from agents import SQLiteSession
+
+    file = tmp_path / "agents.db"
+    for name in ("a", "b", "c"):
+        write(SQLiteSession(name, file), [{"role": "user", "content": "The disk is full and locked."}])
+    damaged = "replace(CAST(message_data AS BLOB), 'full', x'ff66756c6c')"
+    execute(f"sqlite:///{file}", f"UPDATE agent_messages SET message_data = CAST({damaged} AS TEXT) WHERE id = 2")
+    outcome = cli("import", "openai-agents", str(file), "--json")
+    assert (outcome.exit_code, outcome.json["stored"], outcome.json["cleaned"]) == (0, 3, 1)
+    assert contents(cli, "b") == [("user", "The disk is \ufffdfull and locked.")]
+    assert cli("import", "openai-agents", str(file), "--json").json["known"] == 3
+
+
 @pytest.mark.parametrize("damaged", ["{", "[" * 100_000], ids=["incomplete", "deep"])
 def test_a_damaged_item_is_skipped(cli: CommandLine, tmp_path: Path, damaged: str) -> None:
     """The SDK skips damaged items, too. The other items are stored."""

@@ -177,7 +177,10 @@ class Manifests:
                     # Wait a moment: the turn is then written first, and more records can be written together.
                     await asyncio.sleep(_GATHERING_SECONDS)
             self._wake.clear()
-            await self._write_until_done()
+            pause = _FIRST_PAUSE_SECONDS
+            while not await self.flush():
+                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+                pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
             if loop.time() >= next_purge:
                 next_purge = loop.time() + _PURGE_SECONDS
                 with contextlib.suppress(StoreError):
@@ -190,12 +193,6 @@ class Manifests:
                 await self.flush()
         self._dropped(len(self._waiting), "closing")
         self._waiting.clear()
-
-    async def _write_until_done(self) -> None:
-        pause = _FIRST_PAUSE_SECONDS
-        while not await self.flush():
-            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
     async def _write(self, group: list[NotedManifest]) -> None:
         """Write the records in `group`, and remove them from the list, except those that must be tried again later.

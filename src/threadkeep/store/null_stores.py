@@ -31,8 +31,7 @@ class NullContexts(Contexts):
         """Return no tool calls."""
         return []
 
-    async def keep_steps(self, *_: Any, **__: Any) -> None:
-        """Do nothing."""
+    keep_steps = move_anchor
 
 
 class NullSearch:
@@ -70,18 +69,15 @@ class NullTranscripts:
         return Recent(())
 
     async def find(self, *_: Any, **__: Any) -> None:
-        """Return None; there are no messages or sessions."""
+        """Do nothing and return None; there are no messages or sessions."""
 
-    tell = session = change = reset = find
+    tell = session = change = reset = append_instead = find
 
     async def with_ids(self, *_: Any, **__: Any) -> list[Any]:
         """Return no messages, ranges or sessions."""
         return []
 
     at = answers_to = superseded = sessions = with_ids
-
-    async def append_instead(self, *_: Any, **__: Any) -> None:
-        """Store nothing."""
 
     async def supersede(self, *_: Any, **__: Any) -> Superseded:
         """Do nothing; there are no messages."""

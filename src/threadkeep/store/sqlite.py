@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,7 @@ import aiosqlite
 from threadkeep.boundary import AsyncOnFailure, OnFailure
 from threadkeep.errors import StoreClosed, StoreUnavailable
 from threadkeep.store.driver import Appended, Backend, Driver, NewTurns, StoreOptions, check_loop, seconds_left
-from threadkeep.store.private_files import is_read_only, make_private_database, tighten_database
+from threadkeep.store.private_files import is_read_only, make_private_file, tighten_database
 from threadkeep.store.search_terms import RELEVANCE, relevance
 from threadkeep.store.sqlite_connection import (
     Batch,
@@ -269,7 +270,7 @@ class _Connector:
         if path is not None:
             self.read_only = self.read_only or is_read_only(path)
             if not self.read_only:
-                make_private_database(path)
+                make_private_file(path)
         database, is_uri = _database(path, read_only=self.read_only, memory_name=self.memory_name)
         # With `autocommit`, every transaction is begun and ended by explicit statements.
         isolation, timeout = None if self.autocommit else "DEFERRED", self.options.lock_timeout_seconds
@@ -280,6 +281,8 @@ class _Connector:
             if path is not None and isinstance(connection, BatchingConnection):
                 connection.file = self.file = self.file or OpenFile.of(path)
             if self.read_only:
+                # Bytes of another program may not be UTF-8. An import replaces and counts them.
+                connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
                 return connection
             for pragma in ("foreign_keys = ON", "secure_delete = ON", f"synchronous = {self.options.synchronous}"):
                 connection.execute(f"PRAGMA {pragma}").close()

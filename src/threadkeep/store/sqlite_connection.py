@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sqlite3
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -208,11 +209,7 @@ class OpenFile(NamedTuple):
         Raises:
             DatabaseFileReplaced: the path names no file, or another file.
         """
-        try:
-            found = self.path.stat()
-        except FileNotFoundError:
-            raise DatabaseFileReplaced(self.path) from None
-        if (found.st_dev, found.st_ino) != (self.device, self.inode):
+        if self.of(self.path) != self:
             raise DatabaseFileReplaced(self.path)
 
 
@@ -235,28 +232,23 @@ class ThreadConnection(BatchingConnection, sqlite3.Connection):
     """A connection of Python's `sqlite3`, for databases without an encryption key."""
 
 
-_CURES = (
-    ("locked", "Another process holds its lock for too long; end that process. `threadkeep doctor` names it."),
-    ("busy", "Another process holds its lock for too long; end that process. `threadkeep doctor` names it."),
-    ("full", "The disk (or the quota) is full; free some space and try again."),
-    ("readonly", "The file or its folder is read-only for this user; change its permissions."),
-    (
-        "unable to open",
-        (
-            "It cannot be opened; check that the path is not a folder, that its folder exists, and the permissions. "
-            "If it has a -wal file on a read-only mount, copy both to a writable folder."
-        ),
+_CURES = {
+    "locked": "Another process holds its lock for too long; end that process. `threadkeep doctor` names it.",
+    "busy": "Another process holds its lock for too long; end that process. `threadkeep doctor` names it.",
+    "full": "The disk (or the quota) is full; free some space and try again.",
+    "readonly": "The file or its folder is read-only for this user; change its permissions.",
+    "unable to open": (
+        "It cannot be opened; check that the path is not a folder, that its folder exists, and the permissions. "
+        "If it has a -wal file on a read-only mount, copy both to a writable folder."
     ),
-    ("disk i/o", "The disk failed to read or write; check the disk and the free space."),
-    ("malformed", "The file is damaged; restore it from a backup."),
-    (
-        "not a database",
-        (
-            "The file is not an SQLite database, or has another key; check its path and THREADKEEP_DATABASE_KEY, or "
-            "restore a backup."
-        ),
+    "disk i/o": "The disk failed to read or write; check the disk and the free space.",
+    "malformed": "The file is damaged; restore it from a backup.",
+    "not a database": (
+        "The file is not an SQLite database, or has another key; check its path and THREADKEEP_DATABASE_KEY, or "
+        "restore a backup."
     ),
-)
+}
+_NOT_UTF8 = re.compile("Could not decode to UTF-8 column '(.*?)' with text")
 
 
 def sqlite_errors(*others: type[BaseException]) -> tuple[type[BaseException], ...]:
@@ -276,6 +268,11 @@ class translated:  # noqa: N801 - used like a function, as the classes in contex
         if error is None:
             return
         if isinstance(error, sqlite_errors()):
+            if not_utf8 := _NOT_UTF8.match(str(error)):
+                # Suppress the cause, because it quotes the text.
+                raise StoreError(
+                    f"A text in the column {not_utf8[1]} is not UTF-8; correct the row, or restore a backup."
+                ) from None
             raise _translation(error) from error
         if isinstance(error, UnicodeEncodeError):
             # Suppress the cause, because it contains a person's text.
@@ -291,7 +288,7 @@ def _translation(error: BaseException) -> StoreError:
     text = str(error).lower()
     if type(error).__name__ == sqlite3.IntegrityError.__name__ and "unique" in text:
         return DuplicateRow("A row with this key exists already.")
-    for sign, cure in _CURES:
+    for sign, cure in _CURES.items():
         if sign in text:
             return StoreUnavailable(f"The SQLite database cannot execute this call ({error}). {cure}")
     if "closed" in text:
