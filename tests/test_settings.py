@@ -289,9 +289,12 @@ def test_a_minimum_above_the_maximum_names_both_variables(monkeypatch: pytest.Mo
     assert "THREADKEEP_POSTGRES_POOL_MAX_SIZE" in str(error)
 
 
-def test_of_several_errors_that_of_the_database_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    error = refused(monkeypatch, PORT="99999", DATABASE_URL="sqlite:///threadkeep.db", HOST="example.org")
+def test_all_invalid_variables_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a line; `variable` is the first of the settings, so that of the database precedes the others."""
+    error = refused(monkeypatch, PORT="99999", DATABASE_URL="sqlite:///threadkeep.db", LOG_LEVEL="LOUD")
     assert error.variable == "THREADKEEP_DATABASE_URL"
+    named = [line.partition(" ")[0] for line in str(error).splitlines()]
+    assert named == ["THREADKEEP_DATABASE_URL", "THREADKEEP_PORT", "THREADKEEP_LOG_LEVEL"]
 
 
 def test_a_summary_that_keeps_all_messages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,7 +381,7 @@ def test_a_graph_store_on_sqlite_has_a_default_file(tmp_path: Path) -> None:
 
 def test_a_graph_store_on_postgres_needs_a_dsn() -> None:
     """The DSN may be omitted if the transcripts are on PostgreSQL."""
-    with pytest.raises(InvalidSettings, match="so set THREADKEEP_POSTGRES_DSN") as caught:
+    with pytest.raises(InvalidSettings, match="THREADKEEP_POSTGRES_DSN is missing") as caught:
         load_settings(database_url=SQLITE, graph_store_backend="postgres")
     assert caught.value.variable == "THREADKEEP_POSTGRES_DSN"
 

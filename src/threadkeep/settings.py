@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from dotenv import dotenv_values
 from platformdirs import user_data_path
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic_core import ErrorDetails
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from threadkeep.environment import PREFIX, default_database
@@ -209,16 +210,15 @@ class Settings(RunSettings, GraphitiSettings):
         "double_texting",
         "graphiti_transport",
         "graphiti_group_id_strategy",
+        "log_level",
+        "sqlite_synchronous",
         mode="before",
     )
     @classmethod
-    def _any_case(cls, value: object) -> object:
-        return value.lower() if isinstance(value, str) else value
-
-    @field_validator("log_level", "sqlite_synchronous", mode="before")
-    @classmethod
-    def _any_case_upper(cls, value: object) -> object:
-        return value.upper() if isinstance(value, str) else value
+    def _any_case(cls, value: object, info: ValidationInfo) -> object:
+        if not isinstance(value, str):
+            return value
+        return value.upper() if info.field_name in ("log_level", "sqlite_synchronous") else value.lower()
 
     @field_validator("graph_store_sqlite_path", "pending_dir", "channels", "graphiti_git_folder")
     @classmethod
@@ -290,9 +290,8 @@ class Settings(RunSettings, GraphitiSettings):
             why = f"is larger than {PREFIX}POSTGRES_POOL_MAX_SIZE; change one of them."
             raise _invalid("POSTGRES_POOL_MIN_SIZE", why)
         if self.graph_store_backend == "postgres" and self.postgres_dsn is None and self.database.backend != "postgres":
-            raise InvalidSettings(
-                f"{PREFIX}GRAPH_STORE_BACKEND is postgres, so set {PREFIX}POSTGRES_DSN=postgresql://user@host/db.",
-                variable=f"{PREFIX}POSTGRES_DSN",
+            raise _invalid(
+                "POSTGRES_DSN", f"is missing: {PREFIX}GRAPH_STORE_BACKEND is postgres; write postgresql://user@host/db."
             )
         if self.graphiti_enabled and self.transcripts == "graph_store":
             why = f"needs turns in tables: set {PREFIX}TRANSCRIPTS=tables, or turn it off."
@@ -305,10 +304,8 @@ class Settings(RunSettings, GraphitiSettings):
             )
         tokens = [self.jwt_issuer, self.jwt_audience, self.jwt_key]
         if any(tokens) and not all(tokens):
-            raise InvalidSettings(
-                f"Tokens need {PREFIX}JWT_ISSUER, {PREFIX}JWT_AUDIENCE and {PREFIX}JWT_KEY; set all of them, or none.",
-                variable=f"{PREFIX}JWT_ISSUER",
-            )
+            raise _invalid("JWT_ISSUER", f"needs {PREFIX}JWT_AUDIENCE and {PREFIX}JWT_KEY; set all of them, or none.")
+
         try:
             _ = self.compression
         except InvalidInput as error:
@@ -405,13 +402,14 @@ def load_settings(**overrides: object) -> Settings:
     """Return the settings of the environment. An override takes precedence over its variable.
 
     Raises:
-        InvalidSettings: a setting is invalid; the error names its variable and the fix, and quotes no secret.
+        InvalidSettings: settings are invalid; the error names each variable and the fix, and quotes no secret.
     """
     try:
         with _readable():
             return Settings(**overrides)  # type: ignore[arg-type]
     except ValidationError as error:
-        raise _sentence(error) from None
+        refused = [_refusal(each) for each in error.errors(include_input=False, include_url=False)]
+        raise InvalidSettings("\n".join(map(str, refused)), variable=refused[0].variable) from None
 
 
 def unknown_variables() -> list[str]:
@@ -440,14 +438,13 @@ def _readable() -> Iterator[None]:
         raise InvalidSettings(f"The file {name} cannot be read; {cure}.", variable=name) from None
 
 
-def _sentence(error: ValidationError) -> InvalidSettings:
-    """Convert the first validation error to an error that names the variable and the reason."""
-    first = error.errors(include_input=False, include_url=False)[0]
-    ours = first.get("ctx", {}).get("error")
+def _refusal(details: ErrorDetails) -> InvalidSettings:
+    """Convert a validation error to an error that names the variable and the reason."""
+    ours = details.get("ctx", {}).get("error")
     if isinstance(ours, InvalidSettings):
         return ours
-    name = str(first["loc"][0])
-    reason = str(first["msg"]).removeprefix("Value error, ")
+    name = str(details["loc"][0])
+    reason = str(details["msg"]).removeprefix("Value error, ")
     described = Settings.model_fields[name].description
     return _invalid(name.upper(), f"cannot be used: {reason.rstrip('.')}. {described}")
 
