@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sqlite3
@@ -239,6 +240,29 @@ def test_a_restore_keeps_a_link_to_the_database(cli: CommandLine) -> None:
     assert outcome.exit_code == 0, outcome.err
     assert link.is_symlink()
     assert asyncio.run(_contents(cli.url)) == ["hi", "hello"]
+
+
+@pytest.mark.process
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+def test_a_command_of_root_creates_files_of_the_folders_owner(cli: CommandLine) -> None:
+    """Otherwise a service with its own user could not open the database."""
+    owner = 12_345
+    folder = cli.folder / "service"
+    folder.mkdir()
+    os.chown(folder, owner, owner)
+    lines = cli.folder / "old.jsonl"
+    lines.write_text(json.dumps({"type": "message", "session_id": "a", "role": "user", "content": "Hello"}) + "\n")
+    database = folder / "data" / "threadkeep.db"
+    cli.set(THREADKEEP_DATABASE_URL=f"sqlite:///{database}", THREADKEEP_TRANSCRIPTS="graph_store")
+    with cli.start("import", "jsonl", str(lines)) as process:
+        process.communicate(timeout=HANG_SECONDS)
+    assert process.returncode == 0
+    assert cli("backup", "copy").exit_code == 0
+    names = ("data", "data/threadkeep.db", "data/threadkeep.db.setup-lock")
+    assert [(folder / name).stat().st_uid for name in names] == [owner] * 3
+    os.chown(database, owner + 1, owner + 1)
+    assert cli("restore", "copy", "--replace").exit_code == 0
+    assert (database.stat().st_uid, (cli.folder / "copy").stat().st_uid) == (owner + 1, 0)
 
 
 def test_a_copy_of_another_schema_replaces_nothing_on_postgresql(postgres_cli: CommandLine) -> None:

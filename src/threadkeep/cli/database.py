@@ -367,10 +367,8 @@ def drop_pending(
     if dropped is None and not drop_unreadable(folder, entry):
         raise NotDone("There is no such entry; list the entries with: threadkeep pending list")
     session_id = None if dropped is None else dropped.turn.session_id
-    sentence = f"The unreadable entry {entry} is dropped."
-    if session_id is not None:
-        sentence = f"{entry} of session {session_id} is dropped."
-    terminal.result({"dropped": entry, "session_id": session_id}, sentence)
+    name = f"The unreadable entry {entry}" if session_id is None else f"{entry} of session {session_id}"
+    terminal.result({"dropped": entry, "session_id": session_id}, f"{name} is dropped.")
 
 
 def _pending_folder(settings: Settings) -> Path:

@@ -11,7 +11,7 @@ import contextlib
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -146,7 +146,10 @@ class Manifests:
             except (StoreError, TimeoutError) as error:
                 self._notify_failure(error)
             finally:
-                self._put_back([*again, *group])
+                # Put them back at the head of the queue; some may be stored already.
+                self._waiting.extendleft(replace(entry, again=True) for entry in reversed([*again, *group]))
+                self._characters += sum(map(_weight, [*again, *group]))
+                self._drop_the_oldest()
         return not self._waiting
 
     def kept_since(self) -> datetime | None:
@@ -244,12 +247,6 @@ class Manifests:
         group = [self._waiting.popleft() for _ in range(count)]
         self._characters -= sum(map(_weight, group))
         return group
-
-    def _put_back(self, group: Sequence[NotedManifest]) -> None:
-        """Put records back at the head of the queue after a failed write; some of them may be stored already."""
-        self._waiting.extendleft(replace(entry, again=True) for entry in reversed(group))
-        self._characters += sum(map(_weight, group))
-        self._drop_the_oldest()
 
     def _drop_the_oldest(self) -> None:
         dropped = 0

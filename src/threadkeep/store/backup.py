@@ -13,7 +13,14 @@ from shutil import which
 
 from threadkeep.errors import InvalidInput, StoreUnavailable
 from threadkeep.store.condition import lock_holders
-from threadkeep.store.private_files import beside, is_read_only, locked_part, make_private_database, make_private_folder
+from threadkeep.store.private_files import (
+    beside,
+    give_to_owner,
+    is_read_only,
+    locked_part,
+    make_private_file,
+    make_private_folder,
+)
 from threadkeep.store.sqlite_connection import connect, export_plain, read_only_uri, sqlite_errors
 
 type Report = Callable[[int, int], object]
@@ -93,7 +100,8 @@ def restore_sqlite(
     """Replace the database `target` by the copy `source`. If the call is interrupted, the old database stays.
 
     No process may have the old database open. It may be damaged, or its file missing. If `target` is a symbolic link,
-    the linked file is replaced. With a `key`, the new database is encrypted, even if the copy is not.
+    the linked file is replaced. If this process is root, the file keeps its owner. With a `key`, the new database is
+    encrypted, even if the copy is not.
 
     Raises:
         StoreUnavailable: another process has the database open, or a file cannot be written.
@@ -106,7 +114,10 @@ def restore_sqlite(
         with _translated():
             make_private_folder(file.parent)
         if key is not None and is_plain(source):
-            _encrypt(source, partial, key)
+            partial.unlink(missing_ok=True)
+            make_private_file(partial)
+            with _translated():
+                export_plain(source, partial, key)
         else:
             copy_sqlite(source, partial, report, key=key)
         if target.exists():
@@ -114,6 +125,7 @@ def restore_sqlite(
         # Remove log files of a killed process or a damaged database, because SQLite would apply them to the copy.
         for log in beside(file):
             log.unlink(missing_ok=True)
+        give_to_owner(partial, file if file.exists() else file.parent)
         partial.replace(file)
         # Delete the run engine's database, which refers to the old rows. The engine creates it again from the runs.
         _remove(target.with_name(f"{target.name}.runs"))
@@ -200,13 +212,6 @@ def _opened(path: Path, key: str | None, *, immutable: bool = False) -> sqlite3.
     else:
         uri = f"{path.absolute().as_uri()}?{'immutable=1' if immutable else 'mode=rw'}"
     return connect(uri, key, uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
-
-
-def _encrypt(source: Path, target: Path, key: str) -> None:
-    target.unlink(missing_ok=True)
-    make_private_database(target)
-    with _translated():
-        export_plain(source, target, key)
 
 
 def _empty_log(path: Path, key: str | None) -> None:

@@ -100,8 +100,7 @@ async def check_unused(driver: Driver) -> None:
     Raises:
         StoreUnavailable: other connections exist; the error lists them.
     """
-    rows = await driver.fetch(load_statements("postgres/condition.sql")["connections"], {})
-    if rows:
+    if rows := await driver.fetch(load_statements("postgres/condition.sql")["connections"], {}):
         listed = ", ".join(f"{name} (server process {pid})" for pid, name in rows)
         raise StoreUnavailable(f"The database has other connections: {listed}; stop the processes that use it.")
 
@@ -173,9 +172,6 @@ def _name(pid: int) -> str:
         return ""
 
 
-_SOUND = "ok"
-
-
 @dataclass(frozen=True)
 class SessionGap:
     """A session with fewer or more messages than its row says."""
@@ -207,7 +203,7 @@ async def check_integrity(driver: Driver, *, transcripts: bool) -> Integrity:
     """
     sql = load_statements("integrity.sql", f"{driver.backend}/integrity.sql")
     async with driver.reading() as connection:
-        damage = [str(problem) for (problem,) in await connection.fetch(sql["damage"], {}) if problem != _SOUND]
+        damage = [str(problem) for (problem,) in await connection.fetch(sql["damage"], {}) if problem != "ok"]
         rows = await connection.fetch(sql["gaps"], {}) if transcripts and not damage else []
         amcheck = "amcheck" in sql and bool(await connection.fetch(sql["amcheck"], {}))
         indexes = await connection.fetch(sql["indexes"], {}) if amcheck else []

@@ -15,7 +15,7 @@ from threadkeep.boundary import of_extra
 from threadkeep.errors import StoreError, StoreUnavailable
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.driver import Driver, Row, StoreOptions
-from threadkeep.store.private_files import lock_at_once, make_private_folder
+from threadkeep.store.private_files import lock_at_once, make_private_file, make_private_folder
 from threadkeep.store.statements import load_statements
 
 SETUP_SECONDS: Final = 60.0
@@ -70,7 +70,8 @@ async def one_at_a_time(path: Path | None) -> AsyncIterator[None]:
     if path is None:
         yield
         return
-    descriptor = os.open(path.with_name(path.name + ".setup-lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    make_private_file(lock := path.with_name(path.name + ".setup-lock"))
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         deadline = time.monotonic() + SETUP_SECONDS
         while not lock_at_once(descriptor):

@@ -26,6 +26,7 @@ def make_private_folder(folder: Path) -> None:
     for parent in reversed((folder, *folder.parents)):
         if not parent.exists():
             parent.mkdir(mode=0o700, exist_ok=True)
+            give_to_owner(parent, parent.parent)
     own = user_data_path("threadkeep")
     if own in (folder, *folder.parents):
         tighten(own)
@@ -36,14 +37,24 @@ def beside(database: Path) -> list[Path]:
     return [database.with_name(database.name + ending) for ending in ("-journal", "-wal", "-shm")]
 
 
-def make_private_database(path: Path) -> None:
-    """Create a SQLite file with mode 0600, unless it exists. SQLite creates its WAL with the same mode.
+def give_to_owner(made: Path | int, known: Path) -> None:
+    """If this process is root, give a new file or folder to the owner of the path `known`, such as a service's user."""
+    if os.geteuid() == 0:
+        with contextlib.suppress(OSError):  # root without this right, as in some containers
+            owner = known.stat()
+            os.chown(made, owner.st_uid, owner.st_gid, follow_symlinks=isinstance(made, int))
+
+
+def make_private_file(path: Path) -> None:
+    """Create a file with mode 0600, unless it exists. If it is a database, SQLite creates its WAL with the same mode.
 
     An existing file is not opened, because closing it would release all locks that this process has on it; another
     process could then delete the WAL.
     """
-    with contextlib.suppress(OSError):  # the file exists already, or SQLite will report the error
-        os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    with contextlib.suppress(OSError):  # the file exists already, or opening it will report the error
+        descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        give_to_owner(descriptor, path.parent)
+        os.close(descriptor)
 
 
 def tighten_database(path: Path) -> None:

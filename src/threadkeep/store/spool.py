@@ -23,7 +23,7 @@ from langchain_core.utils.uuid import uuid7
 
 from threadkeep.errors import ThreadkeepError, WrongUser
 from threadkeep.records import Message, Turn, dump_json
-from threadkeep.store.private_files import lock_at_once, make_private_folder, tighten
+from threadkeep.store.private_files import give_to_owner, lock_at_once, make_private_folder, tighten
 
 _PREFIX = "damaged-"
 _LINE_SUFFIX = ".line"
@@ -153,6 +153,7 @@ class SpoolFile:
         # Lock the file before it gets its final name; otherwise a starting process could take it over.
         unnamed = path.with_suffix(".new")
         descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        give_to_owner(descriptor, folder)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         unnamed.rename(path)
         sync_folder(folder)

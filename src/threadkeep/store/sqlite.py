@@ -281,8 +281,7 @@ class _Connector:
             if path is not None and isinstance(connection, BatchingConnection):
                 connection.file = self.file = self.file or OpenFile.of(path)
             if self.read_only:
-                # Bytes of another program may not be UTF-8. An import replaces and counts them.
-                connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
+                connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")  # for imports
                 return connection
             for pragma in ("foreign_keys = ON", "secure_delete = ON", f"synchronous = {self.options.synchronous}"):
                 connection.execute(f"PRAGMA {pragma}").close()

@@ -209,7 +209,11 @@ class OpenFile(NamedTuple):
         Raises:
             DatabaseFileReplaced: the path names no file, or another file.
         """
-        if self.of(self.path) != self:
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            raise DatabaseFileReplaced(self.path) from None
+        if (found.st_dev, found.st_ino) != (self.device, self.inode):
             raise DatabaseFileReplaced(self.path)
 
 
@@ -270,9 +274,7 @@ class translated:  # noqa: N801 - used like a function, as the classes in contex
         if isinstance(error, sqlite_errors()):
             if not_utf8 := _NOT_UTF8.match(str(error)):
                 # Suppress the cause, because it quotes the text.
-                raise StoreError(
-                    f"A text in the column {not_utf8[1]} is not UTF-8; correct the row, or restore a backup."
-                ) from None
+                raise StoreError(f"The column {not_utf8[1]} is not UTF-8; correct it, or restore a backup.") from None
             raise _translation(error) from error
         if isinstance(error, UnicodeEncodeError):
             # Suppress the cause, because it contains a person's text.

@@ -15,7 +15,7 @@ import sqlalchemy
 from threadkeep.errors import StoreClosed, StoreUnavailable
 from threadkeep.runs.engine.engine import CLOSED
 from threadkeep.store.address import DatabaseAddress
-from threadkeep.store.private_files import make_private_database, tighten_database
+from threadkeep.store.private_files import make_private_file, tighten_database
 
 if TYPE_CHECKING:
     from sqlalchemy.pool import ConnectionPoolEntry
@@ -80,7 +80,7 @@ class Connections:
         if self._closed:
             raise StoreClosed(CLOSED)
         if self._address.path is not None:
-            make_private_database(file := engine_path(self._address.path))
+            make_private_file(file := engine_path(self._address.path))
             tighten_database(file)
         if self._address.dsn is not None:
             arguments[:] = [self._address.dsn]
