@@ -363,9 +363,7 @@ class Settings(RunSettings, GraphitiSettings):
             self.retention_archive_max_idle_days,
         )
         delete = RetentionLimits(
-            self.retention_delete_max_age_days,
-            self.retention_delete_max_messages,
-            self.retention_delete_max_idle_days,
+            self.retention_delete_max_age_days, self.retention_delete_max_messages, self.retention_delete_max_idle_days
         )
         return RetentionOptions(Retention(archive, delete), self.retention_interval_hours * 3600)
 

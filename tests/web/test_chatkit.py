@@ -80,6 +80,27 @@ async def items_of(client: httpx2.AsyncClient, thread_id: str, user: str = "ann"
     return [(item["type"], item["content"][0]["text"]) for item in page["data"]]
 
 
+async def test_the_log_has_errors_of_chatkit_by_class_only(
+    client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their texts can quote people. A request for an unknown thread is no error of the service."""
+    [created, *_] = await ask(client, request_of("threads.create", input=said("Hello.")))
+    caplog.clear()
+    request = request_of("threads.add_user_message", thread_id="canary", input=said("canary"))
+    assert (await client.post("/chatkit", params={"user_id": "ann"}, json=request)).status_code == 404
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+    async def failing(*arguments: object, **named: object) -> None:
+        raise RuntimeError(f"canary {arguments} {named}")
+
+    monkeypatch.setattr(chatkit_server.RunStore, "add_thread_item", failing)
+    request["params"]["thread_id"] = created["thread"]["id"]
+    assert (await client.post("/chatkit", params={"user_id": "ann"}, json=request)).status_code == 422
+    [record] = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert "RuntimeError" in record.getMessage()
+    assert "canary" not in caplog.text
+
+
 async def test_a_thread_is_a_session_and_its_answers_are_runs(app: App, client: httpx2.AsyncClient) -> None:
     """The answer is streamed, the second turn has the first in its context, and each message is stored once.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -41,7 +42,7 @@ from threadkeep.history.session import Session
 from threadkeep.runs.chat import RegenerationRequest
 from threadkeep.runs.chat_turns import ChatAnswer, ChatToken, ChatTurn
 from threadkeep.runs.requests import RunRequest
-from threadkeep.web.problems import ProblemRaised, make_problem
+from threadkeep.web.problems import ProblemRaised, log_failure, make_problem
 from threadkeep.web.schemas import MAX_MESSAGE_CHARACTERS, MAX_TITLE_CHARACTERS
 from threadkeep.web.streams import EventStream, begin_with
 from threadkeep.workflows.built_in import CHAT
@@ -50,6 +51,17 @@ _NOT_FOUND = "The thread, item or attachment does not exist, or it belongs to an
 _INVALID = "This is not a ChatKit request; send what ChatKit's page sends, and name attachments by their ids only."
 
 _REQUEST: TypeAdapter[ChatKitReq] = TypeAdapter(ChatKitReq)
+
+
+def _log_shortly(record: logging.LogRecord) -> bool:
+    """Log an error by its class and location: ChatKit's tracebacks quote it. An unknown thread or item is no error."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, Exception) and not isinstance(error, NotFoundError):
+        log_failure("a request of ChatKit failed", error)
+    return error is None
+
+
+logging.getLogger("chatkit").addFilter(_log_shortly)
 
 
 @dataclass(frozen=True)

@@ -105,8 +105,7 @@ class ThreadCreateBody(BaseModel, json_schema_extra=example(thread_id="session-1
 
     thread_id: str | None = Field(None, description="The id of the session; by default a new one.")
     metadata: Metadata | None = Field(
-        None,
-        description="Stored at once if the request names a user (`user_id`), else kept 30 days for the first run.",
+        None, description="Stored at once if the request names a user (`user_id`), else kept 30 days for the first run."
     )
     supersteps: Annotated[JsonValue, unsupported("add messages by POST /threads/{thread_id}/state")] = Field(
         None, description="Not supported."
@@ -185,10 +184,7 @@ class CommandBody(
     json_schema_extra=example(
         id=1,
         method="run.start",
-        params={
-            "assistant_id": "chat",
-            "input": {"messages": [{"role": "user", "content": "My order is 4711."}]},
-        },
+        params={"assistant_id": "chat", "input": {"messages": [{"role": "user", "content": "My order is 4711."}]}},
     ),
 ):
     """A command of the streaming protocol."""
@@ -238,13 +234,11 @@ class RunCreateBody(
         None, description="`resume`: the answer to a waiting run. `goto` `__end__`: cancel the waiting run."
     )
     stream_mode: Annotated[list[StreamMode], Field(max_length=20)] | StreamMode | None = Field(
-        None,
-        description="`values` (default), `updates`, `messages`, `messages-tuple`, `custom`, `checkpoints`.",
+        None, description="`values` (default), `updates`, `messages`, `messages-tuple`, `custom`, `checkpoints`."
     )
     metadata: Metadata | None = Field(None, description="Stored with the message.")
     config: dict[str, JsonValue] | None = Field(
-        None,
-        description="`configurable` may have `user_id`, like the query, and the `checkpoint_id` to continue from.",
+        None, description="`configurable` may have `user_id`, like the query, and the `checkpoint_id` to continue from."
     )
     context: dict[str, JsonValue] | None = Field(None, description="Known data about the user.")
     checkpoint: dict[str, JsonValue] | None = Field(None, description="The checkpoint to continue from.")

@@ -86,11 +86,7 @@ class CreatedThread:
         """Store the thread until its first run, in `ChannelState`. Return it, and True if it was already there."""
         now = self._memory.clock()
         thread = ThreadBody(
-            thread_id=self._session.session_id,
-            created_at=now,
-            updated_at=now,
-            metadata=dict(metadata),
-            status="idle",
+            thread_id=self._session.session_id, created_at=now, updated_at=now, metadata=dict(metadata), status="idle"
         )
         name, value = self._session.session_id, thread.model_dump_json()
         if await self._state.keep_first(_CREATED, name, value, expires_at=now + _KEPT_FOR):
