@@ -196,6 +196,18 @@ async def test_an_answer_to_a_question_taken_back_is_superseded(memory: Memory) 
 
 
 @pytest.mark.parametrize("transcripts", ["tables", "graph_store"])
+async def test_a_refused_edit_keeps_the_summaries(
+    database_url: str, memory_options: MemoryOptions, transcripts: TranscriptLocation
+) -> None:
+    async with open_memory(database_url, options=replace(memory_options, transcripts=transcripts)) as memory:
+        session = await _said(memory, "q1", "a1")
+        assert await memory.summaries.add(Summary(ROOM, 1, 2, "q1 and a1", "m", "1", 1))
+        with pytest.raises(InvalidMessage):
+            await session.edit("q1", "better", new_id="a1")
+        assert len(await memory.summaries.active(ROOM)) == 1
+
+
+@pytest.mark.parametrize("transcripts", ["tables", "graph_store"])
 async def test_a_repeated_branch_gets_no_later_summaries(
     database_url: str, memory_options: MemoryOptions, transcripts: TranscriptLocation
 ) -> None:

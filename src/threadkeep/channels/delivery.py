@@ -138,13 +138,9 @@ class Delivery:
             return
         index, claim_seconds = message.parts_sent, self._options.claim_seconds
         while index < len(parts):
-            part = Part(
-                parts[index],
-                _key(message, index),
-                number=index,
-                last=index == len(parts) - 1,
-                again=message.tries > 1 and index == message.parts_sent,
-            )
+            key, is_last = _key(message, index), index == len(parts) - 1
+            again = message.tries > 1 and index == message.parts_sent
+            part = Part(parts[index], key, number=index, last=is_last, again=again)
             match await self._send_part(bot, message.address, part):
                 case Sent(is_all):
                     index = len(parts) if is_all else index + 1

@@ -88,7 +88,9 @@ class IndexedTranscripts(GraphTranscripts):
             return page.messages[0].seq if page.messages else None
         exists = await self.session(session_id, user_id=user_id) is not None
         message = await self.find(session_id, superseding.message_id) if exists else None
-        if message is None or message.superseded_at is not None:
+        by_id = None if superseding.by is None else superseding.by.id
+        is_refused = by_id is not None and await self.find(session_id, by_id) is not None
+        if message is None or message.superseded_at is not None or is_refused:
             return None
         return (message.seq or 0) + (superseding.scope == "after")
 
