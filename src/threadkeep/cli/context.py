@@ -357,7 +357,7 @@ def _facts(manifest: ContextManifest, factor: TokenFactor | None) -> Iterator[tu
         cached = (
             f", {reported.cached_tokens:,} of them from its cache ({share:.0f} %)" if reported.cached_tokens else ""
         )
-        estimated = f"{manifest.tokens + manifest.tools:,} tokens were estimated"
+        estimated = counted(manifest.tokens + manifest.tools, "token was estimated", "tokens were estimated")
         counts = f"{estimated}, the provider counted {reported.input_tokens:,}{cached}"
         yield "reported", f"{counts}; the reply had {reported.output_tokens:,}"
     most = "" if manifest.max_messages is None else f", at most {counted(manifest.max_messages, 'earlier message')}"
