@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from langgraph.store.base import BaseStore
+from langgraph.store.base import BaseStore, Op, Result
 from langgraph.store.postgres.aio import AsyncPostgresStore
 from langgraph.store.sqlite.aio import AsyncSqliteStore
 
@@ -110,6 +110,21 @@ async def test_a_wrong_search_fails_alone(empty_url: str) -> None:
         stored = await store.aget(("users",), "ann")
     assert [type(result) for result in results] == [type(None), ValueError, type(None), list]
     assert stored is not None
+
+
+async def test_searches_of_one_moment_are_one_batch(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An index embeds their queries at once. Searches with a filter, which can be wrong, are executed alone."""
+    async with open_store(empty_url) as store:
+        batches, abatch = list[int](), store.abatch
+
+        async def counted(operations: Iterable[Op]) -> list[Result]:
+            batches.append(len(found := list(operations)))
+            return await abatch(found)
+
+        monkeypatch.setattr(store, "abatch", counted)
+        await asyncio.gather(*(store.asearch(("users",), offset=offset) for offset in range(20)))
+        assert sum(batches) == 20
+        assert len(batches) <= 2
 
 
 async def test_a_conversation_of_the_plain_langgraph_store_is_continued(empty_url: str) -> None:

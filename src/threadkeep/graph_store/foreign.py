@@ -161,7 +161,8 @@ class IndexedStore(AsyncBatchedBaseStore):
                 "This graph store has no index, so it cannot search by a query; give one to "
                 "create_graph_store(settings, index={'dims': …, 'embed': …}), or search by filter."
             )
-        # Not in a batch: an error, such as that of a wrong filter, would make other callers' operations of it fail.
-        return await BaseStore.asearch(
+        # With a filter, search outside of a batch: if the filter is wrong, all operations of its batch fail.
+        kind = BaseStore if filter else AsyncBatchedBaseStore
+        return await kind.asearch(
             self, namespace_prefix, query=query, filter=filter, limit=limit, offset=offset, refresh_ttl=refresh_ttl
         )
