@@ -155,6 +155,22 @@ async def test_a_late_follower_receives_the_whole_answer(desk: RunDesk) -> None:
     assert "".join(one.text for one in told if isinstance(one, RunPiece)) == "a few words"
 
 
+async def test_a_late_follower_receives_the_current_attempt_only(desk: RunDesk) -> None:
+    gate = Gate()
+    desk.model = ScriptedModel([["many ", ValueError()], ["a few ", gate, "words"]])
+    async with desk.open(AGENT) as service:
+        submitted = await service.submit(STREAMED)  # its stream has the pieces of both attempts
+        assert (await service.result(submitted.run_id)).status == "failed"
+        await service.retry(submitted.run_id)
+        await gate.reached()
+        told: list[RunEvent | RunPiece | Run] = []
+        async for one in service.follow(submitted.run_id):
+            gate.open()
+            told.append(one)
+    assert "".join(one.text for one in submitted.stream.pieces) == "many a few words"
+    assert "".join(one.text for one in told if isinstance(one, RunPiece)) == "a few words"
+
+
 async def test_a_cancelled_caller_does_not_stop_the_run(desk: RunDesk) -> None:
     gate = Gate()
     desk.model = ScriptedModel([["well", gate]])

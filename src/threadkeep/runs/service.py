@@ -106,7 +106,7 @@ class RunService(RunIntake):
     async def _followed(self, stream: RunStream, after: int, user_id: str | None) -> AsyncGenerator[Followed]:
         pause, run_id, now = _FIRST_POLL_SECONDS, stream.run_id, asyncio.get_running_loop().time
         # If the run has stopped already, do not yield the tokens of its answer.
-        published = len(stream.pieces) if _has_stopped(await self.run(run_id, user_id=user_id)) else 0
+        published = len(stream.pieces) if _has_stopped(await self.run(run_id, user_id=user_id)) else stream.first_piece
         look_at = now()
         while True:
             change = stream.next_change
