@@ -106,6 +106,34 @@ async def test_a_stream_is_rejoined_after_the_last_event(tmp_path: Path) -> None
     assert "".join(part.data[0]["content"] for part in whole if part.event == "messages") == "It is teal."
 
 
+async def test_a_stream_is_rejoined_at_a_service_that_has_fewer_events(tmp_path: Path, shared_url: str) -> None:
+    """Another client already reads the run there. The stream has all later events, and no piece twice."""
+    gate, modes = Gate(), ["messages-tuple", "updates", "values"]
+    model = ScriptedModel([[*(f"{number} " for number in range(20)), gate, "end"]])
+    async with (
+        sdk(tmp_path / "a", model, database_url=shared_url) as (first, _),
+        sdk(tmp_path / "b", ScriptedModel([]), database_url=shared_url) as (second, client),
+        asyncio.timeout(HANG_SECONDS),
+    ):
+        pieces, run_id, last_id = [], "", ""
+        stream = first.runs.stream("t1", "chat", input=asks("Count."), stream_mode=cast("Any", modes))
+        async for part in stream:
+            run_id = part.data["run_id"] if part.event == "metadata" else run_id
+            last_id = part.id or last_id
+            pieces += [part.data[0]["content"]] if part.event == "messages" else []
+            if len(pieces) == 20:
+                break
+        await closed(stream)
+        other = second.runs.join_stream("t1", run_id, stream_mode="values")
+        await anext(other)
+        address, headers = f"/threads/t1/runs/{run_id}/stream", {"Last-Event-ID": last_id}
+        async with client.stream("GET", address, params={"stream_mode": modes}, headers=headers) as rejoined:
+            gate.open()
+            lines = [line async for line in rejoined.aiter_lines() if line.startswith("event: ")]
+        await closed(other)
+    assert lines == ["event: updates", "event: values", "event: end"]
+
+
 async def test_an_id_that_no_event_can_have_gets_the_whole_stream(tmp_path: Path) -> None:
     """An impossible event id does not change the ids that later readers get."""
     async with sdk(tmp_path, ScriptedModel(["It is teal."])) as (langgraph, _), asyncio.timeout(HANG_SECONDS):
@@ -559,15 +587,18 @@ async def test_calls_that_are_not_offered_name_the_alternative(tmp_path: Path) -
             with pytest.raises(APIStatusError, match=cure):
                 await call
         openai = await client.post("/v1/responses", json={"model": "chat", "input": "hi"})
+        offered = await client.get("/v1/chat/completions")
     assert "/v1/chat/completions" in openai.json()["error"]["message"]
+    assert "method" in offered.json()["error"]["message"]
 
 
 async def test_a_run_without_a_thread_keeps_none(tmp_path: Path) -> None:
     async with sdk(tmp_path, ScriptedModel(["one"])) as (langgraph, _), asyncio.timeout(HANG_SECONDS):
         with pytest.raises(UnprocessableEntityError, match="POST /threads"):
             await langgraph.runs.create(None, "chat", input=asks("x"), on_completion="keep")
-        run = await langgraph.runs.create(None, "chat", input=asks("x"), on_completion="delete")
-    assert run["thread_id"] is None
+        for behavior in ("delete", "complete", "continue", ""):  # "complete" and "continue": the JavaScript SDK
+            run = await langgraph.runs.create(None, "chat", input=asks("x"), on_completion=cast("Any", behavior))
+            assert run["thread_id"] is None
 
 
 async def test_an_answer_that_names_another_assistant_is_refused(

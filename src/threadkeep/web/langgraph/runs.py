@@ -134,11 +134,9 @@ class ThreadRuns:
             raise RunNotFound(str(self.thread_id))
         return found
 
-    async def events(self, run: Run) -> tuple[RunEvents, bool]:
-        """Return the events of a run, and True if this process was already collecting them."""
-        registry = thread_events_of(self.request.app)
-        known = registry.has(run.run_id)
-        return registry.follow_run(await self.app.runs.service(), run), known
+    async def events(self, run: Run) -> RunEvents:
+        """Return the events of a run."""
+        return thread_events_of(self.request.app).follow_run(await self.app.runs.service(), run)
 
     async def values(self, run_id: str) -> dict[str, Any]:
         """Wait for a run and return the values of its thread."""
@@ -224,8 +222,7 @@ async def _with_heartbeats(
 async def stream_run(asked: RunsInThread, body: RunCreateBody) -> EventStream:
     """Stream a run in the chosen modes. `Content-Location` names the run, `Location` the stream to reconnect to."""
     run, position = await asked.start(body, "wait")
-    events, _ = await asked.events(run)
-    parts = encoded_parts(events, body.modes(), position=position)
+    parts = encoded_parts(await asked.events(run), body.modes(), position=position)
     stream = EventStream(_with_heartbeats(asked, run, parts, cancels=body.on_disconnect == "cancel"))
     stream.headers["Content-Location"] = _address(run)
     stream.headers["Location"] = f"{_address(run)}/stream"
@@ -358,8 +355,8 @@ async def _join(
     after = number_in(last_event_id)
     if after > last_seq(run):
         after = 0  # no event of this run has this id
-    events, known = await asked.events(run)
-    elsewhere = bool(after) and not known
+    events = await asked.events(run)
+    elsewhere = after > (events.events[-1]["seq"] if events.events else 0)
     if elsewhere:
         events.number_after(after)
     chosen = ["values" if mode in ("", "run_modes") else mode for mode in modes or [""]]

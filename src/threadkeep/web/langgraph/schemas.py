@@ -250,9 +250,7 @@ class RunCreateBody(
     on_disconnect: Literal["cancel", "continue"] | None = Field(
         None, description="What to do if the client disconnects; by default the run continues."
     )
-    on_completion: Literal["delete", "keep"] | None = Field(
-        None, description="For a run without a thread: `delete` (default); `keep` is not supported."
-    )
+    on_completion: JsonValue = Field(None, description="`keep` is not supported for a run without a thread.")
     interrupt_before: Unsupported = Field(None, description="Not supported.")
     interrupt_after: Unsupported = Field(None, description="Not supported.")
     webhook: Unsupported = Field(None, description="Not supported.")
