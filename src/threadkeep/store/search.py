@@ -24,6 +24,7 @@ from threadkeep.store.partitions import index_statements
 from threadkeep.store.search_terms import (
     TRIGRAM,
     fingerprints,
+    fold,
     indexed_terms,
     is_indexed,
     rarity,
@@ -46,6 +47,7 @@ _STEP_CHARACTERS = 200_000
 _SESSIONS = 100
 # The database checks and ranks texts by at most this many words. The texts that it returns are checked for all words.
 _PATTERNS = 16
+_PATTERN_CHARACTERS = 256  # PostgreSQL rejects a very long pattern
 _WEIGHED_WORDS = 16
 _MORE = 4
 # At most this many matching texts are ranked; they are the newest.
@@ -167,17 +169,16 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         sql = await index_statements(connection, self._sql)
         found = sql[whose if scope["session_id"] is None else "found_of_session"]
         statement = f"WITH found AS MATERIALIZED ({found}) {self._sql['ranked']}"
-        words = list(terms[:_PATTERNS])
-        others = {term for term in terms if not is_indexed(term)}
-        whole = set(terms) - others
+        words = [term[:_PATTERN_CHARACTERS] for term in terms[:_PATTERNS]]
+        whole = {term for term in terms if is_indexed(term)}
+        others = [fold(term) for term in terms if term not in whole]
         wanted = {"terms": fingerprints(whole), "patterns": [term_pattern(word) for word in words], "words": words}
         asked = limit
         while True:
             bounds = {"limit": asked, "candidates": max(_CANDIDATES, asked)}
             rows = await connection.fetch(statement, {**scope, **wanted, **bounds})
-            right = [
-                row for row in rows if whole.issubset(indexed_terms(row[5])) and all(one in row[5] for one in others)
-            ]
+            folded = [(row, fold(row[5])) for row in rows if whole.issubset(indexed_terms(row[5]))]
+            right = [row for row, text in folded if all(term in text for term in others)]
             if len(right) >= limit or len(rows) < asked:
                 return right[:limit]
             asked *= _MORE
