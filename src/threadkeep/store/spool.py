@@ -54,6 +54,7 @@ def set_aside(folder: Path, line: bytes) -> str:
     unnamed = path.with_suffix(f".{os.getpid()}.new")
     descriptor = os.open(unnamed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
+        give_to_owner(descriptor, folder)
         file.write(line)
         file.flush()
         os.fsync(descriptor)
@@ -64,9 +65,7 @@ def set_aside(folder: Path, line: bytes) -> str:
 
 def damaged_files(folder: Path) -> list[Path]:
     """Return the files in a folder to which unreadable lines of spool files were moved."""
-    return (
-        sorted(path for path in folder.glob(f"{_PREFIX}*{_LINE_SUFFIX}") if path.is_file()) if folder.is_dir() else []
-    )
+    return sorted(path for path in folder.glob(f"{_PREFIX}*{_LINE_SUFFIX}") if path.is_file())
 
 
 def damaged_turns(folder: Path) -> list[DamagedTurn]:

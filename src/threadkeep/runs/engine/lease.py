@@ -21,7 +21,7 @@ from threadkeep.boundary import ErrorBoundary, OnFailure
 from threadkeep.runs.engine.database import SCHEMA, Connections, engine_path, translated
 from threadkeep.runs.engine.engine import STOP_SECONDS, EngineOptions, Troubled
 from threadkeep.store.address import DatabaseAddress
-from threadkeep.store.private_files import in_use
+from threadkeep.store.private_files import in_use, make_private_file
 
 _LOCK_NUMBER = 7310865114
 
@@ -39,7 +39,7 @@ class LockedFiles:
 
     def enter(self) -> None:
         """Create and lock this process's file, then rename it, so that no process sees it unlocked."""
-        made = self._path(self._name).with_suffix(".new")
+        make_private_file(made := self._path(self._name).with_suffix(".new"))
         self._descriptor = os.open(made, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         made.rename(self._path(self._name))
