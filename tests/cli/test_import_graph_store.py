@@ -124,3 +124,6 @@ def test_bytes_that_are_not_utf8_are_replaced_and_counted(cli: CommandLine, tmp_
     assert (outcome.exit_code, outcome.json["stored"], outcome.json["cleaned"]) == (0, 3, 1)
     [message] = cli("sessions", "show", "b", "--json").json["messages"]
     assert message["content"] == "\ufffdNoted."
+    execute(f"sqlite:///{source}", "UPDATE store SET key = CAST(x'61ff' AS TEXT) WHERE key = 'a'")
+    outcome = cli("import", "graph-store", source, "--sessions", "--json")
+    assert (outcome.exit_code, outcome.json["known"], outcome.json["refused"]) == (1, 2, 1)

@@ -126,6 +126,11 @@ def test_bytes_that_are_not_utf8_are_replaced_and_counted(cli: CommandLine, tmp_
     assert (outcome.exit_code, outcome.json["stored"], outcome.json["cleaned"]) == (0, 3, 1)
     assert contents(cli, "b") == [("user", "The disk is \ufffdfull and locked.")]
     assert cli("import", "openai-agents", str(file), "--json").json["known"] == 3
+    # An id is not changed; its session is reported, and stops no other one.
+    execute(f"sqlite:///{file}", "UPDATE agent_messages SET session_id = CAST(x'61ff' AS TEXT) WHERE id = 1")
+    outcome = cli("import", "openai-agents", str(file), "--json")
+    assert (outcome.exit_code, outcome.json["known"]) == (1, 2)
+    assert [error["conversation"] for error in outcome.json["errors"]] == ["a\ufffd"]
 
 
 @pytest.mark.parametrize("damaged", ["{", "[" * 100_000], ids=["incomplete", "deep"])

@@ -99,6 +99,8 @@ class ForeignDatabase:
 
     async def rows(self, statement: str, **parameters: object) -> list[Row]:
         """Return the rows of a statement from `foreign.sql`."""
+        if self._driver.backend == "sqlite":  # a text that is not UTF-8 can only be passed as bytes
+            parameters = {name: str(text).encode("utf-8", "surrogateescape") for name, text in parameters.items()}
         try:
             return await self._driver.fetch(self._sql[statement], parameters)
         except StoreError as error:

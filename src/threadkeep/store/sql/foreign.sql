@@ -1,4 +1,5 @@
 -- Reads of other systems' tables, for the command `import` and to find LangGraph's tables; nothing is written.
+-- On SQLite, parameters are bytes, which may not be UTF-8.
 
 -- The names of all tables and of their columns.
 -- name: columns_sqlite
@@ -32,21 +33,21 @@ LEFT JOIN agent_sessions s ON s.session_id = i.session_id
 ORDER BY i.session_id
 
 -- name: agent_items
-SELECT id, message_data, created_at FROM agent_messages WHERE session_id = :session_id ORDER BY id
+SELECT id, message_data, created_at FROM agent_messages WHERE session_id = CAST(:session_id AS TEXT) ORDER BY id
 
 -- The items of a session on one of its branches; none for a session without branches.
 -- name: agent_branch_items
 SELECT items.id, items.message_data, items.created_at
 FROM agent_messages AS items JOIN message_structure AS structure ON structure.message_id = items.id
-WHERE structure.session_id = :session_id AND structure.branch_id = :branch
+WHERE structure.session_id = CAST(:session_id AS TEXT) AND structure.branch_id = CAST(:branch AS TEXT)
 ORDER BY structure.sequence_number
 
 -- name: agent_branches
-SELECT 1 FROM message_structure WHERE session_id = :session_id LIMIT 1
+SELECT 1 FROM message_structure WHERE session_id = CAST(:session_id AS TEXT) LIMIT 1
 
 -- The items of a namespace of a LangGraph store.
 -- name: store_keys
-SELECT key FROM store WHERE prefix = :prefix ORDER BY key
+SELECT key FROM store WHERE prefix = CAST(:prefix AS TEXT) ORDER BY key
 
 -- name: store_item
-SELECT value, created_at, updated_at FROM store WHERE prefix = :prefix AND key = :key
+SELECT value, created_at, updated_at FROM store WHERE prefix = CAST(:prefix AS TEXT) AND key = CAST(:key AS TEXT)
