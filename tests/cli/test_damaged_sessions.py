@@ -108,12 +108,17 @@ async def _two_turns(memory: Memory) -> None:
         await memory.session("room").append([Message(role="user", content=text)])
 
 
-def test_a_text_that_is_not_utf8_is_in_no_error(cli: CommandLine) -> None:
+@pytest.mark.parametrize("read_only", [False, True], ids=["writable", "read-only"])
+def test_a_text_that_is_not_utf8_is_in_no_error(
+    cli: CommandLine, read_only: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The error names the column, not the text, and no other cause."""
     cli.store("room", "The disk is full.", "Noted.")
     execute(
         cli.url, "UPDATE chat_messages SET content = CAST(CAST(content AS BLOB) || x'ff' AS TEXT) WHERE role = 'user'"
     )
-    shown = cli("sessions", "show", "room")
-    assert (shown.exit_code, "content is not UTF-8" in shown.err) == (1, True)
-    assert "full" not in shown.out + shown.err
+    monkeypatch.setattr("threadkeep.store.sqlite.is_read_only", lambda _: read_only)
+    for command in ("show", "export"):
+        shown = cli("sessions", command, "room")
+        assert (shown.exit_code, "content is not UTF-8" in shown.err) == (1, True)
+        assert "full" not in shown.out + shown.err

@@ -267,11 +267,10 @@ class _Connector:
         path, key = self.path, None if self.path is None else self.options.key
         if self.file is not None:
             self.file.check()
-        if path is not None:
-            self.read_only = self.read_only or is_read_only(path)
-            if not self.read_only:
-                make_private_file(path)
-        database, is_uri = _database(path, read_only=self.read_only, memory_name=self.memory_name)
+        read_only = self.read_only or (path is not None and is_read_only(path))
+        if path is not None and not read_only:
+            make_private_file(path)
+        database, is_uri = _database(path, read_only=read_only, memory_name=self.memory_name)
         # With `autocommit`, every transaction is begun and ended by explicit statements.
         isolation, timeout = None if self.autocommit else "DEFERRED", self.options.lock_timeout_seconds
         connection = connect(database, key, isolation_level=isolation, timeout=timeout, uri=is_uri)
@@ -282,6 +281,7 @@ class _Connector:
                 connection.file = self.file = self.file or OpenFile.of(path)
             if self.read_only:
                 connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")  # for imports
+            if read_only:
                 return connection
             for pragma in ("foreign_keys = ON", "secure_delete = ON", f"synchronous = {self.options.synchronous}"):
                 connection.execute(f"PRAGMA {pragma}").close()
@@ -316,10 +316,8 @@ def _translate(text: object, characters: str, replacements: str) -> str | None:
 
 def _database(path: Path | None, *, read_only: bool, memory_name: str | None) -> tuple[str | Path, bool]:
     """Return the database argument for `sqlite3.connect`, and whether it is a URI."""
-    if path is not None and read_only:
-        return read_only_uri(path), True
     if path is not None:
-        return path, False
+        return (read_only_uri(path), True) if read_only else (path, False)
     return (":memory:", False) if memory_name is None else (f"file:/{memory_name}?vfs=memdb", True)
 
 
