@@ -143,6 +143,18 @@ async def test_a_message_without_a_session_continues_the_last_session_of_its_use
     assert (info.user_id, info.message_count) == ("ann", 4)
 
 
+async def test_a_slow_follower_gets_all_tokens(sqlite_memory: Memory, make_chat: Chats) -> None:
+    """The turn may end while its follower is still taking an early token."""
+    gate = Gate()
+    turn = make_chat(sqlite_memory, ScriptedModel([["once upon ", gate, "a ", "time"]])).begin(said("a story"))
+    following = turn.follow()
+    events = [await anext(following), await anext(following)]
+    gate.open()
+    answer = await turn.answer()
+    events += [event async for event in following]
+    assert (words_of(events), events[-1]) == (answer.response, answer)
+
+
 async def test_twenty_at_once_are_answered_in_order_of_arrival(memory: Memory, make_chat: Chats) -> None:
     gate = Gate()
     model = ScriptedModel([[gate, "answer 0"], *(f"answer {n}" for n in range(1, 20))])

@@ -175,7 +175,7 @@ async def test_two_processes_at_once_answer_once(processes: Processes) -> None:
     turn = first.begin(said("hi", ID))
     await gate.reached()
     waiting = second.begin(said("hi", ID))
-    done, _ = await asyncio.wait([waiting.task] if waiting.task else [], timeout=0.1)
+    done, _ = await asyncio.wait([waiting.task], timeout=0.1)
     assert not done
     gate.open()
     assert await waiting.answer() == await turn.answer()
@@ -203,7 +203,7 @@ async def test_the_message_of_a_dead_process_is_taken_over(processes: Processes)
     async with living_process() as owner:
         await memory.runs.order.add(ELSEWHERE, owner=owner)
         waiting = chat.begin(said("hi", ID))
-        done, _ = await asyncio.wait([waiting.task] if waiting.task else [], timeout=0.3)
+        done, _ = await asyncio.wait([waiting.task], timeout=0.3)
         assert not done
         assert model.calls == []
     told = await waiting.answer()

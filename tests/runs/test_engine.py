@@ -22,7 +22,7 @@ from tests.limits import HANG_SECONDS
 from tests.servers import Postgres
 from threadkeep import InvalidInput, StoreClosed, StoreUnavailable
 from threadkeep.runs.engine.database import Connections
-from threadkeep.runs.engine.engine import Engine, EngineOptions, Stop
+from threadkeep.runs.engine.engine import Engine, EngineOptions, LocalEngine, Stop
 from threadkeep.runs.engine.opening import open_engine
 from threadkeep.store.address import parse_address
 
@@ -362,6 +362,26 @@ def _enqueue_elsewhere(url: str) -> None:
     ]
     code = "\n".join(lines)
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+async def test_an_engine_that_cannot_open_waits_for_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An execution may itself wait for the end of the opening."""
+
+    async def blocked(_runs: Runs, _run_id: str) -> None:
+        await asyncio.Event().wait()
+
+    async def work(engine: LocalEngine) -> None:
+        await engine.start("run")
+        await runs.until(lambda: runs.begun["run"] == 1)
+        raise StoreUnavailable("The database went away.")
+
+    monkeypatch.setattr(LocalEngine, "work", work)
+    runs = Runs(blocked)
+    async with asyncio.timeout(HANG_SECONDS):
+        with pytest.raises(StoreUnavailable):
+            async with engine_of("sqlite://", runs, EngineOptions(close_seconds=2 * HANG_SECONDS)):
+                raise AssertionError("it opened")
+    assert runs.ended.total() == 0
 
 
 async def test_an_engine_that_closes_during_its_launch_leaves_no_other_in_the_process(shared_url: str) -> None:

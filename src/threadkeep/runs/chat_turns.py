@@ -120,8 +120,10 @@ class ChatTurn:
 
     `session_id` and `run_id` may change until the turn has begun. `run_request` is the request for the run that answers
     the turn. `stream` is the stream of this run. `user_key` combines the user and the workflow. `stored_id` is the id
-    of the stored answer, or None while it is not known whether the answer is stored.
+    of the stored answer, or None while it is not known whether the answer is stored. `Chat.begin` sets the `task`.
     """
+
+    task: asyncio.Task[ChatAnswer]
 
     def __init__(self, request: RunRequest, *, stream: bool) -> None:
         self.request = request
@@ -133,7 +135,6 @@ class ChatTurn:
         self.user_key = None if request.user_id is None else f"{request.user_id}\n{request.workflow}"
         self.stored_id: str | None = None
         self.stopped = False
-        self.task: asyncio.Task[ChatAnswer] | None = None
         self.cancel: Callable[[], Coroutine[object, object, None]] | None = None
 
     @property
@@ -148,8 +149,6 @@ class ChatTurn:
 
     async def answer(self) -> ChatAnswer:
         """Wait for the answer; raise the errors of `Chat.ask`. Cancelling the caller does not stop the turn."""
-        if self.task is None:
-            raise RuntimeError("the turn has not begun")
         try:
             return await asyncio.shield(self.task)
         except asyncio.CancelledError:
@@ -161,23 +160,22 @@ class ChatTurn:
 
     async def follow(self) -> AsyncGenerator[ChatEvent]:
         """Yield the events of the turn as they happen, then the answer; raise as `Chat.ask` does."""
-        if self.task is None:
-            raise RuntimeError("the turn has not begun")
         stream, position, has_begun, sent = None, 0, False, ""
         while True:
             if stream is not self.stream:
                 stream, position = self.stream, self.stream.first_piece
-            change, pieces = stream.next_change, stream.pieces[position:]
+            # Read `is_over` before the tokens are yielded: while a slow caller takes them, the turn may go on and end.
+            change, pieces, is_over = stream.next_change, stream.pieces[position:], self.task.done()
             if not has_begun and (stream.begun or pieces):
                 has_begun = True
                 yield ChatStarted(self.session_id, self.run_id, self.message_id)
             for piece in pieces:
                 position, sent = position + 1, sent + piece.text
                 yield ChatToken(piece.text, piece.message_id, piece.last)
-            if self.task.done():
+            if is_over:
                 answer = await self.answer()
                 # The tokens belong to another attempt if the answer is not at their end.
-                yield replace(answer, replaced=answer.replaced or not (not sent or sent.endswith(answer.response)))
+                yield replace(answer, replaced=answer.replaced or bool(sent and not sent.endswith(answer.response)))
                 return
             await change.wait()
 

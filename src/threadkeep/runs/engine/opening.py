@@ -38,12 +38,14 @@ async def open_engine(
                 f"Runs need the package {error.name}; install it with: pip install 'threadkeep[engine]'"
             ) from error
         engine = DbosEngine(address, execute, options, troubled)
+    seconds = 0.0  # runs may wait until the engine is open, so a failed opening must not wait for them
     try:
         if options.works:
             await engine.work()
+        seconds = options.close_seconds
         yield engine
     finally:
-        await engine.close(options.close_seconds)
+        await engine.close(seconds)
 
 
 async def enqueue_runs(address: DatabaseAddress, run_ids: Iterable[str]) -> None:
