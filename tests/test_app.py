@@ -35,7 +35,7 @@ def named_models(monkeypatch: pytest.MonkeyPatch) -> NamedModels:
 async def ask(app: App, texts: Iterable[str]) -> ContextManifest:
     """Send messages one after the other; return the manifest of the last call."""
     for text in texts:
-        await app.chat.ask(RunRequest(text=text, session_id="room:1"))
+        await app.chat.ask(RunRequest(workflow="chat", text=text, session_id="room:1"))
         await app.memory.compressor.idle()
     [newest] = await app.memory.manifests.of_session("room:1", limit=1)
     return ContextManifest.from_dict(newest.manifest)
@@ -157,7 +157,7 @@ async def ask():
     settings = settings_for(Path({str(tmp_path)!r}), database_url={f"sqlite:///{tmp_path}/chat.db"!r})
     async with open_app(settings) as app:
         await app.runs.service()
-        await app.chat.ask(RunRequest(text="hi", session_id="room:1"))
+        await app.chat.ask(RunRequest(workflow="chat", text="hi", session_id="room:1"))
 
 asyncio.run(ask())
 print("dbos" in sys.modules)

@@ -121,7 +121,9 @@ async def test_a_pending_answer_with_an_existing_id_is_stored_once_after_an_outa
 async def test_the_chat_returns_the_stored_id(tmp_path: Path) -> None:
     async with opened_app(alike(), settings_for(tmp_path, database_url=f"sqlite:///{tmp_path}/threadkeep.db")) as app:
         for number, text in enumerate(["one", "two"]):
-            answer = await app.chat.ask(RunRequest(text=f"q{number}", session_id="room:1", message_id=f"m{number}"))
+            answer = await app.chat.ask(
+                RunRequest(workflow="chat", text=f"q{number}", session_id="room:1", message_id=f"m{number}")
+            )
             stored = (await app.memory.session("room:1").tail(1))[0]
             assert (answer.response, answer.answer_id) == (text, stored.id) == (stored.content, stored.id)
 

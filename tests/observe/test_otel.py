@@ -35,7 +35,7 @@ async def test_a_turn_has_spans_without_text(tmp_path: Path) -> None:
     provider, exporter = recording()
     settings = load_settings(database_url="sqlite://", pending_dir=tmp_path / "pending")
     async with open_app(settings, observers=[OtelObserver(provider)]) as app:
-        await app.chat.ask(RunRequest(text=SECRET, session_id="room:1"))
+        await app.chat.ask(RunRequest(workflow="chat", text=SECRET, session_id="room:1"))
         await app.memory.session("room:1").tail(5)
         await app.memory.session("room:1").append([Message("user", SECRET)])
     spans = exporter.get_finished_spans()

@@ -27,7 +27,8 @@ async def main():
     async with open_app(load_settings()) as app:
         for number, jump in enumerate(["+0", "+3h", "-3h", "+2d", "-1d", "+0"]):
             pathlib.Path(sys.argv[1]).write_text(jump)
-            answer = await app.chat.begin(RunRequest(text=f"hi {number}", session_id="room"), stream=False).answer()
+            request = RunRequest(workflow="chat", text=f"hi {number}", session_id="room")
+            answer = await app.chat.begin(request, stream=False).answer()
             assert answer.response
         session = app.memory.session("room")
         print(json.dumps([(one.seq, one.role, one.status) for one in await session.tail(99)]))

@@ -86,7 +86,7 @@ def said(
     message: str, message_id: str | None = None, *, session_id: str | None = ROOM, user_id: str | None = None
 ) -> RunRequest:
     """Return a chat request, by default to the session `ROOM`."""
-    return RunRequest(text=message, session_id=session_id, user_id=user_id, message_id=message_id)
+    return RunRequest(workflow="chat", text=message, session_id=session_id, user_id=user_id, message_id=message_id)
 
 
 async def events_of(turn: ChatTurn) -> list[ChatEvent]:

@@ -43,7 +43,7 @@ async def test_a_stream_of_another_answer_says_that_it_was_replaced(pieces: Sequ
 
     Those pieces came from an attempt that another process ended.
     """
-    turn = ChatTurn(RunRequest(text="hi"), stream=True)
+    turn = ChatTurn(RunRequest(workflow="chat", text="hi"), stream=True)
     for piece in pieces:
         turn.stream.publish(RunPiece("r", None, None, piece))
 
@@ -59,7 +59,7 @@ async def test_a_stream_of_another_answer_says_that_it_was_replaced(pieces: Sequ
 
 async def test_followers_go_on_with_the_stream_of_the_run_that_answers() -> None:
     """During an outage, a run that is not recorded may answer a turn whose recorded run has streamed tokens."""
-    turn = ChatTurn(RunRequest(text="hi"), stream=True)
+    turn = ChatTurn(RunRequest(workflow="chat", text="hi"), stream=True)
     recorded, unrecorded, done = RunStream(turn.run_id), RunStream(turn.run_id), asyncio.Event()
 
     async def answer() -> ChatAnswer:
@@ -374,7 +374,7 @@ async def test_invalid_keys_and_users_are_refused_at_once(sqlite_memory: Memory,
 
 async def test_metadata_is_kept_with_the_question(sqlite_memory: Memory, make_chat: Chats) -> None:
     chat = make_chat(sqlite_memory, ScriptedModel(["hello"]))
-    await chat.ask(RunRequest(text="hi", session_id=ROOM, metadata={"chat_type": "group", "n": 1}))
+    await chat.ask(RunRequest(workflow="chat", text="hi", session_id=ROOM, metadata={"chat_type": "group", "n": 1}))
     question, answer = await sqlite_memory.session(ROOM).tail(2)
     assert (question.metadata, answer.metadata) == ({"chat_type": "group", "n": 1}, {})
 

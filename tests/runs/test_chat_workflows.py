@@ -64,7 +64,7 @@ async def test_a_message_names_its_workflow(sqlite_memory: Memory, make_chat: Ch
     model = ScriptedModel(["at your service", "hi"])
     chat = make_chat(sqlite_memory, model, others=[POLITE])
     polite = await chat.ask(RunRequest(text="hello", user_id="ann", workflow="polite"))
-    plain = await chat.ask(RunRequest(text="hello", user_id="ann"))
+    plain = await chat.ask(RunRequest(workflow="chat", text="hello", user_id="ann"))
     assert (polite.response, plain.response) == ("at your service", "hi")
     assert polite.session_id != plain.session_id
     assert [message.text for message in model.calls[0]] == ["Be polite.", "hello"]
@@ -102,12 +102,12 @@ async def test_a_turn_can_be_stopped(memory: Memory, make_chat: Chats) -> None:
     """The callers of a stopped turn get `Interrupted`, its partial answer is stored, and the next turn runs."""
     gate = Gate()
     chat = make_chat(memory, ScriptedModel([["once upon ", gate, "a time"], "hello"]))
-    turn = chat.begin(RunRequest(text="a story", session_id=ROOM))
+    turn = chat.begin(RunRequest(workflow="chat", text="a story", session_id=ROOM))
     await gate.reached()
     chat.stop(turn)
     with pytest.raises(Interrupted):
         await turn.answer()
-    assert (await chat.ask(RunRequest(text="hi", session_id=ROOM))).response == "hello"
+    assert (await chat.ask(RunRequest(workflow="chat", text="hi", session_id=ROOM))).response == "hello"
     said = [("user", "a story"), ("assistant", "once upon "), ("user", "hi"), ("assistant", "hello")]
     assert await kept(memory, ROOM) == said
 
@@ -126,7 +126,7 @@ async def test_a_stopped_turn_is_not_answered_without_a_run(
     monkeypatch.setattr(sqlite_memory.pending, "record_joined", AsyncMock(return_value=None))
     model = ScriptedModel(["hello"])
     chat = make_chat(sqlite_memory, model)
-    turn = chat.begin(RunRequest(text="hi", session_id=ROOM))
+    turn = chat.begin(RunRequest(workflow="chat", text="hi", session_id=ROOM))
     await gate.reached()
     chat.stop(turn)
     gate.open()
@@ -138,7 +138,7 @@ async def test_a_stopped_turn_is_not_answered_without_a_run(
 async def test_a_session_is_deleted_between_turns(memory: Memory, make_chat: Chats) -> None:
     gate = Gate()
     chat = make_chat(memory, ScriptedModel([[gate, "first"], "second"]))
-    turn = chat.begin(RunRequest(text="one", session_id=ROOM))
+    turn = chat.begin(RunRequest(workflow="chat", text="one", session_id=ROOM))
     await gate.reached()
     deleting = asyncio.create_task(chat.delete(ROOM))
 
@@ -153,7 +153,7 @@ async def test_a_session_is_deleted_between_turns(memory: Memory, make_chat: Cha
     await deleting
     with pytest.raises(SessionNotFound):
         await memory.session(ROOM).info()
-    assert (await chat.ask(RunRequest(text="two", session_id=ROOM))).response == "second"
+    assert (await chat.ask(RunRequest(workflow="chat", text="two", session_id=ROOM))).response == "second"
     assert await kept(memory, ROOM) == [("user", "two"), ("assistant", "second")]
 
 
@@ -171,7 +171,7 @@ async def test_an_answer_is_returned_although_its_session_is_deleted(
     chat = make_chat(sqlite_memory, ScriptedModel(["first"]))
     monkeypatch.setattr(RunService, "run", look_late)
     monkeypatch.setattr(Worker, "has", lambda *_: False)
-    turn = chat.begin(RunRequest(text="one", session_id=ROOM))
+    turn = chat.begin(RunRequest(workflow="chat", text="one", session_id=ROOM))
     answer = asyncio.create_task(turn.answer())
     while ("assistant", "first") not in await kept(sqlite_memory, ROOM):  # noqa: ASYNC110
         await asyncio.sleep(0)

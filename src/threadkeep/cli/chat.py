@@ -140,12 +140,14 @@ class Conversation:
 
     async def _show_answer(self, text: str) -> None:
         from threadkeep.runs.requests import RunRequest
+        from threadkeep.workflows.built_in import CHAT
 
         started = time.perf_counter()
         self._answer.begin()
         try:
             session_id, user_id = self._session.session_id, self._session.user_id
-            self._turn = self._chat.begin(RunRequest(text=text, session_id=session_id, user_id=user_id, trigger="cli"))
+            request = RunRequest(workflow=CHAT, text=text, session_id=session_id, user_id=user_id, trigger="cli")
+            self._turn = self._chat.begin(request)
             if (answer := await self._answer.show(self._turn)) is not None:
                 self._answered.append((answer.usage, answer.context, time.perf_counter() - started))
         except Interrupted:

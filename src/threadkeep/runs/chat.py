@@ -171,8 +171,7 @@ class Chat:
         other runs, the partial answers are stored.
         """
         self._closing = True
-        tasks = [turn.task for turn in self._turns.values()]
-        if tasks:
+        if tasks := [turn.task for turn in self._turns.values()]:
             _, late = await asyncio.wait(tasks, timeout=seconds)
             for task in late:
                 task.cancel()

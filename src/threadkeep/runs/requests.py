@@ -15,7 +15,6 @@ from threadkeep.errors import InvalidInput
 from threadkeep.records import Json
 from threadkeep.records.runs import NO_BUDGET, DoubleTexting, Run, RunBudget, RunInput, RunTrigger, interrupts_of
 from threadkeep.runs.streams import RunStream
-from threadkeep.workflows.built_in import CHAT
 from threadkeep.workflows.resources import MAX_DEADLINE, Resources, RunContext
 from threadkeep.workflows.state import WorkflowState, initial_state, map_of
 
@@ -39,7 +38,7 @@ class RunRequest:
     - `double_texting`: it replaces the workflow's policy for a message that arrives during a turn.
     """
 
-    workflow: str = CHAT
+    workflow: str
     text: str = ""
     session_id: str | None = None
     user_id: str | None = None
