@@ -157,6 +157,34 @@ async def test_a_reader_that_changes_services_receives_the_end_of_its_run_once(t
             assert numbers[-2:] == [event["seq"] for event in whole[-2:]]
 
 
+@pytest.mark.parametrize("answer", ["cancel", "resume"])
+async def test_a_reader_of_a_waiting_run_receives_its_end_from_another_service(
+    tmp_path: Path, shared_url: str, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    """The other service reads the run only after its end, so its `seq` are not those of the first service."""
+    (tmp_path / "asking.py").write_text(ASKING)
+    monkeypatch.syspath_prepend(tmp_path)
+    options = {"database_url": shared_url, "workflows": "asking=asking:graph"}
+    async with (
+        sdk(tmp_path / "a", ScriptedModel([]), **options) as (_, first),
+        sdk(tmp_path / "b", ScriptedModel([]), **options) as (_, second),
+        asyncio.timeout(HANG_SECONDS),
+    ):
+        command = {"id": 1, "method": "run.start", "params": {"assistant_id": "asking", "input": asks("go")}}
+        begun = (await first.post("/threads/t1/commands", json=command)).json()
+        body: dict[str, Any] = {"channels": ["lifecycle"], "since": begun["meta"]["applied_through_seq"]}
+        paused = await _events(first, body, end="interrupted")
+        address = f"/api/v1/runs/{begun['result']['run_id']}/{answer}"
+        assert (await first.post(address, json={"value": "yes"} if answer == "resume" else None)).is_success
+        end = "completed" if answer == "resume" else "failed"
+        ends = [
+            (await _events(service, {**body, "since": paused[-1]["seq"]}, end=end))[-1]
+            for service in (second, first, second)
+        ]
+    assert {event["params"]["data"]["event"] for event in ends} == {end}
+    assert len({event["seq"] for event in ends}) == 1
+
+
 async def test_a_run_of_the_older_protocol_is_not_repeated(tmp_path: Path) -> None:
     """Its reader has its end. A reader of the thread waits for the next run, and does not take that end for its own."""
     async with (

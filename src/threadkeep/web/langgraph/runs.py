@@ -357,8 +357,7 @@ async def _join(
         after = 0  # no event of this run has this id
     events = await asked.events(run)
     elsewhere = after > (events.events[-1]["seq"] if events.events else 0)
-    if elsewhere:
-        events.number_after(after)
+    events.number_after(after)
     chosen = ["values" if mode in ("", "run_modes") else mode for mode in modes or [""]]
     parts = encoded_parts(events, chosen, after=after, whole=elsewhere)
     return EventStream(_with_heartbeats(asked, run, parts, cancels=cancels))
