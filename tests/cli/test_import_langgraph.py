@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypedDict
 import ormsgpack
 import psycopg
 import pytest
-from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
@@ -26,6 +26,7 @@ from tests.agent.talking import add, adding, ask, config_of, input_of, kept, mak
 from tests.cli.running import CommandLine
 from threadkeep import Memory, SessionMemory, create_checkpointer, load_settings
 from threadkeep.errors import StoreUnavailable, WrongUser
+from threadkeep.records import Message
 from threadkeep.records.runs import NewRun
 from threadkeep.store.archive import ArchivedPart, Restored
 from threadkeep.store.driver import StoreOptions
@@ -174,12 +175,20 @@ def test_an_interrupted_import_can_be_repeated(cli: CommandLine, source: str, mo
             return await real_restore(memory, parts)
         raise StoreUnavailable("The disk is full; make room.")
 
+    def lose_connection(message: BaseMessage) -> Message:
+        raise StoreUnavailable("The database to import does not answer; start it.")
+
     monkeypatch.setattr("threadkeep.history.importing.BATCH_MESSAGES", 2)
     with monkeypatch.context() as patch:
         patch.setattr(Memory, "restore", fail_later)
         outcome = cli("import", "langgraph", source)
     assert outcome.exit_code == 1
     assert "Interrupted: 2 messages stored" in outcome.err
+    with monkeypatch.context() as patch:
+        patch.setattr("threadkeep.cli.from_databases.from_langchain", lose_connection)
+        outcome = cli("import", "langgraph", source)
+    assert outcome.exit_code == 1
+    assert "Interrupted: 0 messages stored, 0 already known. Repeat the import to continue" in outcome.err
     again = cli("import", "langgraph", source, "--json").json
     assert (again["known"], again["stored"]) == (2, 4)
     assert len(contents(cli, "telegram:1")) == 4

@@ -175,10 +175,7 @@ def _group(name: str, groups: dict[str, typer.Typer]) -> typer.Typer:
     if name not in groups:
         is_command = name in _COMMANDS
         group = typer.Typer(
-            help=_GROUPS[name],
-            no_args_is_help=not is_command,
-            invoke_without_command=is_command,
-            rich_markup_mode=None,
+            help=_GROUPS[name], no_args_is_help=not is_command, invoke_without_command=is_command, rich_markup_mode=None
         )
         parent, _, noun = name.rpartition(" ")
         _group(parent, groups).add_typer(group, name=noun)
@@ -348,10 +345,9 @@ class Problem:
 
     def to_dict(self) -> dict[str, str | int]:
         """Return the description in the format of the HTTP API's errors, but with `exit_code` instead of `status`."""
-        title = self.kind.replace("-", " ").capitalize()
         return {
             "type": f"urn:threadkeep:{self.kind}",
-            "title": title,
+            "title": self.kind.replace("-", " ").capitalize(),
             "detail": self.sentence,
             "exit_code": self.exit_code,
         }

@@ -95,8 +95,8 @@ class Unreadable:
     sentence: str
 
 
-type Conversations = AsyncGenerator[Conversation | Unreadable]
-"""The conversations of another system in a stable order, even those without messages to import."""
+type Conversations = AsyncGenerator[Conversation | Unreadable | None]
+"""None when the source is open, then its conversations in a stable order, even those without messages to import."""
 
 
 @dataclass
@@ -231,6 +231,7 @@ async def read_export(source: str, reading: Reading, *, user_id: str | None) -> 
     number, before = 0, 0
     with ExitStack() as stack:
         files, reading.total = _open_files(source, stack)
+        yield None
         for file in files:
             try:
                 with io.TextIOWrapper(file, encoding="utf-8-sig") as text:

@@ -43,6 +43,7 @@ async def read_agent_sessions(source: str, reading: Reading, *, branch: str, use
     async with open_source_database(source, "openai-agents") as (_, database):
         sessions = await database.rows("agent_sessions")
         reading.total = len(sessions)
+        yield None
         for session_id, created_at, updated_at in sessions:
             begun, changed = utc_time(created_at), utc_time(updated_at)
             line = SessionLine(str(session_id), user_id, created_at=begun, updated_at=changed)
@@ -62,8 +63,7 @@ def _message_of_item(session_id: str, row: Row, reading: Reading) -> Message | N
         item = json.loads(data)
     except (ValueError, RecursionError):
         item = None
-    reason = _left_out(item)
-    if reason is not None:
+    if (reason := _left_out(item)) is not None:
         reading.left_out[reason] += 1
         return None
     role, text = openai_role(item) or "user", openai_text(item["content"])
@@ -99,6 +99,7 @@ async def read_histories(source: str, reading: Reading, layout: GraphLayout, *, 
     async with open_source_database(source, "graph-store") as (_, database):
         keys = await database.rows("store_keys", prefix=prefix)
         reading.total = len(keys)
+        yield None
         for (key,) in keys:
             for row in await database.rows("store_item", prefix=prefix, key=str(key)):
                 if (found := _history(str(key), row, reading, layout, as_sessions=as_sessions)) is not None:
@@ -153,6 +154,7 @@ async def read_threads(source: str, reading: Reading, *, channel: str, user_id: 
         threads = await database.rows("threads_but_runs" if "chat_runs" in database.columns else "threads")
         reading.total = len(threads)
         async with open_foreign_checkpoints(address, database.columns) as saver:
+            yield None
             for (thread_id,) in threads:
                 # Catch every error, because decoding another program's bytes may raise any error.
                 with ErrorBoundary(raising=(StoreUnavailable,)) as attempt:

@@ -139,17 +139,16 @@ async def _import_source(read: Callable[[Reading], Conversations]) -> Reading:
     errors: list[dict[str, Position]] = []
     reading, empty = Reading(), 0
     async with aclosing(read(reading)) as conversations:
-        # Read the first conversation before the memory is opened, which may create a file: the source may be wrong.
-        found = await anext(conversations, None)
+        # Open the source before the memory, which may create a file: the source may be wrong.
+        await anext(conversations)
         async with opened_memory(creates=True) as memory:
             importer = Importer(memory, partial(_refuse, errors, "conversation", "{}"))
             with _reporting(importer, reading.total) as reach:
-                while found is not None:
-                    empty += not await _accept(importer, found)
+                async for found in conversations:
+                    empty += found is not None and not await _accept(importer, found)
                     # Do not report completion yet: a short file is read to its end before all of it is stored.
                     if reading.done < reading.total:
                         reach(reading.done, _words(importer.done))
-                    found = await anext(conversations, None)
                 await importer.store()
                 reach(reading.total, _words(importer.done))
     done = importer.done
@@ -163,16 +162,15 @@ async def _import_source(read: Callable[[Reading], Conversations]) -> Reading:
 async def _accept(importer: Importer, found: Conversation | Unreadable) -> bool:
     """Import a conversation. Return False if it has no messages."""
     from threadkeep.cli.foreign import Unreadable
-    from threadkeep.history.archive_lines import MessageLine
+    from threadkeep.history.archive_lines import MessageLine, SessionLine
 
     if isinstance(found, Unreadable):
         importer.refuse(found.name, found.sentence)
         return True
     name = found.line.session_id
-    if found.messages:
-        await importer.accept(name, found.line)
-    for message in found.messages:
-        await importer.accept(name, MessageLine(name, message))
+    lines: list[SessionLine | MessageLine] = [found.line, *(MessageLine(name, one) for one in found.messages)]
+    for line in lines if found.messages else ():
+        await importer.accept(name, line)
     return bool(found.messages)
 
 
