@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import httpx2
@@ -18,7 +19,8 @@ from tests.web.test_runs import FLOW, PARENT, RUNS
 from threadkeep.records.runs import NewRun, Run
 from threadkeep.runs.service import RunService
 from threadkeep.testing import Gate, ScriptedModel
-from threadkeep.web.console import sessions
+from threadkeep.web.api.runs import RunTraceBody, get_trace
+from threadkeep.web.console import runs, sessions
 from threadkeep.web.langgraph.states import runs_of
 
 
@@ -182,6 +184,23 @@ async def test_a_session_whose_run_ends_while_its_page_is_made_has_the_answer(
     assert "Well, yes." in page.words
 
 
+async def test_the_page_of_a_run_that_ends_while_it_is_made_is_refreshed(
+    bots: httpx2.AsyncClient, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page with the answer, but without the last events, would never show them."""
+    run = (await bots.post(RUNS, json={"message": "Hi", "session_id": "s", "mode": "background"})).json()
+    await gate.reached()
+
+    async def before_the_end(*given: Any) -> RunTraceBody:
+        found = await get_trace(*given)
+        gate.open()
+        await until(lambda: _is_over(bots, "s"))
+        return found
+
+    monkeypatch.setattr(runs, "get_trace", before_the_end)
+    assert "data-live" in (await opened(bots, f"/console/runs/{run['run_id']}")).text
+
+
 async def _is_over(client: httpx2.AsyncClient, session_id: str) -> bool:
     found = (await client.get("/api/v1/runs", params={"session_id": session_id})).json()["runs"]
     return all(run["status"] == "done" for run in found)
@@ -201,14 +220,14 @@ async def test_the_page_of_a_run_has_its_tree_its_trace_and_its_usage(bots: http
 
 
 async def test_the_time_of_a_long_run_is_in_minutes(tmp_path: Path) -> None:
-    """A run that waited for a person took 40 min, not 2400.0 s."""
+    """A run that waited for a person took 40 min 59 s, not 2459.9 s."""
     settings = settings_for(tmp_path, database_url=f"sqlite:///{tmp_path / 'memory.db'}")
     async with opened_app(ScriptedModel(["Two."]), settings) as app, client_of(app) as client:
         await said(client, "s", "One.")
         with closing(sqlite3.connect(tmp_path / "memory.db")) as database, database:
-            times = "started_at = '2026-01-05T14:00:00+00:00', ended_at = '2026-01-05T14:40:00+00:00'"
+            times = "started_at = '2026-01-05T14:00:00+00:00', ended_at = '2026-01-05T14:40:59.9+00:00'"
             database.execute(f"UPDATE chat_runs SET {times}")
-        assert " 40 min " in (await opened(client, "/console/runs")).words
+        assert " 40 min 59 s " in (await opened(client, "/console/runs")).words
 
 
 async def test_the_runs_of_a_session_are_filtered_by_user(client: httpx2.AsyncClient) -> None:

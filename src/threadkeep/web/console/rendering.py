@@ -287,7 +287,7 @@ def _ago(value: datetime) -> str:
 
 def _seconds(value: float | None) -> str:
     if value is None or value >= 120:
-        return "–" if value is None else f"{value / 60:,.0f} min"
+        return "–" if value is None else f"{value // 60:,.0f} min {value % 60 // 1:.0f} s"
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"
 
 

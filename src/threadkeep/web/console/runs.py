@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from threadkeep.errors import InvalidInput
 from threadkeep.records import Json
-from threadkeep.records.runs import RUN_STATUSES, RunQuery, RunStatus
+from threadkeep.records.runs import RUN_ENDS, RUN_STATUSES, RunQuery, RunStatus
 from threadkeep.web.api.parameters import AppInUse, LastEventId, RunId, read_cursor, write_cursor
 from threadkeep.web.api.runs import get_events, get_run, get_trace, get_tree
 from threadkeep.web.console.rendering import ConsoleRoute, Form, SeenAs, page, redirect, run_address
@@ -64,18 +64,19 @@ async def show_run(
     after: Annotated[int, Query(ge=0, lt=2**53)] = 0,
 ) -> Response:
     """Show a run with its tree, its questions, its usage and its trace."""
-    run = await (await app.runs.service()).run(run_id, user_id=user)
+    # Read the run first: the page of an ended run is not refreshed, so it must have all events.
+    run = await get_run(run_id, app, user)
     trace = await get_trace(run_id, app, user, after, _EVENTS)
     return page(
         request,
         "run.html",
-        run=await get_run(run_id, app, user),
+        run=run,
         took=_seconds(run.started_at, run.ended_at),
         tree=(await get_tree(run_id, app, user)).runs,
         events=trace.events,
         next_after=trace.next_after,
         calls=[call.call for call in await app.memory.manifests.of_run(run_id, user_id=user)],
-        over=run.over,
+        over=run.status in RUN_ENDS,
         user=user or "",
     )
 
