@@ -78,6 +78,15 @@ async def test_the_error_of_a_relative_path_shows_a_url_that_works(
     [shown] = re.findall(r"as in (\S+)\. ", str(refused.value))
     async with open_memory(shown):
         assert (tmp_path / "my chats.db").exists()
+    folder = tmp_path / "not utf-8 \udcff"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    with pytest.raises(InvalidSettings, match="four slashes\\. Write"):
+        parse_address(url)
+    folder.rmdir()
+    with pytest.raises(InvalidSettings, match="four slashes\\. Write"):
+        parse_address(url)
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize(

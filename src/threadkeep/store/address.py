@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -92,8 +93,9 @@ def parse_address(url: str, *, variable: str = "The database URL") -> DatabaseAd
         return DatabaseAddress("sqlite")
     path = Path(unquote(rest[1:]))
     if not rest.startswith("/") or not path.is_absolute() or (path.parts[1:2] and path.parts[1].startswith("~")):
-        named = unquote(rest).lstrip("/")
-        example = "" if named.startswith("~") else f", as in sqlite:///{quote(str(Path(named).absolute()))}"
+        named, example = unquote(rest).lstrip("/"), ""
+        with suppress(OSError, UnicodeEncodeError):  # the working folder may be gone, or a name may not be UTF-8
+            example = "" if named.startswith("~") else f", as in sqlite:///{quote(str(Path(named).absolute()))}"
         raise refusal(f"has a relative path (or one with ~); SQLite needs an absolute path, so four slashes{example}")
     return DatabaseAddress("sqlite", path=path)
 
