@@ -16,6 +16,8 @@ import pytest
 from tests.web.console.demo_service import opened_service
 from tests.web.console.test_sessions import said
 from tests.web.services import listening, opened_app, settings_for
+from tests.web.test_runs import FLOW
+from threadkeep.runs.chat_turns import ChatTurn
 from threadkeep.testing import Gate, ScriptedModel
 from threadkeep.web.console import rendering, sessions
 
@@ -117,6 +119,12 @@ async def test_a_form_that_is_not_accepted_keeps_its_text(tmp_path: Path, monkey
         await alert.filter(has_text="nothing was sent").wait_for()
         assert await field.input_value() == "Three."
         await page.unroute("**/say")
+        await page.route("**/say", lambda route: route.fulfill(status=502, body="<h1>Bad gateway</h1>"))
+        await field.fill("Three!")
+        await alert.evaluate("alert => alert.textContent = ''")
+        await page.keyboard.press("Control+Enter")
+        await alert.filter(has_text="nothing was sent").wait_for()
+        await page.unroute("**/say")
         await field.fill(" ")
         await page.keyboard.press("Control+Enter")
         await alert.filter(has_text="A message has 1 to 100,000 characters").wait_for()
@@ -127,6 +135,45 @@ async def test_a_form_that_is_not_accepted_keeps_its_text(tmp_path: Path, monkey
         assert await alert.count() == 0
         assert await field.input_value() == ""
         assert await field.evaluate("field => document.activeElement === field")
+
+
+async def test_a_message_that_is_written_while_another_is_sent_is_kept(tmp_path: Path) -> None:
+    """The next message has an id of its own. An error beside it stays while an answer arrives."""
+    gate, sent = Gate(), Gate()
+    async with (
+        opened_app(ScriptedModel(["Two.", ["Four", gate, "."], "Six."]), settings_for(tmp_path)) as app,
+        listening(app) as client,
+        tab(str(client.base_url)) as page,
+    ):
+        await said(client, "s", "One.")
+        await page.goto("/console/sessions/s")
+        field, alert = page.locator(".composer textarea"), page.locator(".composer [role=alert]")
+        ids = [await page.locator("[name=form_id]").input_value()]
+
+        async def hold(route: Any) -> None:
+            await sent.pass_through()
+            await route.continue_()
+
+        await page.route("**/say", hold)
+        await field.fill("Three.")
+        await page.keyboard.press("Control+Enter")
+        await sent.reached()
+        await field.fill("Five.")
+        sent.open()
+        await page.locator("[data-live] .text").filter(has_text="Four").wait_for()
+        assert await field.input_value() == "Five."
+        assert await page.locator("[name=form_id]").input_value() not in ids
+        await page.unroute("**/say")
+        await page.route("**/say", lambda route: route.abort())
+        await page.keyboard.press("Control+Enter")
+        await alert.wait_for()
+        gate.open()
+        await page.locator(".message.assistant:not(.live) .text").filter(has_text="Four.").wait_for()
+        assert await alert.count() == 1
+        await page.unroute("**/say")
+        await page.keyboard.press("Control+Enter")
+        await page.locator(".message.assistant:not(.live) .text").filter(has_text="Six.").wait_for()
+        assert await alert.count() == 0
 
 
 async def test_a_message_that_cannot_be_stored_yet_appears_later(
@@ -149,6 +196,32 @@ async def test_a_message_that_cannot_be_stored_yet_appears_later(
             await page.locator("[role=status]").filter(has_text="cannot store the message yet").wait_for()
             other.execute("ROLLBACK")
         await page.locator(".message.assistant:not(.live) .text").filter(has_text="Four.").wait_for()
+
+
+async def test_a_reset_command_is_not_a_message_that_cannot_be_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that resets the session is never in the transcript, and may have ended before the page is made."""
+
+    async def until_the_end(turn: ChatTurn) -> None:
+        async for _ in turn.follow():
+            pass
+
+    monkeypatch.setattr(sessions, "_wait_for_start", until_the_end)
+    (tmp_path / "bot.yaml").write_text(FLOW.replace("next:", "reset_command: /new, next:"))
+    settings = settings_for(tmp_path, workflows=[str(tmp_path / "bot.yaml")])
+    async with (
+        opened_app(ScriptedModel(["Two."]), settings) as app,
+        listening(app) as client,
+        tab(str(client.base_url)) as page,
+    ):
+        await said(client, "s", "One.")
+        await page.goto("/console/sessions/s")
+        await page.select_option(".composer select", "bot")
+        await page.fill(".composer textarea", "/new")
+        await page.keyboard.press("Control+Enter")
+        await page.locator(".chat > .reset").wait_for()
+        assert await page.locator("[role=status]").inner_text() == ""
 
 
 async def test_a_double_click_on_stop_does_not_try_the_run_again(tmp_path: Path) -> None:

@@ -45,7 +45,11 @@ function update(shown, newer) {
   }
   const known = named(shown.childNodes);
   const wanted = named(newer.childNodes);
-  for (const [name, node] of known) if (!wanted.has(name)) node.remove();
+  for (const [name, node] of known) {
+    // The reason why a form was not accepted stays beside what was written.
+    const isReason = shown.tagName === "FORM" && node.matches?.("[role=alert]");
+    if (!wanted.has(name) && !isReason) node.remove();
+  }
   let next = shown.firstChild;
   for (const [name, node] of wanted) {
     const kept = known.get(name);
@@ -145,12 +149,13 @@ function fail(form, text) {
   told.textContent = text;
 }
 
+// Return a text that changes when the transcript gets a message or a reset.
 function newest() {
-  const shown = document.querySelectorAll(".chat > article");
+  const shown = document.querySelectorAll(".chat > article, .chat > .reset");
   return `${shown.length} ${shown[shown.length - 1]?.id}`;
 }
 
-// Refresh the page until it shows the message that was sent, which the service stores when its database answers.
+// Refresh the page until it shows the message (or the reset) that was sent, which the service stores when its database answers.
 async function waitForMessage(before) {
   for (let tries = 0; newest() === before && tries < UNSTORED_TRIES; tries += 1) {
     tell(UNSTORED);
@@ -171,7 +176,10 @@ async function send(form, isRepeat = false) {
     await refresh();
     if (form.isConnected) return send(form, true);
   }
-  if (!response.ok) return fail(form, [...newer.querySelectorAll(".cure")].map((one) => one.textContent).join(" "));
+  // A page without a cure is of a proxy in front of the service.
+  const cures = [...newer.querySelectorAll(".cure")].map((one) => one.textContent);
+  if (!response.ok) return fail(form, cures.join(" ") || UNSENT);
+  form.querySelector("[role=alert]")?.remove();
   const address = new URL(response.url);
   if ("stay" in form.dataset) return refresh();
   if (address.pathname + address.search !== location.pathname + location.search) {
@@ -179,8 +187,9 @@ async function send(form, isRepeat = false) {
     return;
   }
   const before = newest();
-  form.reset();
-  form.querySelector("[role=alert]")?.remove();
+  // Keep what was written since: it is the next message, with an id of its own.
+  if (new FormData(form).get("message") === body.get("message")) form.reset();
+  else if (form.elements.form_id) form.elements.form_id.value = newer.querySelector("[name=form_id]").value;
   form.closest("details")?.removeAttribute("open");
   show(newer, newer.getElementById("end") !== null);
   // A form that the newer page no longer has, as that of an edited message, gives the focus to the field at the end.
