@@ -124,7 +124,7 @@ class TurnSteps:
         if not fitting:
             return
         body = dump_json([as_data(message) for message in fitting])
-        # More turns are stored if these tool calls and those of earlier turns fit into their share of tokens.
+        # Keep the calls of more turns only if these and the earlier ones fit into their share of tokens.
         has_room = self._options.plan.window != "sliding" and self._shown_turns < _MOST_TURNS
         has_room = has_room and sum(count_message(message, self._counter) for message in _loaded(body)) <= self._left
         await self._memory.contexts.keep_steps(

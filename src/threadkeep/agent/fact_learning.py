@@ -91,7 +91,7 @@ class FactLearning:
             memory.loop.post(lambda: memory.learning.enqueue(request))
 
     def workspace_of(self, session: Session) -> str | None:
-        """Return the workspace of the session's turn; it may be invalid."""
+        """Return the workspace of the session's turn. The id is not checked yet."""
         return session.workspace or default_workspace(self._memory.made[0], self._workspace)
 
 

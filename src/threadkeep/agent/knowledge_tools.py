@@ -343,9 +343,9 @@ class _KnowledgeTools:
         *,
         kinds: Collection[ScopeKind] = SCOPE_KINDS,
     ) -> tuple[T | None, str]:
-        """Return the result of `work` with the run's scopes, and sentences that name unusable ones among `kinds`.
+        """Return the result of `work` for the run's scopes, and a sentence for each of `kinds` without a usable scope.
 
-        If the database fails or is too slow, report that and return None instead of the result.
+        If the database fails or is too slow, notify the observers, and return None instead of the result.
         """
         session = self._scopes.session(runtime.config)
         usable, refused = self._scopes.of(session, runtime.config)

@@ -434,9 +434,9 @@ class Participation:
             del self.registry.calls[self.key]
 
     async def end(self, answer: BaseMessage | str, status: Status) -> AIMessage | None:
-        """Store the answer of a call that has ended. Return an answer that was stored instead.
+        """Store the answer of a call that has ended. If another answer was stored instead, return that one.
 
-        The text of a run that was cut off is stored only once, even if the call ends again afterwards.
+        After a text of the call was stored, only a complete answer can still be stored.
         """
         self.leave()
         if self.turn is None or (self._has_text_stored and status != "complete"):

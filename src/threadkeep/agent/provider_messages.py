@@ -284,7 +284,10 @@ def superseded_indexes(messages: Sequence[BaseMessage], superseded: Collection[s
 
 
 def first_since(forgotten: Collection[str], before: Sequence[BaseMessage]) -> int:
-    """Return the index of the first question after the messages that a reset hides (`forgotten`)."""
+    """Return the index in `before` of the first question after the last message that a reset hides.
+
+    `forgotten` has the hidden messages' ids. Return 0 if none is in `before`, or `len(before)` if no question follows.
+    """
     index = max((index for index, message in enumerate(before, start=1) if id_of(message) in forgotten), default=0)
     while 0 < index < len(before) and not isinstance(before[index], HumanMessage):
         index += 1

@@ -82,8 +82,8 @@ class RecordedGraph(Runnable[Any, Any]):
         """
         with closing(self._begin(input, config, kwargs)) as turn:
             result = turn.graph.invoke(turn.given, turn.config, **turn.options)
-            _, winner = self._end(turn)
-        return turn.without_history(result, winner)
+            _, first_stored = self._end(turn)
+        return turn.without_history(result, first_stored)
 
     def stream(
         self,
@@ -98,17 +98,17 @@ class RecordedGraph(Runnable[Any, Any]):
         with closing(self._begin(input, config, kwargs)) as turn:
             with closing(turn.graph.stream(turn.given, turn.config, **turn.options)) as parts:
                 yield from map(turn.part_without_history, parts)
-            state, winner = self._end(turn)
-            if winner is not None:
-                self._prepare_winner(turn, state, winner)
+            state, first_stored = self._end(turn)
+            if first_stored is not None:
+                self._prepare_first_stored(turn, state, first_stored)
                 yield from turn.graph.stream(turn.given, turn.config, **turn.options)
 
     async def ainvoke(self, input: GraphInput, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # noqa: A002 - as above
         """Run the graph; return its final state; see `invoke`."""
         with closing(await self._abegin(input, config, kwargs)) as turn:
             result = await turn.graph.ainvoke(turn.given, turn.config, **turn.options)
-            _, winner = await self._aend(turn)
-        return turn.without_history(result, winner)
+            _, first_stored = await self._aend(turn)
+        return turn.without_history(result, first_stored)
 
     async def astream(
         self,
@@ -122,9 +122,9 @@ class RecordedGraph(Runnable[Any, Any]):
             async with aclosing(turn.graph.astream(turn.given, turn.config, **turn.options)) as parts:
                 async for part in parts:
                     yield turn.part_without_history(part)
-            state, winner = await self._aend(turn)
-            if winner is not None:
-                self._prepare_winner(turn, state, winner)
+            state, first_stored = await self._aend(turn)
+            if first_stored is not None:
+                self._prepare_first_stored(turn, state, first_stored)
                 async with aclosing(turn.graph.astream(turn.given, turn.config, **turn.options)) as parts:
                     async for part in parts:
                         yield part
@@ -204,18 +204,18 @@ class RecordedGraph(Runnable[Any, Any]):
     def _end(self, turn: GraphTurn) -> tuple[object, AIMessage | None]:
         """End a turn. Return the graph's output, and the answer that another process stored first, if any."""
         state = self._final(turn)
-        winner = self._turns.wait_for(lambda _: turn.end(state), turn.turns)
-        if winner is not None and self._needs_state(turn):
-            self._inner.bulk_update_state(*_update_to(winner, state, turn.config))
-        return state, winner
+        first_stored = self._turns.wait_for(lambda _: turn.end(state), turn.turns)
+        if first_stored is not None and self._needs_state(turn):
+            self._inner.bulk_update_state(*_update_to(first_stored, state, turn.config))
+        return state, first_stored
 
     async def _aend(self, turn: GraphTurn) -> tuple[object, AIMessage | None]:
         """End a turn. Return the graph's output, and the answer that another process stored first, if any."""
         state = self._final(turn)
-        winner = await self._turns.call(lambda _: turn.end(state))
-        if winner is not None and self._needs_state(turn):
-            await self._inner.abulk_update_state(*_update_to(winner, state, turn.config))
-        return state, winner
+        first_stored = await self._turns.call(lambda _: turn.end(state))
+        if first_stored is not None and self._needs_state(turn):
+            await self._inner.abulk_update_state(*_update_to(first_stored, state, turn.config))
+        return state, first_stored
 
     def _needs_state(self, turn: GraphTurn) -> bool:
         """Return True if the turn reads and writes the checkpointer's state."""
@@ -237,10 +237,10 @@ class RecordedGraph(Runnable[Any, Any]):
         turn.graph, turn.given = graph_of_end(self._inner, state, answers)
         turn.options = {name: value for name, value in options.items() if name in _OF_RESULTS}
 
-    def _prepare_winner(self, turn: GraphTurn, state: object, winner: AIMessage) -> None:
+    def _prepare_first_stored(self, turn: GraphTurn, state: object, first_stored: AIMessage) -> None:
         """Set the turn's graph, input and options to stream the answer that another process stored first."""
         turn.config = {**turn.config, "run_id": None}
-        self._prepare_end(turn, turn.without_history(state, winner), [winner], turn.options)
+        self._prepare_end(turn, turn.without_history(state, first_stored), [first_stored], turn.options)
 
 
 async def _events_without_history(events: AsyncIterator[Any], turns: Sequence[GraphTurn]) -> AsyncIterator[Any]:
@@ -292,15 +292,15 @@ def _configurable(graph: Runnable[Any, Any]) -> dict[str, Any]:
     return {**inner, **(getattr(graph, "config", None) or {}).get("configurable", {})}
 
 
-def _update_to(winner: AIMessage, state: Any, config: RunnableConfig) -> tuple[RunnableConfig, list[list[StateUpdate]]]:
-    """Return the arguments of `bulk_update_state` that replace the last reply by `winner`.
+def _update_to(reply: AIMessage, state: Any, config: RunnableConfig) -> tuple[RunnableConfig, list[list[StateUpdate]]]:
+    """Return the arguments of `bulk_update_state` that replace the last reply by another one.
 
     A reply that calls tools stays, because the tools' results need it. The writer `START` exists in every graph; `END`
     removes the tasks that would run next.
     """
     last = next(message for message in reversed(state["messages"]) if isinstance(message, AIMessage))
     removed = [] if last.tool_calls else [RemoveMessage(str(last.id))]
-    update = {"messages": [*removed, winner]}
+    update = {"messages": [*removed, reply]}
     newest = {name: value for name, value in config["configurable"].items() if name != "checkpoint_id"}
     return {"configurable": newest}, [[StateUpdate(update, START)], [StateUpdate(None, END)]]
 

@@ -259,9 +259,9 @@ class GraphTurn:
         turn = await self.part.begin(messages[:end])
         turn.speak_as(self.part.author, root.claim_after_seen(self.part.author, self.part.key, root.sent))
         turn.ends = self._author if all(name == "messages" or name.startswith("__") for name in state) else None
-        winner = turn.answered or await turn.close(answer)
-        await self._keep_end(turn, str(id_of(winner or answer)), state)
-        return None if winner is None else winner.model_copy(update={"name": spoken.name})
+        first_stored = turn.answered or await turn.close(answer)
+        await self._keep_end(turn, str(id_of(first_stored or answer)), state)
+        return None if first_stored is None else first_stored.model_copy(update={"name": spoken.name})
 
     async def _keep_end(self, turn: OpenTurn, answer_id: str, state: State) -> None:
         """Store the final answer's id and the final state. A database error is reported, not raised."""
@@ -304,27 +304,27 @@ class GraphTurn:
             return [self.part_without_history(one) for one in part if getattr(one, "id", None) not in self._history]
         return self.without_history(part)
 
-    def without_history(self, result: Any, winner: AIMessage | None = None) -> Any:
-        """Return a graph's result without the inserted earlier turns. `winner`, if given, becomes the last reply."""
+    def without_history(self, result: Any, first_stored: AIMessage | None = None) -> Any:
+        """Return a graph's result without inserted earlier turns; `first_stored` replaces the last reply if given."""
         if isinstance(result, GraphOutput):
-            return replace(result, value=self.without_history(result.value, winner))
+            return replace(result, value=self.without_history(result.value, first_stored))
         if isinstance(result, list):
-            return _with_winner(self.part_without_history(result), winner)
+            return _with_first_stored(self.part_without_history(result), first_stored)
         sent = RootCall(result).sent if isinstance(result, Mapping | BaseModel) or is_dataclass(result) else []
         messages = [message for message in sent if getattr(message, "id", None) not in self._history]
-        if not sent or (winner is None and len(messages) == len(sent)):
+        if not sent or (first_stored is None and len(messages) == len(sent)):
             return result
-        return _with_messages(result, _with_winner(messages, winner))
+        return _with_messages(result, _with_first_stored(messages, first_stored))
 
 
-def _with_winner(messages: list[Any], winner: AIMessage | None) -> list[Any]:
-    """Return the messages, with `winner` in place of the last reply."""
+def _with_first_stored(messages: list[Any], first_stored: AIMessage | None) -> list[Any]:
+    """Return the messages, with `first_stored` (an answer that was stored first) in place of the last reply."""
     at = next((at for at, one in reversed([*enumerate(messages)]) if isinstance(one, AIMessage)), None)
-    if winner is None or at is None:
+    if first_stored is None or at is None:
         return messages
     if messages[at].tool_calls:  # keep it, because the tools' results need it
-        return [*messages, winner]
-    return [*messages[:at], winner, *messages[at + 1 :]]
+        return [*messages, first_stored]
+    return [*messages[:at], first_stored, *messages[at + 1 :]]
 
 
 def _as_conversation(rows: Sequence[Message]) -> list[BaseMessage]:

@@ -50,7 +50,7 @@ def bound(items: Sequence[Item], lengths: Sequence[int], *, max_messages: int, m
         max_messages: the maximum number of messages, system messages included; values below 1 count as 1. The newest
             tool calls and their results stay even beyond this limit, because the agent would repeat calls that it does
             not see.
-        max_chars: the maximum number of characters of all messages together; 0 means no limit.
+        max_chars: the maximum number of characters of all messages in total; 0 means no limit.
     """
     # Treat a result without its call as a plain message: removing it is not the reducer's task.
     known = [Item("assistant") if item == Item("tool") else item for item in items]
@@ -147,7 +147,7 @@ def bounded_messages(max_messages: int = 8, max_chars: int = 8000) -> BoundedMes
 
     Args:
         max_messages: the maximum number of messages, including system messages; values below 1 count as 1.
-        max_chars: the maximum number of characters of all texts together; 0 means no limit.
+        max_chars: the maximum number of characters of all texts in total; 0 means no limit.
     """
     return BoundedMessages(max_messages, max_chars)
 

@@ -182,7 +182,7 @@ def trim(
 
     Args:
         messages: everything that could be sent, in order.
-        budget: the maximum number of tokens of all sent messages together.
+        budget: the maximum number of tokens of all sent messages in total.
         counter: the counter of texts; by default, `estimate`.
         max_messages: the maximum number of messages before the newest user message; tool calls do not count.
 

@@ -60,28 +60,27 @@ class TurnOptions:
     """Options for reading and writing the session in a turn.
 
     - `max_messages`: the maximum number of messages of earlier turns.
-    - `max_tokens`: the maximum number of tokens of a model call, including the system message and this turn's tool
-      calls.
+    - `max_tokens`: the maximum number of tokens of a model call, with the system message and this turn's tool calls.
     - `counter`: the counter of tokens; by default, the best one for the model.
     - `context_window`: the model's context window in tokens; by default, it comes from the model's profile or name.
     - `max_output_tokens`: the maximum number of tokens of the reply.
-    - `plan`: the layout of the sections.
+    - `plan`: the order and the sizes of the sections of a model call, such as summaries and facts.
     - `sources`: find texts that are relevant to an input, such as older turns.
     - `compression`: turns older messages into summaries.
-    - `tool_memory`: the number of earlier turns of which an agent with tools sees the tool calls and results, within
-      their share of the plan; 0 means none.
+    - `tool_memory`: the number of earlier turns whose tool calls and results an agent with tools sees, as far as they
+      fit into their share of the plan; 0 means none.
     - `learning`: proposes facts from human messages in the background after a turn.
     - `session_id`, `user_id`: functions of a run's config, or of the config and LangGraph's runtime.
     - `keep_originals`: True to store the full LangChain message in addition to its text.
     - `answers`: False to store only the question, because the model's reply is an intermediate step.
-    - `scope`: the conversation of the agent: the session's turn (`turn`), a conversation of its own (`own`), or `none`.
+    - `scope`: `turn` for an agent that takes part in the session, `own` for a separate conversation, or `none`.
     - `question_text`: the stored text of a question: the text after other middleware (`"sent"`, so that redaction
       applies), or the text of the caller (`"received"`, if middleware adds to it).
     - `ordered`: True to execute the turns of a session one after the other in this process.
 
     If `max_messages` or `max_tokens` is 0, earlier turns are left out; None means no such limit. A further limit is the
     context window minus the tokens of the reply and of the tools. By default (`auto`), `max_tokens` is what the window
-    allows, or 4,000 if the window is unknown, and `max_messages` is 20, or no limit if `max_tokens` is given.
+    allows, or 4,000 if the window is unknown. By default, `max_messages` is 20, but None if `max_tokens` is given.
 
     By default, the session is `configurable["thread_id"]` and the user is `configurable["user_id"]`. If they are
     missing, the run's context is used: its `session_id` or `thread_id`, and its `user_id`.

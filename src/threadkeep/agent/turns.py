@@ -48,7 +48,7 @@ _NEAR_ROWS: Final = 50
 
 
 def _belongs_to(text: str, row: Message) -> bool:
-    """Return True if a row asks a text, or is a superseded message or a partial answer."""
+    """Return True if a row is a question with this text, a superseded message, or a partial answer."""
     return row.superseded_at is not None or (row.content == text if row.role == "user" else row.status == "interrupted")
 
 
@@ -295,9 +295,9 @@ class OpenTurn(TurnContext):
         return await self._store_answer(answer, told=told, completes=partial_id)
 
     async def _partial_id(self) -> str | None:
-        """Return the id of the speaker's partial answer that the answer replaces, if the question is asked again.
+        """If the question is a repeat, return the id of the speaker's partial answer that the new answer replaces.
 
-        It answers this question, or the same text that was asked next to it under another id, as chat clients do.
+        Chat clients may repeat a question under another id, so adjacent questions with the same text count too.
         """
         seq, past = self.question_seq, self._recollection.messages
         again = self._repeated or (past and (past[-1].role == "user" or past[-1].status == "interrupted"))

@@ -248,7 +248,7 @@ def _sentence(error: ValidationError) -> str:
     first = error.errors(include_input=False, include_url=False)[0]
     location = [str(part) for part in first["loc"]]
     if location[:1] == ["channels"] and len(location) > 1:
-        # Pydantic reports (channels, index, kind, field). Omit the kind, which is missing if pydantic does not know it.
+        # Pydantic reports (channels, index, kind, field), without an unknown kind. Leave out the kind.
         location = [f"channel {int(location[1]) + 1}", *location[3 if len(location) > 3 else 2 :]]
     problem = {
         "missing": "is missing; add it",

@@ -63,8 +63,7 @@ type StartedRuns = list[Started] | None
 class Intake:
     """A service that takes updates from callbacks and polling, and starts runs for their messages.
 
-    To take a message means to store it, first in the outbox and then as a run. `wake` is called when an answer is ready
-    to be sent.
+    To take a message means to store it, first in the outbox, then as a run. `wake` is called when an answer is ready.
     """
 
     def __init__(

@@ -213,7 +213,7 @@ class WeComServiceClient(WeComClient):
     """A client of customer service desks, which sends answers and fetches messages."""
 
     async def send(self, address: Address, part: Part) -> Outcome:
-        """Send a part with its id, so that WeCom sends it only once. If WeCom accepts no more, mark the part as cut."""
+        """Send a part with its id, so that WeCom sends it only once. Add `CUT` if WeCom accepts no further part."""
         is_cut = part.number == _MOST_PARTS - 1 and not part.last
         message: dict[str, Json] = {
             "touser": text_in(address, "touser"),

@@ -89,7 +89,7 @@ class WeComServiceChannel(WeComXmlChannel[WeComServiceOptions]):
         return f"wecom_cs:{self.options.corp_id}"
 
     def split(self, text: str) -> tuple[str, ...]:
-        """Split an answer at paragraphs into parts to which the mark of a cut answer can be added."""
+        """Split an answer at paragraphs into parts that have room for the mark `CUT`."""
         return split_text(text, MAX_MESSAGE_BYTES - utf8_length(CUT), size=utf8_length)
 
     def read_page(self, page: Json) -> SyncPage:

@@ -103,7 +103,7 @@ type Conversations = AsyncGenerator[Conversation | Unreadable | None]
 class Reading:
     """The progress of reading another system: `done` of `total` bytes or conversations, and counts of skipped entries.
 
-    `has_channel` becomes true when a state of LangGraph has the channel to import.
+    `has_channel` becomes true when a LangGraph state with the channel to import was found.
     """
 
     total: int = 0

@@ -183,8 +183,7 @@ async def opened_app(
 ) -> AsyncIterator[App]:
     """Open the configured app.
 
-    If `works` is true, this process executes queued runs. An unreachable PostgreSQL server is an error unless `waits`
-    is true.
+    If `works` is true, this process executes runs. An unreachable PostgreSQL is an error unless `waits` is true.
     """
     from threadkeep.store.opening import open_database
 

@@ -162,7 +162,7 @@ class Terminal:
             label = " " * len(label)
 
     def facts(self, facts: Iterable[tuple[str, str]], *, width: int = 0) -> None:
-        """Print lines with a label each. The labels are padded to `width` characters."""
+        """Print a line for each label and text. The labels are padded to `width` characters."""
         for label, text in facts:
             self.labelled(f"{label:<{width}}", text)
 

@@ -40,7 +40,7 @@ class Extent:
 class SummaryRoom:
     """Limits for the length of summaries, in tokens.
 
-    all: all active summaries together.
+    all: all active summaries in total.
     framed: all active summaries with the text around them in a prompt.
     one: one summary.
     asked: the length that the prompt asks for. It is below `one`, because a model does not count exactly.
@@ -177,9 +177,9 @@ def kept_after(rows: Sequence[Message], left_out_upto_seq: int, *, complete: boo
 
 
 def part_length(rows: Sequence[Message], sizes: Sequence[int], room: int) -> int:
-    """Return how many of the oldest rows a model reads in its next call: whole turns if possible, at least one row.
+    """Return how many of the oldest `rows` the next call of the summarizer reads: whole turns if possible.
 
-    These rows have at most `room` tokens together, unless a single row has more. `sizes` has the tokens of each row.
+    It reads at most `room` tokens in total, but at least one row, which may be longer. `sizes`: the tokens of each row.
     """
     used = fitting = 0
     for size in sizes:
@@ -255,7 +255,7 @@ def _spoken(rows: Sequence[Message]) -> list[Message]:
 
 
 def _fitting(rows: Sequence[Message], tokens: int) -> int:
-    """Return how many of the leading rows have at most `tokens` tokens together."""
+    """Return how many of the leading rows have at most `tokens` tokens in total."""
     for index, row in enumerate(rows):
         tokens -= row.tokens or 0
         if tokens < 0:

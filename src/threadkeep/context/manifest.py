@@ -146,9 +146,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A message of the run that is in no transcript and was not sent, or a range of messages, and the reason.
+    """A message that was not sent to the model, or a range of adjacent messages, and the reason.
 
-    A range may include messages of the transcript, which are then in `ContextManifest.excluded` too.
+    `ContextManifest.excluded` lists messages of the transcript. A range here may include some of them too.
     """
 
     id: str | None

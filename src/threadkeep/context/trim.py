@@ -97,7 +97,7 @@ def plan(
     Args:
         items: the messages in order.
         measure: a function that returns the size of the message at an index; called only for messages that may be sent.
-        budget: the maximum number of tokens of all messages together.
+        budget: the maximum number of tokens of all messages in total.
         max_messages: the maximum number of messages before the turn, not counting tool calls and results.
         turn: the start of the current turn if its question has several messages; by default the newest user message.
         anchor: the start of history; without one, history is the newest messages that fit.
@@ -232,7 +232,10 @@ class _Planner:
     def _place_history(
         self, history: Sequence[list[int]], places: int | None, anchor: Anchor | None, reason: Reason
     ) -> Sequence[list[int]]:
-        """Add the newest groups of history that fit (at most `places` messages) to the plan, and return them."""
+        """Add the newest groups of history that fit (at most `places` messages) to the plan, and return them.
+
+        Exclude the others: as `over_budget` if the tokens ran out, otherwise for `reason`.
+        """
         fitting, stopped = self._newest(history, self._left, places)
         if _overflows(anchor) or len(fitting) < len(history):
             self._pushed_out = bool(self._steps)

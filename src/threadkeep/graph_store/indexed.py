@@ -106,7 +106,7 @@ class IndexedTranscripts(GraphTranscripts):
         await super().branch(branching)
         await self._follow(branching.branch_id)
         if not is_new:
-            return  # its messages may differ by now from those that the summaries cover
+            return  # this branch may have other messages than the summaries cover
         try:
             await self.index.copy_summaries(branching)
         except StoreError as error:

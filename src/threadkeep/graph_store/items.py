@@ -115,7 +115,7 @@ class Items(Readable, Protocol):
 
     @property
     def locks(self) -> Locks[ItemKey]:
-        """This process's locks of conversations, by the key of the metadata item."""
+        """This process's locks on conversations, by the keys of their metadata items."""
 
     def conversations(self, layout: GraphLayout) -> AsyncIterator[tuple[str, Value]]:
         """Yield the session id and the metadata of each conversation in the layout's namespace, in any order."""

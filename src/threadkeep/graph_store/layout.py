@@ -85,7 +85,7 @@ def clipped(ranges: Sequence[tuple[int, int]], first_seq: int, last_seq: int) ->
 
 
 def size_of(ranges: Ranges) -> int:
-    """Return the number of `seq` values (messages) in all ranges together."""
+    """Return the number of `seq` values (messages) in all ranges."""
     return sum(high - low + 1 for low, high in ranges)
 
 

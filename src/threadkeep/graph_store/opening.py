@@ -141,8 +141,8 @@ def _score(message: Message, words: list[str]) -> float:
 class ConversationArchive:
     """A service that restores exported sessions as conversations in a graph store.
 
-    Each part is stored atomically, but not all parts together; an interrupted `restore` can be repeated. A stored
-    message becomes superseded if the export has it as superseded. Archived messages become active. Retention limits and
+    Each part is stored atomically, but the whole import is not; an interrupted `restore` can be repeated. A stored
+    message becomes superseded if it is superseded in the export. Archived messages become active. Retention limits and
     summaries are omitted, and counted in the results.
     """
 
@@ -199,7 +199,7 @@ class ConversationArchive:
         for key, value in appended.items.items():
             if "seq" in value:
                 seqs[key.key.removeprefix("\t")] = int(value["seq"])  # `id_note` may have added the tab
-        # Keep the conversation's own reset or that of the export, whichever is after more messages.
+        # Keep the later reset, either the conversation's own or that of the export.
         here = {message.seq: seqs[str(message.id)] for message in messages if message.seq}
         grown = appended.conversation
         grown = replace(grown, reset_seq=max(grown.reset_seq, here.get(info.reset_seq, 0)))
@@ -216,7 +216,7 @@ class ConversationArchive:
     async def _with_marks(
         self, chunks: HeldChunks, messages: Sequence[Message], known: Mapping[str, int]
     ) -> Conversation:
-        """Mark active messages in `chunks` that the export has as superseded; return the changed conversation."""
+        """Mark active messages in `chunks` that are superseded in the export; return the changed conversation."""
         marks = {known[str(one.id)]: marks_of(one) for one in messages if one.superseded_at and str(one.id) in known}
         active = [seq for seq in marks if not chunks.conversation.superseded_between(seq, seq)]
         if not active:

@@ -160,7 +160,7 @@ class ConversationSuperseding:
     ) -> tuple[Conversation, list[Message]]:
         """Mark messages in `chunks` as superseded, with the fields that `mark` returns for a stored message.
 
-        Return the changed conversation, and the messages as they were.
+        Return the changed conversation, and the messages as they were before.
         """
         former, taken, marked = chunks.conversation, list[Message](), dict[int, Value]()
         for span in ranges:

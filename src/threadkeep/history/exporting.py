@@ -128,7 +128,7 @@ async def export(
         # Skip summaries under a conversation's id: they belong to a session with the same id.
         for archived in await memory.summaries.for_export(info.session_id, view=view) if layout is None else ():
             first, last = archived.summary.first_seq, archived.summary.last_seq
-            # Skip a summary that was written meanwhile and covers messages that are left out, or that covers no others.
+            # Skip a summary that covers messages newer than this export, or none of the exported messages.
             if last <= info.last_seq and numbering.of_seq(first - 1) < numbering.of_seq(last):
                 stream.write(summary_line(numbering.of_summary(archived)).encode())
                 done.summaries += 1

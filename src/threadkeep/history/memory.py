@@ -409,7 +409,7 @@ class Memory:
 
         Raises:
             InvalidKey, InvalidInput: a session id or a user id is not valid; nothing was stored.
-            StoreUnavailable: the database is not available; in a retry, messages that have an id are not stored twice.
+            StoreUnavailable: the database is not available; on a retry, messages that have an id are not stored twice.
         """
         check_each("parts", parts, ArchivedPart)
         for part in parts:

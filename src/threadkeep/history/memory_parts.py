@@ -173,8 +173,7 @@ class MessageSearch:
     ) -> SearchResult:
         """Return up to `limit` messages that contain all words of a query, and the number of unindexed messages.
 
-        The search waits only for messages of the given session or user, so a backlog of other sessions does not delay
-        it.
+        The search waits only for messages of the given session or user, not for a backlog of other sessions.
         """
         complete = False
         # Search even if the database accepts no writes (full disk, missing rights).
@@ -191,9 +190,9 @@ class MessageSearch:
             with contextlib.suppress(StoreError):
                 started = time.monotonic()
                 complete = await self._index.catch_up(seconds=_TIMEOUT_SECONDS)
-                # Count only if there is much to index, because the count reads all sessions.
-                much = not complete and time.monotonic() - started >= _TIMEOUT_SECONDS
-                if much and not behind and (waiting := await self._index.unindexed()) >= MUCH_UNINDEXED:
+                # Count only if indexing has reached its time limit, because the count reads all sessions.
+                is_late = not complete and time.monotonic() - started >= _TIMEOUT_SECONDS
+                if is_late and not behind and (waiting := await self._index.unindexed()) >= MUCH_UNINDEXED:
                     behind, began = waiting, started
                     self._observer.notify(IndexingBegan(messages=behind))
                 if (complete or await self._index.catch_up()) and behind:

@@ -70,7 +70,7 @@ class SessionEvents:
         self.written(started, "ok")
 
     def read_failed(self, error: Exception, outcome: Outcome) -> None:
-        """Report that a read failed, once for an error that passes several readers."""
+        """Report that a read failed. An error that passes through several callers is reported once."""
         if not vars(error).get("reported"):
             error.__dict__["reported"] = True
             self._observer.notify(ReadFailed(**self._labels, outcome=outcome, error=type(error).__name__))

@@ -66,7 +66,7 @@ class SessionRows:
         return self.messages[start:end], sums.between(self.messages, start, end)
 
     def with_older(self, older: Sequence[Message], first_seq: int) -> SessionRows:
-        """Return these rows preceded by `older` rows, which must be newest first."""
+        """Return a copy with `older` messages (newest first), which is complete from `first_seq` on."""
         return replace(self, messages=(*reversed(older), *self.messages), first_seq=first_seq)
 
     def superseded_between(self, after: int, before: int) -> list[tuple[int, int]]:

@@ -286,11 +286,11 @@ class DirectiveLearner:
 
 
 def _marked(messages: Sequence[Message]) -> dict[str, Scope | None]:
-    """Return the workspaces that answers record, by run id."""
+    """Return the workspaces in the metadata of the answers, by run id."""
     found: dict[str, Scope | None] = {}
     for message in messages:
         if message.role == "assistant" and message.run_id and WORKSPACE in message.metadata:
-            with contextlib.suppress(InvalidInput):  # another build or a caller may have stored any value
+            with contextlib.suppress(InvalidInput):  # another version or a caller may have stored any value
                 found[message.run_id] = Scope("workspace", cast("str", message.metadata[WORKSPACE]))
     return found
 

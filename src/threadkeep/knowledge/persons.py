@@ -28,8 +28,7 @@ class Persons(ClockedTables, sql=OWNER_SQL):
     """The persons of a database.
 
     An id is a `user_id` or a channel's sender, such as `telegram:123`. Each id is a separate person until it is merged
-    into another. A merge moves no data, so it can be undone: facts stay under their id, and are found under all ids of
-    the person.
+    into another. A merge moves no data, so it can be undone: facts stay under their id and are found under all ids.
     """
 
     async def resolve(self, alias: str, *, name: str | None = None) -> Person:

@@ -31,7 +31,7 @@ class Procedures(ClockedTables, sql=(*OWNER_SQL, "procedures.sql")):
     async def teach(self, procedure: Procedure, *, user_id: str | None = None) -> Procedure:
         """Store a procedure, or replace the procedure with the same name, and return it.
 
-        New content resets the counts of uses.
+        New content resets the usage counts.
 
         Raises:
             SessionNotFound: the scope is a session that does not exist.

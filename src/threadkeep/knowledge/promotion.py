@@ -71,7 +71,7 @@ _DIRECTIVE = re.compile(
 )
 # A text that begins like this is about its author, and must not become a fact that a whole workspace reads.
 _FIRST_PERSON = re.compile(
-    # Before these words, which do not follow the French "je", it is Dutch for "you" and "your".
+    # "je" is French for "I". Before one of the listed words, it is Dutch for "you" or "your".
     r"^\W*(?:I['’\s]|je(?!\s+(?:moet|kunt|kan|mag|hebt|bent|zult|zal|wilt?|hoeft|krijgt|gebruikt|vindt|eigen)\b)(?![\w-])"
     r"|(?:my|ich|mein(?:e[mnrs]?)?|ik|mijn|mon|ma|mes|yo|(?:mi|meu|minha)s?|я|мо[йяеёи]|мне|меня)(?![\w-])|j['’]"
     r"|我(?!们|們)|私(?!たち|達)|[僕俺](?!たち|達|ら)|저는|제가|나는|내가)",

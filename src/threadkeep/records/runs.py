@@ -185,7 +185,7 @@ class Run:
 
     @property
     def input(self) -> Mapping[str, Json]:
-        """The input of the first message; empty if the run was deleted or cannot be read."""
+        """The input from the run's first message; empty if the stored run was deleted or cannot be read."""
         return self.inputs[0].values if self.inputs else {}
 
 

@@ -31,7 +31,7 @@ class RunRequest:
     - `session_id`: if it is None, the run continues the user's last session with the workflow, or starts a new one.
     - `sessionless`: if it is true, the run sees no earlier turns and stores none.
     - `message_id`: the request can be repeated safely with the same id.
-    - `inputs`: the payload that started the run; of the chat, `quoted_text` if the message replies to a text.
+    - `inputs`: the payload that starts the run; in the chat, its `quoted_text` is the text that the message replies to.
     - `results`: the values that a channel parsed from the payload.
     - `metadata` and `sent_at` (the time that the platform reports): they are stored with the message.
     - `stream`: if it is true, the caller receives each token when it arrives.
@@ -85,8 +85,7 @@ class RunRequest:
 class Submitted:
     """The run that answers a request: a `new` run, one that the request `joined`, or one that was `known` already.
 
-    `stream` receives the tokens and the outcome of the run in this process. `over` is true if the run had ended before
-    the request.
+    `stream` receives the tokens and outcome of the run in this process. `over`: the run had ended before the request.
     """
 
     run_id: str

@@ -94,7 +94,7 @@ class RunWorkflows:
         return self._restored[key]
 
     async def may_execute(self, run: Run) -> bool:
-        """Return True if this process has a workflow of the run's name, or the run is to be stopped."""
+        """Return True if this process has a workflow with the run's name, or if the run must be stopped."""
         try:
             return run.cancel_requested_at is not None or bool(await self.of(run))
         except VersionGone as gone:

@@ -140,7 +140,7 @@ class Worker:
             stream.end()
 
     async def _leaves(self, run_id: str) -> bool:
-        """Return True if this process lacks the workflow of a run, and so leaves it to others; note that in its row."""
+        """Return True if this process leaves a run to others, as it lacks the workflow; record it in the run's row."""
         run = await self._runs.run(run_id, damaged=True)
         if leaves := run is not None and not await self.workflows.may_execute(run):
             await self._runs.note_workflow_gone(run_id)

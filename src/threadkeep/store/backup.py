@@ -99,7 +99,7 @@ def restore_sqlite(
 ) -> None:
     """Replace the database `target` by the copy `source`. If the call is interrupted, the old database stays.
 
-    No process may have the old database open. It may be damaged, or its file missing. If `target` is a symbolic link,
+    No process may have the old database open. The old file may be damaged or missing. If `target` is a symbolic link,
     the linked file is replaced. If this process is root, the file keeps its owner. With a `key`, the new database is
     encrypted, even if the copy is not.
 

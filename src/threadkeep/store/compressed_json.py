@@ -1,4 +1,4 @@
-"""Compression of JSON texts with zstd and a trained dictionary, because short texts hardly compress alone.
+"""Compression of JSON texts with zstd and a trained dictionary, because short texts hardly compress on their own.
 
 Texts that were written before migration 25 have another format, which is still read.
 """

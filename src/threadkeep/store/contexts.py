@@ -229,7 +229,7 @@ class RecallIndexRows(Tables, sql=("{backend}/sessions.sql", "recall_indexes.sql
             await self._driver.write([(self._sql["delete_index"], {"session_id": session_id})])
 
     async def has_texts(self, session_id: str, texts: IndexedTexts) -> bool:
-        """Return True, because other programs never change these tables."""
+        """Return True: the texts are as they were indexed, because other programs never change these tables."""
         return True
 
 

@@ -278,12 +278,12 @@ def erase_marker(session_id: str) -> str:
 
 
 def _columns(session_id: str | None, run_id: str) -> dict[str, str]:
-    """Return those fields of a manifest that its row has as columns too."""
+    """Return the fields of a manifest that are also stored in columns of their own."""
     return ({} if session_id is None else {"session_id": session_id}) | {"run_id": run_id}
 
 
 def _without_columns(manifest: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str, Json]:
-    """Return the manifest with `true` in place of each value that a column of its row has too."""
+    """Return the manifest with `true` in place of each value that is also in its own column, to save space."""
     return {**manifest, **{name: _ELSEWHERE for name, value in columns.items() if manifest.get(name) == value}}
 
 

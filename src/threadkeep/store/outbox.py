@@ -52,7 +52,7 @@ class Outgoing:
 
 @dataclass(frozen=True)
 class ChannelState:
-    """The numbers of a channel's undelivered answers, and the times of the oldest one and of the last message heard."""
+    """Counts of a channel's undelivered answers, and the times of the oldest one and of the last received message."""
 
     counts: Mapping[str, int]
     oldest_open: datetime | None
@@ -61,7 +61,7 @@ class ChannelState:
 
 @dataclass(frozen=True)
 class Recipient:
-    """The recipient of a session: the channel and address of the last message, and the session's owner."""
+    """The destination of a session's answers: the channel and address of the last received message, and the owner."""
 
     channel: str
     address: Address = field(repr=False)
@@ -232,7 +232,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return [number for (number,) in rows]
 
     async def claim(self, number: int, owner: str, *, seconds: float) -> Outgoing | None:
-        """Claim a message for `owner`, to send it within some seconds; return None if it may not be sent now."""
+        """Claim a message for `owner`, who may send it within `seconds`. Return None if it cannot be claimed now."""
         times = {"now": self._now(), "until": self._later(seconds), "beyond": self._later(WRONG_CLOCK_SECONDS)}
         parameters = {"number": number, "owner": owner, **times}
         async with self._driver.writing() as connection:

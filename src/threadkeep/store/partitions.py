@@ -74,7 +74,7 @@ class PartitionState(NamedTuple):
     views: str | None
 
     def refusal(self, wanted: int) -> str | None:
-        """Return an error message if the tables cannot get `wanted` partitions, or None."""
+        """Return an error message if the tables cannot be given `wanted` partitions, otherwise None."""
         if self.partitions not in (0, wanted):
             cure = "to change the number, export the sessions and import them into a new database."
             return f"This database has {self.partitions} partitions; {cure}"
@@ -101,7 +101,7 @@ async def partition(driver: Driver, partitions: int, *, report: Progress) -> boo
     After an interruption, the next call continues the work. Concurrent callers share it.
 
     Raises:
-        InvalidInput: the tables cannot get this number of partitions, or another process has removed their copy.
+        InvalidInput: the tables cannot be given this number of partitions, or another process has removed their copy.
         RowLocked: other transactions kept the tables locked for too long; the next call continues.
     """
     state = await partition_state(driver)

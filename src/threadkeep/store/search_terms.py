@@ -42,7 +42,7 @@ def search_terms(text: str) -> Sequence[str]:
 
 
 def is_indexed(term: str) -> bool:
-    """Return False for signs such as emoji, and for one character of a script without spaces, indexed only in pairs."""
+    """Return False for signs such as emoji, and for a single character of a script whose texts are indexed in pairs."""
     return _WORDS.search(term) is not None and not (len(term) == 1 and _UNSPACED.match(term))
 
 

@@ -193,7 +193,7 @@ class TableTranscripts:
             return await connection.fetch_each(statements)
 
     async def find(self, session_id: str, message_id: str) -> Message | None:
-        """Return the message with an id, also if it is superseded; None if it is missing."""
+        """Return the message with this id, even if it is superseded; None if it is missing."""
         if clean_text(message_id) != message_id:
             return None
         rows = await self._driver.fetch(self._sql["message_with_id"], {"session_id": session_id, "id": message_id})

@@ -264,7 +264,7 @@ class Transcripts(Protocol):
         """Return the newest messages with a `seq` between `after` and `before`, both excluded, for a model call."""
 
     async def find(self, session_id: str, message_id: str) -> Message | None:
-        """Return the message with an id, also if it is superseded; None if it is missing."""
+        """Return the message with this id, even if it is superseded; None if it is missing."""
 
     async def with_ids(self, session_id: str, message_ids: Collection[str]) -> list[Message]:
         """Return the existing messages with these ids, including superseded ones, in order."""

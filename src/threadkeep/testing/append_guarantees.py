@@ -219,7 +219,7 @@ class AppendGuarantees(TranscriptSource):
             ]
 
     async def test_an_answer_that_was_told_in_an_outage_is_never_lost(self) -> None:
-        """An answer that a caller has received stays; the receipt of a later answer to the same question names it."""
+        """An answer that a caller has received stays active; a later answer to its question does not become active."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "q")))
             first = Message("assistant", "one", id="a1", author="writer", answers="q")

@@ -50,7 +50,7 @@ def streamed(example: str, description: str) -> dict[str, Any]:
 
 
 class EventStream(StreamingResponse):
-    """A response of server-sent events. It closes the generator of the events, also if the client disconnects."""
+    """A response of server-sent events. It closes the generator of the events, even if the client disconnects."""
 
     media_type = "text/event-stream"
 

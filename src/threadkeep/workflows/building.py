@@ -108,8 +108,7 @@ class Paths:
     def meetings(self) -> dict[str, tuple[str, ...]]:
         """Map each node that waits for parallel branches to the nodes that lead to it.
 
-        A node waits only if every run takes these branches and the workflow has no cycle. Otherwise, a run could wait
-        forever.
+        A node waits only if every run takes these branches and no cycle exists; otherwise, a run could wait forever.
         """
         if any(name in self.after(name) for name in self.following):
             return {}

@@ -45,7 +45,7 @@ def circles(children: Children) -> Iterator[Way]:
         try:
             TopologicalSorter({name: _known(rest, name) for name in rest}).prepare()
         except CycleError as error:
-            # Each name in the list is called by the next one.
+            # In the error's list, each workflow is called by the next one.
             circle: Way = tuple(reversed(error.args[1]))
             yield circle
             rest = {name: called for name, called in rest.items() if name not in circle}

@@ -357,7 +357,7 @@ def select(
     Args:
         ranked: Turns with their scores, from `RecallIndex.rank`.
         cost_of: Returns the tokens of the turn with an id, including its frame.
-        budget: The maximum number of tokens of all turns together.
+        budget: The maximum number of tokens of all turns in total.
         group_of: Returns the group of a turn, such as its day; the first turn of a group costs more.
         group_cost: The tokens that the first turn of a group costs in addition.
     """

@@ -114,7 +114,7 @@ _SIGNS, _PAST = WordTable(_signs_in), WordTable(_is_past)
 
 
 type Priors = tuple[float, ...]
-"""A prior for each kind of answer, in the order of `KINDS`."""
+"""A turn's score for each kind of answer, before a query is known, in the order of `KINDS`."""
 
 
 class Surroundings(NamedTuple):
@@ -158,6 +158,6 @@ def answer_signals(signs: Signs) -> Sequence[float]:
 
 
 def priors_of(signals: Sequence[float], answers: Sequence[float]) -> Priors:
-    """Return a turn's prior, a score for how informative it is, for each kind of answer in `KINDS`."""
+    """Return a turn's score for each kind of answer in `KINDS`, from `prior_signals` and `answer_signals`."""
     base = math.sumprod(PRIOR.values(), signals)
     return (*(base + weight * answer for weight, answer in zip(ANSWER.values(), answers, strict=True)), base)

@@ -287,9 +287,9 @@ class Graphiti:
         return scope.owner if scope.kind == "workspace" else self.workspace
 
     async def note_repo_state(self) -> Promoted | None:
-        """Store the state of the configured Git folder as a fact, and queue it for Graphiti, if it has changed.
+        """If the state of the configured Git folder has changed, store it as a fact and queue it for Graphiti.
 
-        If consent does not cover `git_metadata` and `promoted_facts`, the folder is not read.
+        The folder is read only if consent covers both `git_metadata` and `promoted_facts`.
         """
         options = self.options
         if options is None or options.git_folder is None or options.workspace is None:

@@ -193,7 +193,7 @@ class DeliveryWorker:
         await self._deliveries.give_up(done, "gone")
         batch = [one for one in batch if one.content is not None]
         if not batch:
-            # Pause longer if messages without consent, or deletions, wait.
+            # Pause longer if only deletions, or messages without consent, are waiting.
             queued, deletions = (0, 0) if done else await self._deliveries.open_of(lease.group_id)
             seconds = _LONGEST_POLL_SECONDS if queued or deletions else self._options.poll_seconds
             return _Pause(0.0 if done else seconds, error="no_consent" if queued else None)

@@ -1,4 +1,4 @@
-"""Runs in conversations: locks, positions, double texting, and the session that a user continues."""
+"""Runs in conversations: their locks, their order, double texting, and the session that each user continues."""
 
 from __future__ import annotations
 
@@ -50,8 +50,7 @@ class ActiveSessions(ClockedTables, sql=("runs_order.sql",)):
     async def active_session(self, user_id: str, workflow: str, *, otherwise: str) -> str:
         """Return the session that a user continues; if there is none, set and return `otherwise`.
 
-        Two concurrent first messages get the same session. A stored session that is deleted, inactive or not the user's
-        is replaced.
+        Two concurrent first messages get the same session. A deleted, inactive or other user's session is replaced.
         """
         parameters = {"user_id": user_id, "workflow": workflow, "session_id": otherwise}
         async with self._driver.writing() as connection:

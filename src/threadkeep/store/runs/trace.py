@@ -188,8 +188,7 @@ class RunTrace:
     ) -> int:
         """Store a group in a transaction that has locked the trace; return the number of the newest event.
 
-        `held` has the rows of the statements from `hold`. If the run `ends`, the whole trace is packed, unless it
-        is too long.
+        `held` has the rows of the statements from `hold`. If the run `ends`, pack its trace, unless it is too long.
         """
         [(last_number, characters, cut, *packed)], *found = held
         before = _Extent(int(last_number), int(characters), bool(cut))

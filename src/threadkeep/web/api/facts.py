@@ -215,7 +215,7 @@ async def forget_procedures(what: ForgetInput, app: AppInUse, user_id: UserId = 
 
 @procedures_router.get("/{procedure_id}", summary="See a procedure")
 async def get_procedure(procedure_id: ProcedureId, app: AppInUse, user_id: UserId = None) -> ProcedureView:
-    """Return a procedure with its instructions, its conditions and its counts of use."""
+    """Return a procedure with its instructions, its conditions and its usage counts."""
     return ProcedureView.of(await app.memory.procedures.procedure(procedure_id, user_id=user_id))
 
 

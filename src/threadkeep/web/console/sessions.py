@@ -80,7 +80,7 @@ async def show_session(
 ) -> Response:
     """Show a page of 100 messages of a session as a chat."""
     session, info = await AllSessions(app.memory).find(session_id, user_id=user)
-    # Read the runs first: a page without a run must have its answer.
+    # Read the runs before the messages, so that the page has the answer of a run that it no longer shows.
     runs = [] if info.namespace else await _runs_to_show(app, session_id)
     shown = await session.page(before, _MESSAGES, view="history")
     waiting = [message for message in session.waiting() if message.id not in {one.id for one in shown.messages}]
@@ -103,7 +103,7 @@ async def show_session(
 
 
 async def _runs_to_show(app: App, session_id: str) -> list[Run]:
-    """Return a session's unfinished runs, oldest first. Without any, return its newest run or reset if that failed."""
+    """Return a session's unfinished runs, oldest first; if there are none, its newest run or reset, if that failed."""
     service = await app.runs.service()
     runs = await runs_of(service, session_id)
     resets, _ = await service.list(RunQuery(session_id=session_id, workflow=RESET, limit=1))

@@ -104,7 +104,7 @@ class RunEvents:
     def number_after(self, seq: int) -> None:
         """Give later events numbers above `seq`, because the numbers up to `seq` are already in use.
 
-        The last events keep their numbers: a reader that has one of them from another process has all others, too.
+        The run's last events keep their numbers: a reader that got one of them from another process has all others too.
         """
         if seq < seq_base(self.run) + _END_SEQ:
             self._seq = max(self._seq, seq)

@@ -77,7 +77,7 @@ class ThreadRuns:
         """
         body.check()
         if self.thread_id is None and body.on_completion == "keep":
-            raise InvalidInput("A run without a thread keeps none; create one with POST /threads, and run in it.")
+            raise InvalidInput("A run without a thread cannot keep one; create one with POST /threads, and run in it.")
         runs = await self.app.runs.service()
         start = Start.of(body.model_dump(exclude_none=True, by_alias=True))
         start = replace(start, user_id=user_of(start, self.caller, self.user_id))
@@ -92,7 +92,7 @@ class ThreadRuns:
         if waiting is None:
             raise InvalidInput("No run of this thread waits for a person.")
         if body.assistant_id != waiting.workflow:
-            raise InvalidInput(f"The run that waits is one of {waiting.workflow!r}; send this as `assistant_id`.")
+            raise InvalidInput(f"The waiting run is of the workflow {waiting.workflow!r}; send this as `assistant_id`.")
         known, before = thread_events_of(self.request.app).follow_run(runs, waiting), 0
         async for _ in known.events_from(0):  # wait until this process has read the events up to the pause
             before += 1
