@@ -290,7 +290,7 @@ def test_a_minimum_above_the_maximum_names_both_variables(monkeypatch: pytest.Mo
 
 
 def test_all_invalid_variables_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has a line; `variable` is the first of the settings, so that of the database precedes the others."""
+    """Each has a line, in the order of the settings; `variable` is that of the first line."""
     error = refused(monkeypatch, PORT="99999", DATABASE_URL="sqlite:///threadkeep.db", LOG_LEVEL="LOUD")
     assert error.variable == "THREADKEEP_DATABASE_URL"
     named = [line.partition(" ")[0] for line in str(error).splitlines()]

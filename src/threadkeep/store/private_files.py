@@ -37,11 +37,11 @@ def beside(database: Path) -> list[Path]:
     return [database.with_name(database.name + ending) for ending in ("-journal", "-wal", "-shm")]
 
 
-def give_to_owner(made: Path | int, known: Path) -> None:
-    """If this process is root, give a new file or folder to the owner of the path `known`, such as a service's user."""
+def give_to_owner(made: Path | int, owned: Path) -> None:
+    """If this process is root, give a new file or folder to the owner of the path `owned`, such as a service's user."""
     if os.geteuid() == 0:
         with contextlib.suppress(OSError):  # root without this right, as in some containers
-            owner = known.stat()
+            owner = owned.stat()
             os.chown(made, owner.st_uid, owner.st_gid, follow_symlinks=isinstance(made, int))
 
 

@@ -279,8 +279,8 @@ class _Connector:
             connection.create_function("translate", 3, _translate, deterministic=True)
             if path is not None and isinstance(connection, BatchingConnection):
                 connection.file = self.file = self.file or OpenFile.of(path)
-            if self.read_only:
-                connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")  # for imports
+            if self.read_only:  # an import counts texts of another system that are not UTF-8
+                connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
             if read_only:
                 return connection
             for pragma in ("foreign_keys = ON", "secure_delete = ON", f"synchronous = {self.options.synchronous}"):
