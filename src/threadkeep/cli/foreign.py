@@ -278,7 +278,7 @@ def _conversation(item: object, name: str, reading: Reading, user_id: str | None
 
 
 def _messages(nodes: Iterable[Mapping[str, Any]], moment: datetime | None, reading: Reading) -> Iterator[Message]:
-    """Yield the messages to import. A message without a time gets the last known time, at first `moment`."""
+    """Yield the messages to import. Without a time, a message gets that of the message before, the first `moment`."""
     for values in nodes:
         text = _text(values)
         if (reason := _left_out(values, text)) is not None:

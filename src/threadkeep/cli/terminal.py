@@ -99,7 +99,7 @@ class Terminal:
         print(dump(value, sys.stdout), flush=True)  # noqa: T201 - rich would wrap it
 
     def result(self, value: object, text: str | Callable[[], object], *, style: str = "", failed: bool = False) -> None:
-        """Print the value with `--json`, otherwise the text; a function prints its text itself.
+        """Print the value with `--json`, otherwise the text. If `text` is a function, call it to print the text.
 
         If `failed` is true, print a sentence as an error, and exit with 1.
         """

@@ -176,7 +176,7 @@ async function send(form, isRepeat = false) {
     await refresh();
     if (form.isConnected) return send(form, true);
   }
-  // A page without a cure is of a proxy in front of the service.
+  // The error page of a proxy in front of the service has no cure.
   const cures = [...newer.querySelectorAll(".cure")].map((one) => one.textContent);
   if (!response.ok) return fail(form, cures.join(" ") || UNSENT);
   form.querySelector("[role=alert]")?.remove();
