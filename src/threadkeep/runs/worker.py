@@ -241,7 +241,7 @@ class Worker:
         )
 
     def _stop_lost(self, run_id: str) -> None:
-        # Look the run up, because a reference to it would be a cycle, which keeps ended runs in memory.
+        # Look the run up: a reference to it would form a cycle, which would keep ended runs in memory.
         if (active := self.active.get(run_id)) is not None:
             active.cancel("lost")
 
