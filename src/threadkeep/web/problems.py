@@ -65,7 +65,7 @@ _NOT_AS_IT_IS = "The request is not valid; `errors` lists the faults."
 _LISTED = "/docs lists the known ones"
 _FLAT = "a JSON object whose lists and objects are at most 100 levels deep"
 _WANTED = "a JSON object with Content-Type: application/json"
-# Maps paths of LangGraph's and OpenAI's servers that this service lacks to what a client can do instead.
+# Maps the paths of calls to LangGraph's or OpenAI's servers that are not offered to the sentence with the alternative.
 _NOT_OFFERED: Mapping[str, str] = {
     r"/(threads/.+/)?runs/crons(/.+)?": "Crons are not offered; start runs from a scheduler of your own.",
     r"/runs/(batch|cancel)": "Start or cancel each run by itself; calls for several runs are not offered.",
@@ -203,8 +203,8 @@ def make_problem(status: int, kind: str, detail: str) -> Problem:
 def problem_of(error: Exception, request: Request | None = None) -> Problem:
     """Return the problem document of any error; an unexpected error reveals no details.
 
-    If `request` is given, the problem for an unknown field names the known fields, and that for an address of another
-    server's API names the alternative.
+    If `request` is given, the problem for an unknown field names the known fields, and the problem for a call to
+    LangGraph's or OpenAI's servers that is not offered names the alternative.
     """
     if isinstance(error, ProblemRaised):
         return error.problem

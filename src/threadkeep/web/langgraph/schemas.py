@@ -271,7 +271,7 @@ class RunCreateBody(
         if self.command is None or self.ends_waiting:
             return
         if "resume" not in self.command or any(self.command.get(name) for name in ("goto", "update")):
-            raise InvalidInput("`command` must have `resume` only, the answer to a waiting run, or `goto` `__end__`.")
+            raise InvalidInput("`command` must be `resume` with the answer to a waiting run, or `goto` with `__end__`.")
 
     @property
     def ends_waiting(self) -> bool:
